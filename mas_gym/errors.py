@@ -1,0 +1,46 @@
+"""Every error a user of MAS-Gym can meet.
+
+Each class is a `MASGymError` and also the builtin that fits it, so both
+``except MASGymError`` and, say, ``except ValueError`` catch it. A message says
+what was expected, what came instead, and what to do about it.
+"""
+
+
+class MASGymError(Exception):
+    """Base of every error that MAS-Gym raises on purpose."""
+
+
+class ConfigError(MASGymError, ValueError):
+    """A MAS config, an option or an argument is wrong."""
+
+
+class UnknownNameError(MASGymError, LookupError):
+    """A name (task, MAS, planner, policy, critic, problem id) is not known."""
+
+
+class IllegalActionError(MASGymError, ValueError):
+    """An action names a recipient that the graph or a condition forbids."""
+
+
+class EpisodeOverError(MASGymError, RuntimeError):
+    """The episode has ended, or has not begun."""
+
+
+class DataError(MASGymError, ValueError):
+    """A data file was found but cannot be read as what it should be."""
+
+
+class DataNotFoundError(MASGymError, FileNotFoundError):
+    """A data file, folder or hub data set cannot be found or reached."""
+
+
+class PolicyError(MASGymError, RuntimeError):
+    """A policy could not answer a request."""
+
+
+class CriticError(MASGymError, RuntimeError):
+    """A critic could not score a state."""
+
+
+class MissingDependencyError(MASGymError, ImportError):
+    """An optional package is needed for what was asked and is not installed."""

@@ -1,0 +1,83 @@
+"""What a task is: an indexed sequence of problems with a way to grade a text.
+
+A `Task` is the environment's and the search driver's only source of questions,
+and the only holder of reference answers. Planners, policies and critics never
+receive one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, Protocol, overload, runtime_checkable
+
+Kind = Literal["number", "expression", "choice"]
+GradingMode = Literal["strict", "paper"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One instance ``(x, y*)`` of a task (paper, Sec. "Preliminaries").
+
+    Attributes:
+        id: Unique within the task and split, stable across versions, for example ``"gsm8k/test/17"``.
+        question: The text ``x`` that the question node holds. Options of a choice problem are part of it.
+        answer: The reference answer ``y*``: a number, a LaTeX expression, or an option label such as ``"A"``.
+        kind: How to grade: ``"number"``, ``"expression"`` (LaTeX, symbolic equality) or ``"choice"``.
+        metadata: JSON-able facts beside the question, such as the subject or the reference solution.
+    """
+
+    id: str
+    question: str
+    answer: str
+    kind: Kind = "number"
+    metadata: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), hash=False, compare=False)
+
+
+class Grade(NamedTuple):
+    """The outcome of grading one final message.
+
+    Attributes:
+        correct: Whether the extracted answer equals the reference.
+        extracted: The answer read from the text, normalised so that equal answers group in a vote; None if there is none.
+        reason: One line that says why: ``"equal"``, ``"different"``, ``"no answer found"``, ``"timed out"`` and the like.
+    """
+
+    correct: bool
+    extracted: str | None
+    reason: str
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A sequence of problems of one split; slices are tasks too.
+
+    Attributes:
+        name: Registered name, such as ``"gsm8k"``.
+        split: ``"train"``, ``"dev"`` or ``"test"``.
+        grading: The grading mode of `grade`.
+    """
+
+    name: str
+    split: str
+    grading: GradingMode
+
+    def __len__(self) -> int: ...
+
+    @overload
+    def __getitem__(self, index: int) -> Problem: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Problem]: ...
+
+    def problem(self, problem_id: str) -> Problem:
+        """Return the problem with this id; raises `UnknownNameError`."""
+        ...
+
+    def extract(self, problem: Problem, text: str) -> str | None:
+        """Read the normalised answer from a final message, without looking at the reference."""
+        ...
+
+    def grade(self, problem: Problem, text: str) -> Grade:
+        """Compare the answer read from a final message with the reference."""
+        ...
