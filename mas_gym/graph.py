@@ -1,0 +1,114 @@
+"""The communication graph of a multi-agent system, as plain immutable data.
+
+Nodes are numbered as in the paper's listings (App. "MAS Graph, Prompts, and
+Configuration"): the question node ``q`` is -1, the agents are ``0 .. M-1``, the
+terminal node ``sink`` is ``M``. In actions, ``M + 1`` stands for `ALL`, every
+enabled recipient at once.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+Q = -1
+"""The question node, which never acts and holds the question."""
+
+ConditionKind = Literal["regex", "not_regex", "contains", "not_contains"]
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """One agent of a MAS.
+
+    Attributes:
+        name: Unique within the MAS.
+        system_prompt: What the agent is told before its inputs.
+        max_new_tokens: Cap on the tokens of one message, at least 1.
+    """
+
+    name: str
+    system_prompt: str
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A test on a message's text that an edge needs before it delivers.
+
+    Attributes:
+        kind: ``"regex"``, ``"not_regex"``, ``"contains"`` or ``"not_contains"``.
+        pattern: A Python regular expression, or the substring to look for.
+    """
+
+    kind: ConditionKind
+    pattern: str
+    _regex: re.Pattern[str] | None = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Compile the expression once; `mas_gym.validation` has checked it before."""
+        if self.kind.endswith("regex"):
+            object.__setattr__(self, "_regex", re.compile(self.pattern))
+
+    def holds(self, text: str) -> bool:
+        """Return whether a message with this text may pass."""
+        found = self._regex.search(text) is not None if self._regex else self.pattern in text
+        return found is not self.kind.startswith("not_")
+
+    def __str__(self) -> str:
+        """Return the YAML form, such as ``"contains:DONE"``."""
+        return f"{self.kind}:{self.pattern}"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A directed edge ``source -> target``, open to every message or only to those that meet a condition."""
+
+    source: int
+    target: int
+    condition: Condition | None = None
+
+
+@dataclass(frozen=True)
+class MAS:
+    """A multi-agent system: agents in schedule order and the edges between them.
+
+    Build one with `mas_gym.load_mas`, which validates; the constructor does not.
+
+    Attributes:
+        name: What reports call it, such as ``"rpsv"``.
+        agents: In the order in which they act (fixed schedule) or are visited (dynamic schedule).
+        edges: Explicit edges, in file order. The last scheduled agent's edge to ``sink`` is implicit.
+    """
+
+    name: str
+    agents: tuple[Agent, ...]
+    edges: tuple[Edge, ...]
+
+    @property
+    def sink(self) -> int:
+        """The index of the terminal node, ``M``."""
+        return len(self.agents)
+
+    @property
+    def ALL(self) -> int:  # noqa: N802 - a constant of this graph, written like one
+        """The recipient that stands for every enabled out-edge, ``M + 1``."""
+        return len(self.agents) + 1
+
+    @cached_property
+    def dynamic(self) -> bool:
+        """Whether any edge has a condition, which makes the schedule depend on the messages."""
+        return any(edge.condition is not None for edge in self.edges)
+
+    @cached_property
+    def sees_question(self) -> tuple[bool, ...]:
+        """For each agent, whether the edge ``q -> agent`` exists."""
+        heard = {edge.target for edge in self.edges if edge.source == Q}
+        return tuple(i in heard for i in range(len(self.agents)))
+
+    def node_name(self, node: int) -> str:
+        """Return a readable name of a node or recipient index."""
+        special = {Q: "q", self.sink: "sink", self.ALL: "ALL"}
+        return special.get(node) or self.agents[node].name

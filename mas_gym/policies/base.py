@@ -1,0 +1,111 @@
+"""What a policy is: something that answers chat prompts with sampled messages.
+
+Two shapes are accepted everywhere, told apart by what they define:
+
+* `Policy.sample(requests) -> replies`: a batch in, a batch out, in order;
+* `AsyncPolicy.sample_async(request) -> reply`: one request at a time, many awaited at once.
+
+A request carries its own seeds, one per sample, derived by the caller from
+(run seed, problem, transcript, sample index), so that a reply depends on nothing
+but the request, as far as the engine allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from mas_gym.prompts import ChatMessage
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRequest:
+    """Ask for ``len(seeds)`` messages of one agent (paper, App. "Search configurations" for the defaults).
+
+    Attributes:
+        messages: The chat prompt.
+        seeds: One seed in ``[0, 2**63)`` per sample wanted.
+        max_new_tokens: Cap on generated tokens per sample.
+        temperature: Softmax temperature, 0 for greedy.
+        top_p: Nucleus mass in ``(0, 1]``.
+        agent: Name of the acting agent, for policies that serve agents differently.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    seeds: tuple[int, ...]
+    max_new_tokens: int = 1024
+    temperature: float = 0.7
+    top_p: float = 0.95
+    agent: str = ""
+
+
+class Sample(NamedTuple):
+    """One sampled message.
+
+    Attributes:
+        text: The message, without special tokens, stripped.
+        tokens: Generated tokens, the end token included.
+        logprob: Sum over the generated tokens of the policy's log-probability at temperature 1 (nats); None if unknown.
+        finish_reason: ``"stop"`` or ``"length"``.
+    """
+
+    text: str
+    tokens: int
+    logprob: float | None
+    finish_reason: str
+
+    @property
+    def mean_logprob(self) -> float | None:
+        """Length-normalised log-likelihood, Eq. "psi-pol" of the paper, in nats per token."""
+        return None if self.logprob is None else self.logprob / max(self.tokens, 1)
+
+
+class SamplingReply(NamedTuple):
+    """The answer to one request.
+
+    Attributes:
+        samples: In the order of the request's seeds.
+        prompt_tokens: Tokens of the prompt, counted once however many samples were drawn.
+        cached_tokens: How many of them the engine had cached.
+        dropped_tokens: Tokens cut from the oldest input because the prompt did not fit the context window.
+    """
+
+    samples: tuple[Sample, ...]
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    dropped_tokens: int = 0
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """A policy that answers batches.
+
+    Attributes:
+        name: What reports call it, such as ``"tiny"``.
+        max_batch: How many sequences it likes to get at once; the driver collects up to this many.
+    """
+
+    name: str
+    max_batch: int
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> Sequence[SamplingReply]:
+        """Answer every request, in order. Raises `mas_gym.errors.PolicyError`."""
+        ...
+
+
+@runtime_checkable
+class AsyncPolicy(Protocol):
+    """A policy that answers requests as they come; the driver keeps up to ``max_concurrency`` of them open.
+
+    Attributes:
+        name: What reports call it.
+        max_concurrency: How many requests it likes to have open at once.
+    """
+
+    name: str
+    max_concurrency: int
+
+    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+        """Answer one request. Raises `mas_gym.errors.PolicyError`."""
+        ...

@@ -1,0 +1,127 @@
+"""What planners, critics and the driver say to each other.
+
+A planner is a generator. It yields lists of requests, is sent the list of
+replies in the same order, and returns a `Plan`; it does no I/O, reads no clock
+and draws randomness only from the generator that it is given. So a planner can
+be tested without a model, and thousands can run at once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+from mas_gym.state import Action, MASState
+
+if TYPE_CHECKING:
+    from search.plan import Plan
+
+
+class Proposal(NamedTuple):
+    """One message sampled from the acting agent's policy.
+
+    Attributes:
+        action: The message, routed to `ALL`.
+        tokens: Generated tokens.
+        logprob: Sum of token log-probabilities (nats); None when the policy does not tell.
+        finish_reason: ``"stop"`` or ``"length"``.
+    """
+
+    action: Action
+    tokens: int = 0
+    logprob: float | None = None
+    finish_reason: str = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Ask the acting agent's policy for ``n`` fresh messages at ``state``; the reply is a list of `Proposal`.
+
+    Asking again at the same state in the same search gives further samples, never the same ones.
+    """
+
+    state: MASState
+    n: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Ask the critic for the values of ``states``; the reply is a list of floats."""
+
+    states: Sequence[MASState]
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """Ask for the true reward of terminal ``states``; the reply is a list of +1.0 and -1.0.
+
+    Answered only in training runs (``search.run(..., training=True)``); elsewhere the search fails.
+    """
+
+    states: Sequence[MASState]
+
+
+Request = Propose | Evaluate | Reward
+PlanGenerator = Generator[list[Request], list[Any], "Plan"]
+
+
+class Model(Protocol):
+    """The part of `mas_gym.Dynamics` that planners use."""
+
+    def is_terminal(self, state: Any) -> bool:
+        """Return whether the state is terminal."""
+        ...
+
+    def transition(self, state: Any, action: Any) -> Any:
+        """Return the successor state."""
+        ...
+
+
+@runtime_checkable
+class Planner(Protocol):
+    """A search algorithm; any object with this method is one."""
+
+    def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
+        """Search from ``root``.
+
+        Args:
+            model: The dynamics.
+            root: A non-terminal state.
+            rng: The search's own generator, seeded from (run seed, problem).
+        """
+        ...
+
+
+@runtime_checkable
+class Critic(Protocol):
+    """Scores states; batch in, batch out.
+
+    Attributes:
+        name: What reports call it, such as ``"masprm"``.
+        terminal_only: True for outcome critics (ORM), which are defined on terminal states alone.
+        free: True when scoring costs no model call (policy likelihood), so that RC stays 0.
+    """
+
+    name: str
+    terminal_only: bool
+    free: bool
+
+    def score(self, contexts: Sequence[ScoringContext]) -> Sequence[float]:
+        """Return one value per state, in order. Raises `mas_gym.errors.CriticError`."""
+        ...
+
+
+class ScoringContext(NamedTuple):
+    """A state with what the driver knows of it.
+
+    Attributes:
+        state: The state to score.
+        mas: The system that it belongs to.
+        proposal: The proposal whose message made the state; None if no policy produced it.
+    """
+
+    state: MASState
+    mas: Any
+    proposal: Proposal | None
