@@ -1,0 +1,66 @@
+"""The rooms and their arrows: who may import whom, and how large a file may grow."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("mas_gym", "search", "rewardmodels")
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names.add(node.module)
+    return names
+
+
+def tops(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in imported(path)}
+
+
+def is_front_door(path: Path) -> bool:
+    return (ROOT / "mas_gym" / "cli") in path.parents
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_arrows_point_down(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    if package == "mas_gym" and not is_front_door(path):
+        assert not tops(path) & {"search", "rewardmodels"}
+    if package == "search":
+        assert not tops(path) & {"torch", "transformers", "rewardmodels"}
+    if not is_front_door(path):
+        assert not any(name.startswith("mas_gym.cli") for name in imported(path))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_and_functions_stay_short(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= 420
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert (node.end_lineno or node.lineno) - node.lineno <= 62, f"{node.name} at line {node.lineno}"
+
+
+@pytest.mark.parametrize("package", ["mas_gym", "search", "mas_gym.cli"])
+def test_importing_needs_no_torch(package: str) -> None:
+    heavy = "{'torch', 'transformers', 'datasets', 'matplotlib', 'sympy'}"
+    code = f"import sys, {package}; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_no_unsafe_loading() -> None:
+    unsafe = {"eval", "exec", "pickle.load", "pickle.loads", "yaml.load", "yaml.unsafe_load", "marshal.loads"}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                assert ast.unparse(node.func) not in unsafe, f"{path.relative_to(ROOT)}:{node.lineno}"
