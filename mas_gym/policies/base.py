@@ -1,8 +1,10 @@
 """What a policy is: something that answers chat prompts with sampled messages.
 
-Two shapes are accepted everywhere, told apart by what they define:
+Three shapes are accepted everywhere, told apart by what they define:
 
 * `Policy.sample(requests) -> replies`: a batch in, a batch out, in order;
+* `StreamingPolicy.open() -> session`: a policy that also takes requests while it works on others,
+  so that an engine never waits for the slowest row of a batch;
 * `AsyncPolicy.sample_async(request) -> reply`: one request at a time, many awaited at once.
 
 A request carries its own seeds, one per sample, derived by the caller from
@@ -12,10 +14,11 @@ but the request, as far as the engine allows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from mas_gym.errors import PolicyError
 from mas_gym.prompts import ChatMessage
 
 
@@ -91,6 +94,48 @@ class Policy(Protocol):
 
     def sample(self, requests: Sequence[SamplingRequest]) -> Sequence[SamplingReply]:
         """Answer every request, in order. Raises `mas_gym.errors.PolicyError`."""
+        ...
+
+
+class SamplingSession(Protocol):
+    """A running engine: requests go in at any time, replies come out as they are finished.
+
+    Not thread-safe; one caller alternates between `submit` and `step`.
+    A timeline with two rows of room::
+
+        submit("a", r1); submit("b", r2)   # pending == 2
+        step() -> []                       # one piece of work, nothing finished yet
+        step() -> [("b", reply)]           # pending == 1
+        submit("c", r3)                    # joins while "a" is still being written
+    """
+
+    @property
+    def pending(self) -> int:
+        """Samples asked for (one per seed) whose request is not yet answered."""
+        ...
+
+    def submit(self, key: Hashable, request: SamplingRequest) -> None:
+        """Queue a request; cheap, never blocks. ``key`` comes back with the reply and is unique among the open ones."""
+        ...
+
+    def step(self) -> list[tuple[Hashable, SamplingReply | PolicyError]]:
+        """Do one short piece of work and return what it finished, often nothing; ``[]`` at once when nothing is pending.
+
+        A request that cannot be answered comes back as a `PolicyError`; the others go on.
+        """
+        ...
+
+    def close(self) -> None:
+        """Forget every open request and free the memory; the session cannot be used again."""
+        ...
+
+
+@runtime_checkable
+class StreamingPolicy(Policy, Protocol):
+    """A batch policy whose engine can also be kept full by continuous submission."""
+
+    def open(self) -> SamplingSession:
+        """Start a session. Replies are the same, request by request, as those of `sample`."""
         ...
 
 
