@@ -11,7 +11,16 @@ class MASGymError(Exception):
 
 
 class ConfigError(MASGymError, ValueError):
-    """A MAS config, an option or an argument is wrong."""
+    """A MAS config, an option or an argument is wrong.
+
+    Attributes:
+        faults: Every fault that was found, each with its place and remedy; empty when the message is the only one.
+    """
+
+    def __init__(self, message: str, faults: tuple[str, ...] = ()) -> None:
+        """Keep the message, and the single faults for programs that list them."""
+        super().__init__(message)
+        self.faults = faults
 
 
 class UnknownNameError(MASGymError, LookupError):
@@ -36,6 +45,10 @@ class DataNotFoundError(MASGymError, FileNotFoundError):
 
 class PolicyError(MASGymError, RuntimeError):
     """A policy could not answer a request."""
+
+
+class EngineUnavailableError(PolicyError):
+    """A policy's engine is down, refuses the key or lacks the model, so that no request can succeed; a run ends."""
 
 
 class CriticError(MASGymError, RuntimeError):
