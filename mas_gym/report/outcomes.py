@@ -1,0 +1,160 @@
+"""From single searches to rows of a table: one row per planner and critic."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from mas_gym.report.stats import Difference, Interval, mean_std, paired_bootstrap, wilson
+
+HIT_RANKS = (1, 3, 5)
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one search came to.
+
+    Attributes:
+        planner: Spec of the search method, such as ``"mcts:10,3"``.
+        critic: Name of the critic, ``""`` for none.
+        seed: Run seed.
+        problem_id: The problem.
+        correct: Whether the chosen answer was right (Hit@1).
+        hit_rank: Rank, from 1, of the first right terminal candidate; None if none was right.
+        candidates: How many terminal candidates were ranked.
+        tokens: Generated tokens (TOK).
+        agent_calls: LLM generations (AC).
+        reward_calls: Critic forwards (RC).
+        error: Why the search failed; None if it did not.
+    """
+
+    planner: str
+    critic: str
+    seed: int
+    problem_id: str
+    correct: bool = False
+    hit_rank: int | None = None
+    candidates: int = 0
+    tokens: int = 0
+    agent_calls: int = 0
+    reward_calls: int = 0
+    error: str | None = None
+
+    def hit(self, k: int) -> bool:
+        """Return whether the chosen answer or one of the first ``k`` candidates was right."""
+        return self.correct or (k > 1 and self.hit_rank is not None and self.hit_rank <= k)
+
+
+class Spread(NamedTuple):
+    """A mean over seeds and its sample standard deviation; None with one seed."""
+
+    mean: float
+    std: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a planner with a critic.
+
+    Attributes:
+        planner: Spec of the search method.
+        critic: Name of the critic, ``""`` for none.
+        seeds: Seeds that have outcomes, ascending.
+        searches: Searches that ended.
+        hits: ``k`` to Hit@k in ``[0, 1]``, mean and deviation over seeds; empty ranks are left out for methods that
+            return one candidate.
+        interval: 95% interval of Hit@1.
+        tokens: TOK per problem.
+        agent_calls: AC per problem.
+        reward_calls: RC per problem.
+        failures: Reason to number of failed searches, most frequent first.
+        shares: Problem id to the share of its searches that were right.
+    """
+
+    planner: str
+    critic: str
+    seeds: tuple[int, ...]
+    searches: int
+    hits: dict[int, Spread]
+    interval: Interval
+    tokens: Spread
+    agent_calls: Spread
+    reward_calls: Spread
+    failures: dict[str, int]
+    shares: dict[str, float]
+
+    @property
+    def label(self) -> str:
+        """Planner and critic in one string."""
+        return f"{self.planner} + {self.critic}" if self.critic else self.planner
+
+    @property
+    def problems(self) -> int:
+        """How many problems have at least one outcome."""
+        return len(self.shares)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a flat JSON-able form, without the per-problem shares."""
+        flat: dict[str, Any] = {"planner": self.planner, "critic": self.critic, "seeds": list(self.seeds)}
+        flat |= {"problems": self.problems, "searches": self.searches}
+        for k in HIT_RANKS:
+            flat[f"hit@{k}"], flat[f"hit@{k}_std"] = self.hits.get(k, (None, None))
+        flat |= {"hit@1_low": self.interval.low, "hit@1_high": self.interval.high}
+        for name in ("tokens", "agent_calls", "reward_calls"):
+            flat[name], flat[f"{name}_std"] = getattr(self, name)
+        return flat | {"failed": sum(self.failures.values()), "failures": dict(self.failures)}
+
+
+def summarise(outcomes: Iterable[Outcome]) -> list[Row]:
+    """Group outcomes by planner and critic, in order of appearance, and average them.
+
+    TOK, AC and RC are averaged over the searches that did not fail.
+    """
+    groups: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault((outcome.planner, outcome.critic), []).append(outcome)
+    return [_row(planner, critic, group) for (planner, critic), group in groups.items()]
+
+
+def differences(rows: list[Row]) -> list[tuple[Row, Row, Difference]]:
+    """Compare the Hit@1 of each further row with the first row's, on the problems that both have."""
+    first, *others = rows
+    return [
+        (row, first, paired_bootstrap(row.shares, first.shares)) for row in others if row.shares.keys() & first.shares
+    ]
+
+
+def _row(planner: str, critic: str, group: list[Outcome]) -> Row:
+    by_seed: dict[int, list[Outcome]] = {}
+    by_problem: dict[str, list[bool]] = {}
+    for outcome in group:
+        by_seed.setdefault(outcome.seed, []).append(outcome)
+        by_problem.setdefault(outcome.problem_id, []).append(outcome.correct)
+    runs = [by_seed[seed] for seed in sorted(by_seed)]
+    ranked = max(outcome.candidates for outcome in group) > 1
+    hits = {k: _spread([[o.hit(k) for o in run] for run in runs]) for k in HIT_RANKS if k == 1 or ranked}
+    ended = [[o for o in run if o.error is None] for run in runs]
+    shares = {key: sum(right) / len(right) for key, right in by_problem.items()}
+    return Row(
+        planner=planner,
+        critic=critic,
+        seeds=tuple(sorted(by_seed)),
+        searches=len(group),
+        hits=hits,
+        interval=wilson(list(shares.values()), trials=len(group)),
+        tokens=_spread([[o.tokens for o in run] for run in ended]),
+        agent_calls=_spread([[o.agent_calls for o in run] for run in ended]),
+        reward_calls=_spread([[o.reward_calls for o in run] for run in ended]),
+        failures=dict(Counter(o.error for o in group if o.error is not None).most_common()),
+        shares=shares,
+    )
+
+
+def _spread(runs: list[list[bool]] | list[list[int]]) -> Spread:
+    means = [sum(run) / len(run) for run in runs if run]
+    mean, std = mean_std(means)
+    return Spread(mean if means else math.nan, std)

@@ -1,0 +1,154 @@
+"""A search tree as one HTML file that needs nothing else: no network, no other file, no server.
+
+The tree travels as JSON in a data block and is shown as text only, so that what a
+model wrote can never run; a content security policy that names the page's own
+script by its hash forbids everything else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from mas_gym.errors import DataError
+
+SCHEMA = 1
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass
+class TreeNodes:
+    """The nodes of a tree as columns of equal length; node 0 is the root, a parent comes before its children.
+
+    Attributes:
+        parent: Index of the parent, -1 for the root.
+        speaker: Agent that wrote the node's message; -1 for the root.
+        text: The message; empty for the root.
+        recipients: Nodes that the message reached.
+        visits: N; None for planners without visits.
+        q: Mean backed-up value, None where unknown; the whole column None for planners without it.
+        value: Value by the critic, None where not scored.
+        logprob: Mean log-probability per token, None where unknown.
+        tokens: Generated tokens.
+        answer: Answer read from a terminal message, else None.
+        correct: Whether a terminal message is right; None where not graded.
+    """
+
+    parent: Sequence[int]
+    speaker: Sequence[int]
+    text: Sequence[str]
+    recipients: Sequence[Sequence[int]]
+    visits: Sequence[int | float] | None = None
+    q: Sequence[float | None] | None = None
+    value: Sequence[float | None] | None = None
+    logprob: Sequence[float | None] | None = None
+    tokens: Sequence[int] | None = None
+    answer: Sequence[str | None] | None = None
+    correct: Sequence[bool | None] | None = None
+
+    def columns(self) -> dict[str, Sequence[Any]]:
+        """Return the columns that are there, by name."""
+        return {name: column for name, column in vars(self).items() if column is not None}
+
+
+@dataclass
+class TreeView:
+    """All that the page shows.
+
+    Attributes:
+        question: The question.
+        agents: Agent names, in index order.
+        sees_question: For each agent, whether it hears the question.
+        nodes: The tree.
+        chosen: Node of the answer, None if there is none.
+        answer: The chosen answer.
+        correct: Whether it is right; None if not graded.
+        reference: The right answer, if it may be shown.
+        facts: Name and value of what else the head of the page states, such as planner and usage.
+        title: Title of the page.
+    """
+
+    question: str
+    agents: Sequence[str]
+    sees_question: Sequence[bool]
+    nodes: TreeNodes
+    chosen: int | None = None
+    answer: str | None = None
+    correct: bool | None = None
+    reference: str | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+    title: str = "Search tree"
+
+
+def tree_page(view: TreeView) -> str:
+    """Return the page as HTML.
+
+    Raises:
+        DataError: Columns differ in length, a parent does not come before its child, or a node index is out of range.
+    """
+    _check(view)
+    folder = resources.files("mas_gym.report")
+    style, script, frame = ((folder / f"tree.{kind}").read_text(encoding="utf-8") for kind in ("css", "js", "html"))
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return Template(frame).substitute(
+        csp=html.escape(policy),
+        title=_LONE_SURROGATE.sub("\ufffd", html.escape(view.title)),
+        style=style,
+        script=script,
+        data=_data(view),
+    )
+
+
+def write_tree_page(view: TreeView, path: Path) -> Path:
+    """Write `tree_page` to a file; return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(tree_page(view), encoding="utf-8")
+    return path
+
+
+def _check(view: TreeView) -> None:
+    columns = view.nodes.columns()
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) != 1 or not lengths["parent"]:
+        raise DataError(f"expected node columns of one length of at least 1, got {lengths}")
+    size = lengths["parent"]
+    if view.nodes.parent[0] != -1:
+        raise DataError(f"expected node 0 to be the root with parent -1, got parent {view.nodes.parent[0]}")
+    for node in range(1, size):
+        if not 0 <= view.nodes.parent[node] < node:
+            raise DataError(f"node {node}: expected a parent in [0, {node}), got {view.nodes.parent[node]}")
+    if view.chosen is not None and not 0 <= view.chosen < size:
+        raise DataError(f"expected the chosen node in [0, {size}), got {view.chosen}")
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _data(view: TreeView) -> str:
+    columns = {name: _plain(column) for name, column in view.nodes.columns().items()}
+    pool: dict[str, int] = {}
+    columns["text"] = [pool.setdefault(text, len(pool)) for text in view.nodes.text]
+    document = {name: value for name, value in vars(view).items() if name not in ("nodes", "title")}
+    document |= {"schema": SCHEMA, "facts": list(view.facts.items()), "texts": list(pool), "nodes": columns}
+    # Without "<" the text can neither close the script element nor open a comment in it; half a surrogate pair, which
+    # models can emit, is no character.
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    return _LONE_SURROGATE.sub("\ufffd", text.replace("<", "\\u003c"))
+
+
+def _plain(column: Sequence[Any]) -> list[Any]:
+    return [None if isinstance(cell, float) and not math.isfinite(cell) else cell for cell in column]

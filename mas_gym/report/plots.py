@@ -1,0 +1,126 @@
+"""Accuracy against cost as a picture, like the paper's first figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.report.outcomes import Row
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# The colour-blind safe palette of Okabe and Ito (2008), darkest contrast first.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_NO_CRITIC = "#555555"
+_MARKERS = ("o", "s", "^", "D", "P", "v", "X", "*", "<", ">")
+_INK, _FAINT = "#22262b", "#d9dde2"
+
+
+def tradeoff_figure(rows: Sequence[Row], title: str = "") -> Figure:
+    """Draw Hit@1 with its 95% interval against generated tokens per problem; colour is critic, marker search method.
+
+    Args:
+        rows: From `mas_gym.report.summarise`.
+        title: Heading of the picture.
+
+    Raises:
+        ConfigError: No row has a search that ended.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependencyError("a plot needs matplotlib; install it with: pip install 'mas-gym[plot]'") from error
+    drawn = [row for row in rows if not math.isnan(row.tokens.mean)]
+    if not drawn:
+        raise ConfigError("expected at least one search that ended, got none; there is nothing to plot")
+    figure = Figure(figsize=(7.2, 4.4), dpi=200, layout="constrained")
+    axes = figure.subplots()
+    colours = _assign([row.critic for row in drawn if row.critic], _COLOURS) | {"": _NO_CRITIC}
+    markers = _assign([row.planner for row in drawn], _MARKERS)
+    for row in drawn:
+        _draw_row(axes, row, colours[row.critic], markers[row.planner])
+    _dress(axes, drawn, title)
+    _legend(axes, colours, markers, list(dict.fromkeys(row.critic for row in drawn)))
+    return figure
+
+
+def save_tradeoff(rows: Sequence[Row], path: Path, title: str = "") -> Path:
+    """Write `tradeoff_figure` to a file whose suffix names the format (png, svg, pdf); return the path."""
+    figure = tradeoff_figure(rows, title)
+    kinds = figure.canvas.get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in kinds:
+        raise ConfigError(
+            f"{path}: expected a name that ends in one of {', '.join(sorted(kinds))}; try {path.stem}.png"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    return path
+
+
+def _assign(names: Sequence[str], looks: Sequence[str]) -> dict[str, str]:
+    return {name: looks[i % len(looks)] for i, name in enumerate(dict.fromkeys(names))}
+
+
+def _draw_row(axes: Any, row: Row, colour: str, marker: str) -> None:
+    hit = 100 * row.hits[1].mean
+    below, above = (abs(100 * end - hit) for end in row.interval)
+    # Broad pale bars stay readable where methods of one budget share a place on the axis.
+    axes.errorbar(row.tokens.mean, hit, yerr=[[below], [above]], fmt="none", ecolor=colour, elinewidth=3, alpha=0.35)
+    axes.plot(row.tokens.mean, hit, marker, color=colour, ms=9, mec="white", mew=1.2, zorder=3)
+
+
+def _dress(axes: Any, rows: Sequence[Row], title: str) -> None:
+    costs = [row.tokens.mean for row in rows]
+    if min(costs) > 0 and max(costs) / min(costs) > 3:
+        axes.set_xscale("log")
+        _plain_log_ticks(axes, min(costs), max(costs))
+    axes.set_xlabel("generated tokens per problem", color=_INK)
+    axes.set_ylabel("Hit@1 (%)", color=_INK)
+    if title:
+        axes.set_title(title, loc="left", color=_INK, fontsize=11, fontweight="bold")
+    axes.grid(True, which="major", color=_FAINT, linewidth=0.7)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(_FAINT)
+    axes.tick_params(colors=_INK, length=0, labelsize=9)
+
+
+def _plain_log_ticks(axes: Any, low: float, high: float) -> None:
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    low, high = low / 1.3, high * 1.3
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if high / low < 1000 else (1,)
+    ticks = [m * 10.0**p for p in powers for m in steps if low <= m * 10.0**p <= high]
+    axes.set_xlim(low, high)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticklabels([f"{tick:,.0f}" if tick >= 1 else f"{tick:g}" for tick in ticks])
+
+
+def _legend(axes: Any, colours: dict[str, str], markers: dict[str, str], critics: Sequence[str]) -> None:
+    from matplotlib.lines import Line2D
+
+    shape: dict[str, Any] = {"linestyle": "none", "markersize": 8, "markeredgecolor": "white"}
+    blank: dict[str, Any] = {"linestyle": "none", "marker": ""}
+    handles = [
+        Line2D([], [], label="search", **blank),
+        *(Line2D([], [], marker=look, color=_INK, label=name, **shape) for name, look in markers.items()),
+        Line2D([], [], label="", **blank),
+        Line2D([], [], label="critic", **blank),
+        *(Line2D([], [], marker="o", color=colours[name], label=name or "none", **shape) for name in critics),
+    ]
+    legend = axes.legend(
+        handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, labelcolor=_INK, fontsize=9
+    )
+    for text in legend.get_texts():
+        if text.get_text() in ("search", "critic"):
+            text.set_fontweight("bold")
+            text.set_x(-33)

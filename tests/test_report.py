@@ -1,0 +1,339 @@
+"""Intervals, tables, pictures and the tree page, from plain data."""
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import math
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from mas_gym.errors import ConfigError, DataError
+from mas_gym.report import (
+    Outcome,
+    Row,
+    TreeNodes,
+    TreeView,
+    mean_std,
+    paired_bootstrap,
+    report,
+    save_tradeoff,
+    summarise,
+    to_csv,
+    to_json,
+    to_markdown,
+    tree_page,
+    wilson,
+    write_tree_page,
+)
+
+shares = st.lists(st.sampled_from([0.0, 1 / 3, 0.5, 2 / 3, 1.0]), min_size=1, max_size=60)
+
+
+# Intervals
+
+
+@pytest.mark.parametrize(
+    ("right", "asked", "low", "high"),
+    [(8, 10, 0.4902, 0.9433), (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (81, 263, 0.2553, 0.3662)],
+)
+def test_wilson_for_one_seed_is_the_textbook_interval(right: int, asked: int, low: float, high: float) -> None:
+    interval = wilson([1.0] * right + [0.0] * (asked - right), trials=asked)
+    assert interval == pytest.approx((low, high), abs=5e-5)
+
+
+def test_seeds_that_agree_do_not_narrow_the_interval() -> None:
+    once = wilson([1.0] * 30 + [0.0] * 20, trials=50)
+    thrice_alike = wilson([1.0] * 30 + [0.0] * 20, trials=150)
+    assert thrice_alike == pytest.approx(once)
+
+
+def test_seeds_that_differ_narrow_it_up_to_independent_searches() -> None:
+    spread_out = wilson([2 / 3] * 50, trials=150)
+    independent = wilson([1.0] * 100 + [0.0] * 50, trials=150)
+    assert spread_out == pytest.approx(independent)
+
+
+@given(shares, st.integers(1, 5))
+def test_wilson_holds_the_mean_and_stays_in_range(values: list[float], seeds: int) -> None:
+    low, high = wilson(values, trials=seeds * len(values))
+    assert 0 <= low <= np.mean(values) + 1e-12
+    assert np.mean(values) - 1e-12 <= high <= 1
+    assert high > low
+
+
+def test_wilson_without_problems_knows_nothing() -> None:
+    assert wilson([]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("values", [[1.5], [-0.1], [math.nan], [[0.5]]])
+def test_wilson_refuses_what_is_no_share(values: list[float]) -> None:
+    with pytest.raises(ConfigError, match=r"one number in \[0, 1\] per problem"):
+        wilson(values)
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=3), st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 1.0])), min_size=1
+    )
+)
+def test_paired_bootstrap_is_antisymmetric_and_holds_the_mean(pairs: dict[str, tuple[float, float]]) -> None:
+    a = {key: left for key, (left, _) in pairs.items()}
+    b = {key: right for key, (_, right) in pairs.items()}
+    there, back = paired_bootstrap(a, b, resamples=500), paired_bootstrap(b, a, resamples=500)
+    assert there.mean == pytest.approx(-back.mean)
+    assert there.low - 1e-12 <= there.mean <= there.high + 1e-12
+    assert there.problems == len(pairs)
+    assert there == paired_bootstrap(a, b, resamples=500)
+
+
+def test_pairing_cancels_what_makes_problems_hard() -> None:
+    # Half of the problems are hard for both; b is right on one in ten more.
+    a = {str(i): float(i % 2 == 0) for i in range(200)}
+    b = {key: 1.0 if int(key) % 10 == 1 else value for key, value in a.items()}
+    gap = paired_bootstrap(b, a)
+    assert gap.mean == pytest.approx(0.1)
+    assert gap.significant
+    assert wilson(list(b.values())).low < wilson(list(a.values())).high
+
+
+def test_paired_bootstrap_covers_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(7)
+    covered = 0
+    for trial in range(200):
+        gaps = rng.choice([-1.0, 0.0, 1.0], p=[0.2, 0.5, 0.3], size=120)
+        a = {str(i): max(gap, 0.0) for i, gap in enumerate(gaps)}
+        b = {str(i): max(-gap, 0.0) for i, gap in enumerate(gaps)}
+        gap = paired_bootstrap(a, b, resamples=600, seed=trial)
+        covered += gap.low <= 0.1 <= gap.high
+    assert 178 <= covered <= 200
+
+
+def test_paired_bootstrap_compares_only_common_problems() -> None:
+    gap = paired_bootstrap({"a": 1.0, "b": 1.0}, {"b": 0.0, "c": 1.0})
+    assert (gap.mean, gap.problems) == (1.0, 1)
+    with pytest.raises(ConfigError, match="none in common"):
+        paired_bootstrap({"a": 1.0}, {"b": 1.0})
+
+
+def test_mean_std() -> None:
+    assert mean_std([1.0, 2.0, 3.0]) == (2.0, 1.0)
+    assert mean_std([4.0]) == (4.0, None)
+    assert math.isnan(mean_std([])[0])
+
+
+# Rows and tables
+
+
+def outcomes() -> list[Outcome]:
+    made = []
+    for seed in (14, 24, 42):
+        for i in range(10):
+            made.append(Outcome("single", "", seed, f"p{i}", i < 4, 1 if i < 4 else None, 1, 100 + seed, 4, 0))
+            rank = 1 if i < 6 else 3 if i < 8 else None
+            error = "PolicyError: timed out" if i == 9 else None
+            made.append(
+                Outcome("mcts:10,3", "masprm", seed, f"p{i}", i < 6, rank, 9, 2000 * (error is None), 69, 69, error)
+            )
+    return made
+
+
+def test_rows_average_over_seeds_and_keep_failures_in_the_accuracy() -> None:
+    single, mcts = summarise(outcomes())
+    assert single.hits == {1: (pytest.approx(0.4), pytest.approx(0.0))}
+    assert single.tokens == (pytest.approx(100 + 80 / 3), pytest.approx(np.std([14, 24, 42], ddof=1)))
+    assert {k: spread.mean for k, spread in mcts.hits.items()} == pytest.approx({1: 0.6, 3: 0.8, 5: 0.8})
+    assert mcts.tokens.mean == 2000
+    assert mcts.failures == {"PolicyError: timed out": 3}
+    assert (mcts.problems, mcts.searches, mcts.seeds) == (10, 30, (14, 24, 42))
+
+
+def test_one_seed_has_no_deviation() -> None:
+    [row] = summarise([Outcome("single", "", 42, "p", True, 1, 1, 10, 4, 0)])
+    assert row.hits[1] == (1.0, None)
+    assert row.interval.low < 1
+
+
+def test_hit_at_k_never_falls() -> None:
+    outcome = Outcome("mcts:10,3", "", 0, "p", correct=True, hit_rank=7, candidates=9)
+    assert [outcome.hit(k) for k in (1, 3, 5)] == [True, True, True]
+
+
+def rendered(rows: list[Row], width: int) -> str:
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    console.print(report(rows, "Arithmetic", width))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 160])
+def test_the_table_fits_any_terminal_and_keeps_what_matters(width: int) -> None:
+    text = rendered(summarise(outcomes()), width)
+    assert max(map(len, text.splitlines())) <= width
+    for needed in ("mcts:10,3", "60.0", "40.0", "Failed", "timed"):
+        assert needed in text
+
+
+def test_report_without_outcomes_says_so() -> None:
+    assert "No search has ended" in rendered([], 80)
+
+
+def test_a_row_whose_searches_all_failed_is_shown() -> None:
+    rows = summarise([Outcome("single", "", 1, "p", error="PolicyError: gone")])
+    assert "PolicyError: gone" in rendered(rows, 100)
+    assert json.loads(to_json(rows))["rows"][0]["tokens"] is None
+
+
+def test_markup_in_names_and_reasons_is_text() -> None:
+    rows = summarise([Outcome("x[red]", "[/]", 1, "p", error="[bold]boom[/bold] [link=x]")])
+    text = rendered(rows, 120)
+    assert "x[red]" in text
+    assert "[bold]boom[/bold] [link=x]" in text
+
+
+def test_csv_json_and_markdown_say_the_same() -> None:
+    rows = summarise(outcomes())
+    lines = list(csv.DictReader(io.StringIO(to_csv(rows))))
+    document = json.loads(to_json(rows, {"task": "arithmetic"}))
+    assert [line["planner"] for line in lines] == ["single", "mcts:10,3"]
+    assert float(lines[1]["hit@1"]) == document["rows"][1]["hit@1"] == pytest.approx(0.6)
+    assert document["meta"] == {"task": "arithmetic"}
+    assert document["rows"][0]["shares"]["p0"] == 1.0
+    assert document["differences"][0]["mean"] == pytest.approx(0.2)
+    assert "| mcts:10,3 | masprm | 60.0 ± 0.0 |" in to_markdown(rows)
+
+
+# The picture
+
+
+def test_plot_is_written_in_the_format_of_its_name(tmp_path: Path) -> None:
+    rows = summarise(outcomes())
+    assert save_tradeoff(rows, tmp_path / "deep" / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in save_tradeoff(rows, tmp_path / "plot.svg").read_text(encoding="utf-8")
+
+
+def test_plot_refuses_unknown_formats_and_empty_runs(tmp_path: Path) -> None:
+    rows = summarise(outcomes())
+    with pytest.raises(ConfigError, match=r"plot\.xyz: expected a name that ends in one of"):
+        save_tradeoff(rows, tmp_path / "plot.xyz")
+    with pytest.raises(ConfigError, match="nothing to plot"):
+        save_tradeoff(summarise([Outcome("single", "", 1, "p", error="boom")]), tmp_path / "plot.png")
+
+
+# The page
+
+HOSTILE = [
+    "</script><script>document.title='OWNED'</script>",
+    "<!--<script>",
+    "<img src=x onerror=\"document.title='OWNED'\">",
+    "\u202eright to left",
+    "lone \ud800 surrogate",
+    "\x1b[31m\x00 control",
+    "$data ${script} $$",
+    "x" * 1_000_000,
+    " \n ",
+]
+
+
+def hostile_view() -> TreeView:
+    size = len(HOSTILE) + 1
+    nodes = TreeNodes(
+        parent=[-1] + [0] * (size - 1),
+        speaker=[-1] + [0] * (size - 1),
+        text=["", *HOSTILE],
+        recipients=[[]] + [[1]] * (size - 1),
+        visits=[1] * size,
+        q=[None, math.nan, math.inf] + [0.5] * (size - 3),
+        correct=[None, True, False] + [None] * (size - 3),
+    )
+    evil = HOSTILE[0]
+    facts = {HOSTILE[2]: evil}
+    return TreeView(evil, [evil, "B"], [True, False], nodes, 1, evil, False, HOSTILE[2], facts, title=evil)
+
+
+def page_data(page: str) -> dict[str, object]:
+    found = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert found
+    data: dict[str, object] = json.loads(found[1])
+    return data
+
+
+def test_page_carries_every_message_and_nothing_can_close_its_script() -> None:
+    view = hostile_view()
+    page = tree_page(view)
+    data = page_data(page)
+    texts, nodes = data["texts"], data["nodes"]
+    assert isinstance(texts, list)
+    assert isinstance(nodes, dict)
+    assert [texts[i] for i in nodes["text"]] == ["", *(text.replace("\ud800", "\ufffd") for text in HOSTILE)]
+    assert nodes["q"][:4] == [None, None, None, 0.5]
+    assert page.count("<script") == page.count("</script>") == 2
+    assert "<title>&lt;/script&gt;" in page
+
+
+def test_page_asks_for_nothing_and_names_its_script_by_hash() -> None:
+    page = tree_page(hostile_view())
+    script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)[-1]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src &#x27;sha256-{digest}&#x27;" in page
+    assert "default-src &#x27;none&#x27;" in page
+    assert not re.search(r'(src|href)="', page.split("<script id=")[0])
+    assert "http" not in script.replace("http-equiv", "")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        (TreeNodes([], [], [], []), "at least 1"),
+        (TreeNodes([-1, 0], [-1], ["", ""], [[], []]), "one length"),
+        (TreeNodes([0], [-1], [""], [[]]), "root"),
+        (TreeNodes([-1, 1], [-1, 0], ["", "a"], [[], [1]]), "node 1: expected a parent"),
+    ],
+)
+def test_page_refuses_what_is_no_tree(nodes: TreeNodes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        tree_page(TreeView("q", ["A"], [True], nodes))
+
+
+def chain(length: int) -> TreeView:
+    nodes = TreeNodes(
+        parent=list(range(-1, length - 1)),
+        speaker=[-1] + [0] * (length - 1),
+        text=[f"message {i}" for i in range(length)],
+        recipients=[[0]] * length,
+        q=[0.5] * length,
+    )
+    return TreeView("q", ["A"], [True], nodes, chosen=length - 1, answer="1")
+
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize(
+    ("view", "title"), [(hostile_view(), HOSTILE[0]), (chain(10_000), "Search tree")], ids=["hostile", "deep"]
+)
+def test_a_browser_draws_the_page_and_runs_no_message(view: TreeView, title: str, tmp_path: Path) -> None:
+    page = write_tree_page(view, tmp_path / "tree.html")
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-sync",
+    ]
+    command = [str(BROWSER), *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    shown = title.replace("<", "&lt;").replace(">", "&gt;")
+    assert f"<title>{shown}</title>" in dom
+    assert 'role="treeitem"' in dom
