@@ -57,3 +57,15 @@ class CriticError(MASGymError, RuntimeError):
 
 class MissingDependencyError(MASGymError, ImportError):
     """An optional package is needed for what was asked and is not installed."""
+
+
+class SearchError(MASGymError, RuntimeError):
+    """A planner broke the protocol of requests and replies, or a run cannot go on."""
+
+
+class BudgetError(SearchError):
+    """A budget of calls, tokens or seconds is spent; planners may catch it and return what they have."""
+
+
+class StoreError(MASGymError, OSError):
+    """A run store is locked, full, damaged, or holds something else than expected."""
