@@ -1,0 +1,70 @@
+"""One background event loop for engines whose connections outlive a single run.
+
+An HTTP pool or a vLLM engine belongs to the loop that opened it, while every call
+of `search.run` may bring a loop of its own. So such engines live on one daemon
+thread, started at first use; callers on any loop await them through `on_engine_loop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_SHUTDOWN_SECONDS = 10.0
+_lock = threading.Lock()
+_running: tuple[int, asyncio.AbstractEventLoop, threading.Thread] | None = None
+_closers: list[Callable[[], Awaitable[None]]] = []
+
+
+def engine_loop() -> asyncio.AbstractEventLoop:
+    """Return the process's engine loop, starting its thread at the first call (and anew after a fork)."""
+    global _running
+    with _lock:
+        if _running is None or _running[0] != os.getpid():
+            loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=loop.run_forever, name="mas-gym-engines", daemon=True)
+            thread.start()
+            _closers.clear()
+            _running = (os.getpid(), loop, thread)
+        return _running[1]
+
+
+async def on_engine_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` on the engine loop and await it here; cancelling the caller cancels the work."""
+    loop = engine_loop()
+    if asyncio.get_running_loop() is loop:
+        return await work
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+
+def close_at_exit(closer: Callable[[], Awaitable[None]]) -> None:
+    """Await ``closer`` on the engine loop when the interpreter exits."""
+    engine_loop()
+    _closers.append(closer)
+
+
+def _stop() -> None:
+    if _running is None or _running[0] != os.getpid():
+        return
+    _, loop, thread = _running
+
+    async def close_all() -> None:
+        await asyncio.gather(*(closer() for closer in _closers), return_exceptions=True)
+
+    try:
+        asyncio.run_coroutine_threadsafe(close_all(), loop).result(_SHUTDOWN_SECONDS)
+    except TimeoutError:
+        return
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(_SHUTDOWN_SECONDS)
+    if not thread.is_alive():
+        loop.close()
+
+
+atexit.register(_stop)

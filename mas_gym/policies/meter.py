@@ -1,0 +1,66 @@
+"""What an engine was asked for, what went wrong on the way and what it cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+_MILLION = 1_000_000
+
+
+class Price(NamedTuple):
+    """Money per million tokens, in whatever currency the user counts."""
+
+    prompt: float
+    cached: float
+    generated: float
+
+
+@dataclass
+class Meter:
+    """Running totals of one policy, over every call that the engine answered, failed calls' retries included.
+
+    Attributes:
+        price: Set it to have `money` counted.
+        calls: Calls that came back usable.
+        prompt_tokens: Prompt tokens of those and of unusable replies that said what they cost; cached ones included.
+        cached_tokens: How many of them the engine had cached.
+        generated_tokens: Tokens generated.
+        faults: How often each kind of fault was met.
+    """
+
+    price: Price | None = None
+    calls: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+
+    def add(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int) -> None:
+        """Count one call's tokens."""
+        self.prompt_tokens += prompt_tokens
+        self.cached_tokens += min(cached_tokens, prompt_tokens)
+        self.generated_tokens += generated_tokens
+
+    @property
+    def money(self) -> float | None:
+        """What it cost at `price`; None without one."""
+        if self.price is None:
+            return None
+        fresh = self.prompt_tokens - self.cached_tokens
+        total = fresh * self.price.prompt + self.cached_tokens * self.price.cached
+        return (total + self.generated_tokens * self.price.generated) / _MILLION
+
+    def __str__(self) -> str:
+        """Return the cost line."""
+        parts = [
+            f"{self.calls:,} calls",
+            f"{self.prompt_tokens:,} prompt tokens ({self.cached_tokens:,} cached)",
+            f"{self.generated_tokens:,} generated tokens",
+        ]
+        if self.money is not None:
+            parts.append(f"cost {self.money:,.4f}")
+        if self.faults:
+            parts.append("retried: " + ", ".join(f"{kind} {n}" for kind, n in sorted(self.faults.items())))
+        return "; ".join(parts)

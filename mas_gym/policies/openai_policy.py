@@ -1,0 +1,283 @@
+"""Agents behind any OpenAI-compatible server, over the official asynchronous client.
+
+One HTTP call is made per sample, seeded with that sample's own seed, so a message
+depends on its prompt and seed alone as far as the server allows; ``choices="n"``
+asks for all samples of a prompt in one call instead, for servers that ignore seeds
+and bill the prompt per call. Prompts are shortened from the oldest input when the
+server says that they are too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import re
+from dataclasses import replace
+from typing import Any
+
+from mas_gym.errors import EngineUnavailableError, MissingDependencyError, PolicyError
+from mas_gym.policies.base import SamplingReply, SamplingRequest
+from mas_gym.policies.loop import close_at_exit, on_engine_loop
+from mas_gym.policies.meter import Meter
+from mas_gym.policies.openai_options import OpenAIOptions
+from mas_gym.policies.openai_retry import Fault, delay, fault_of
+from mas_gym.policies.openai_wire import BadReply, WireReply, parse_reply, payload, reply_limit
+
+logger = logging.getLogger("mas_gym.policies")
+
+_WRONG_COUNTS_BEFORE_SINGLES = 3
+_EMPTIES_TO_BELIEVE = 2
+_CUTS = 16
+_NUMBER = re.compile(r"(?<![\w.])\d{2,9}(?![\w.]*\d)")
+
+
+class OpenAIPolicy:
+    """An `AsyncPolicy` over an OpenAI-compatible server; safe to await from any event loop.
+
+    Attributes:
+        name: ``"openai:MODEL"``.
+        max_concurrency: From the options.
+        meter: Calls, tokens, faults and money so far.
+        notes: What the server turned out not to offer, in words; empty at first.
+    """
+
+    def __init__(self, model: str, base_url: str | None = None, options: OpenAIOptions | None = None) -> None:
+        """Point at a server; nothing is sent yet.
+
+        Args:
+            model: The model's name at the server.
+            base_url: Such as ``http://127.0.0.1:8000/v1``; by default ``OPENAI_BASE_URL``, else the OpenAI service.
+            options: How to call it.
+
+        Raises:
+            MissingDependencyError: Without the ``openai`` package.
+        """
+        try:
+            import openai  # noqa: F401
+        except ImportError as error:
+            raise MissingDependencyError(
+                "an openai: policy needs the openai package: pip install 'mas-gym[openai]'"
+            ) from error
+        self.options = options or OpenAIOptions()
+        self.model = model
+        self.base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
+        self.name = f"openai:{model}"
+        self.max_concurrency = self.options.max_concurrency
+        self.meter = Meter(self.options.price)
+        self.notes: list[str] = []
+        self._refused: set[str] = set()
+        self._client: Any = None
+        self._slots: asyncio.Semaphore | None = None
+        self._hold_until = 0.0
+        self._answered = float("-inf")
+        self._down = False
+        self._warned = False
+
+    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+        """Answer one request.
+
+        Raises:
+            PolicyError: When the server's faults outlast the retries, with the last fault's reason.
+            EngineUnavailableError: When the server is gone, refuses the key or lacks the model.
+        """
+        return await on_engine_loop(self._answer(request))
+
+    async def _answer(self, request: SamplingRequest) -> SamplingReply:
+        if self.options.choices == "n" and len(request.seeds) > 1 and "n" not in self._refused:
+            replies = await self._together(request)
+        else:
+            replies = await self._one_by_one(request)
+        first, dropped = replies[0]
+        samples = tuple(sample for reply, _ in replies for sample in reply.samples)
+        return SamplingReply(samples, first.prompt_tokens, min(first.cached_tokens, first.prompt_tokens), dropped)
+
+    async def _together(self, request: SamplingRequest) -> list[tuple[WireReply, int]]:
+        try:
+            return [await self._call(request, request.seeds)]
+        except _NoManyChoicesError:
+            self._refuse("n", "it sends one choice however many are asked for: samples are asked for one by one")
+            return await self._one_by_one(request)
+
+    async def _one_by_one(self, request: SamplingRequest) -> list[tuple[WireReply, int]]:
+        calls = [asyncio.ensure_future(self._call(request, (seed,))) for seed in request.seeds]
+        try:
+            return list(await asyncio.gather(*calls))
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _call(self, request: SamplingRequest, seeds: tuple[int, ...]) -> tuple[WireReply, int]:
+        """Get one usable reply, whatever it takes within the options; and the tokens cut from the prompt for it."""
+        loop = asyncio.get_running_loop()
+        rng = random.Random(seeds[0])
+        started, tries, faults, cuts, kept, empties = loop.time(), 0, 0, 0, 1.0, 0
+        while True:
+            tried_with = frozenset(self._refused)
+            try:
+                reply = await self._once(request, seeds)
+            except Exception as error:
+                fault = fault_of(error)
+                if fault is None:
+                    raise
+            else:
+                if all(sample.text for sample in reply.samples) or empties + 1 >= _EMPTIES_TO_BELIEVE:
+                    return reply, self._dropped(reply, kept)
+                # The model itself may have nothing to say; a server that twice says so is believed.
+                empties += 1
+                self.meter.faults["empty text"] += 1
+                continue
+            if fault.kind == "too long" and cuts < _CUTS and len(request.messages[-1].content) > 1:
+                request, share = _shortened(request, fault.reason)
+                cuts, kept = cuts + 1, kept * share
+                continue
+            if self._adapt(fault, seeds, tried_with):
+                continue
+            tries, faults = tries + 1, faults + (not fault.away)
+            self.meter.faults[fault.kind] += 1
+            if len(seeds) > 1 and faults >= _WRONG_COUNTS_BEFORE_SINGLES and "1 came" in fault.reason:
+                raise _NoManyChoicesError
+            pause = delay(tries, fault.retry_after, rng)
+            self._give_up_if_spent(fault, tries, faults, started, pause)
+            if fault.kind == "rate limit" and fault.retry_after:
+                self._hold_until = max(self._hold_until, loop.time() + fault.retry_after)
+            await asyncio.sleep(pause)
+
+    def _dropped(self, reply: WireReply, kept: float) -> int:
+        """Estimate the tokens cut from a prompt by the share of its characters that was kept."""
+        dropped = round(reply.prompt_tokens * (1 / kept - 1))
+        if dropped and not self._warned:
+            self._warned = True
+            hint = "each reply estimates its own in dropped_tokens"
+            logger.warning(
+                "%s: a prompt was too long and lost about %d of its oldest tokens; %s", self.name, dropped, hint
+            )
+        return dropped
+
+    async def _once(self, request: SamplingRequest, seeds: tuple[int, ...]) -> WireReply:
+        loop = asyncio.get_running_loop()
+        client, slots = self._connect()
+        body = self._body(request, seeds)
+        want = "logprobs" in body
+        api = self.options.api
+        limit = reply_limit(request, len(seeds))
+        async with slots:
+            # A server's Retry-After holds every call, not only the one that was told.
+            while (wait := self._hold_until - loop.time()) > 0:
+                await asyncio.sleep(wait)
+            async with asyncio.timeout(self.options.timeout):
+                endpoint = client.chat.completions if api == "chat" else client.completions
+                raw = bytearray()
+                async with endpoint.with_streaming_response.create(**body) as response:
+                    async for chunk in response.iter_bytes():
+                        raw += chunk
+                        if len(raw) > limit:
+                            raise BadReply(f"it is larger than {limit:,} bytes")
+        reply = parse_reply(bytes(raw), len(seeds), api, want)
+        self.meter.add(reply.prompt_tokens, reply.cached_tokens, reply.generated_tokens)
+        if any(not sample.text and sample.tokens == 0 for sample in reply.samples):
+            raise BadReply("a message is empty")
+        if want and any(sample.logprob is None for sample in reply.samples):
+            self._refuse("logprobs", "it sends no log-probabilities: policy likelihood is not available")
+        self.meter.calls += 1
+        self._down, self._answered = False, loop.time()
+        return reply
+
+    def _body(self, request: SamplingRequest, seeds: tuple[int, ...]) -> dict[str, Any]:
+        body = payload(request, seeds, self.model, self.options.api, self.options.logprobs)
+        for name in self._refused & {"logprobs", "seed"}:
+            body.pop(name, None)
+        if "max_tokens" in self._refused:
+            body["max_completion_tokens"] = body.pop("max_tokens")
+        if self.options.extra_body:
+            body["extra_body"] = dict(self.options.extra_body)
+        return body
+
+    def _adapt(self, fault: Fault, seeds: tuple[int, ...], tried_with: frozenset[str]) -> bool:
+        """Leave out what the server refuses, if it is one of the things that can be left out."""
+        if fault.kind != "refused" or fault.hopeless:
+            return False
+        words = {
+            "logprobs": "it refuses log-probabilities: policy likelihood is not available",
+            "seed": "it refuses seeds: samples cannot be repeated",
+            "max_tokens": "it wants max_completion_tokens",
+        }
+        for name, note in words.items():
+            named = fault.param == name or (not fault.param and name in fault.reason)
+            if named and name not in tried_with and not (name == "logprobs" and not self.options.logprobs):
+                self._refuse(name, note)
+                return True
+        if len(seeds) > 1 and (fault.param == "n" or re.search(r"\bn\b", fault.reason)):
+            raise _NoManyChoicesError
+        return False
+
+    def _refuse(self, name: str, note: str) -> None:
+        if name not in self._refused:
+            self._refused.add(name)
+            self.notes.append(f"{self.name}: {note}")
+            logger.warning("%s: %s", self.name, note)
+
+    def _give_up_if_spent(self, fault: Fault, tries: int, faults: int, started: float, pause: float) -> None:
+        """Raise when another try makes no sense."""
+        where = f"{self.name} at {self._shown_url()}"
+        if fault.hopeless:
+            raise EngineUnavailableError(f"{where} cannot be used: {fault.reason}. {self._remedy(fault.status)}")
+        if fault.kind in ("refused", "too long"):
+            raise PolicyError(f"{where} refused a request: {fault.reason}")
+        now = asyncio.get_running_loop().time()
+        if fault.away and now - started + pause > (0.0 if self._down else self.options.patience):
+            said = f"{tries} tries in {now - started:.0f} s: {fault.reason}"
+            if self._answered > started:
+                raise PolicyError(f"{where} did not serve a request, {said}")
+            self._down = True
+            raise EngineUnavailableError(
+                f"{where} does not answer, {said}. "
+                "Start the server again and repeat the command; finished searches are kept in the store"
+            )
+        if faults >= self.options.max_attempts:
+            raise PolicyError(f"{where} failed {faults} times for one request; the last time {fault.reason}")
+
+    def _remedy(self, status: int) -> str:
+        if status == 404:
+            return f"Expected a server that has the model {self.model!r}; its list is at {self._shown_url()}/models"
+        return f"Set the API key in the environment variable {self.options.key_env}"
+
+    def _shown_url(self) -> str:
+        return re.sub(r"//[^/@]*@", "//", self.base_url or "the default OpenAI endpoint")
+
+    def _connect(self) -> tuple[Any, asyncio.Semaphore]:
+        """Open the connection pool at the first call, on the engine loop."""
+        if self._client is None or self._slots is None:
+            import openai
+
+            client = openai.AsyncOpenAI(
+                # Servers without keys accept any, but the client insists on one.
+                api_key=os.environ.get(self.options.key_env) or "none",
+                base_url=self.base_url,
+                max_retries=0,
+                timeout=self.options.timeout,
+            )
+            self._client, self._slots = client, asyncio.Semaphore(self.max_concurrency)
+            close_at_exit(client.close)
+        return self._client, self._slots
+
+
+class _NoManyChoicesError(Exception):
+    """The server gives one choice per call."""
+
+
+def _shortened(request: SamplingRequest, reason: str) -> tuple[SamplingRequest, float]:
+    """Return the request with the oldest part of its inputs cut, and the share of the prompt that was kept."""
+    numbers = [int(found) for found in _NUMBER.findall(reason)]
+    window, length = (min(numbers), max(numbers)) if len(numbers) >= 2 else (0, 0)
+    share = min(max(0.8 * window / length, 0.1), 0.8) if length else 0.75
+    last = request.messages[-1]
+    total = sum(len(message.content) for message in request.messages)
+    cut = min(max(int(total * (1 - share)), 1), len(last.content) - 1)
+    # A number cut in the middle would be another number.
+    word = re.search(r"\s\S", last.content[cut - 1 :])
+    cut += word.start() if word else 0
+    shorter = last._replace(content=last.content[cut:])
+    return replace(request, messages=(*request.messages[:-1], shorter)), 1 - cut / total

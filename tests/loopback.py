@@ -1,0 +1,156 @@
+"""A real OpenAI-compatible HTTP server on loopback, over any batch policy; for tests and benchmarks."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from mas_gym.policies.base import Policy, Sample, SamplingReply, SamplingRequest
+from mas_gym.prompts import ChatMessage
+
+
+class HashPolicy:
+    """An agent whose message is a pure function of prompt and seed: instant, and any mix-up shows."""
+
+    name = "hash"
+    max_batch = 64
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
+        return [self._reply(request) for request in requests]
+
+    def _reply(self, request: SamplingRequest) -> SamplingReply:
+        samples = []
+        for seed in request.seeds:
+            word = hashlib.blake2b(f"{request.messages}|{seed}".encode(), digest_size=6).hexdigest()
+            samples.append(Sample(f"I say {word}. Final Answer: {int(word, 16) % 5}", 7, -1.5 - seed % 3, "stop"))
+        return SamplingReply(tuple(samples), prompt_tokens=sum(len(m.content.split()) for m in request.messages))
+
+
+def make_app(policy: Policy, refuses: frozenset[str] = frozenset(), window: int = 10**6) -> FastAPI:
+    """Serve ``policy``; parameters named in ``refuses`` get a 400, ``n`` in it means one choice always."""
+    app = FastAPI()
+    batcher = _Batcher(policy)
+    app.state.bodies = []
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": "served", "object": "model", "max_model_len": window}]}
+
+    @app.post("/v1/chat/completions")
+    @app.post("/v1/completions")
+    async def complete(request: Request) -> Any:
+        body = await request.json()
+        app.state.bodies.append(body)
+        if body["model"] != "served":
+            return _error(404, f"The model `{body['model']}` does not exist.")
+        for name in sorted(refuses - {"n"}):
+            if name in body:
+                return _error(400, f"Unsupported parameter: '{name}' is not supported with this model.", name)
+        chat = "messages" in body
+        messages = [(m["role"], m["content"]) for m in body["messages"]] if chat else [("user", body["prompt"])]
+        length = sum(len(text.split()) for _, text in messages)
+        if length > window:
+            text = (
+                f"This model's maximum context length is {window} tokens. However, your prompt contains {length} input"
+            )
+            return _error(400, text + " tokens. Please reduce the length of the input prompt.")
+        n = 1 if "n" in refuses else body.get("n", 1)
+        wanted = SamplingRequest(
+            tuple(ChatMessage(role, text) for role, text in messages),
+            tuple(body.get("seed", 0) + i for i in range(n)),
+            body.get("max_tokens") or body["max_completion_tokens"],
+            body["temperature"],
+            body["top_p"],
+        )
+        return render(
+            await batcher.ask(wanted), chat, bool(body.get("logprobs")) and "logprobs-silently" not in refuses
+        )
+
+    return app
+
+
+def render(reply: SamplingReply, chat: bool, logprobs: bool) -> dict[str, Any]:
+    choices: list[dict[str, Any]] = []
+    for index, sample in enumerate(reply.samples):
+        # The policy tells only the sum; spread over the tokens it comes to the same.
+        each = [(sample.logprob or 0.0) / max(sample.tokens, 1)] * sample.tokens
+        choice: dict[str, Any] = {"index": index, "finish_reason": sample.finish_reason, "logprobs": None}
+        if chat:
+            choice["message"] = {"role": "assistant", "content": sample.text}
+            content = [{"token": "", "bytes": None, "top_logprobs": [], "logprob": value} for value in each]
+            choice["logprobs"] = {"content": content} if logprobs else None
+        else:
+            choice["text"] = sample.text
+            choice["logprobs"] = {"token_logprobs": each} if logprobs else None
+        choices.append(choice)
+    generated = sum(sample.tokens for sample in reply.samples)
+    usage = {
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": generated,
+        "total_tokens": reply.prompt_tokens + generated,
+        "prompt_tokens_details": {"cached_tokens": reply.cached_tokens},
+    }
+    kind = "chat.completion" if chat else "text_completion"
+    return {"id": "x", "object": kind, "created": 0, "model": "served", "choices": choices, "usage": usage}
+
+
+def _error(status: int, message: str, param: str | None = None) -> JSONResponse:
+    error = {"message": message, "type": "BadRequestError", "param": param, "code": status}
+    return JSONResponse({"error": error}, status)
+
+
+class _Batcher:
+    """Gathers the requests that wait while a batch is being answered into the next batch."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.waiting: list[tuple[SamplingRequest, asyncio.Future[SamplingReply]]] = []
+        self.task: asyncio.Task[None] | None = None
+
+    async def ask(self, request: SamplingRequest) -> SamplingReply:
+        future: asyncio.Future[SamplingReply] = asyncio.get_running_loop().create_future()
+        self.waiting.append((request, future))
+        if self.task is None or self.task.done():
+            self.task = asyncio.create_task(self._serve())
+        return await future
+
+    async def _serve(self) -> None:
+        while self.waiting:
+            batch, self.waiting = self.waiting[: self.policy.max_batch], self.waiting[self.policy.max_batch :]
+            replies = await asyncio.to_thread(self.policy.sample, [request for request, _ in batch])
+            for (_, future), reply in zip(batch, replies, strict=True):
+                if not future.done():
+                    future.set_result(reply)
+
+
+@contextmanager
+def serving(app: FastAPI, port: int = 0) -> Iterator[str]:
+    """Run an app on a thread; yields its base URL without a path."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    ready = threading.Event()
+
+    async def run() -> None:
+        task = asyncio.create_task(server.serve())
+        while not server.started and not task.done():
+            await asyncio.sleep(0.01)
+        ready.set()
+        await task
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    assert ready.wait(30) and server.started
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(15)
+        assert not thread.is_alive()
