@@ -1,1 +1,49 @@
-"""Policies write the messages of agents; see `mas_gym.policies.base` for the contract."""
+"""Policies write the messages of agents; see `mas_gym.policies.base` for the contract.
+
+Importing this package loads no model and no torch; `load_policy` does when a policy needs it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mas_gym.policies.base import (
+    AsyncPolicy,
+    Policy,
+    Sample,
+    SamplingReply,
+    SamplingRequest,
+    SamplingSession,
+    StreamingPolicy,
+)
+from mas_gym.policies.recorded import RecordedPolicy, RecordingPolicy
+from mas_gym.policies.registry import known_policies, load_policy
+from mas_gym.policies.scripted import ScriptedPolicy
+from mas_gym.policies.session import open_session
+
+
+def __getattr__(name: str) -> Any:
+    # Torch and transformers take seconds to import and are an extra.
+    if name == "TransformersPolicy":
+        from mas_gym.policies.registry import local_module
+
+        return local_module().TransformersPolicy
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = [
+    "AsyncPolicy",
+    "Policy",
+    "RecordedPolicy",
+    "RecordingPolicy",
+    "Sample",
+    "SamplingReply",
+    "SamplingRequest",
+    "SamplingSession",
+    "ScriptedPolicy",
+    "StreamingPolicy",
+    "TransformersPolicy",
+    "known_policies",
+    "load_policy",
+    "open_session",
+]

@@ -119,7 +119,7 @@ class SamplingSession(Protocol):
         ...
 
     def step(self) -> list[tuple[Hashable, SamplingReply | PolicyError]]:
-        """Do one short piece of work and return what it finished, often nothing; ``[]`` at once when nothing is pending.
+        """Do one short piece of work and return what it finished, often nothing; at once when nothing is pending.
 
         A request that cannot be answered comes back as a `PolicyError`; the others go on.
         """

@@ -1,0 +1,185 @@
+"""Policies that run a transformers model in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from mas_gym.errors import ConfigError, PolicyError
+from mas_gym.policies.base import Sample, SamplingReply, SamplingRequest
+from mas_gym.policies.chat import ChatFormat
+from mas_gym.policies.decode import GLOBAL_CAP, Decoder, DecodeStats, Job, Model, check
+
+_EXACT_LIMIT = 100_000_000
+_DEFAULT_WINDOW = 4096
+
+
+class TransformersPolicy:
+    """Any attention-only causal LM of transformers, with continuous batching.
+
+    Args:
+        model: A local folder or a hub id. Weights are read from safetensors only.
+        name: What reports call it; the folder's or model's name by default.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ...; ``"auto"`` takes a GPU if there is one.
+        dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is float32 on the CPU and the model's own elsewhere.
+        max_batch: Sequences decoded at once.
+        window: Tokens of prompt and answer together; the model's own limit by default.
+        threads: CPU threads of torch, for the whole process; left alone by default.
+        exact: Make replies independent of the batch to the last bit (see `mas_gym.policies.decode`), at the price
+            of a float64 copy of the model. By default, on for float32 models of up to 100 million parameters.
+        chat_options: Extra variables for the chat template.
+
+    Attributes:
+        name: As above.
+        max_batch: As above.
+        stats: Counters of everything decoded so far.
+
+    Raises:
+        ConfigError: An option is wrong.
+        PolicyError: The model cannot be loaded, or cannot be batched.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        name: str | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_batch: int = 64,
+        window: int | None = None,
+        threads: int | None = None,
+        exact: bool | None = None,
+        chat_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Load the model and check that it can be batched."""
+        for option, value in (("max_batch", max_batch), ("window", window), ("threads", threads)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{option}: expected a positive number, got {value}")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.name = name or Path(model).name
+        self.max_batch = max_batch
+        self.stats = DecodeStats()
+        lm, tokenizer = _load(str(model), _device(device), dtype)
+        self._model = Model(lm, exact=_exact(lm, exact))
+        check(self._model, min(lm.get_input_embeddings().num_embeddings, len(tokenizer)))
+        self.format = ChatFormat(tokenizer, window or _window(lm), chat_options)
+        self._eos = _end_tokens(lm, tokenizer)
+
+    def open(self) -> TransformersSession:
+        """Start a session; each session has a batch of its own."""
+        return TransformersSession(self)
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
+        """Answer every request, in order; raises the first `PolicyError`."""
+        session = self.open()
+        for index, request in enumerate(requests):
+            session.submit(index, request)
+        replies: dict[Hashable, SamplingReply] = {}
+        while session.pending:
+            for key, reply in session.step():
+                if isinstance(reply, PolicyError):
+                    raise reply
+                replies[key] = reply
+        return [replies[index] for index in range(len(requests))]
+
+
+class TransformersSession:
+    """A running batch of a `TransformersPolicy`; see `mas_gym.policies.base.SamplingSession`."""
+
+    def __init__(self, policy: TransformersPolicy) -> None:
+        """Start empty."""
+        self._policy = policy
+        self._decoder: Decoder | None = Decoder(policy._model, policy.max_batch, policy._eos, policy.stats)
+        self._refused: list[tuple[Hashable, SamplingReply | PolicyError]] = []
+        self._open: dict[Hashable, int] = {}
+        self.pending = 0
+
+    def submit(self, key: Hashable, request: SamplingRequest) -> None:
+        """Queue a request."""
+        if self._decoder is None:
+            raise PolicyError("the session is closed; open another")
+        cap = min(request.max_new_tokens, GLOBAL_CAP)
+        try:
+            prompt = self._policy.format.encode(request.messages, cap)
+        except PolicyError as error:
+            self._refused.append((key, error))
+        else:
+            self._decoder.submit(Job(key, request, prompt.ids, min(cap, prompt.room), prompt.dropped))
+        self._open[key] = len(request.seeds)
+        self.pending += len(request.seeds)
+
+    def step(self) -> list[tuple[Hashable, SamplingReply | PolicyError]]:
+        """Encode waiting prompts or write one token in every row; return the requests that this finished."""
+        if self._decoder is None:
+            raise PolicyError("the session is closed; open another")
+        done, self._refused = self._refused, []
+        for job in self._decoder.step():
+            done.append((job.key, self._reply(job)))
+        for key, _ in done:
+            self.pending -= self._open.pop(key)
+        return done
+
+    def _reply(self, job: Job) -> SamplingReply | PolicyError:
+        samples = []
+        for written in job.written:
+            if written is None or written.finish_reason == "error":
+                return PolicyError(
+                    f"{self._policy.name}: agent {job.request.agent!r} got logits that are not finite; "
+                    "load the model in float32 or bfloat16, and check its weights"
+                )
+            text = self._policy.format.decode(written.tokens)
+            samples.append(Sample(text, len(written.tokens), written.logprob, written.finish_reason))
+        return SamplingReply(tuple(samples), len(job.prompt), 0, job.dropped)
+
+    def close(self) -> None:
+        """Forget every open request and free the batch's memory."""
+        self._decoder = None
+        self._refused, self._open, self.pending = [], {}, 0
+
+
+def _device(device: str) -> str:
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _load(model: str, device: str, dtype: str) -> tuple[Any, Any]:
+    kind: Any = "float32" if dtype == "auto" and device == "cpu" else dtype
+    bars = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+        lm = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=kind, use_safetensors=True)
+        return lm.to(device).eval().requires_grad_(False), tokenizer
+    except Exception as error:
+        raise PolicyError(
+            f"expected a causal LM with its tokenizer at {model!r}, a local folder (config.json, *.safetensors, "
+            f"tokenizer files) or a hub id that can be reached; loading it failed: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        if bars:
+            transformers.utils.logging.enable_progress_bar()
+
+
+def _exact(lm: Any, wanted: bool | None) -> bool:
+    precise = lm.dtype in (torch.float32, torch.float64)
+    if wanted and not precise:
+        raise ConfigError(f"exact=True needs a float32 or float64 model, got {lm.dtype}; pass dtype='float32'")
+    return wanted if wanted is not None else precise and lm.num_parameters() <= _EXACT_LIMIT
+
+
+def _window(lm: Any) -> int:
+    limit = getattr(lm.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return int(limit) if limit else _DEFAULT_WINDOW
+
+
+def _end_tokens(lm: Any, tokenizer: Any) -> frozenset[int]:
+    ids = lm.generation_config.eos_token_id
+    listed = ids if isinstance(ids, list) else [ids]
+    return frozenset(int(i) for i in (*listed, tokenizer.eos_token_id) if i is not None)

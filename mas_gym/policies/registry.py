@@ -1,0 +1,136 @@
+"""From a string such as ``"transformers:PATH"`` to a policy."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import yaml
+
+from mas_gym.errors import ConfigError, MissingDependencyError, UnknownNameError
+from mas_gym.policies.base import AsyncPolicy, Policy
+
+ENTRY_POINTS = "mas_gym.policies"
+"""Entry-point group of third parties; each names a loader ``(argument, **options) -> policy``."""
+
+Loader = Callable[..., Policy | AsyncPolicy]
+
+_BUILTIN = {
+    "tiny": "mas_gym.policies.registry:_tiny",
+    "transformers": "mas_gym.policies.registry:_transformers",
+    "recorded": "mas_gym.policies.registry:_recorded",
+}
+
+
+def load_policy(spec: str, **options: Any) -> Policy | AsyncPolicy:
+    """Load a policy.
+
+    Args:
+        spec: ``"tiny"``, ``"transformers:PATH-OR-ID"``, ``"recorded:FILE"``, or ``"NAME:ARGUMENT"`` of a loader
+            that is registered under the entry-point group ``mas_gym.policies``. Options may also be written into
+            it, as ``"transformers:PATH#dtype=bfloat16&max_batch=128"``.
+        options: What the loader takes, such as ``max_batch``, ``threads``, ``device`` and ``window`` for local
+            models (`TransformersPolicy`).
+
+    Raises:
+        UnknownNameError: No loader has this name.
+        MissingDependencyError: The loader needs a package that is not installed.
+        ConfigError: An option or argument is wrong.
+        PolicyError: The model or file cannot be loaded.
+    """
+    name = spec.partition(":")[0].partition("#")[0]
+    policy: Policy | AsyncPolicy = build(name, _loader(name), spec[len(name) :].removeprefix(":"), **options)
+    return policy
+
+
+def known_policies() -> list[str]:
+    """Return the names that `load_policy` knows, third parties' included."""
+    return sorted({*_BUILTIN, *(point.name for point in _points())})
+
+
+def build(policy: str, make: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
+    """Call ``make``, turning options that it does not take into a `ConfigError` that lists those it does."""
+    signature = inspect.signature(make)
+    try:
+        signature.bind(*arguments, **options)
+    except TypeError as error:
+        takes = [name for name, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY]
+        raise ConfigError(f"policy {policy!r}: {error}; it takes {', '.join(takes) or 'no options'}") from error
+    return make(*arguments, **options)
+
+
+def written_options(argument: str) -> tuple[str, dict[str, Any]]:
+    """Split ``"ARGUMENT#option=value&option=value"``; values are read as YAML scalars.
+
+    Raises:
+        ConfigError: A piece has no ``=``.
+    """
+    head, _, fragment = argument.partition("#")
+    options: dict[str, Any] = {}
+    for piece in filter(None, fragment.split("&")):
+        key, equals, value = piece.partition("=")
+        if not equals:
+            raise ConfigError(f"expected option=value after '#', got {piece!r} in {argument!r}")
+        options[key] = yaml.safe_load(value)
+    return head, options
+
+
+def _points() -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=ENTRY_POINTS))
+
+
+def _loader(name: str) -> Loader:
+    if name in _BUILTIN:
+        module, _, attribute = _BUILTIN[name].partition(":")
+        builtin: Loader = getattr(import_module(module), attribute)
+        return builtin
+    for point in _points():
+        if point.name == name:
+            third_party: Loader = point.load()
+            return third_party
+    known = known_policies()
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise UnknownNameError(f"unknown policy {name!r}: expected one of {', '.join(known)}{hint}")
+
+
+def local_module() -> Any:
+    """Import `mas_gym.policies.local`, which needs torch; raises `MissingDependencyError` without it."""
+    try:
+        return import_module("mas_gym.policies.local")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"policies that run a model here need torch and transformers ({error}): pip install 'mas-gym[local]'"
+        ) from error
+
+
+def _tiny(argument: str, **options: Any) -> Policy:
+    import mas_gym.tiny
+
+    rest, written = written_options(argument)
+    if rest:
+        raise ConfigError(f"policy 'tiny' takes no argument, got {rest!r}; for another model use 'transformers:PATH'")
+    options = {"name": "tiny", **written, **options}
+    policy: Policy = build("tiny", local_module().TransformersPolicy, mas_gym.tiny.path(), **options)
+    return policy
+
+
+def _transformers(argument: str, **options: Any) -> Policy:
+    model, written = written_options(argument)
+    if not model:
+        raise ConfigError("expected 'transformers:PATH-OR-ID', got no path or id")
+    policy: Policy = build("transformers", local_module().TransformersPolicy, model, **{**written, **options})
+    return policy
+
+
+def _recorded(argument: str, **options: Any) -> Policy:
+    from mas_gym.policies.recorded import RecordedPolicy
+
+    if not argument:
+        raise ConfigError("expected 'recorded:FILE', got no file")
+    policy: Policy = build("recorded", RecordedPolicy, argument, **options)
+    return policy
