@@ -3,7 +3,17 @@
 A planner is a generator. It yields lists of requests, is sent the list of
 replies in the same order, and returns a `Plan`; it does no I/O, reads no clock
 and draws randomness only from the generator that it is given. So a planner can
-be tested without a model, and thousands can run at once.
+be tested without a model, and thousands can run at once::
+
+    planner                                 driver
+    yield [Propose(s, n=3)]          ->
+                                     <-     [[Proposal, Proposal, Proposal]]
+    yield [Evaluate([a, b, c])]      ->
+                                     <-     [[0.1, 0.7, -0.2]]
+    return Plan(...)                 ->     graded, counted, stored
+
+When a budget is spent, the driver raises `BudgetError` at the planner's
+``yield``; a planner that catches it returns the best plan it has.
 """
 
 from __future__ import annotations
@@ -11,12 +21,15 @@ from __future__ import annotations
 import random
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from mas_gym.state import Action, MASState
 
 if TYPE_CHECKING:
+    from mas_gym.graph import MAS
     from search.plan import Plan
+
+ValueKind = Literal["process", "outcome", "likelihood", "reward"]
 
 
 class Proposal(NamedTuple):
@@ -34,6 +47,11 @@ class Proposal(NamedTuple):
     logprob: float | None = None
     finish_reason: str = "stop"
 
+    @property
+    def mean_logprob(self) -> float | None:
+        """Length-normalised log-likelihood (paper, Eq. "psi-pol"), in nats per token."""
+        return None if self.logprob is None else self.logprob / max(self.tokens, 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Propose:
@@ -48,7 +66,20 @@ class Propose:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Ask the critic for the values of ``states``; the reply is a list of floats."""
+    """Ask the critic for the values of ``states``; the reply is a list of floats.
+
+    A state is scored once in a search, however often it is asked for.
+    """
+
+    states: Sequence[MASState]
+
+
+@dataclass(frozen=True, slots=True)
+class Extract:
+    """Ask for the answers in the last messages of ``states``; the reply is a list of strings and Nones.
+
+    Equal answers come back as equal strings, so that they can be counted. The reference answer is not looked at.
+    """
 
     states: Sequence[MASState]
 
@@ -63,7 +94,7 @@ class Reward:
     states: Sequence[MASState]
 
 
-Request = Propose | Evaluate | Reward
+Request = Propose | Evaluate | Extract | Reward
 PlanGenerator = Generator[list[Request], list[Any], "Plan"]
 
 
@@ -81,7 +112,12 @@ class Model(Protocol):
 
 @runtime_checkable
 class Planner(Protocol):
-    """A search algorithm; any object with this method is one."""
+    """A search algorithm; any object with this method is one.
+
+    A planner may also define ``for_run(critic, training) -> Planner``: the driver calls it
+    once, with the critic (or None) and whether the true reward is answered, and runs the
+    planner that it returns. So a planner can suit itself to the critic, or refuse it.
+    """
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Search from ``root``.
@@ -97,6 +133,13 @@ class Planner(Protocol):
 @runtime_checkable
 class Critic(Protocol):
     """Scores states; batch in, batch out.
+
+    Three more attributes are looked at where a critic has them: ``max_batch`` (how many
+    states it likes to get at once, 64 by default), ``concurrent`` (True when scoring may
+    and should run in a thread of its own beside generation, as on a GPU or a server;
+    False by default) and ``scores_actions`` (True when a value speaks of the message that
+    made the state and not of what may follow, as policy likelihood does; then `MCTS`
+    takes the best candidate's value for a frontier's).
 
     Attributes:
         name: What reports call it, such as ``"masprm"``.
@@ -123,5 +166,16 @@ class ScoringContext(NamedTuple):
     """
 
     state: MASState
-    mas: Any
+    mas: MAS
     proposal: Proposal | None
+
+
+def value_kind(critic: Critic | None, training: bool = False) -> ValueKind | None:
+    """Return what a planner may take a run's values for; None when nothing scores states."""
+    if training:
+        return "reward"
+    if critic is None:
+        return None
+    if critic.terminal_only:
+        return "outcome"
+    return "likelihood" if getattr(critic, "scores_actions", False) else "process"

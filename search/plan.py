@@ -1,0 +1,136 @@
+"""What a search comes to: a `Plan`, its ranked candidates, and what it cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, NamedTuple
+
+from mas_gym.state import MASState
+
+if TYPE_CHECKING:
+    from search.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What was spent (paper, App. "Compute budgets and accounting"); adds up with ``+``.
+
+    Attributes:
+        agent_calls: AC, LLM generations by agents; every sample counts, repeated texts too.
+        generated_tokens: TOK, generated tokens over all agent calls; likewise.
+        reward_calls: RC, critic forwards; one per state and search, none for a critic that is free.
+        reward_hits: Evaluations of a state that this search had scored before, at no forward.
+        prompt_tokens: Prompt tokens, once per request however many samples it asked for.
+        cached_tokens: How many of them the engine had cached.
+        dropped_tokens: Tokens cut from the oldest inputs to fit the context window.
+        seconds: Wall-clock seconds from start to end; in a sum, the sum.
+    """
+
+    agent_calls: int = 0
+    generated_tokens: int = 0
+    reward_calls: int = 0
+    reward_hits: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    dropped_tokens: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Usage) -> Usage:
+        """Add field by field."""
+        return Usage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Usage)))
+
+    def __sub__(self, other: Usage) -> Usage:
+        """Subtract field by field."""
+        return Usage(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(Usage)))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A terminal state that a search found (paper, Sec. "Overall experimental setup").
+
+    Attributes:
+        state: The terminal state.
+        score: What it is ranked by, by default the path score: the mean value after each
+            action, or the terminal value with an outcome critic; None when nothing scored it.
+        node: Its index in the plan's tree; None without a tree.
+        answer: The normalised answer read from its last message; filled in by the driver.
+        correct: Whether that answer equals the reference; filled in by the driver.
+    """
+
+    state: MASState
+    score: float | None = None
+    node: int | None = None
+    answer: str | None = None
+    correct: bool | None = None
+
+    @property
+    def text(self) -> str:
+        """The final message."""
+        return self.state.text
+
+
+class Moment(NamedTuple):
+    """A point of the anytime curve: what a search would have answered, from this cost on.
+
+    Attributes:
+        agent_calls: AC spent so far.
+        generated_tokens: TOK spent so far.
+        state: The terminal state that decoding would return; None while there was none.
+        answer: Its answer; filled in by the driver.
+        correct: Whether it is right; filled in by the driver.
+    """
+
+    agent_calls: int
+    generated_tokens: int
+    state: MASState | None
+    answer: str | None = None
+    correct: bool | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The outcome of one search.
+
+    A planner fills in ``candidates``, ``tree`` and ``anytime``; the driver the rest.
+
+    Attributes:
+        candidates: Terminal states: the chosen one first, then by descending score.
+        tree: Everything that was tried; None if the planner kept no tree.
+        anytime: The curve of answers against cost, one `Moment` per change of answer.
+        problem_id: The problem searched.
+        answer: The chosen candidate's answer; None if there is none to read.
+        correct: Whether it equals the reference (Hit@1); None before grading.
+        usage: What the search cost.
+        error: Why the search failed or stopped early; None if it did not.
+    """
+
+    candidates: tuple[Candidate, ...] = ()
+    tree: Tree | None = field(default=None, repr=False)
+    anytime: tuple[Moment, ...] = field(default=(), repr=False)
+    problem_id: str = ""
+    answer: str | None = None
+    correct: bool | None = None
+    usage: Usage = field(default_factory=Usage)
+    error: str | None = None
+
+    @classmethod
+    def single(cls, state: MASState, score: float | None = None) -> Plan:
+        """Return the plan with one candidate, a terminal state."""
+        from search.tree import Tree
+
+        tree = Tree.of_path(state)
+        return cls((Candidate(state, score, len(tree) - 1),), tree)
+
+    @property
+    def best(self) -> Candidate | None:
+        """The chosen candidate."""
+        return self.candidates[0] if self.candidates else None
+
+    @property
+    def text(self) -> str | None:
+        """The chosen candidate's final message."""
+        return self.candidates[0].text if self.candidates else None
+
+    def hit(self, k: int) -> bool:
+        """Return whether one of the first ``k`` candidates is right (Hit@k)."""
+        return any(candidate.correct for candidate in self.candidates[:k])

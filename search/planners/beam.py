@@ -1,0 +1,62 @@
+"""Step-level beam search (paper, App. "Algorithms", Alg. 3)."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+from mas_gym.state import MASState
+from search.plan import Plan
+from search.planners.common import append, check_at_least, evaluate, path_scores, ranked, step_values
+from search.protocol import Critic, Model, PlanGenerator, Propose
+from search.tree import Tree
+
+
+@dataclass(frozen=True)
+class StepBeamSearch:
+    """SBS(B2, B1): sample ``b2`` messages per beam state, keep the ``b1`` best successors of all.
+
+    With a fixed schedule AC = b2 + (D - 1) b1 b2, provided b1 <= b2. Equal messages stay
+    separate successors, as in the algorithm, whose pool is a list. In a dynamic graph a
+    state may be terminal before others: it stays in the pool with its score, costs nothing
+    more, and the search ends when the whole beam is terminal.
+
+    Attributes:
+        b2: Messages sampled per beam state.
+        b1: Width of the beam.
+    """
+
+    b2: int = 5
+    b1: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_at_least(self, 1, b2=self.b2, b1=self.b1)
+
+    def for_run(self, critic: Critic | None, training: bool) -> StepBeamSearch:
+        """Refuse a run whose values are not defined on intermediate states."""
+        step_values("StepBeamSearch", critic, training)
+        return self
+
+    def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
+        """Widen and prune depth by depth; the last beam's states are the candidates."""
+        tree = Tree(root)
+        beam = [0]
+        while True:
+            pool = [node for node in beam if tree.is_terminal(node)]
+            growing = [node for node in beam if not tree.is_terminal(node)]
+            if not growing:
+                break
+            replies = yield [Propose(tree.states[node], self.b2) for node in growing]
+            fresh = [append(tree, model, node, p) for node, ps in zip(growing, replies, strict=True) for p in ps]
+            yield from evaluate(tree, fresh)
+            beam = sorted(pool + fresh, key=lambda node: _rank(tree, node))[: self.b1]
+        return Plan(ranked(tree, beam, path_scores(tree, beam, "process"), beam[0]), tree)
+
+
+def _rank(tree: Tree, node: int) -> tuple[float, float, int]:
+    """Order by score; ties by policy likelihood (paper, App. "Search configurations"), then the older node."""
+    logprob = tree.logprobs[node]
+    likelihood = -math.inf if math.isnan(logprob) else logprob / max(tree.tokens[node], 1)
+    return -tree.values[node], -likelihood, node

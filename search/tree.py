@@ -1,0 +1,241 @@
+"""The search tree: flat columns, one entry per node, the root at index 0.
+
+Node ``i`` stands for a state and for the edge ``(s, a)`` that led to it, so that
+``visits[i]`` is ``N(s, a)`` and ``totals[i]`` is ``W(s, a)``. Nothing here
+recurses, and siblings share everything but their own message, so a tree costs
+less than 200 bytes per node beyond the texts, the states included.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mas_gym.errors import DataError, MASGymError
+from mas_gym.state import Action, MASState
+from search.protocol import Proposal
+
+SCHEMA = 1
+TERMINAL = -1
+"""In ``Tree.first``: the node's state is terminal. 0 means that it has no children yet."""
+
+_NAN = math.nan
+
+
+class Node(NamedTuple):
+    """A readable copy of one tree entry.
+
+    Attributes:
+        id: Position in the tree.
+        parent: Index of the parent; -1 for the root.
+        state: The state.
+        visits: ``N``, virtual visits included.
+        total: ``W``.
+        q: ``W / N``; None if it was never visited.
+        value: What the critic (or the reward) said of the state; None if it was not asked.
+        tokens: Generated tokens of the message.
+        logprob: Sum of its token log-probabilities; None if unknown.
+        finish_reason: ``"stop"`` or ``"length"``.
+    """
+
+    id: int
+    parent: int
+    state: MASState
+    visits: int
+    total: float
+    q: float | None
+    value: float | None
+    tokens: int
+    logprob: float | None
+    finish_reason: str
+
+
+class Tree:
+    """A growing tree of states.
+
+    Columns may be read by anyone; planners write ``visits``, ``totals`` and ``values``.
+
+    Attributes:
+        states: The state of each node.
+        parents: Index of its parent; -1 for the root.
+        first: Index of its first child, 0 without children, `TERMINAL` for a terminal state.
+        last: One past its last child in the block that ``first`` starts.
+        visits: ``N``.
+        totals: ``W``.
+        values: The value of each state; NaN if nobody has told it.
+        tokens: Generated tokens of each node's message.
+        logprobs: Log-probabilities of each node's message; NaN if unknown.
+    """
+
+    __slots__ = (
+        "_cut", "_late", "first", "last", "logprobs", "parents", "states", "tokens", "totals", "values", "visits",
+    )  # fmt: skip
+
+    def __init__(self, root: MASState) -> None:
+        """Start with the root alone."""
+        self.states = [root]
+        self.parents = array("i", [-1])
+        self.first = array("i", [0])
+        self.last = array("i", [0])
+        # Lists, not arrays: selection reads these two all the time, and small ints and first values are shared.
+        self.visits = [0]
+        self.totals = [0.0]
+        self.values = array("d", [_NAN])
+        self.tokens = array("i", [0])
+        self.logprobs = array("d", [_NAN])
+        self._cut = bytearray(1)
+        self._late: dict[int, list[int]] = {}
+
+    @classmethod
+    def of_path(cls, state: MASState) -> Tree:
+        """Return the tree that holds one path, from the initial state to this terminal one."""
+        path = state.path()
+        tree = cls(path[0])
+        for node, following in enumerate(path[1:]):
+            tree.add(node, following, terminal=following is state)
+        return tree
+
+    def __len__(self) -> int:
+        """Return the number of nodes."""
+        return len(self.states)
+
+    def __getitem__(self, index: int) -> Node:
+        """Return a copy of one entry."""
+        index = range(len(self.states))[index]
+        visits, value, logprob = self.visits[index], self.values[index], self.logprobs[index]
+        return Node(
+            index,
+            self.parents[index],
+            self.states[index],
+            visits,
+            self.totals[index],
+            self.totals[index] / visits if visits else None,
+            None if math.isnan(value) else value,
+            self.tokens[index],
+            None if math.isnan(logprob) else logprob,
+            "length" if self._cut[index] else "stop",
+        )
+
+    def __iter__(self) -> Iterator[Node]:
+        """Iterate over the nodes in order of creation, parents before children."""
+        return (self[index] for index in range(len(self.states)))
+
+    def add(self, parent: int, state: MASState, proposal: Proposal | None = None, terminal: bool = False) -> int:
+        """Append a child and return its index.
+
+        Children of one node that are added in a row form the block that `first` and
+        `last` bound; those that come later are found by `children` alone.
+
+        Args:
+            parent: Index of the parent.
+            state: The child's state.
+            proposal: The message that made it, for its tokens and log-probability.
+            terminal: Whether the state is terminal.
+        """
+        index = len(self.states)
+        self.states.append(state)
+        self.parents.append(parent)
+        self.first.append(TERMINAL if terminal else 0)
+        self.last.append(0)
+        self.visits.append(0)
+        self.totals.append(0.0)
+        self.values.append(_NAN)
+        known = proposal is not None and proposal.logprob is not None
+        self.tokens.append(proposal.tokens if proposal is not None else 0)
+        self.logprobs.append(proposal.logprob if known else _NAN)  # type: ignore[union-attr, arg-type]
+        self._cut.append(proposal is not None and proposal.finish_reason == "length")
+        if self.first[parent] == 0:
+            self.first[parent] = index
+            self.last[parent] = index + 1
+        elif self.last[parent] == index:
+            self.last[parent] = index + 1
+        else:
+            self._late.setdefault(parent, []).append(index)
+        return index
+
+    def children(self, node: int) -> Sequence[int]:
+        """Return the indices of a node's children, oldest first."""
+        block = range(self.first[node], self.last[node]) if self.first[node] > 0 else range(0)
+        late = self._late.get(node)
+        return [*block, *late] if late else block
+
+    def is_terminal(self, node: int) -> bool:
+        """Return whether a node's state is terminal."""
+        return self.first[node] == TERMINAL
+
+    def path(self, node: int) -> list[int]:
+        """Return the indices from the root to a node, both included."""
+        path = [node]
+        parents = self.parents
+        while (node := parents[node]) >= 0:
+            path.append(node)
+        path.reverse()
+        return path
+
+    def depth(self, node: int) -> int:
+        """Return the number of turns taken at a node."""
+        return self.states[node].depth
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-able form, column by column, each text once; `from_dict` reads it back."""
+        texts: dict[str, int] = {}
+        rest = self.states[1:]
+        return {
+            "schema": SCHEMA,
+            "root": self.states[0].to_dict(),
+            "parent": self.parents.tolist(),
+            "text": [texts.setdefault(s.text, len(texts)) for s in rest],
+            "texts": list(texts),
+            "recipients": [list(s.recipients) for s in rest],
+            "visits": list(self.visits),
+            "total": list(self.totals),
+            "value": [None if math.isnan(v) else v for v in self.values],
+            "tokens": self.tokens.tolist(),
+            "logprob": [None if math.isnan(v) else v for v in self.logprobs],
+            "truncated": [index for index, cut in enumerate(self._cut) if cut],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], model: Any) -> Tree:
+        """Read back `to_dict`, replaying every transition.
+
+        Args:
+            data: The JSON-able form.
+            model: The `mas_gym.Dynamics` of the system that the tree belongs to.
+
+        Raises:
+            DataError: The form, the schema version or a transition is not right.
+        """
+        if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
+            raise DataError(f"expected a tree of schema {SCHEMA}, got {str(data)[:80]!r}; write it with to_dict()")
+        try:
+            tree = cls(model.state_from_dict(data["root"]))
+            cut = set(data["truncated"])
+            for index, parent in enumerate(data["parent"][1:], 1):
+                text, recipients = data["texts"][data["text"][index - 1]], tuple(data["recipients"][index - 1])
+                finish = "length" if index in cut else "stop"
+                proposal = Proposal(Action(text, -1), data["tokens"][index], data["logprob"][index], finish)
+                tree.grow(parent, text, recipients, proposal, model)
+            tree.visits[:] = [int(v) for v in data["visits"]]
+            tree.totals[:] = [float(v) for v in data["total"]]
+            tree.values[:] = array("d", (_NAN if v is None else v for v in data["value"]))
+        except (KeyError, IndexError, TypeError, ValueError, MASGymError) as error:
+            raise DataError(f"not a tree of this MAS: {error!r}; write trees with to_dict()") from error
+        if not len(tree.visits) == len(tree.totals) == len(tree.values) == len(tree):
+            raise DataError("not a tree: its columns have different lengths; write trees with to_dict()")
+        return tree
+
+    def grow(self, parent: int, text: str, recipients: tuple[int, ...], proposal: Proposal, model: Any) -> int:
+        """Append the child that a stored turn leads to, and return its index.
+
+        Raises:
+            DataError: No action of this model with that text reaches those recipients.
+        """
+        state = self.states[parent]
+        for choice in (model.mas.ALL, *recipients):
+            following = model.transition(state, Action(text, choice))
+            if following.recipients == recipients:
+                return self.add(parent, following, proposal, model.is_terminal(following))
+        raise DataError(f"node {len(self)}: no action of agent {state.acting} reaches {list(recipients)}")
