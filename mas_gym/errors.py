@@ -55,6 +55,10 @@ class CriticError(MASGymError, RuntimeError):
     """A critic could not score a state."""
 
 
+class TrainingError(MASGymError, RuntimeError):
+    """Training stopped: the loss is not a number, or what was learned cannot be written."""
+
+
 class MissingDependencyError(MASGymError, ImportError):
     """An optional package is needed for what was asked and is not installed."""
 
