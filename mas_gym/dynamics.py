@@ -15,11 +15,14 @@ transition costs a few dictionary and list look-ups.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from operator import index
+from typing import Any, cast
 
-from mas_gym.errors import DataError, EpisodeOverError, IllegalActionError
-from mas_gym.graph import MAS, Q
-from mas_gym.state import SCHEMA, Action, LocalView, MASState, Message
+from mas_gym.errors import DataError, EpisodeOverError, IllegalActionError, UnknownNameError
+from mas_gym.graph import MAS, Condition, Q
+from mas_gym.state import SCHEMA, Action, Link, LocalView, MASState, Message
+
+_NAMES_SHOWN = 12
 
 
 class Dynamics:
@@ -38,29 +41,51 @@ class Dynamics:
         self.mas = mas
         self.max_depth = len(mas.agents)
         self._sink, self._all = mas.sink, mas.ALL
-        out: list[list[tuple[int, int]]] = [[] for _ in mas.agents]
-        need = [0] * len(mas.agents)
-        for bit, edge in enumerate(mas.edges):
+        out: list[dict[int, Condition | None]] = [{} for _ in mas.agents]
+        for edge in mas.edges:
             if edge.source != Q:
-                out[edge.source].append((edge.target, bit))
-                if edge.target != self._sink:
-                    need[edge.target] |= 1 << bit
-        self._need = need
-        self._out = [tuple(sorted(edges)) for edges in out]
-        self._conditions = [edge.condition for edge in mas.edges]
-        self._bits = [dict(edges) for edges in self._out]
-        self._first = 0 if not mas.dynamic else self._next_ready(-1, 0)
+                out[edge.source][edge.target] = edge.condition
+        self._out = [dict(sorted(targets.items())) for targets in out]
+        self._open = [tuple(t for t, condition in o.items() if condition is None) for o in self._out]
         self._fixed = None if mas.dynamic else [self._fixed_routes(i) for i in range(self.max_depth)]
+        self._number_edges()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the system alone; the tables follow from it."""
+        return Dynamics, (self.mas,)
 
     def _fixed_routes(self, agent: int) -> dict[int, tuple[int, ...]]:
-        targets = [t for t, _ in self._out[agent]]
+        targets = list(self._out[agent])
         if agent == self.max_depth - 1 and self._sink not in targets:
             targets.append(self._sink)
         return {**{t: (t,) for t in targets}, self._all: tuple(targets)}
 
+    def _number_edges(self) -> None:
+        """Give each edge between agents a bit; an agent's in-edges are neighbours, so a state keeps only open ones.
+
+        A state's ``_delivered`` starts at the first in-edge of its acting agent: earlier bits are shifted away,
+        and a long chain of agents carries a few bits, not one per edge of the graph.
+        """
+        between = sorted((e.target, e.source) for e in self.mas.edges if e.source != Q and e.target != self._sink)
+        self._bit = [dict[int, int]() for _ in range(self.max_depth)]
+        self._first_bit = [0] * (self.max_depth + 1)
+        in_degree = [0] * self.max_depth
+        for bit, (target, source) in enumerate(between):
+            self._bit[source][target] = bit
+            in_degree[target] += 1
+        for agent, degree in enumerate(in_degree):
+            self._first_bit[agent + 1] = self._first_bit[agent] + degree
+        self._needed = [(1 << degree) - 1 for degree in in_degree]
+        # For each agent, the next one at or after it that waits for no other agent.
+        self._next_free = [self._sink] * (self.max_depth + 1)
+        for agent in reversed(range(self.max_depth)):
+            self._next_free[agent] = self._next_free[agent + 1] if in_degree[agent] else agent
+
     def initial_state(self, question: str) -> MASState:
         """Return ``s_1(x) = (x, empty, sigma(1))``."""
-        return MASState(question, self._first)
+        if not isinstance(question, str):
+            raise DataError(f"a question is a str, got {type(question).__name__}; take it from problem.question")
+        return cast(MASState, Link(question, self._next_free[0]))
 
     def is_terminal(self, state: MASState) -> bool:
         """Return whether the last message reached ``sink``."""
@@ -70,19 +95,23 @@ class Dynamics:
         """Return the recipients that some message could be routed to, in index order, `ALL` last.
 
         In a dynamic graph the conditions look at the text, so a recipient listed here
-        can still be refused for a given text; `ALL` never is.
+        can still be refused for a given text; `ALL` never is. In a terminal state nobody
+        acts and the result is empty.
         """
         if state.acting == self._sink:
             return ()
         if self._fixed is not None:
             return tuple(self._fixed[state.acting])
-        targets = [t for t, _ in self._out[state.acting]]
-        if self._sink not in targets and self._ends(state, ()):
+        targets = list(self._out[state.acting])
+        if self._sink not in targets and self._ends(state, self._open[state.acting]):
             targets.append(self._sink)
         return (*targets, self._all)
 
     def route(self, state: MASState, action: tuple[str, int]) -> tuple[int, ...]:
         """Return the nodes that an action reaches, in node order.
+
+        The result is empty when `ALL` meets only closed conditions and other agents can
+        still act: the message then reaches nobody.
 
         Raises:
             EpisodeOverError: The state is terminal.
@@ -91,15 +120,18 @@ class Dynamics:
         text, recipient = action
         if state.acting == self._sink:
             raise EpisodeOverError("the state is terminal: no agent can act; start from initial_state(question)")
-        if self._fixed is not None:
-            routes = self._fixed[state.acting].get(recipient)
-            if routes is None:
-                raise IllegalActionError(self._refusal(state, recipient))
-            return routes
-        return self._dynamic_route(state, text, recipient)
+        if not isinstance(text, str):
+            raise IllegalActionError(f"an action is (text, recipient) with text a str, got {type(text).__name__}")
+        if self._fixed is None:
+            return self._dynamic_route(state, text, index(recipient))
+        routes = self._fixed[state.acting].get(recipient)
+        if routes is None:
+            raise IllegalActionError(self._refusal(state, recipient))
+        return routes
 
     def _dynamic_route(self, state: MASState, text: str, recipient: int) -> tuple[int, ...]:
-        enabled = tuple(t for t, bit in self._out[state.acting] if self._open(bit, text))
+        out = self._out[state.acting]
+        enabled = tuple(t for t, condition in out.items() if condition is None or condition.holds(text))
         if recipient == self._all:
             chosen = enabled
         elif recipient in enabled:
@@ -125,17 +157,28 @@ class Dynamics:
         """
         routed = self.route(state, action)
         delivered = 0
-        if routed[-1] == self._sink:
+        if routed and routed[-1] == self._sink:
             acting = self._sink
         elif self._fixed is not None:
             acting = state.acting + 1
         else:
-            delivered = self._deliver(state, routed)
-            acting = self._next_ready(state.acting, delivered)
-        return MASState(state.question, acting, state, state.acting, action[0], routed, delivered)
+            reached = self._deliver(state, routed)
+            acting = self._next_ready(state.acting, reached)
+            delivered = reached >> (self._first_bit[acting] - self._first_bit[state.acting])
+        return cast(MASState, Link(state.question, acting, state, state.acting, action[0], routed, delivered))
 
     def local_view(self, state: MASState, agent: int) -> LocalView:
-        """Return what an agent sees of a state (paper, Sec. "Preliminaries", ``H^(i)``)."""
+        """Return what an agent sees of a state (paper, Sec. "Preliminaries", ``H^(i)``).
+
+        Args:
+            state: Any state.
+            agent: An agent's index, or ``sink``, which sees what was routed to it.
+
+        Raises:
+            UnknownNameError: There is no such node.
+        """
+        if not 0 <= agent <= self._sink:
+            raise UnknownNameError(f"no agent {agent}: expected 0 to {self._sink - 1}, or {self._sink} for sink")
         seen: list[Message] = []
         link: MASState = state
         while link.parent is not None:
@@ -145,7 +188,8 @@ class Dynamics:
                 seen.append(Message(link.speaker, link.text, agent))
             link = link.parent
         seen.reverse()
-        return LocalView(state.question if self.mas.sees_question[agent] else None, tuple(seen))
+        sees = agent < self._sink and self.mas.sees_question[agent]
+        return LocalView(state.question if sees else None, tuple(seen))
 
     def state_from_dict(self, data: Mapping[str, Any]) -> MASState:
         """Read back `MASState.to_dict`, checking every turn against this graph.
@@ -156,39 +200,40 @@ class Dynamics:
         if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
             raise DataError(f"expected a state of schema {SCHEMA}, got {str(data)[:80]!r}; write it with to_dict()")
         try:
-            state = self.initial_state(str(data["question"]))
+            state = self.initial_state(data["question"])
             for speaker, text, recipients in data["turns"]:
-                state = self._replay(state, int(speaker), str(text), tuple(int(r) for r in recipients))
+                state = self._replay(state, speaker, text, tuple(index(r) for r in recipients))
+            if state.acting != data["acting"]:
+                raise DataError(f"expected agent {state.acting} to act after these turns, got {data['acting']!r}")
         except (KeyError, TypeError, ValueError, EpisodeOverError) as error:
             raise DataError(f"not a transcript of MAS {self.mas.name!r}: {error}") from error
         return state
 
     def _replay(self, state: MASState, speaker: int, text: str, recipients: tuple[int, ...]) -> MASState:
         if speaker != state.acting:
-            raise DataError(f"turn {state.depth + 1}: expected speaker {state.acting}, got {speaker}")
+            raise DataError(f"turn {state.depth + 1}: expected speaker {state.acting}, got {speaker!r}")
         for choice in (self._all, *recipients):
             following = self.transition(state, Action(text, choice))
             if following.recipients == recipients:
                 return following
         raise DataError(f"turn {state.depth + 1}: no action of agent {speaker} reaches {list(recipients)}")
 
-    def _open(self, bit: int, text: str) -> bool:
-        condition = self._conditions[bit]
-        return condition is None or condition.holds(text)
-
     def _deliver(self, state: MASState, targets: tuple[int, ...]) -> int:
         delivered = state._delivered
-        bits = self._bits[state.acting]
+        bits, base = self._bit[state.acting], self._first_bit[state.acting]
         for target in targets:
             bit = bits.get(target)
             if bit is not None:
-                delivered |= 1 << bit
+                delivered |= 1 << (bit - base)
         return delivered
 
     def _next_ready(self, speaker: int, delivered: int) -> int:
-        need = self._need
+        base = self._first_bit[speaker]
         for agent in range(speaker + 1, self.max_depth):
-            if need[agent] & ~delivered == 0:
+            waiting = delivered >> (self._first_bit[agent] - base)
+            if waiting == 0:
+                return self._next_free[agent]
+            if waiting & self._needed[agent] == self._needed[agent]:
                 return agent
         return self._sink
 
@@ -197,6 +242,8 @@ class Dynamics:
 
     def _refusal(self, state: MASState, recipient: int) -> str:
         names = [f"{r} ({self.mas.node_name(r)})" for r in self.legal_recipients(state)]
+        shown = names if len(names) <= _NAMES_SHOWN else [*names[: _NAMES_SHOWN - 1], "...", names[-1]]
         speaker = self.mas.agents[state.acting].name
-        why = "the edge's condition does not hold for this text" if recipient in self._bits[state.acting] else "no edge"
-        return f"{speaker} cannot route to {recipient}: {why}; expected one of {', '.join(names)}"
+        closed = recipient in self._out[state.acting]
+        why = "the edge's condition does not hold for this text" if closed else "no edge"
+        return f"{speaker} cannot route to {recipient}: {why}; expected one of {', '.join(shown)}"

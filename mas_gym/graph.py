@@ -8,15 +8,23 @@ enabled recipient at once.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from hashlib import blake2b
+from typing import Any, Literal
 
 Q = -1
 """The question node, which never acts and holds the question."""
 
 ConditionKind = Literal["regex", "not_regex", "contains", "not_contains"]
+
+SCHEMA = 1
+"""The version of the config form that `MAS.to_dict` writes and `load_mas` reads."""
+
+REGEX_WINDOW = 8192
+"""A regular expression reads at most this many characters from each end of a message, which bounds its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +62,12 @@ class Condition:
 
     def holds(self, text: str) -> bool:
         """Return whether a message with this text may pass."""
-        found = self._regex.search(text) is not None if self._regex else self.pattern in text
+        if self._regex is None:
+            found = self.pattern in text
+        elif len(text) <= 2 * REGEX_WINDOW:
+            found = self._regex.search(text) is not None
+        else:
+            found = any(self._regex.search(end) for end in (text[:REGEX_WINDOW], text[-REGEX_WINDOW:]))
         return found is not self.kind.startswith("not_")
 
     def __str__(self) -> str:
@@ -93,7 +106,7 @@ class MAS:
         return len(self.agents)
 
     @property
-    def ALL(self) -> int:  # noqa: N802 - a constant of this graph, written like one
+    def ALL(self) -> int:
         """The recipient that stands for every enabled out-edge, ``M + 1``."""
         return len(self.agents) + 1
 
@@ -112,3 +125,20 @@ class MAS:
         """Return a readable name of a node or recipient index."""
         special = {Q: "q", self.sink: "sink", self.ALL: "ALL"}
         return special.get(node) or self.agents[node].name
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON-able config, which `mas_gym.load_mas` reads back to an equal system."""
+        agents = [
+            {"name": a.name, "system_prompt": a.system_prompt, "max_new_tokens": a.max_new_tokens} for a in self.agents
+        ]
+        edges: list[list[int | str]] = []
+        for edge in self.edges:
+            target = "sink" if edge.target == self.sink else edge.target
+            edges.append([edge.source, target, *([] if edge.condition is None else [str(edge.condition)])])
+        return {"schema": SCHEMA, "name": self.name, "agents": agents, "edges": edges}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits that tell two different systems apart, equal in every process and on every machine."""
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return blake2b(text.encode(), digest_size=16).hexdigest()

@@ -3,14 +3,14 @@
 A state is one link of a chain: it holds its last turn and its parent, so that a
 transition allocates one small object however long the transcript is, and sibling
 states share everything but their own message. Nothing here recurses, so chains
-of any length can be hashed, compared, pickled and walked.
+of any length can be hashed, compared, pickled, walked and freed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 SCHEMA = 1
 _DIGEST_BYTES = 16
@@ -46,21 +46,11 @@ class LocalView(NamedTuple):
     messages: tuple[Message, ...]
 
 
-class MASState:
-    """A state ``s_t = (x, H_{t-1}, i_t)`` (paper, Sec. "Preliminaries").
+class Link:
+    """The fields of a `MASState` while they are being filled in; calling it returns a sealed `MASState`.
 
-    Immutable, hashable, picklable; ``copy`` and ``deepcopy`` return the object
-    itself. Two states are equal when question, transcript and acting agent are.
-    Made by `mas_gym.Dynamics`, never by hand.
-
-    Attributes:
-        question: The text ``x``.
-        acting: Index of the agent to act, or ``sink`` (= M) in a terminal state.
-        parent: The state before the last turn; None in an initial state.
-        speaker: Speaker of the last turn; -1 in an initial state.
-        text: Text of the last turn; empty in an initial state.
-        recipients: Recipients of the last turn, in node order.
-        depth: Number of turns taken.
+    Changing the class at the end seals the fields at no cost, where a frozen
+    dataclass would double the time of a transition.
     """
 
     __slots__ = ("_delivered", "_digest", "acting", "depth", "parent", "question", "recipients", "speaker", "text")
@@ -82,9 +72,45 @@ class MASState:
         self.speaker = speaker
         self.text = text
         self.recipients = recipients
-        self.depth = 0 if parent is None else parent.depth + 1
+        self.depth: int = 0 if parent is None else parent.depth + 1
         self._delivered = delivered
         self._digest: bytes | None = None
+        self.__class__ = MASState
+
+
+class MASState(Link):
+    """A state ``s_t = (x, H_{t-1}, i_t)`` (paper, Sec. "Preliminaries").
+
+    Immutable, hashable, picklable; ``copy`` and ``deepcopy`` return the object
+    itself. Two states are equal when question, transcript and acting agent are.
+    Made by `mas_gym.Dynamics`, never by hand.
+
+    Attributes:
+        question: The text ``x``.
+        acting: Index of the agent to act, or ``sink`` (= M) in a terminal state.
+        parent: The state before the last turn; None in an initial state.
+        speaker: Speaker of the last turn; -1 in an initial state.
+        text: Text of the last turn; empty in an initial state.
+        recipients: Recipients of the last turn, in node order; empty when every condition was closed.
+        depth: Number of turns taken.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> MASState:
+        """Return a sealed state."""
+        return cast(MASState, Link(*args, **kwargs))
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: `Link` has filled the fields."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse: states are shared by trees, snapshots and caches."""
+        raise AttributeError(f"a MASState never changes: cannot set {name!r}; use Dynamics.transition to get a new one")
+
+    def __delattr__(self, name: str) -> None:
+        """Refuse, as `__setattr__` does."""
+        raise AttributeError(f"a MASState never changes: cannot delete {name!r}")
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -116,7 +142,7 @@ class MASState:
                 fresh.append(state)
                 state = state.parent
             for link in reversed(fresh):
-                link._digest = link._own_digest()
+                _set_digest(link, link._own_digest())
         assert self._digest is not None
         return self._digest
 
@@ -124,10 +150,10 @@ class MASState:
         if self.parent is None:
             head, body = b"q", self.question
         else:
-            head = f"{self.speaker}>{','.join(map(str, self.recipients))}|".encode()
-            body = self.text
-        above = b"" if self.parent is None else self.parent._digest or b""
-        return blake2b(above + head + body.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).digest()
+            # The first byte keeps a question from imitating a fingerprint followed by a turn.
+            route = f"{self.speaker}>{','.join(map(str, self.recipients))}|"
+            head, body = b"t" + (self.parent._digest or b"") + route.encode(), self.text
+        return blake2b(head + body.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).digest()
 
     def __eq__(self, other: object) -> bool:
         """Compare question, transcript and acting agent."""
@@ -159,14 +185,22 @@ class MASState:
         return f"MASState({self.question[:40]!r}, depth={self.depth}, acting={self.acting})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-able form; `mas_gym.Dynamics.state_from_dict` reads it back."""
+        """Return a JSON-able form; `mas_gym.Dynamics.state_from_dict` reads it back.
+
+        One caveat is JSON's own: it cannot tell a character outside the basic plane
+        from the two surrogate code points that would encode it.
+        """
         turns = [[t.speaker, t.text, list(t.recipients)] for t in self.turns]
         return {"schema": SCHEMA, "question": self.question, "turns": turns, "acting": self.acting}
+
+
+# Sealing closes ordinary assignment; the fingerprint is a cache and comes in through its slot.
+_set_digest: Callable[[MASState, bytes], None] = Link.__dict__["_digest"].__set__
 
 
 def _relink(question: str, links: Iterable[tuple[int, int, str, tuple[int, ...], int]]) -> MASState:
     state: MASState | None = None
     for acting, speaker, text, recipients, delivered in links:
-        state = MASState(question, acting, state, speaker, text, recipients, delivered)
+        state = cast(MASState, Link(question, acting, state, speaker, text, recipients, delivered))
     assert state is not None
     return state

@@ -1,0 +1,101 @@
+"""MAS-Gym: multi-agent LLM systems as Gymnasium environments, and search over them.
+
+Importing this package registers the environments. Everything else is imported when
+it is first asked for, so that the import stays cheap and needs no optional package.
+
+======================  ==========================================================
+``load_mas``            a multi-agent system: a shipped name, a YAML path or a dict
+``load_task``           a data set of problems with its grading
+``MASEnv``              the environment behind every registered id
+``Dynamics``            the pure transition model under it
+``CandidateChoice``     the environment as a ``Discrete(n)`` choice among proposals
+``aec_env``             the environment as a PettingZoo AEC game
+``mas_gym.testing``     checks for your own configs, policies, critics and planners
+======================  ==========================================================
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from mas_gym.registration import register_environments
+
+if TYPE_CHECKING:
+    from mas_gym.aec import aec_env
+    from mas_gym.dynamics import Dynamics
+    from mas_gym.env import MASEnv
+    from mas_gym.graph import MAS, Agent, Condition, Edge, Q
+    from mas_gym.loading import load_mas, mas_names
+    from mas_gym.prompts import ChatMessage, chat_messages
+    from mas_gym.snapshot import Snapshot
+    from mas_gym.spaces import Records, Unicode
+    from mas_gym.state import Action, LocalView, MASState, Message, Turn
+    from mas_gym.tasks import load_task
+    from mas_gym.wrappers import CandidateChoice
+
+_HOMES = {
+    "MAS": "graph",
+    "Action": "state",
+    "Agent": "graph",
+    "CandidateChoice": "wrappers",
+    "ChatMessage": "prompts",
+    "Condition": "graph",
+    "Dynamics": "dynamics",
+    "Edge": "graph",
+    "LocalView": "state",
+    "MASEnv": "env",
+    "MASState": "state",
+    "Message": "state",
+    "Q": "graph",
+    "Records": "spaces",
+    "Snapshot": "snapshot",
+    "Turn": "state",
+    "Unicode": "spaces",
+    "aec_env": "aec",
+    "chat_messages": "prompts",
+    "load_mas": "loading",
+    "load_task": "tasks",
+    "mas_names": "loading",
+}
+
+__all__ = [
+    "MAS",
+    "Action",
+    "Agent",
+    "CandidateChoice",
+    "ChatMessage",
+    "Condition",
+    "Dynamics",
+    "Edge",
+    "LocalView",
+    "MASEnv",
+    "MASState",
+    "Message",
+    "Q",
+    "Records",
+    "Snapshot",
+    "Turn",
+    "Unicode",
+    "aec_env",
+    "chat_messages",
+    "load_mas",
+    "load_task",
+    "mas_names",
+]
+
+register_environments()
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its module at first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mas_gym' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(import_module(f"mas_gym.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names beside what is imported already."""
+    return sorted({*globals(), *__all__})

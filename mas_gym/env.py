@@ -1,0 +1,351 @@
+"""`MASEnv`: the Gymnasium environment, a thin shell over the pure dynamics and a task.
+
+An episode, with RPSV (four agents, so recipients are 0 to 3, 4 for sink and 5 for ALL)::
+
+    reset()                     question, Reader to act
+    step(("facts ...", 1))      reward 0, Planner to act
+    step(("plan ...", ALL))     reward 0, Solver to act
+    step(("work ...", 3))       reward 0, Verifier to act
+    step(("Final Answer: 18", ALL))   reached sink: reward +1 or -1, terminated
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Mapping
+from operator import index
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from mas_gym.dynamics import Dynamics
+from mas_gym.env_options import choice, refuse_unknown, whole_number
+from mas_gym.errors import ConfigError, DataError, EpisodeOverError, IllegalActionError
+from mas_gym.loading import MASSource, load_mas
+from mas_gym.prompts import ChatMessage, chat_messages
+from mas_gym.snapshot import Snapshot
+from mas_gym.spaces import Records, Unicode, utf8_length
+from mas_gym.state import MASState, Message
+from mas_gym.task_source import TaskSource
+from mas_gym.tasks.base import Problem, Task
+
+Observation = dict[str, Any]
+Info = dict[str, Any]
+
+_SHARED = frozenset({"mas", "dynamics", "_source", "_task", "_problem", "_state"})
+
+
+class MASEnv(gym.Env[Observation, tuple[str, int]]):
+    """A multi-agent system that solves the problems of a task, one agent's message per step.
+
+    **Action**: ``(text, recipient)``; the recipient is an agent's index, `sink` or `ALL`.
+    ``info["action_mask"]`` marks the recipients that the acting agent may name; `ALL` always works.
+
+    **Observation**: a dict of ``question`` (str), ``transcript`` (tuple of `mas_gym.Message`, or only
+    the acting agent's local view, whose question is empty if it does not see it), ``acting`` (index of
+    the agent to act, ``sink`` after the end) and ``messages`` (the chat prompt of that agent, a tuple of
+    `mas_gym.ChatMessage`).
+
+    **Reward**: +1.0 or -1.0 at termination, 0.0 before (paper, Sec. "Preliminaries").
+
+    **Info**: ``action_mask`` (a fresh int8 vector of length M + 2), ``problem_id``, ``agent`` (name);
+    at the end ``correct``, ``extracted`` and ``reason`` from the task's grade; ``invalid_action`` with
+    the reason whenever an action was refused.
+
+    Nothing mutable is shared between two calls. Pickling keeps how to load the data set, not the data set;
+    copies share it.
+
+    Args:
+        task: A task's name, such as ``"gsm8k"``, or a `Task` object.
+        mas: A shipped MAS name, a config's path or dict (DESIGN 4.1).
+        split: ``"train"``, ``"dev"`` or ``"test"``; for tasks given by name.
+        data: A local file or folder instead of the hub; for tasks given by name.
+        view: ``"full"`` transcript in observations, or the acting agent's ``"local"`` view.
+        render_mode: One of ``metadata["render_modes"]``, or None.
+        on_invalid: What an illegal action does: ``"terminate"`` ends the episode with -1, ``"retry"``
+            refuses it without a change of state, at most ``max_retries`` times per turn.
+        max_bytes: The most bytes of UTF-8 in a message or a question.
+        max_retries: Refusals per turn before ``"retry"`` ends the episode.
+        task_options: Options of the task, such as ``difficulty`` or ``grading``.
+
+    Raises:
+        ConfigError: An argument or the MAS config is wrong.
+        UnknownNameError: The task or the MAS is not known.
+    """
+
+    metadata = {"render_modes": ["ansi", "ansi_list", "human", "rgb_array"], "render_fps": 2}  # noqa: RUF012
+
+    def __init__(
+        self,
+        task: str | Task,
+        mas: MASSource = "rpsv",
+        *,
+        split: str = "test",
+        data: str | os.PathLike[str] | None = None,
+        view: Literal["full", "local"] = "full",
+        render_mode: str | None = None,
+        on_invalid: Literal["terminate", "retry"] = "terminate",
+        max_bytes: int = 65_536,
+        max_retries: int = 3,
+        **task_options: Any,
+    ) -> None:
+        """Check the arguments and build the spaces; the data set is loaded at the first reset."""
+        self.render_mode = choice("render_mode", render_mode, (None, *self.metadata["render_modes"]))
+        self.view = choice("view", view, ("full", "local"))
+        self.on_invalid = choice("on_invalid", on_invalid, ("terminate", "retry"))
+        self.max_bytes = whole_number("max_bytes", max_bytes, at_least=1)
+        self.max_retries = whole_number("max_retries", max_retries, at_least=0)
+        self.mas = load_mas(mas)
+        self._source = TaskSource(task, split, data, task_options)
+        self._task: Task | None = None
+        self.dynamics = Dynamics(self.mas)
+        self.sink, self.ALL = self.mas.sink, self.mas.ALL
+        self._mas_id = self.mas.fingerprint
+        self.action_space = spaces.Tuple((Unicode(max_bytes), spaces.Discrete(self.ALL + 1)))  # type: ignore[assignment]
+        self.observation_space = self._make_observation_space()
+        self._problem: Problem | None = None
+        self._state: MASState | None = None
+        self._over = True
+        self._refusals = 0
+        self._frames: list[str] = []
+        self._facts: Info = {}
+
+    def _make_observation_space(self) -> spaces.Dict:
+        agents = len(self.mas.agents)
+        messages = len(self.mas.edges) + 1
+        prompts = max(utf8_length(agent.system_prompt) for agent in self.mas.agents)
+        heard = max(sum(edge.target == i for edge in self.mas.edges) for i in range(agents))
+        return spaces.Dict(
+            {
+                "question": Unicode(self.max_bytes),
+                "transcript": Records(Message, (agents, None, agents + 1), messages, messages * self.max_bytes),
+                "acting": spaces.Discrete(agents + 1),
+                "messages": Records(ChatMessage, (None, None), 2, prompts + (heard + 1) * (self.max_bytes + 2) + 16),
+            }
+        )
+
+    @property
+    def task(self) -> Task:
+        """The task, loaded at the first look and shared by every environment that asks for the same one."""
+        if self._task is None:
+            self._task = self._source.load()
+        return self._task
+
+    @property
+    def state(self) -> MASState:
+        """The present state. Raises `EpisodeOverError` before the first reset."""
+        if self._state is None:
+            raise EpisodeOverError("no episode has begun: call env.reset() first")
+        return self._state
+
+    @property
+    def problem_id(self) -> str:
+        """The id of the problem that is being solved. Raises `EpisodeOverError` before the first reset."""
+        if self._problem is None:
+            raise EpisodeOverError("no episode has begun: call env.reset() first")
+        return self._problem.id
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
+        """Begin an episode.
+
+        Args:
+            seed: Seeds the choice of problems; the same seed gives the same problems in the same order.
+            options: ``{"problem_id": ...}`` chooses the problem and draws nothing.
+
+        Returns:
+            The first observation and info.
+
+        Raises:
+            ConfigError: An option is not known.
+            UnknownNameError: The task has no problem with that id.
+            DataNotFoundError: The data cannot be found or reached.
+        """
+        refuse_unknown("reset option", options or {}, ("problem_id",))
+        super().reset(seed=seed)
+        wanted = (options or {}).get("problem_id")
+        if wanted is not None:
+            if not isinstance(wanted, str):
+                raise ConfigError(f"problem_id: expected a str such as {self.task[0].id!r}, got {wanted!r}")
+            problem = self.task.problem(wanted)
+        elif len(self.task) == 0:
+            raise DataError(f"the task {self.task.name!r} has no problem in split {self.task.split!r}")
+        else:
+            problem = self.task[int(self.np_random.integers(len(self.task)))]
+        if utf8_length(problem.question) > self.max_bytes:
+            size = utf8_length(problem.question)
+            raise DataError(f"the question of {problem.id} has {size} bytes, over max_bytes={self.max_bytes}: raise it")
+        self._problem = problem
+        self._state = self.dynamics.initial_state(problem.question)
+        self._over, self._refusals = False, 0
+        self._frames.clear()
+        return self._report({})
+
+    def step(self, action: tuple[str, int]) -> tuple[Observation, float, bool, bool, Info]:
+        """Let the acting agent say ``text`` to ``recipient``.
+
+        Args:
+            action: ``(text, recipient)``.
+
+        Returns:
+            Observation, reward, terminated, truncated (always False) and info.
+
+        Raises:
+            EpisodeOverError: The episode has ended or has not begun.
+            IllegalActionError: The action is no pair of a str and a whole number; a pair that is merely
+                illegal is dealt with by ``on_invalid``.
+        """
+        state = self._state
+        if state is None or self._over:
+            raise EpisodeOverError("the episode has ended or has not begun: call env.reset() first")
+        text, recipient = _read_action(action)
+        try:
+            if len(text) * 4 > self.max_bytes and utf8_length(text) > self.max_bytes:
+                raise IllegalActionError(f"a text of {utf8_length(text)} bytes; at most {self.max_bytes} are allowed")
+            self._state = following = self.dynamics.transition(state, (text, recipient))
+        except IllegalActionError as error:
+            return self._refuse(str(error))
+        self._refusals = 0
+        if following.acting != self.sink:
+            observation, info = self._report({})
+            return observation, 0.0, False, False, info
+        assert self._problem is not None
+        grade = self.task.grade(self._problem, following.text)
+        return self._end(1.0 if grade.correct else -1.0, grade._asdict())
+
+    def _refuse(self, reason: str) -> tuple[Observation, float, bool, bool, Info]:
+        self._refusals += 1
+        if self.on_invalid == "terminate" or self._refusals > self.max_retries:
+            facts = {"correct": False, "extracted": None, "reason": "invalid action", "invalid_action": reason}
+            return self._end(-1.0, facts)
+        left = self.max_retries - self._refusals
+        observation, info = self._report({"invalid_action": reason, "retries_left": left})
+        return observation, 0.0, False, False, info
+
+    def _end(self, reward: float, facts: Info) -> tuple[Observation, float, bool, bool, Info]:
+        self._over = True
+        observation, info = self._report(facts)
+        return observation, reward, True, False, info
+
+    def observe(self) -> tuple[Observation, Info]:
+        """Return a fresh observation and info of the present state, for use after `restore_state`."""
+        return self._picture({})
+
+    def _report(self, facts: Info) -> tuple[Observation, Info]:
+        self._facts = facts
+        if self.render_mode == "ansi_list":
+            from mas_gym.render import state_text
+
+            self._frames.append(state_text(self.mas, self.state, facts))
+        elif self.render_mode == "human":
+            from mas_gym.render import print_turn
+
+            print_turn(self.mas, self.state, facts)
+        return self._picture(facts)
+
+    def _picture(self, facts: Info) -> tuple[Observation, Info]:
+        state = self.state
+        acting = state.acting
+        question: str | None = state.question
+        if self.view == "full":
+            transcript = state.transcript
+        else:
+            question, transcript = self.dynamics.local_view(state, acting)
+        observation = {
+            "question": question or "",
+            "transcript": transcript,
+            "acting": acting,
+            "messages": chat_messages(self.mas, state),
+        }
+        name = "sink" if acting == self.sink else self.mas.agents[acting].name
+        info = {"action_mask": self.action_mask(), "problem_id": self.problem_id, "agent": name, **facts}
+        return observation, info
+
+    def action_mask(self) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
+        """Return a fresh int8 vector of length M + 2: 1 for each recipient that may be named; zeros after the end."""
+        mask = np.zeros(self.ALL + 1, dtype=np.int8)
+        if not self._over:
+            for recipient in self.dynamics.legal_recipients(self.state):
+                mask[recipient] = 1
+        return mask
+
+    def clone_state(self, *, include_rng: bool = False) -> Snapshot:
+        """Return a snapshot of the episode in constant time.
+
+        Args:
+            include_rng: Also keep the generator that chooses problems, so that the resets that follow repeat.
+
+        Raises:
+            EpisodeOverError: No episode has begun.
+        """
+        rng = json.dumps(self.np_random.bit_generator.state) if include_rng else None
+        return Snapshot(self._mas_id, self.problem_id, self.state, self._refusals, self._over, rng)
+
+    def restore_state(self, snapshot: Snapshot) -> None:
+        """Return to a snapshot in constant time; `observe` then gives the observation and info.
+
+        Raises:
+            ConfigError: The snapshot is of another system.
+            UnknownNameError: The task has no such problem.
+        """
+        if snapshot.mas != self._mas_id:
+            raise ConfigError(f"the snapshot is of another system than {self.mas.name!r}; restore it where it was made")
+        if self._problem is None or self._problem.id != snapshot.problem_id:
+            self._problem = self.task.problem(snapshot.problem_id)
+        self._state, self._refusals, self._over = snapshot.state, snapshot.refusals, snapshot.over
+        self._facts = {}
+        if snapshot.rng is not None:
+            self.np_random.bit_generator.state = json.loads(snapshot.rng)
+
+    def render(self) -> Any:
+        """Return the episode in the chosen mode.
+
+        ``ansi``: a str; ``ansi_list``: the strings since the last call; ``rgb_array``: a uint8 array of
+        shape (640, 1120, 3); ``human``: None, for each turn is printed as it happens.
+
+        Raises:
+            EpisodeOverError: No episode has begun.
+        """
+        if self.render_mode is None:
+            gym.logger.warn('render() needs a mode: gym.make(..., render_mode="ansi"), "human" or "rgb_array"')
+            return None
+        if self.render_mode == "ansi_list":
+            frames, self._frames = self._frames, []
+            return frames
+        if self.render_mode == "rgb_array":
+            from mas_gym.render_image import draw_state
+
+            return draw_state(self.mas, self.state, self.problem_id, self._facts)
+        from mas_gym.render import state_text
+
+        return state_text(self.mas, self.state, self._facts) if self.render_mode == "ansi" else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the data set when it can be loaded again."""
+        state = dict(self.__dict__)
+        if self._source.by_name:
+            state["_task"] = None
+        return state
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MASEnv:
+        """Copy the episode and the generators, share the data set and everything immutable."""
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        for name, value in self.__dict__.items():
+            twin.__dict__[name] = value if name in _SHARED else copy.deepcopy(value, memo)
+        return twin
+
+
+def _read_action(action: Any) -> tuple[str, int]:
+    if isinstance(action, tuple | list) and len(action) == 2 and isinstance(action[0], str):
+        try:
+            return action[0], index(action[1])
+        except TypeError:
+            pass
+    got = repr(action)
+    raise IllegalActionError(
+        f"expected (text, recipient), a str and a whole number such as env.unwrapped.ALL, got {got[:80]}"
+    )

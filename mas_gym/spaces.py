@@ -1,0 +1,306 @@
+"""Spaces for text, with the hooks that carry them through asynchronous vector environments.
+
+`gymnasium.spaces.Text` cannot hold what language models write: its characters must
+be listed one by one, and its shared-memory reader returns the first value for ever.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from ctypes import c_uint8
+from types import ModuleType
+from typing import Any, TypeVar
+
+from gymnasium.spaces import Space
+from gymnasium.vector.utils import (
+    create_empty_array,
+    create_shared_memory,
+    read_from_shared_memory,
+    write_to_shared_memory,
+)
+
+from mas_gym.errors import ConfigError, DataError
+
+T = TypeVar("T")
+
+MAX_SHARED_BYTES = 1 << 30
+_SAMPLE_CHARACTERS = 48
+_SAMPLE_ROWS = 4
+# Latin twice, as most text is; then accents, Greek, Hebrew (right to left), Chinese, emoji, tab and newline.
+_BLOCKS = (
+    (0x20, 0x7F),
+    (0x20, 0x7F),
+    (0xC0, 0x180),
+    (0x391, 0x3AA),
+    (0x5D0, 0x5EB),
+    (0x4E00, 0x5000),
+    (0x1F600, 0x1F640),
+    (0x09, 0x0B),
+)
+
+
+def utf8_length(text: str) -> int:
+    """Return the size of a text in UTF-8, lone surrogates included (three bytes each)."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+class Unicode(Space[str]):
+    """Every text, empty, multi-line or in any script, of at most ``max_bytes`` bytes of UTF-8.
+
+    Args:
+        max_bytes: The size limit, at least 0.
+        seed: Seed of the generator that samples.
+    """
+
+    def __init__(self, max_bytes: int = 65_536, seed: int | None = None) -> None:
+        """Build the space; nothing is allocated."""
+        if not isinstance(max_bytes, int) or isinstance(max_bytes, bool) or max_bytes < 0:
+            raise ConfigError(f"max_bytes: expected a whole number of at least 0, got {max_bytes!r}")
+        self.max_bytes = max_bytes
+        super().__init__(None, None, seed)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        """False: texts are no arrays."""
+        return False
+
+    def contains(self, x: Any) -> bool:
+        """Return whether x is a str within the limit."""
+        return isinstance(x, str) and len(x) <= self.max_bytes and utf8_length(x) <= self.max_bytes
+
+    def sample(self, mask: Any | None = None, probability: Any | None = None) -> str:
+        """Return a short random text that mixes scripts; a mask makes no sense here and is refused."""
+        if mask is not None or probability is not None:
+            raise ConfigError("a Unicode space has no mask: pass None in its place, as in space.sample((None, mask))")
+        text, room = [], self.max_bytes
+        for _ in range(int(self.np_random.integers(_SAMPLE_CHARACTERS + 1))):
+            low, high = _BLOCKS[int(self.np_random.integers(len(_BLOCKS)))]
+            character = chr(int(self.np_random.integers(low, high)))
+            room -= utf8_length(character)
+            if room < 0:
+                break
+            text.append(character)
+        return "".join(text)
+
+    def encode(self, value: str) -> bytes:
+        """Return the bytes that stand for a text in shared memory."""
+        return value.encode("utf-8", "surrogatepass")
+
+    def decode(self, raw: bytes) -> str:
+        """Return the text that `encode` wrote."""
+        return raw.decode("utf-8", "surrogatepass")
+
+    def empty(self) -> str:
+        """Return the smallest element."""
+        return ""
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the limits."""
+        return isinstance(other, Unicode) and self.max_bytes == other.max_bytes
+
+    def __hash__(self) -> int:
+        """Hash the limit."""
+        return hash(("Unicode", self.max_bytes))
+
+    def __repr__(self) -> str:
+        """Return the call that builds the space."""
+        return f"Unicode({self.max_bytes})"
+
+
+class Records(Space[tuple[Any, ...]]):
+    """Tuples of any length of one NamedTuple type whose fields are texts and small integers.
+
+    Args:
+        record: The NamedTuple class, such as `mas_gym.Message`.
+        fields: One entry per field: None for a text, ``n`` for an integer in ``range(n)``.
+        max_rows: The most records.
+        max_bytes: The most bytes of UTF-8 in all texts together.
+        seed: Seed of the generator that samples.
+    """
+
+    def __init__(
+        self,
+        record: Callable[..., tuple[Any, ...]],
+        fields: Sequence[int | None],
+        max_rows: int,
+        max_bytes: int,
+        seed: int | None = None,
+    ) -> None:
+        """Build the space; nothing is allocated."""
+        self.record = record
+        self.fields = tuple(fields)
+        self.max_rows = max_rows
+        self.max_bytes = max_bytes
+        super().__init__(None, None, seed)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        """False: texts are no arrays."""
+        return False
+
+    def contains(self, x: Any) -> bool:
+        """Return whether x is a tuple of records within the limits."""
+        if not isinstance(x, tuple) or len(x) > self.max_rows:
+            return False
+        size = 0
+        for row in x:
+            if type(row) is not self.record or len(row) != len(self.fields):
+                return False
+            for value, limit in zip(row, self.fields, strict=True):
+                if limit is None:
+                    if not isinstance(value, str):
+                        return False
+                    size += utf8_length(value)
+                elif not isinstance(value, int) or not 0 <= value < limit:
+                    return False
+        return size <= self.max_bytes
+
+    def sample(self, mask: Any | None = None, probability: Any | None = None) -> tuple[Any, ...]:
+        """Return up to four random records; a mask makes no sense here and is refused."""
+        if mask is not None or probability is not None:
+            raise ConfigError("a Records space has no mask: pass None in its place")
+        rows, room = [], self.max_bytes
+        text = Unicode()
+        text._np_random = self.np_random
+        for _ in range(int(self.np_random.integers(min(self.max_rows, _SAMPLE_ROWS) + 1))):
+            row = self.record(*(text.sample() if n is None else int(self.np_random.integers(n)) for n in self.fields))
+            room -= sum(utf8_length(value) for value in row if isinstance(value, str))
+            if room < 0:
+                break
+            rows.append(row)
+        return tuple(rows)
+
+    def to_jsonable(self, sample_n: Iterable[tuple[Any, ...]]) -> list[Any]:
+        """Return samples as nested lists."""
+        return [[list(row) for row in rows] for rows in sample_n]
+
+    def from_jsonable(self, sample_n: list[Any]) -> list[tuple[Any, ...]]:
+        """Return samples from nested lists."""
+        return [tuple(self.record(*row) for row in rows) for rows in sample_n]
+
+    def encode(self, value: tuple[Any, ...]) -> bytes:
+        """Return the bytes that stand for a tuple in shared memory: integers and text lengths, then the texts."""
+        texts = [[v.encode("utf-8", "surrogatepass") if isinstance(v, str) else v for v in row] for row in value]
+        header = [v if isinstance(v, int) else len(v) for row in texts for v in row]
+        body = b"".join(v for row in texts for v in row if isinstance(v, bytes))
+        return struct.pack(f"<{len(header) + 1}q", len(value), *header) + body
+
+    def decode(self, raw: bytes) -> tuple[Any, ...]:
+        """Return the tuple that `encode` wrote."""
+        (rows,) = struct.unpack_from("<q", raw)
+        width = len(self.fields)
+        header = struct.unpack_from(f"<{rows * width}q", raw, 8)
+        at = 8 * (1 + rows * width)
+        records = []
+        for i in range(rows):
+            row: list[Any] = []
+            for limit, number in zip(self.fields, header[i * width : (i + 1) * width], strict=True):
+                if limit is None:
+                    row.append(raw[at : at + number].decode("utf-8", "surrogatepass"))
+                    at += number
+                else:
+                    row.append(number)
+            records.append(self.record(*row))
+        return tuple(records)
+
+    def empty(self) -> tuple[Any, ...]:
+        """Return the smallest element."""
+        return ()
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the record types and limits."""
+        return isinstance(other, Records) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        """Hash the record type and limits."""
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.record, self.fields, self.max_rows, self.max_bytes
+
+    def __repr__(self) -> str:
+        """Return the call that builds the space."""
+        name = getattr(self.record, "__name__", repr(self.record))
+        return f"Records({name}, {self.fields}, {self.max_rows}, {self.max_bytes})"
+
+
+TextSpace = Unicode | Records
+
+
+def _slot_bytes(space: TextSpace) -> int:
+    """Return the bytes of one environment's slot: its length, and the largest encoding."""
+    header = 8 * (1 + space.max_rows * len(space.fields)) if isinstance(space, Records) else 0
+    return 8 + header + space.max_bytes
+
+
+class SharedBatch(Sequence[Any]):
+    """What an asynchronous vector environment reads: decoded at each look, and a plain tuple once copied."""
+
+    def __init__(self, space: TextSpace, memory: Any, n: int) -> None:
+        """Look at ``n`` slots of shared memory."""
+        self._space = space
+        self._memory = memory
+        self._n = n
+
+    def __len__(self) -> int:
+        """Return the number of environments."""
+        return self._n
+
+    def __getitem__(self, index: Any) -> Any:
+        """Decode one slot, or a slice of them."""
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(self._n)))
+        if not -self._n <= index < self._n:
+            raise IndexError(f"expected an environment from 0 to {self._n - 1}, got {index}")
+        size = _slot_bytes(self._space)
+        view = memoryview(self._memory.get_obj()).cast("B")
+        start = (index % self._n) * size
+        (length,) = struct.unpack_from("<q", view, start)
+        return self._space.decode(bytes(view[start + 8 : start + 8 + length])) if length else self._space.empty()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Decode every slot."""
+        return (self[i] for i in range(self._n))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> tuple[Any, ...]:
+        """Return the present values: vector environments hand out deep copies of their observations."""
+        return tuple(self)
+
+
+@create_shared_memory.register(Unicode)
+@create_shared_memory.register(Records)
+def _create_shared(space: TextSpace, n: int = 1, ctx: ModuleType = mp) -> Any:
+    size = n * _slot_bytes(space)
+    if size > MAX_SHARED_BYTES:
+        raise ConfigError(
+            f"{n} environments would share {size / 2**20:.0f} MiB for {space!r}: use a smaller max_bytes, "
+            "or shared_memory=False in vector_kwargs"
+        )
+    return ctx.Array(c_uint8, size)
+
+
+@read_from_shared_memory.register(Unicode)
+@read_from_shared_memory.register(Records)
+def _read_shared(space: TextSpace, shared_memory: Any, n: int = 1) -> SharedBatch:
+    return SharedBatch(space, shared_memory, n)
+
+
+@write_to_shared_memory.register(Unicode)
+@write_to_shared_memory.register(Records)
+def _write_shared(space: TextSpace, index: int, value: Any, shared_memory: Any) -> None:
+    raw = space.encode(value)
+    size = _slot_bytes(space)
+    if len(raw) + 8 > size:
+        raise DataError(f"a value of {len(raw)} bytes does not fit {space!r}: use a larger max_bytes")
+    view = memoryview(shared_memory.get_obj()).cast("B")
+    start = index * size
+    struct.pack_into("<q", view, start, len(raw))
+    view[start + 8 : start + 8 + len(raw)] = raw
+
+
+@create_empty_array.register(Unicode)
+@create_empty_array.register(Records)
+def _create_empty(space: TextSpace, n: int = 1, fn: Callable[..., Any] | None = None) -> tuple[Any, ...]:
+    return tuple(space.empty() for _ in range(n))
