@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,31 +13,26 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
+from mas_gym.policies.as_async import as_async
 from mas_gym.policies.base import Policy, Sample, SamplingReply, SamplingRequest
+from mas_gym.policies.scripted import ScriptedPolicy
 from mas_gym.prompts import ChatMessage
 
 
-class HashPolicy:
+def hash_policy() -> ScriptedPolicy:
     """An agent whose message is a pure function of prompt and seed: instant, and any mix-up shows."""
 
-    name = "hash"
-    max_batch = 64
+    def script(request: SamplingRequest, seed: int) -> Sample:
+        word = hashlib.blake2b(f"{request.messages}|{seed}".encode(), digest_size=6).hexdigest()
+        return Sample(f"I say {word}. Final Answer: {int(word, 16) % 5}", 7, -1.5 - seed % 3, "stop")
 
-    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
-        return [self._reply(request) for request in requests]
-
-    def _reply(self, request: SamplingRequest) -> SamplingReply:
-        samples = []
-        for seed in request.seeds:
-            word = hashlib.blake2b(f"{request.messages}|{seed}".encode(), digest_size=6).hexdigest()
-            samples.append(Sample(f"I say {word}. Final Answer: {int(word, 16) % 5}", 7, -1.5 - seed % 3, "stop"))
-        return SamplingReply(tuple(samples), prompt_tokens=sum(len(m.content.split()) for m in request.messages))
+    return ScriptedPolicy(script, name="hash", max_batch=64)
 
 
 def make_app(policy: Policy, refuses: frozenset[str] = frozenset(), window: int = 10**6) -> FastAPI:
     """Serve ``policy``; parameters named in ``refuses`` get a 400, ``n`` in it means one choice always."""
     app = FastAPI()
-    batcher = _Batcher(policy)
+    engine = as_async(policy)
     app.state.bodies = []
 
     @app.get("/v1/models")
@@ -71,7 +66,7 @@ def make_app(policy: Policy, refuses: frozenset[str] = frozenset(), window: int 
             body["top_p"],
         )
         return render(
-            await batcher.ask(wanted), chat, bool(body.get("logprobs")) and "logprobs-silently" not in refuses
+            await engine.sample_async(wanted), chat, bool(body.get("logprobs")) and "logprobs-silently" not in refuses
         )
 
     return app
@@ -105,30 +100,6 @@ def render(reply: SamplingReply, chat: bool, logprobs: bool) -> dict[str, Any]:
 def _error(status: int, message: str, param: str | None = None) -> JSONResponse:
     error = {"message": message, "type": "BadRequestError", "param": param, "code": status}
     return JSONResponse({"error": error}, status)
-
-
-class _Batcher:
-    """Gathers the requests that wait while a batch is being answered into the next batch."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.waiting: list[tuple[SamplingRequest, asyncio.Future[SamplingReply]]] = []
-        self.task: asyncio.Task[None] | None = None
-
-    async def ask(self, request: SamplingRequest) -> SamplingReply:
-        future: asyncio.Future[SamplingReply] = asyncio.get_running_loop().create_future()
-        self.waiting.append((request, future))
-        if self.task is None or self.task.done():
-            self.task = asyncio.create_task(self._serve())
-        return await future
-
-    async def _serve(self) -> None:
-        while self.waiting:
-            batch, self.waiting = self.waiting[: self.policy.max_batch], self.waiting[self.policy.max_batch :]
-            replies = await asyncio.to_thread(self.policy.sample, [request for request, _ in batch])
-            for (_, future), reply in zip(batch, replies, strict=True):
-                if not future.done():
-                    future.set_result(reply)
 
 
 @contextmanager

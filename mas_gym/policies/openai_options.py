@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from mas_gym.policies.meter import Price
 from mas_gym.policies.openai_wire import Api
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAIOptions:
     """How to call a server.
 
@@ -36,57 +37,49 @@ class OpenAIOptions:
     patience: float = 120.0
     max_attempts: int = 6
     key_env: str = "OPENAI_API_KEY"
-    price: Price | None = None
+    price: Price | str | None = None
     extra_body: Mapping[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        """Check every value. Raises `ConfigError`."""
+        if self.price is not None:
+            object.__setattr__(self, "price", _price(self.price))
+        for name, allowed in (
+            ("api", ("chat", "completions")),
+            ("choices", ("seeds", "n")),
+            ("logprobs", (True, False)),
+        ):
+            if getattr(self, name) not in allowed:
+                raise _wrong(name, " or ".join(map(repr, allowed)), getattr(self, name))
+        for name in ("max_concurrency", "max_attempts", "timeout", "patience"):
+            value = getattr(self, name)
+            kinds: Any = int if name.startswith("max_") else int | float
+            if not isinstance(value, kinds) or isinstance(value, bool) or value <= 0:
+                raise _wrong(name, "a positive number", value)
+        if self.extra_body is not None and not isinstance(self.extra_body, Mapping):
+            raise _wrong("extra_body", "a mapping", self.extra_body)
 
-def parse_openai_spec(spec: str) -> tuple[str, str | None, OpenAIOptions]:
-    """Read ``MODEL``, ``MODEL@URL`` or ``MODEL@URL#option=value&option=value``.
 
-    ``price`` is ``prompt,cached,generated`` per million tokens; ``logprobs`` is ``0`` or ``1``.
+def _price(value: Any) -> Price:
+    parts = value.split(",") if isinstance(value, str) else value
+    try:
+        return Price(*(float(part) for part in parts))
+    except (TypeError, ValueError) as error:
+        raise _wrong("price", "prompt,cached,generated per million tokens", value) from error
+
+
+def _wrong(name: str, expected: str, got: object) -> ConfigError:
+    return ConfigError(f"policy 'openai', option {name}: expected {expected}, got {got!r}")
+
+
+def split_address(argument: str) -> tuple[str, str | None]:
+    """Read ``MODEL`` or ``MODEL@URL``; a model's name may hold an ``@`` of its own.
 
     Raises:
-        ConfigError: With the option that is wrong.
+        ConfigError: No model is named.
     """
-    head, _, fragment = spec.partition("#")
-    model, url = head, None
-    for scheme in ("@http://", "@https://"):
-        before, found, after = head.partition(scheme)
-        if found:
-            model, url = before, scheme[1:] + after.rstrip("/")
+    found = re.fullmatch(r"(.*?)@(https?://.*)", argument, re.DOTALL)
+    model, url = (found[1], found[2].rstrip("/")) if found else (argument, None)
     if not model:
-        raise ConfigError(f"expected openai:MODEL@URL, got openai:{spec!r}; name the model before the @")
-    values = dict(item.partition("=")[::2] for item in fragment.split("&") if item)
-    return model, url, _options(values)
-
-
-def _options(values: dict[str, str]) -> OpenAIOptions:
-    read: dict[str, Any] = {
-        "api": _one_of("chat", "completions"),
-        "choices": _one_of("seeds", "n"),
-        "logprobs": lambda text: {"0": False, "1": True}[text],
-        "max_concurrency": int,
-        "timeout": float,
-        "patience": float,
-        "max_attempts": int,
-        "key_env": str,
-        "price": lambda text: Price(*(float(part) for part in text.split(","))),
-    }
-    chosen: dict[str, Any] = {}
-    for name, text in values.items():
-        if name not in read:
-            raise ConfigError(f"unknown option {name!r} of an openai: policy; known are {', '.join(sorted(read))}")
-        try:
-            chosen[name] = read[name](text)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"the openai: option {name} cannot be {text!r}") from error
-    return OpenAIOptions(**chosen)
-
-
-def _one_of(*names: str) -> Any:
-    def read(text: str) -> str:
-        if text not in names:
-            raise ValueError
-        return text
-
-    return read
+        raise ConfigError(f"expected openai:MODEL@URL, got openai:{argument}; name the model before the @")
+    return model, url

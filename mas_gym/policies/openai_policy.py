@@ -20,10 +20,11 @@ from typing import Any
 from mas_gym.errors import EngineUnavailableError, MissingDependencyError, PolicyError
 from mas_gym.policies.base import SamplingReply, SamplingRequest
 from mas_gym.policies.loop import close_at_exit, on_engine_loop
-from mas_gym.policies.meter import Meter
-from mas_gym.policies.openai_options import OpenAIOptions
+from mas_gym.policies.meter import Meter, Price
+from mas_gym.policies.openai_options import OpenAIOptions, split_address
 from mas_gym.policies.openai_retry import Fault, delay, fault_of
 from mas_gym.policies.openai_wire import BadReply, WireReply, parse_reply, payload, reply_limit
+from mas_gym.policies.registry import build, written_options
 
 logger = logging.getLogger("mas_gym.policies")
 
@@ -40,6 +41,7 @@ class OpenAIPolicy:
         name: ``"openai:MODEL"``.
         max_concurrency: From the options.
         meter: Calls, tokens, faults and money so far.
+        independent_samples: Whether each sample depends on its own seed alone, whatever it is asked for with.
         notes: What the server turned out not to offer, in words; empty at first.
     """
 
@@ -64,8 +66,10 @@ class OpenAIPolicy:
         self.model = model
         self.base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
         self.name = f"openai:{model}"
+        self.independent_samples = self.options.choices == "seeds"
         self.max_concurrency = self.options.max_concurrency
-        self.meter = Meter(self.options.price)
+        price = self.options.price
+        self.meter = Meter(price if isinstance(price, Price) else None)
         self.notes: list[str] = []
         self._refused: set[str] = set()
         self._client: Any = None
@@ -74,6 +78,12 @@ class OpenAIPolicy:
         self._answered = float("-inf")
         self._down = False
         self._warned = False
+
+    @property
+    def fingerprint(self) -> str:
+        """What distinguishes this policy's samples from another's, in a response cache."""
+        chosen = self.options
+        return f"{self.name}|{chosen.api}|{chosen.choices}|{sorted((chosen.extra_body or {}).items())!r}"
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Answer one request.
@@ -262,6 +272,13 @@ class OpenAIPolicy:
             self._client, self._slots = client, asyncio.Semaphore(self.max_concurrency)
             close_at_exit(client.close)
         return self._client, self._slots
+
+
+def load_openai(argument: str, **options: Any) -> OpenAIPolicy:
+    """Load ``"MODEL@URL#option=value"`` for `mas_gym.policies.load_policy`; options are those of `OpenAIOptions`."""
+    address, written = written_options(argument)
+    model, url = split_address(address)
+    return OpenAIPolicy(model, url, build("openai", OpenAIOptions, **{**written, **options}))
 
 
 class _NoManyChoicesError(Exception):

@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import yaml
 
-from mas_gym.errors import ConfigError, MissingDependencyError, UnknownNameError
+from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.names import unknown_name
 from mas_gym.policies.base import AsyncPolicy, Policy
 
 ENTRY_POINTS = "mas_gym.policies"
 """Entry-point group of third parties; each names a loader ``(argument, **options) -> policy``."""
 
 Loader = Callable[..., Policy | AsyncPolicy]
+PolicySpec = str | Mapping[str, str | Policy | AsyncPolicy]
 
 _BUILTIN = {
     "tiny": "mas_gym.policies.registry:_tiny",
     "transformers": "mas_gym.policies.registry:_transformers",
     "recorded": "mas_gym.policies.registry:_recorded",
+    "openai": "mas_gym.policies.openai_policy:load_openai",
 }
 
 
-def load_policy(spec: str, **options: Any) -> Policy | AsyncPolicy:
+def load_policy(spec: PolicySpec, **options: Any) -> Policy | AsyncPolicy:
     """Load a policy.
 
     Args:
-        spec: ``"tiny"``, ``"transformers:PATH-OR-ID"``, ``"recorded:FILE"``, or ``"NAME:ARGUMENT"`` of a loader
-            that is registered under the entry-point group ``mas_gym.policies``. Options may also be written into
-            it, as ``"transformers:PATH#dtype=bfloat16&max_batch=128"``.
+        spec: ``"tiny"``, ``"transformers:PATH-OR-ID"``, ``"openai:MODEL@URL"``, ``"recorded:FILE"``, or
+            ``"NAME:ARGUMENT"`` of a loader that is registered under the entry-point group ``mas_gym.policies``.
+            Options may also be written into it, as ``"transformers:PATH#dtype=bfloat16&max_batch=128"``. A mapping
+            from agents' names, or ``"*"`` for all others, to such strings or to loaded policies gives different
+            agents different policies; equal strings are loaded once.
         options: What the loader takes, such as ``max_batch``, ``threads``, ``device`` and ``window`` for local
-            models (`TransformersPolicy`).
+            models (`TransformersPolicy`), or what `OpenAIOptions` lists for servers.
 
     Raises:
         UnknownNameError: No loader has this name.
@@ -42,6 +46,8 @@ def load_policy(spec: str, **options: Any) -> Policy | AsyncPolicy:
         ConfigError: An option or argument is wrong.
         PolicyError: The model or file cannot be loaded.
     """
+    if isinstance(spec, Mapping):
+        return _per_agent(spec, options)
     name = spec.partition(":")[0].partition("#")[0]
     policy: Policy | AsyncPolicy = build(name, _loader(name), spec[len(name) :].removeprefix(":"), **options)
     return policy
@@ -92,10 +98,7 @@ def _loader(name: str) -> Loader:
         if point.name == name:
             third_party: Loader = point.load()
             return third_party
-    known = known_policies()
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise UnknownNameError(f"unknown policy {name!r}: expected one of {', '.join(known)}{hint}")
+    raise unknown_name("policy", name, known_policies())
 
 
 def local_module() -> Any:
@@ -106,6 +109,18 @@ def local_module() -> Any:
         raise MissingDependencyError(
             f"policies that run a model here need torch and transformers ({error}): pip install 'mas-gym[local]'"
         ) from error
+
+
+def _per_agent(specs: Mapping[str, str | Policy | AsyncPolicy], options: Mapping[str, Any]) -> AsyncPolicy:
+    from mas_gym.policies.per_agent import PerAgentPolicy
+
+    if options:
+        written = ", ".join(options)
+        raise ConfigError(
+            f"expected no options beside a mapping of policies, got {written}; write them into each string"
+        )
+    loaded = {spec: load_policy(spec) for spec in {spec: None for spec in specs.values() if isinstance(spec, str)}}
+    return PerAgentPolicy({agent: loaded[spec] if isinstance(spec, str) else spec for agent, spec in specs.items()})
 
 
 def _tiny(argument: str, **options: Any) -> Policy:

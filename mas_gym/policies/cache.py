@@ -1,0 +1,153 @@
+"""A response cache: samples that were paid for once are never asked for again.
+
+One SQLite file (WAL), content-addressed by policy, prompt, sampling parameters and
+seed, shared by any number of processes and runs. Off unless a policy is wrapped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+
+from mas_gym.errors import DataError
+from mas_gym.policies.as_async import as_async
+from mas_gym.policies.base import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest
+from mas_gym.policies.recorded import sample_key
+
+SCHEMA = 1
+_APPLICATION_ID = 0x4D415343
+_BUSY_SECONDS = 30.0
+_COLUMNS = "text, tokens, logprob, finish_reason, prompt_tokens, dropped_tokens"
+_CREATE = """CREATE TABLE IF NOT EXISTS samples (
+    key BLOB PRIMARY KEY, policy TEXT NOT NULL, text TEXT NOT NULL, tokens INTEGER NOT NULL, logprob REAL,
+    finish_reason TEXT NOT NULL, prompt_tokens INTEGER NOT NULL, dropped_tokens INTEGER NOT NULL) WITHOUT ROWID"""
+
+logger = logging.getLogger("mas_gym.policies")
+
+_Found = tuple[Sample, int, int]
+
+
+class CachedPolicy:
+    """An `AsyncPolicy` with the replies of another policy, each sample looked up before it is asked for.
+
+    Two policies share samples when their ``fingerprint`` (where they have one, else their name) is equal.
+
+    Attributes:
+        name: The inner policy's.
+        max_concurrency: The inner policy's.
+        hits: Samples found.
+        misses: Samples asked for.
+    """
+
+    def __init__(self, policy: Policy | AsyncPolicy, file: str | Path) -> None:
+        """Open or make the cache.
+
+        Args:
+            policy: The policy to ask for what is not there.
+            file: The SQLite file.
+
+        Raises:
+            DataError: The file is something else, or from another version.
+        """
+        self.file = Path(file)
+        self.hits = self.misses = 0
+        self._inner = as_async(policy)
+        self.name, self.max_concurrency = policy.name, self._inner.max_concurrency
+        self._identity = str(getattr(policy, "fingerprint", policy.name))
+        # Where one call brings all samples of a prompt, they belong together.
+        self._whole = not getattr(policy, "independent_samples", True)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mas-gym-cache")
+        self._database = self._thread.submit(_open, self.file).result()
+        self._warned = False
+
+    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+        """Answer one request. Raises `mas_gym.errors.PolicyError`."""
+        loop = asyncio.get_running_loop()
+        keys = self._keys(request)
+        found = await loop.run_in_executor(self._thread, self._look_up, keys)
+        if self._whole and None in found:
+            found = [None] * len(keys)
+        missing = [i for i, entry in enumerate(found) if entry is None]
+        self.hits += len(keys) - len(missing)
+        self.misses += len(missing)
+        cached = 0
+        if missing:
+            wanted = replace(request, seeds=tuple(request.seeds[i] for i in missing))
+            reply = await self._inner.sample_async(wanted)
+            cached = reply.cached_tokens
+            fresh = [(sample, reply.prompt_tokens, reply.dropped_tokens) for sample in reply.samples]
+            for i, entry in zip(missing, fresh, strict=True):
+                found[i] = entry
+            await loop.run_in_executor(self._thread, self._write, [keys[i] for i in missing], fresh)
+        whole = [entry for entry in found if entry is not None]
+        prompt, dropped = (whole[0][1], whole[0][2]) if whole else (0, 0)
+        return SamplingReply(tuple(entry[0] for entry in whole), prompt, cached if missing else prompt, dropped)
+
+    def _keys(self, request: SamplingRequest) -> list[bytes]:
+        group = f"{request.seeds}|" if self._whole else ""
+        parts = (f"{self._identity}|{group}{sample_key(request, seed)}" for seed in request.seeds)
+        return [blake2b(part.encode("utf-8", "surrogatepass"), digest_size=16).digest() for part in parts]
+
+    def _look_up(self, keys: Sequence[bytes]) -> list[_Found | None]:
+        found: list[_Found | None] = []
+        for key in keys:
+            row = self._database.execute(f"SELECT {_COLUMNS} FROM samples WHERE key = ?", (key,)).fetchone()
+            found.append(None if row is None else (Sample(*row[:4]), row[4], row[5]))
+        return found
+
+    def _write(self, keys: Sequence[bytes], entries: Sequence[_Found]) -> None:
+        rows = [
+            (k, self.name, *sample, prompt, dropped) for k, (sample, prompt, dropped) in zip(keys, entries, strict=True)
+        ]
+        try:
+            with self._database:
+                self._database.executemany("INSERT OR IGNORE INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        except (sqlite3.OperationalError, UnicodeEncodeError) as error:
+            # The reply is good even when it cannot be kept: a full disk must not fail the search.
+            if not self._warned:
+                self._warned = True
+                logger.warning("%s: replies are not being cached: %s", self.file, error)
+
+    def close(self) -> None:
+        """Close the file; the policy cannot be used again."""
+        self._thread.submit(self._database.close).result()
+        self._thread.shutdown()
+
+
+def _open(file: Path) -> sqlite3.Connection:
+    try:
+        database = sqlite3.connect(file, timeout=_BUSY_SECONDS)
+        try:
+            _prepare(database, file)
+        except BaseException:
+            database.close()
+            raise
+    except sqlite3.DatabaseError as error:
+        raise DataError(
+            f"expected a response cache or a new file at {file}, which cannot be opened: {error}"
+        ) from error
+    return database
+
+
+def _prepare(database: sqlite3.Connection, file: Path) -> None:
+    """Make the table in a new file; refuse a file that is something else before anything is written to it."""
+    kind, version = (database.execute(f"PRAGMA {p}").fetchone()[0] for p in ("application_id", "user_version"))
+    empty = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+    if not empty and (kind, version) != (_APPLICATION_ID, SCHEMA):
+        raise DataError(
+            f"expected a response cache of schema {SCHEMA} or a new file at {file}, got another SQLite file "
+            f"(application {kind:#x}, schema {version}); choose another path"
+        )
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = NORMAL")
+    with database:
+        database.execute("BEGIN IMMEDIATE")
+        database.execute(_CREATE)
+        database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        database.execute(f"PRAGMA user_version = {SCHEMA}")

@@ -1,0 +1,51 @@
+"""Different agents of one MAS on different policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mas_gym.errors import ConfigError, PolicyError
+from mas_gym.policies.as_async import as_async
+from mas_gym.policies.base import AsyncPolicy, Policy, SamplingReply, SamplingRequest
+
+ANYONE = "*"
+"""The key of the policy of every agent without a key of its own."""
+
+
+class PerAgentPolicy:
+    """An `AsyncPolicy` that sends each request to its acting agent's policy.
+
+    Attributes:
+        name: The policies' names, each with its agents.
+        max_concurrency: The sum over the policies.
+        policies: The policy of each key.
+    """
+
+    def __init__(self, policies: Mapping[str, Policy | AsyncPolicy]) -> None:
+        """Route by agent name.
+
+        Args:
+            policies: From an agent's name, or ``"*"`` for all others, to its policy; agents may share one.
+
+        Raises:
+            ConfigError: When there are none.
+        """
+        if not policies:
+            raise ConfigError("expected a policy for at least one agent, got none; name agents, or '*' for all")
+        self.policies = dict(policies)
+        views = {id(policy): as_async(policy) for policy in self.policies.values()}
+        self._routes = {agent: views[id(policy)] for agent, policy in self.policies.items()}
+        self.name = ", ".join(f"{agent}={policy.name}" for agent, policy in self._routes.items())
+        self.max_concurrency = sum(view.max_concurrency for view in views.values())
+
+    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+        """Answer one request.
+
+        Raises:
+            PolicyError: When the acting agent has no policy, or its policy cannot answer.
+        """
+        policy = self._routes.get(request.agent) or self._routes.get(ANYONE)
+        if policy is None:
+            known = ", ".join(self._routes)
+            raise PolicyError(f"expected a policy for the agent {request.agent!r}, got policies for {known}; add '*'")
+        return await policy.sample_async(request)

@@ -1,0 +1,253 @@
+"""Policies made of other policies: asynchronous views, one per agent, and the response cache."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, PolicyError, UnknownNameError
+from mas_gym.policies import ScriptedPolicy, load_policy
+from mas_gym.policies.as_async import as_async
+from mas_gym.policies.base import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest
+from mas_gym.policies.cache import CachedPolicy
+from mas_gym.prompts import ChatMessage
+
+
+def say(request: SamplingRequest, seed: int) -> str:
+    return f"{request.messages[-1].content} {seed} {random.Random(seed).random():.6f}"
+
+
+def request(i: int, n: int = 2, agent: str = "Solver", **changes: Any) -> SamplingRequest:
+    messages = (ChatMessage("user", f"question {i}"),)
+    return SamplingRequest(messages, tuple(range(10 * i, 10 * i + n)), agent=agent, **changes)
+
+
+def ask(policy: AsyncPolicy, requests: Sequence[SamplingRequest]) -> list[SamplingReply | BaseException]:
+    async def run() -> list[SamplingReply | BaseException]:
+        return await asyncio.gather(*map(policy.sample_async, requests), return_exceptions=True)
+
+    return asyncio.run(run())
+
+
+class Counting:
+    """A batch policy that remembers how it was called and can be told to fail."""
+
+    def __init__(self, max_batch: int = 8) -> None:
+        self.name, self.max_batch = "counting", max_batch
+        self.batches: list[int] = []
+        self.threads: set[str] = set()
+        self.fail: dict[str, Exception] = {}
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
+        self.batches.append(sum(len(r.seeds) for r in requests))
+        self.threads.add(threading.current_thread().name)
+        for r in requests:
+            if r.messages[-1].content in self.fail:
+                raise self.fail[r.messages[-1].content]
+        return list(ScriptedPolicy(say).sample(requests))
+
+
+class TestAsAsync:
+    def test_replies_are_the_same_and_requests_of_one_turn_share_batches(self) -> None:
+        policy = Counting(max_batch=8)
+        requests = [request(i) for i in range(20)]
+        assert ask(as_async(policy), requests) == ScriptedPolicy(say).sample(requests)
+        assert policy.batches == [8, 8, 8, 8, 8]
+
+    def test_it_outlives_event_loops(self) -> None:
+        view = as_async(Counting())
+        assert [ask(view, [request(i)]) for i in range(3)] == [
+            ScriptedPolicy(say).sample([request(i)]) for i in range(3)
+        ]
+
+    def test_asynchronous_policies_are_left_alone(self) -> None:
+        view = as_async(Counting())
+        assert as_async(view) is view
+
+    def test_one_bad_request_fails_alone(self) -> None:
+        policy = Counting()
+        policy.fail["question 1"] = PolicyError("no")
+        replies = ask(as_async(policy), [request(i) for i in range(3)])
+        assert isinstance(replies[1], PolicyError)
+        assert [replies[0], replies[2]] == ScriptedPolicy(say).sample([request(0), request(2)])
+
+    @pytest.mark.parametrize("error", [EngineUnavailableError("gone"), ZeroDivisionError()])
+    def test_a_broken_engine_fails_what_it_held_and_is_asked_afresh(self, error: Exception) -> None:
+        policy = Counting()
+        policy.fail["question 1"] = error
+        view = as_async(policy)
+        assert all(isinstance(reply, type(error)) for reply in ask(view, [request(i) for i in range(3)]))
+        assert ask(view, [request(0)]) == ScriptedPolicy(say).sample([request(0)])
+
+    def test_what_was_cancelled_in_the_queue_is_not_asked(self) -> None:
+        policy = Counting()
+
+        async def run() -> None:
+            task = asyncio.create_task(as_async(policy).sample_async(request(0)))
+            other = asyncio.create_task(as_async(policy).sample_async(request(1)))
+            await asyncio.sleep(0)
+            task.cancel()
+            await other
+
+        asyncio.run(run())
+        assert policy.batches == [2]
+
+
+class TestPerAgent:
+    def test_each_agent_has_its_policy(self) -> None:
+        one, rest = ScriptedPolicy(lambda r, s: "one", "one"), ScriptedPolicy(lambda r, s: "rest", "rest")
+        policy = load_policy({"Solver": one, "*": rest})
+        assert isinstance(policy, AsyncPolicy)
+        replies = ask(policy, [request(0, agent="Solver"), request(0, agent="Reader")])
+        assert [r.samples[0].text for r in replies if isinstance(r, SamplingReply)] == ["one", "rest"]
+        assert policy.name == "Solver=one, *=rest"
+
+    def test_equal_strings_are_loaded_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("openai", reason="the openai package is not installed")
+        policy = load_policy({"A": "openai:m@http://127.0.0.1:9/v1", "B": "openai:m@http://127.0.0.1:9/v1"})
+        policies: dict[str, Policy] = policy.policies  # type: ignore[union-attr]
+        assert policies["A"] is policies["B"]
+
+    def test_an_agent_without_a_policy_is_an_error(self) -> None:
+        policy = load_policy({"Solver": ScriptedPolicy(say)})
+        [error] = ask(policy, [request(0, agent="Reader")])  # type: ignore[arg-type]
+        assert isinstance(error, PolicyError) and "'Reader'" in str(error)
+
+    def test_bad_mappings(self) -> None:
+        with pytest.raises(ConfigError):
+            load_policy({})
+        with pytest.raises(ConfigError, match="into each string"):
+            load_policy({"*": ScriptedPolicy(say)}, max_batch=3)
+        with pytest.raises(UnknownNameError):
+            load_policy({"*": "nonsense:x"})
+
+
+class TestCache:
+    def test_a_rerun_asks_for_nothing(self, tmp_path: Path) -> None:
+        requests = [request(i, n=3) for i in range(10)]
+        first, second = Counting(), Counting()
+        cold, warm = CachedPolicy(first, tmp_path / "c.db"), CachedPolicy(second, tmp_path / "c.db")
+        expected = ScriptedPolicy(say).sample(requests)
+        assert ask(cold, requests) == expected
+        replies = ask(warm, requests)
+        assert [r.samples for r in replies if isinstance(r, SamplingReply)] == [r.samples for r in expected]
+        assert second.batches == [] and (warm.hits, warm.misses) == (30, 0) and (cold.hits, cold.misses) == (0, 30)
+        cold.close(), warm.close()
+
+    def test_only_the_missing_samples_are_asked_for(self, tmp_path: Path) -> None:
+        policy = CachedPolicy(inner := Counting(), tmp_path / "c.db")
+        ask(policy, [request(0, n=2)])
+        [reply] = ask(policy, [request(0, n=5)])
+        assert inner.batches == [2, 3]
+        assert reply == ScriptedPolicy(say).sample([request(0, n=5)])[0]
+        policy.close()
+
+    @pytest.mark.parametrize("change", [{"temperature": 0.8}, {"top_p": 0.9}, {"max_new_tokens": 5}])
+    def test_other_parameters_are_other_samples(self, tmp_path: Path, change: dict[str, Any]) -> None:
+        policy = CachedPolicy(Counting(), tmp_path / "c.db")
+        ask(policy, [request(0), request(0, **change), request(1)])
+        assert (policy.hits, policy.misses) == (0, 6)
+        policy.close()
+
+    def test_another_model_is_another_model(self, tmp_path: Path) -> None:
+        policies = [CachedPolicy(ScriptedPolicy(say, name), tmp_path / "c.db") for name in ("a", "b")]
+        for policy in policies:
+            ask(policy, [request(0)])
+            assert policy.misses == 2
+            policy.close()
+
+    def test_samples_of_one_call_belong_together(self, tmp_path: Path) -> None:
+        inner = Counting()
+        inner.independent_samples = False  # type: ignore[attr-defined]
+        policy = CachedPolicy(inner, tmp_path / "c.db")
+        ask(policy, [request(0, n=2)])
+        ask(policy, [request(0, n=3)])
+        ask(policy, [request(0, n=3)])
+        assert inner.batches == [2, 3]
+        policy.close()
+
+    def test_failures_are_not_kept(self, tmp_path: Path) -> None:
+        inner = Counting()
+        inner.fail["question 0"] = PolicyError("no")
+        policy = CachedPolicy(inner, tmp_path / "c.db")
+        assert isinstance(ask(policy, [request(0)])[0], PolicyError)
+        inner.fail.clear()
+        assert ask(policy, [request(0)]) == ScriptedPolicy(say).sample([request(0)])
+        policy.close()
+
+    def test_text_and_numbers_come_back_as_they_were(self, tmp_path: Path) -> None:
+        odd = Sample("\x00 \u202e tab\t " + "x" * 100_000, 3, -0.1 - 2**-40, "length")
+        policy = CachedPolicy(ScriptedPolicy(lambda r, s: odd), tmp_path / "c.db")
+        for _ in range(2):
+            [reply] = ask(policy, [request(0, n=1)])
+            assert isinstance(reply, SamplingReply) and reply.samples == (odd,)
+        policy.close()
+
+    def test_what_cannot_be_kept_is_still_answered(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        policy = CachedPolicy(ScriptedPolicy(lambda r, s: Sample("\ud800", 1, None, "stop")), tmp_path / "c.db")
+        [reply] = ask(policy, [request(0, n=1)])
+        assert isinstance(reply, SamplingReply) and "not being cached" in caplog.text
+        policy.close()
+
+    def test_other_files_are_refused_and_left_alone(self, tmp_path: Path) -> None:
+        text, other = tmp_path / "text", tmp_path / "other.db"
+        text.write_text("hello" * 500)
+        database = sqlite3.connect(other)
+        database.execute("CREATE TABLE mine (x)")
+        database.close()
+        for file in (text, other, tmp_path / "absent" / "c.db"):
+            before = file.read_bytes() if file.exists() else None
+            with pytest.raises(DataError, match="response cache"):
+                CachedPolicy(ScriptedPolicy(say), file)
+            assert (file.read_bytes() if file.exists() else None) == before
+
+    @pytest.mark.slow
+    def test_processes_share_it_and_a_killed_one_harms_nothing(self, tmp_path: Path) -> None:
+        code = (
+            "import asyncio, sys\n"
+            "from test_policy_wrappers import *\n"
+            "policy = CachedPolicy(ScriptedPolicy(say), sys.argv[1])\n"
+            "async def run():\n"
+            "    for i in range(int(sys.argv[2]), 400): await policy.sample_async(request(i)); print(i, flush=True)\n"
+            "asyncio.run(run())\n"
+        )
+        command = [sys.executable, "-c", code, str(tmp_path / "c.db")]
+        here = Path(__file__).parent
+        workers = [
+            subprocess.Popen([*command, start], cwd=here.parent, env=_env(here), stdout=subprocess.PIPE)
+            for start in ("0", "0", "100")
+        ]
+        victim = workers[0]
+        assert victim.stdout is not None
+        while victim.stdout.readline() not in (b"50\n", b""):
+            pass
+        victim.kill()
+        for worker in workers:
+            worker.communicate(timeout=120)
+        assert [worker.returncode for worker in workers[1:]] == [0, 0]
+        inner = Counting()
+        inner.name = "scripted"
+        policy = CachedPolicy(inner, tmp_path / "c.db")
+        requests = [request(i) for i in range(400)]
+        replies = ask(policy, requests)
+        assert policy.misses == 0
+        expected = ScriptedPolicy(say).sample(requests)
+        assert [r.samples for r in replies if isinstance(r, SamplingReply)] == [r.samples for r in expected]
+        policy.close()
+        with contextlib.closing(sqlite3.connect(tmp_path / "c.db")) as database:
+            assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def _env(here: Path) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": f"{here.parent}{os.pathsep}{here}"}
