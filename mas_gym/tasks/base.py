@@ -7,13 +7,16 @@ receive one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, overload, runtime_checkable
 
 Kind = Literal["number", "expression", "choice"]
 GradingMode = Literal["strict", "paper"]
+
+SPLITS = ("train", "dev", "test")
+GRADING_MODES = ("strict", "paper")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +28,27 @@ class Problem:
         question: The text ``x`` that the question node holds. Options of a choice problem are part of it.
         answer: The reference answer ``y*``: a number, a LaTeX expression, or an option label such as ``"A"``.
         kind: How to grade: ``"number"``, ``"expression"`` (LaTeX, symbolic equality) or ``"choice"``.
-        metadata: JSON-able facts beside the question, such as the subject or the reference solution.
+        metadata: JSON-able facts beside the question, such as the subject or the reference solution; read-only.
+            A choice problem lists the texts of its options, in the order of their labels, under ``"options"``.
     """
 
     id: str
     question: str
     answer: str
     kind: Kind = "number"
-    metadata: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), hash=False, compare=False)
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Make the metadata read-only."""
+        object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle with plain metadata: a mapping proxy cannot be pickled."""
+        return Problem, (self.id, self.question, self.answer, self.kind, dict(self.metadata))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Problem:
+        """Return the problem itself: it cannot change."""
+        return self
 
 
 class Grade(NamedTuple):
@@ -40,8 +56,9 @@ class Grade(NamedTuple):
 
     Attributes:
         correct: Whether the extracted answer equals the reference.
-        extracted: The answer read from the text, normalised so that equal answers group in a vote; None if there is none.
-        reason: One line that says why: ``"equal"``, ``"different"``, ``"no answer found"``, ``"timed out"`` and the like.
+        extracted: The answer read from the text, normalised so that equal answers group in a vote; None if there is
+            none.
+        reason: One of ``"equal"``, ``"different"``, ``"no answer found"``, ``"timed out"``, ``"too complex"``.
     """
 
     correct: bool
@@ -51,24 +68,35 @@ class Grade(NamedTuple):
 
 @runtime_checkable
 class Task(Protocol):
-    """A sequence of problems of one split; slices are tasks too.
+    """A sequence of problems of one split; slices are tasks too."""
 
-    Attributes:
-        name: Registered name, such as ``"gsm8k"``.
-        split: ``"train"``, ``"dev"`` or ``"test"``.
-        grading: The grading mode of `grade`.
-    """
+    @property
+    def name(self) -> str:
+        """Registered name, such as ``"gsm8k"``."""
+        ...
 
-    name: str
-    split: str
-    grading: GradingMode
+    @property
+    def split(self) -> str:
+        """One of ``"train"``, ``"dev"`` and ``"test"``."""
+        ...
 
-    def __len__(self) -> int: ...
+    @property
+    def grading(self) -> GradingMode:
+        """The grading mode of `grade`."""
+        ...
+
+    def __len__(self) -> int:
+        """Number of problems."""
+        ...
+
+    def __iter__(self) -> Iterator[Problem]:
+        """Iterate over the problems in order."""
+        ...
 
     @overload
     def __getitem__(self, index: int) -> Problem: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Problem]: ...
+    def __getitem__(self, index: slice) -> Task: ...
 
     def problem(self, problem_id: str) -> Problem:
         """Return the problem with this id; raises `UnknownNameError`."""

@@ -1,0 +1,25 @@
+"""Tasks: problems with reference answers, their splits, and the grading of a final message.
+
+`load_task` gives a task by name; `ProblemTask.of` makes one from problems of
+your own. Importing this package reads no data and needs no optional package.
+"""
+
+from mas_gym.tasks.base import Grade, GradingMode, Kind, Problem, Task
+from mas_gym.tasks.grading import answers_equal, extract_answer, grade
+from mas_gym.tasks.loading import TASK_NAMES, check_task_options, load_task
+from mas_gym.tasks.problem_task import ProblemTask
+
+__all__ = [
+    "TASK_NAMES",
+    "Grade",
+    "GradingMode",
+    "Kind",
+    "Problem",
+    "ProblemTask",
+    "Task",
+    "answers_equal",
+    "check_task_options",
+    "extract_answer",
+    "grade",
+    "load_task",
+]

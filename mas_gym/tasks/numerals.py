@@ -1,0 +1,283 @@
+r"""Numbers as people and models write them, read exactly and in bounded time.
+
+``1,000``, ``$18.50``, ``-3/4``, ``1\frac{4}{5}``, ``6.72e-5`` and the like
+become a `Fraction`. Nothing is evaluated: ``3 + 4`` and ``9**9`` are no numbers
+but work left undone, and neither of their parts is the answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from fractions import Fraction
+from functools import lru_cache
+
+MAX_CHARS = 600  # an answer longer than this is no answer; nothing below reads more
+MAX_DIGITS = 100
+MAX_POWER = 300
+_TAIL = 4096  # where the last number of a message nearly always is
+_LONGEST = 100_000
+
+_MINUS = "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"
+_SPACES = "\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+_INVISIBLE = "\u00ad\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
+_VULGAR = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5"}
+_VULGAR |= {"⅘": "4/5", "⅙": "1/6", "⅚": "5/6", "⅐": "1/7", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8"}
+_SIGNS = {
+    "\u00d7": r"\times ",
+    "·": r"\cdot ",
+    "⋅": r"\cdot ",
+    "÷": "/",
+    "\u2044": "/",
+    "\u2215": "/",
+    "∞": r"\infty ",
+    "π": r"\pi ",
+}
+_SIGNS |= {"°": r"^\circ ", "±": r"\pm ", "≤": r"\le ", "≥": r"\ge ", "\u222a": r"\cup ", "∩": r"\cap ", "∈": r"\in "}
+_SIGNS |= {"≈": "=", "→": "=", "⇒": "=", "θ": r"\theta ", "∅": r"\emptyset ", "‰": " per mille"}
+
+_TABLE: dict[int, str] = (
+    {ord(c): "-" for c in _MINUS} | {ord(c): " " for c in _SPACES} | {ord(c): "" for c in _INVISIBLE}
+)
+_TABLE |= {ord(c): f" {text}" for c, text in _VULGAR.items()} | {ord(c): text for c, text in _SIGNS.items()}
+_TABLE |= {0xFF01 + i: chr(0x21 + i) for i in range(94)}  # full-width forms
+_TABLE |= {zero + digit: str(digit) for zero in (0x660, 0x6F0, 0x966, 0x9E6) for digit in range(10)}
+_TABLE |= {ord("\uff0d"): "-", ord("\uff04"): "$"}
+
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+_LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_RAISED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
+_LOWERED_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
+_ROOT_SIGN = re.compile(r"√\s{0,3}(?:(\d+)|\(([^()]*)\)|(?=\{))")
+_LATEX_SPACE = re.compile(r"\\!\s*|\{,\}")
+_LATEX_GAP = re.compile(r"(?<!\\)\\[,;:> ]|~|\\q?quad\b|\\(?:left|right|displaystyle|textstyle)(?![A-Za-z])")
+_CURRENCY = re.compile(r"(?<![\d}])\\?[$€£¥₹₩₽]\s{0,3}(?=[-+.\d])")
+_OTHER_CURRENCY = re.compile(r"\\?[$€£¥₹₩₽]")
+_DEGREES = re.compile(r"\^\s?\{?\s?\\(?:circ|degree)\s?\}?|\\(?:degree|deg)\b")
+_PERCENT = re.compile(r"\\?%")
+_MARKUP = re.compile(r"\\[()\[\]]|`|(?<![\d)])\*\*|\*\*(?![\d(])")
+
+
+def plain(text: str) -> str:
+    """Rewrite typographic signs, invisible characters and LaTeX spacing as plain ASCII where there is a form."""
+    if not text.isascii():
+        text = _ROOT_SIGN.sub(lambda m: rf"\sqrt{{{m[1] or m[2]}}}" if m[1] or m[2] else r"\sqrt", text)
+        text = _RAISED_RUN.sub(lambda m: f"^{{{m[0].translate(_RAISED)}}}", text)
+        text = _LOWERED_RUN.sub(lambda m: f"_{{{m[0].translate(_LOWERED)}}}", text)
+        text = text.translate(_TABLE)
+    if "\\" in text or "~" in text or "{,}" in text:
+        text = _LATEX_SPACE.sub(lambda m: "," if m[0] == "{,}" else "", text)
+        text = _LATEX_GAP.sub(" ", text)
+    return text
+
+
+def bare(text: str) -> str:
+    """`plain`, and without currency, percent and degree signs, LaTeX delimiters and emphasis."""
+    text = plain(text)
+    if "$" in text or not text.isascii():
+        text = _OTHER_CURRENCY.sub(" ", _CURRENCY.sub("", text))
+    if "\\" in text or "`" in text or "**" in text:
+        text = _MARKUP.sub(" ", _DEGREES.sub("", text))
+    return _PERCENT.sub("", text)
+
+
+_DEC = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+_SIGNED = rf"[-+]?\s?(?:{_DEC})"
+_FRACTION = rf"\\[dtc]?frac\s?(?:\{{\s?(?P<n>{_SIGNED})\s?\}}|(?P<n1>\d))\s?(?:\{{\s?(?P<d>{_SIGNED})\s?\}}|(?P<d1>\d))"
+NUMBER = re.compile(
+    rf"""(?P<sign>[-+])?
+    (?:
+        (?P<whole>\d+)?\s?{_FRACTION}
+      | (?:(?P<mixed>\d+)\s(?=\d+/))?(?P<over>{_DEC})\s?/\s?(?P<under>{_DEC})
+      | (?P<dec>{_DEC})
+        (?: [eE](?P<e>[-+]?\d{{1,3}})(?!\w)
+          | \s?(?:\\times|\\cdot|[*xX])\s{{0,2}}10\s?(?:\^|\*\*)\s?\{{?\s?(?P<power>[-+]?\d{{1,3}})\s?\}}?
+          | (?P<kilo>[kK])(?!\w)
+        )?
+    )""",
+    re.VERBOSE | re.ASCII,
+)
+_TEN_POWER = re.compile(r"10\s?(?:\^|\*\*)\s?\{?\s?([-+]?\d{1,3})\s?\}?(?![\d^*!])", re.ASCII)
+_REPEATING = re.compile(r"([-+]?)(\d{0,20})\.(\d{0,20})\\overline\{?\s?(\d{1,20})\s?\}?", re.ASCII)
+_SIMPLE = re.compile(r"-?\d{1,18}", re.ASCII)
+_LOOSE_SIGN = re.compile(r"([-+])\s+(?=[\d.\\])", re.ASCII)
+
+# What must not follow a number: it would be a part of something larger, not the answer.
+_CONTINUES = re.compile(
+    r"""[A-Za-z](?<![mgLlshdcCFJWV])(?![A-Za-z]) | \([\d\\] | :\d | _\s?\{?\d
+    | \s*(?:
+        \^ | \*{1,2}\s*[-+]?[\d(\\.] | /\s*[\d(\\] | [x<>]\s*\d | [-+]\s*(?:[\d.(\\]|[b-hj-zB-HJ-Z](?![A-Za-z]))
+      | \\(?!text|mbox|mathrm|mathbf|boldsymbol|end\b|\\|,|\s|$)
+      | (?:,|;|or\b|and\b|to\b)\s*[-+]?\s*[.\\]?\d
+    ) | \s+[xyzni](?![A-Za-z'])""",
+    re.VERBOSE | re.ASCII,
+)
+# What must not come before one, for the same reason.
+_PRECEDED = re.compile(
+    r"(?:[+*/^]|[\d)}]\s*-|\d:|\\(?:times|cdot|div|sqrt|pm)|(?<!boxed)(?<!text)(?<!textbf)(?<!mathbf)(?<!mathrm)\{)\s*$",
+    re.ASCII,
+)
+
+
+def continues(text: str, end: int) -> bool:
+    """Whether the number that ends at ``end`` is only a part of an expression, a list, a range or a time."""
+    return end < len(text) and _CONTINUES.match(text, end) is not None
+
+
+def begins_inside(text: str, start: int) -> bool:
+    """Whether the number that begins at ``start`` is only the end of an expression."""
+    return start > 0 and _PRECEDED.search(text, max(0, start - 12), start) is not None
+
+
+def _decimal(text: str) -> Fraction | None:
+    digits = text.replace(",", "").replace(" ", "")
+    return Fraction(digits) if len(digits) <= MAX_DIGITS else None
+
+
+def value_of(match: re.Match[str]) -> Fraction | None:
+    """Return the value of a match of `NUMBER`; None for a zero denominator or one too large to bother with."""
+    dec = match["dec"]
+    if dec is not None:
+        value = _decimal(dec)
+        power = int(match["e"] or match["power"] or 0)
+        if value is None or abs(power) > MAX_POWER:
+            return None
+        value = value * 1000 if match["kilo"] else value * Fraction(10) ** power if power else value
+    else:
+        top = _decimal(match["n"] or match["n1"] or match["over"])
+        bottom = _decimal(match["d"] or match["d1"] or match["under"])
+        whole = _decimal(match["whole"] or match["mixed"] or "0")
+        if top is None or bottom is None or whole is None or bottom == 0:
+            return None
+        value = whole + top / bottom
+    sign = match["sign"]
+    return -value if sign and sign[0] == "-" else value
+
+
+@lru_cache(maxsize=4096)
+def parse_number(text: str) -> Fraction | None:
+    r"""Read a text that is one number and nothing else; None if it is not.
+
+    >>> parse_number(r"-1\frac{1}{2}"), parse_number("$1,000.50"), parse_number("3 + 4")
+    (Fraction(-3, 2), Fraction(2001, 2), None)
+    """
+    if len(text) > MAX_CHARS:
+        return None
+    text = bare(text).strip()
+    while len(text) > 1 and (text[0], text[-1]) in {("(", ")"), ("[", "]"), ("{", "}")}:
+        text = text[1:-1].strip()
+    ten = _TEN_POWER.fullmatch(text)
+    if ten is not None:
+        return Fraction(10) ** int(ten[1]) if abs(int(ten[1])) <= MAX_POWER else None
+    repeating = _REPEATING.fullmatch(text)
+    if repeating is not None:
+        sign, whole, fixed, cycle = repeating.groups()
+        shift = 10 ** len(fixed)
+        value = (
+            int(whole or 0) + Fraction(int(fixed or 0), shift) + Fraction(int(cycle), (10 ** len(cycle) - 1) * shift)
+        )
+        return -value if sign == "-" else value
+    match = NUMBER.fullmatch(_LOOSE_SIGN.sub(r"\1", text.rstrip("."), count=1))
+    return value_of(match) if match is not None and not match["kilo"] else None
+
+
+def format_number(value: Fraction) -> str:
+    """Write a value so that equal values are equal texts: a whole number, a finite decimal, or ``p/q``.
+
+    >>> format_number(Fraction(1, 2)), format_number(Fraction(2, 6)), format_number(Fraction(-4, 2))
+    ('0.5', '1/3', '-2')
+    """
+    top, bottom = value.numerator, value.denominator
+    if bottom == 1:
+        return str(top)
+    twos = fives = 0
+    rest = bottom
+    while rest % 2 == 0:
+        rest, twos = rest // 2, twos + 1
+    while rest % 5 == 0:
+        rest, fives = rest // 5, fives + 1
+    places = max(twos, fives)
+    if rest != 1 or places > MAX_DIGITS:
+        return f"{top}/{bottom}"
+    digits = str(abs(top) * 10**places // bottom).rjust(places + 1, "0")
+    return f"{'-' if top < 0 else ''}{digits[:-places]}.{digits[-places:]}"
+
+
+_SENTENCE_END = re.compile(r"[.?!](?=\s|$)|\n")
+_EQUALS = re.compile(r"=>?|\\(?:approx|implies|to|rightarrow|Rightarrow|simeq|sim)\b|-+>")
+_OPENING = re.compile(
+    r"(?:[\s\[({<\"'*_:~]|-\s)*(?:(?:about|approximately|approx\.?|exactly|only|just|roughly|Rs\.?)\s+)?"
+)
+_HEDGE = re.compile(r"\bor\b[^.]{0,80}?\d|\band\s+\d")
+_SECOND = re.compile(r"\s*[A-Za-z]+\s+[-+]?\d", re.ASCII)
+_CLOCK = re.compile(r"\s*\d{1,2}:\d{2}(?::\d{2})?(?!\d)", re.ASCII)
+_DIGIT = re.compile(r"\d", re.ASCII)
+_GAP = re.compile(r"\s")
+_TOKEN = re.compile(rf"(?<![\w.^\\])(?<!\^\{{)(?<!_\{{)(?<!\d,){NUMBER.pattern}", re.VERBOSE | re.ASCII)
+
+
+def read_number(span: str) -> str | None:
+    """Read the one number that a stated answer gives, such as ``$18 per day`` or ``9 * 2 = 18.``.
+
+    A span that starts with its number is that number; otherwise the last number
+    of its first sentence counts. An unevaluated expression, a list and a hedge
+    ("18 or 20") give no number.
+
+    Args:
+        span: The text after an answer tag, at most `MAX_CHARS` characters.
+
+    Returns:
+        The number as `format_number` writes it, a clock time as it stands, or None.
+    """
+    simple = _SIMPLE.fullmatch(span)
+    if simple is not None:
+        return str(int(span))
+    if len(span) > MAX_CHARS:
+        return None
+    text = bare(span)
+    end = _SENTENCE_END.search(text, _first_digit(text))
+    text = text[: end.start()] if end is not None else text
+    for part in reversed(_EQUALS.split(text)):
+        opening = _OPENING.match(part)
+        start = opening.end() if opening is not None else 0
+        clock = _CLOCK.match(part, start)
+        if clock is not None:
+            return clock[0].strip()
+        match = NUMBER.match(part, start)
+        if match is None:
+            match = _last_token(part)
+            if match is None or begins_inside(part, match.start()):
+                continue
+        if continues(part, match.end()) or _HEDGE.search(part, match.end()) or _SECOND.match(part, match.end()):
+            continue
+        value = value_of(match)
+        if value is not None:
+            return format_number(value)
+    return None
+
+
+def _first_digit(text: str) -> int:
+    digit = _DIGIT.search(text)
+    return digit.start() if digit is not None else 0
+
+
+def _last_token(text: str) -> re.Match[str] | None:
+    tokens = deque(_TOKEN.finditer(text), maxlen=1)
+    return tokens[0] if tokens else None
+
+
+def last_number(text: str) -> str | None:
+    """Read the last number of a whole message, for one that states no answer; linear in its length."""
+    tail = text[-_TAIL:]
+    if len(text) > _TAIL:
+        # the cut must not fall inside a number
+        gap = _GAP.search(tail)
+        tail = tail[gap.end() :] if gap is not None else ""
+        if _DIGIT.search(tail) is None:
+            tail = text[-_LONGEST:]
+    tail = bare(tail)
+    match = _last_token(tail)
+    if match is None or begins_inside(tail, match.start()) or continues(tail, match.end()):
+        return None
+    value = value_of(match)
+    return None if value is None else format_number(value)

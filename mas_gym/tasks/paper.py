@@ -1,0 +1,86 @@
+r"""Extraction and equality by the letter of the paper's App. "Answer extraction and normalization".
+
+Kept beside the strict reader to reproduce the paper's figures and to measure
+what its letter gets wrong: the first match of the tag wins, so "the answer is
+the larger one. ... Final Answer: 7" yields no 7; boxes, fractions and LaTeX
+have no rule; and the first standalone "a" of a message is option A.
+
+Where the letter is silent: a number-like token is a decimal with an optional
+sign; a span that is not a number as a whole gives its last such token for
+problems with a numeric answer, and stays text for LaTeX answers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from decimal import Decimal, InvalidOperation
+
+from mas_gym.tasks.base import Kind
+
+TOLERANCE = Decimal("0.001")
+_MAX_CHARS = 100_000
+
+# The paper's expression; possessive repeats keep it linear and change no match with any content.
+_TAG = re.compile(r"\b(?:Final Answer|Answer)\s*+:?+\s*+(.+)", re.IGNORECASE)
+_TOKEN = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)", re.ASCII)
+_LABEL = re.compile(r"\b[ABCD]\b", re.IGNORECASE)
+_UNIT = re.compile(
+    r"(?:\\text\s?\{[^{}]{0,80}\}|\\mbox\s?\{[^{}]{0,80}\}|\^\s?\{?\\circ\}?|\\?%"
+    r"|(?<![a-z])(?:cm|mm|km|m|kg|g|mg|lbs?|ft|feet|foot|inch(?:es)?|degrees?|dollars?|cents?|percent|units?"
+    r"|hours?|minutes?|seconds?|days?|weeks?|months?|years?))(?:\^\{?\d\}?)?[\s.$]*$",
+    re.IGNORECASE,
+)
+_SPACES_AND_COMMAS = re.compile(r"[\s,]+")
+_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)", re.ASCII)
+
+
+def extract(text: str, kind: Kind) -> str | None:
+    """Read the answer of a final message by the paper's rule; None if there is none."""
+    tag = _TAG.search(text)
+    if kind == "choice":
+        label = _LABEL.search(tag[1] if tag is not None else text)
+        return label[0].upper() if label is not None else None
+    if tag is not None:
+        answer = normalise(tag[1][:_MAX_CHARS])
+        if kind == "expression" or _NUMBER.fullmatch(answer):
+            return answer or None
+        return _last_token(tag[1])
+    return _last_token(text)
+
+
+def _last_token(text: str) -> str | None:
+    tokens = deque(_TOKEN.finditer(_without_units(text[-_MAX_CHARS:])), maxlen=1)
+    return normalise(tokens[0][0]) if tokens else None
+
+
+def _without_units(text: str) -> str:
+    while True:
+        # units stand at the end, so only the end is searched
+        head, tail = text[:-100], text[-100:]
+        unit = _UNIT.search(tail)
+        if unit is None:
+            return text
+        text = head + tail[: unit.start()]
+
+
+def normalise(text: str) -> str:
+    """Lowercase, strip commas and spaces, remove trailing unit markers; whole numbers lose a zero fraction."""
+    text = _SPACES_AND_COMMAS.sub("", _without_units(text.strip().rstrip(".")).lower())
+    if _NUMBER.fullmatch(text) and len(text) <= 100:
+        value = Decimal(text)
+        return f"{value.normalize():f}" if value else "0"
+    return text
+
+
+def same(reference: str, answer: str, kind: Kind) -> bool:
+    """Whether two answers are equal by the paper's rule: numbers within 1e-3, anything else as normalised text."""
+    if kind == "choice":
+        return reference.strip().upper() == answer.strip().upper()
+    right, given = normalise(reference), normalise(answer)
+    if right == given:
+        return True
+    try:
+        return abs(Decimal(right) - Decimal(given)) <= TOLERANCE
+    except InvalidOperation:
+        return False

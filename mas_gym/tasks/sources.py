@@ -1,0 +1,270 @@
+"""Where rows come from: one file, a folder, a data set saved to disk, or the Hugging Face hub."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from mas_gym.errors import DataError, DataNotFoundError, MissingDependencyError
+from mas_gym.tasks.formats import BadRow, logiqa_block, shown
+
+SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".txt")
+PARTITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"train": ("train",), "test": ("test",), "validation": ("validation", "val", "valid", "eval")}
+)
+PROBE_SECONDS = 4.0
+
+
+class Hub(NamedTuple):
+    """A data set on the hub."""
+
+    path: str
+    config: str | None = None
+    revision: str | None = None
+
+
+class Row(NamedTuple):
+    """One raw row and where it stands, for error messages."""
+
+    place: str
+    value: Any
+
+
+def three_ways(name: str, why: str) -> str:
+    """Say what is missing and the three ways to provide it."""
+    return (
+        f"no data for task {name!r}: {why}. Three ways to provide it:\n"
+        f"  1. a file: load_task({name!r}, data='test.jsonl'), in JSONL, JSON, Parquet or the format of the original "
+        "release;\n"
+        f"  2. a folder: load_task({name!r}, data='FOLDER'), with files named train, test or validation, or saved by "
+        "datasets' save_to_disk;\n"
+        "  3. the Hugging Face hub: pip install 'mas-gym[data]', leave data out, and be online once (later runs use "
+        "its cache)"
+    )
+
+
+# ------------------------------------------------------------------- files
+
+
+def read_file(path: Path, name: str) -> list[Row]:
+    """Read the raw rows of one file.
+
+    Raises:
+        DataError: The file cannot be read as what its suffix says.
+        MissingDependencyError: The file is Parquet and pyarrow is not installed.
+    """
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(f"{path}: expected a file of type {', '.join(SUFFIXES)}, got {path.suffix or 'no suffix'!r}")
+    try:
+        return list(reader(path, name))
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: expected UTF-8 text, got the byte {error.object[error.start]:#04x} at {error.start}"
+        ) from None
+    except (OSError, csv.Error) as error:
+        raise DataError(f"{path}: expected a readable file, got: {error}") from error
+
+
+def _jsonl(path: Path, name: str) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield Row(f"{path}:{number}", _parsed(line))
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return BadRow(f"expected one JSON object, got {shown(text.strip())} ({type(error).__name__}: {error})")
+
+
+def _json(path: Path, name: str) -> Iterator[Row]:
+    text = path.read_text(encoding="utf-8-sig")
+    value = _parsed(text)
+    if isinstance(value, BadRow) and "\n" in text.strip():
+        # some releases name JSON lines .json
+        yield from _jsonl(path, name)
+    elif isinstance(value, list):
+        yield from (Row(f"{path}: item {number}", item) for number, item in enumerate(value))
+    else:
+        yield Row(str(path), value)
+
+
+def _parquet(path: Path, name: str) -> Iterator[Row]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingDependencyError(
+            f"{path}: reading Parquet needs the package pyarrow, which is not installed; "
+            "run: pip install 'mas-gym[data]'"
+        ) from None
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{path}: expected a Parquet file, got: {error}") from error
+    yield from (Row(f"{path}: row {number}", row) for number, row in enumerate(table.to_pylist()))
+
+
+def _csv(path: Path, name: str) -> Iterator[Row]:
+    subject = re.sub(r"_(?:test|val|dev|train)$", "", path.stem)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file)
+        for cells in reader:
+            if not cells or (reader.line_num == 1 and cells[0].strip().lower() == "question"):
+                continue
+            value: Any = BadRow(f"expected 6 cells (question, A, B, C, D, letter), got {len(cells)}: {shown(cells)}")
+            if len(cells) == 6:
+                value = {"question": cells[0], "choices": cells[1:5], "answer": cells[5], "subject": subject}
+            yield Row(f"{path}:{reader.line_num}", value)
+
+
+def _txt(path: Path, name: str) -> Iterator[Row]:
+    block: list[str] = []
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate([*file, ""], start=1):
+            if line.strip():
+                block.append(line.strip())
+            elif block:
+                try:
+                    value: Any = logiqa_block(block)
+                except BadRow as error:
+                    value = error
+                yield Row(f"{path}:{number - len(block)}", value)
+                block = []
+
+
+_READERS: Mapping[str, Callable[[Path, str], Iterator[Row]]] = MappingProxyType(
+    {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet, ".csv": _csv, ".txt": _txt}
+)
+
+
+# ----------------------------------------------------------------- folders
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.as_posix())]
+
+
+def partition_files(folder: Path, partition: str) -> list[Path]:
+    """Find the files of a partition: ``test.jsonl``, ``test-00000-of-00001.parquet``, ``data/test*``, ``test/**``."""
+    for place in (folder, folder / "data"):
+        if not place.is_dir():
+            continue
+        for alias in PARTITIONS[partition]:
+            inside = [child for child in place.iterdir() if _is_named(child, alias)]
+            files = [child for child in inside if child.is_file() and child.suffix.lower() in SUFFIXES]
+            for child in inside:
+                if child.is_dir():
+                    files += [path for path in child.rglob("*") if path.is_file() and path.suffix.lower() in SUFFIXES]
+            if files:
+                return sorted(files, key=_natural)
+    return []
+
+
+def _is_named(path: Path, alias: str) -> bool:
+    stem = (path.stem if path.suffix.lower() in SUFFIXES else path.name).lower()
+    return stem == alias or re.fullmatch(rf"{alias}-\d+-of-\d+", stem) is not None
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether a folder was written by the datasets library's ``save_to_disk``."""
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def read_saved(folder: Path, partition: str) -> list[Row] | None:
+    """Read a partition of a data set saved to disk; None if it has no such partition."""
+    try:
+        import datasets
+    except ImportError:
+        raise MissingDependencyError(
+            f"{folder}: reading a data set saved to disk needs the package datasets, which is not installed; "
+            "run: pip install 'mas-gym[data]'"
+        ) from None
+    try:
+        saved = datasets.load_from_disk(str(folder))
+    except Exception as error:
+        raise DataError(f"{folder}: expected a data set saved by save_to_disk, got: {shown(error)}") from error
+    if isinstance(saved, datasets.DatasetDict):
+        found = next((saved[alias] for alias in PARTITIONS[partition] if alias in saved), None)
+        if found is None:
+            return None
+        saved = found
+    return [Row(f"{folder}: row {number}", dict(row)) for number, row in enumerate(saved)]
+
+
+# --------------------------------------------------------------------- hub
+
+
+def read_hub(hub: Hub, partition: str, name: str) -> list[Row]:
+    """Read a partition from the hub, or from its cache when the hub cannot be reached.
+
+    Raises:
+        DataNotFoundError: It is neither reachable nor cached; found out in seconds.
+        MissingDependencyError: The datasets library is not installed.
+    """
+    try:
+        import datasets
+    except ImportError:
+        why = "the package datasets is not installed, so the hub cannot be asked"
+        raise MissingDependencyError(three_ways(name, why)) from None
+    offline = datasets.config.HF_HUB_OFFLINE or not _reachable(datasets.config.HF_ENDPOINT)
+    try:
+        with _offline(datasets.config) if offline else contextlib.nullcontext():
+            rows = datasets.load_dataset(hub.path, hub.config, split=partition, revision=hub.revision)
+    except Exception as error:
+        state = "cannot be reached and its cache does not hold" if offline else "does not give"
+        why = f"the hub {state} {hub.path!r}, split {partition!r} ({type(error).__name__}: {shown(str(error))})"
+        raise DataNotFoundError(three_ways(name, why)) from error
+    return [Row(f"{hub.path}/{partition}: row {number}", dict(row)) for number, row in enumerate(rows)]
+
+
+def _reachable(endpoint: str) -> bool:
+    """Ask the hub for a sign of life; name resolution has no timeout of its own, so a thread does the waiting."""
+    import urllib.error
+    import urllib.request
+
+    alive = threading.Event()
+
+    def probe() -> None:
+        try:
+            urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=PROBE_SECONDS).close()
+            alive.set()
+        except urllib.error.HTTPError:
+            alive.set()
+        except (OSError, ValueError) as error:
+            # a certificate that urllib does not know may still be known to the hub's own client
+            if "CERTIFICATE" in str(error):
+                alive.set()
+        finally:
+            done.set()
+
+    done = threading.Event()
+    threading.Thread(target=probe, daemon=True).start()
+    done.wait(PROBE_SECONDS + 1)
+    return alive.is_set()
+
+
+@contextlib.contextmanager
+def _offline(config: Any) -> Iterator[None]:
+    before = config.HF_HUB_OFFLINE
+    config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE = before
+
+
+def listing(folder: Path) -> str:
+    """Name a few of the things in a folder, for an error message."""
+    names: Sequence[str] = sorted(child.name for child in folder.iterdir())
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "nothing"
