@@ -18,7 +18,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from mas_gym.errors import PolicyError
+from mas_gym.errors import ConfigError, PolicyError
 from mas_gym.prompts import ChatMessage
 
 
@@ -33,6 +33,9 @@ class SamplingRequest:
         temperature: Softmax temperature, 0 for greedy.
         top_p: Nucleus mass in ``(0, 1]``.
         agent: Name of the acting agent, for policies that serve agents differently.
+
+    Raises:
+        ConfigError: A field is out of its range.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -41,6 +44,22 @@ class SamplingRequest:
     temperature: float = 0.7
     top_p: float = 0.95
     agent: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what no engine could answer."""
+        expected = ""
+        if not self.messages or not self.seeds:
+            expected = f"messages and seeds, got {len(self.messages)} messages and {len(self.seeds)} seeds"
+        elif self.max_new_tokens < 1:
+            expected = f"max_new_tokens of at least 1, got {self.max_new_tokens}"
+        elif not 0 <= self.temperature < float("inf"):
+            expected = f"a finite temperature of at least 0, got {self.temperature}"
+        elif not 0 < self.top_p <= 1:
+            expected = f"top_p above 0 and at most 1, got {self.top_p}"
+        elif min(self.seeds) < 0 or max(self.seeds) >= 1 << 63:
+            expected = f"seeds in [0, 2**63), got {self.seeds}"
+        if expected:
+            raise ConfigError(f"sampling request: expected {expected}")
 
 
 class Sample(NamedTuple):

@@ -131,6 +131,14 @@ class Model:
         logits: torch.Tensor = out.logits[:, -1]
         return logits
 
+    def has_reference(self) -> bool:
+        """Return whether the model can run in float64; some kernels, such as those of mixtures of experts, cannot."""
+        try:
+            with torch.inference_mode():
+                return bool(torch.isfinite(self.reference([0, 1], 1)).all())
+        except (RuntimeError, TypeError, ValueError):
+            return False
+
     def reference(self, ids: list[int], last: int) -> torch.Tensor:
         """Return float64 logits ``[last, V]`` at the last positions of one sequence, alone and unpadded."""
         if self._reference is None:

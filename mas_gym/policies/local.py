@@ -30,7 +30,8 @@ class TransformersPolicy:
         window: Tokens of prompt and answer together; the model's own limit by default.
         threads: CPU threads of torch, for the whole process; left alone by default.
         exact: Make replies independent of the batch to the last bit (see `mas_gym.policies.decode`), at the price
-            of a float64 copy of the model. By default, on for float32 models of up to 100 million parameters.
+            of a float64 copy of the model. By default, on for float32 models of up to 100 million parameters that
+            can run in float64.
         chat_options: Extra variables for the chat template.
 
     Attributes:
@@ -68,6 +69,10 @@ class TransformersPolicy:
         lm, tokenizer = _load(str(model), _device(device), dtype)
         self._model = Model(lm, exact=_exact(lm, exact))
         check(self._model, min(lm.get_input_embeddings().num_embeddings, len(tokenizer)))
+        if self._model.exact and not self._model.has_reference():
+            if exact:
+                raise ConfigError(f"exact=True: {type(lm).__name__} cannot run in float64; leave exact out")
+            self._model.exact = False
         self.format = ChatFormat(tokenizer, window or _window(lm), chat_options)
         self._eos = _end_tokens(lm, tokenizer)
 

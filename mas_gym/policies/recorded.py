@@ -14,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mas_gym.errors import DataError, DataNotFoundError, PolicyError
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, PolicyError
 from mas_gym.policies.base import Policy, Sample, SamplingReply, SamplingRequest, SamplingSession
 from mas_gym.policies.session import open_session
 
@@ -93,8 +93,11 @@ class RecordingPolicy:
         """Open or continue a recording.
 
         Raises:
+            ConfigError: The policy does not answer batches.
             DataError: The file is something else, or the recording of another policy.
         """
+        if not isinstance(policy, Policy):
+            raise ConfigError(f"expected a policy with sample(requests), got {type(policy).__name__}")
         self.policy = policy
         self.name, self.max_batch = policy.name, policy.max_batch
         self.file = Path(file)
@@ -172,8 +175,9 @@ def _read(file: Path) -> tuple[str, dict[str, _Record], int]:
     """Return the recorded policy's name, the records, and the length in bytes of the sound part."""
     try:
         data = file.read_bytes()
-    except FileNotFoundError as error:
-        raise DataNotFoundError(f"no recording at {file}; write one with RecordingPolicy(policy, file)") from error
+    except (OSError, ValueError) as error:
+        remedy = "write one with RecordingPolicy(policy, file)"
+        raise DataNotFoundError(f"expected a recording at {str(file)!r}, got: {error}; {remedy}") from error
     sound = data.rfind(b"\n") + 1
     if sound < len(data):
         logger.warning("%s: its last line is incomplete (a writer was stopped); it is ignored", file)

@@ -73,7 +73,7 @@ def written_options(argument: str) -> tuple[str, dict[str, Any]]:
     """Split ``"ARGUMENT#option=value&option=value"``; values are read as YAML scalars.
 
     Raises:
-        ConfigError: A piece has no ``=``.
+        ConfigError: A piece has no ``=``, or a value is not one.
     """
     head, _, fragment = argument.partition("#")
     options: dict[str, Any] = {}
@@ -81,7 +81,10 @@ def written_options(argument: str) -> tuple[str, dict[str, Any]]:
         key, equals, value = piece.partition("=")
         if not equals:
             raise ConfigError(f"expected option=value after '#', got {piece!r} in {argument!r}")
-        options[key] = yaml.safe_load(value)
+        try:
+            options[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"option {key}: expected a plain value, got {value!r}") from error
     return head, options
 
 

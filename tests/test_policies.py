@@ -1,0 +1,416 @@
+"""The policy contract, the registry, recordings and seeds; nothing here needs torch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mas_gym.errors import (
+    ConfigError,
+    DataError,
+    DataNotFoundError,
+    EngineUnavailableError,
+    MASGymError,
+    PolicyError,
+    UnknownNameError,
+)
+from mas_gym.policies import (
+    Policy,
+    RecordedPolicy,
+    RecordingPolicy,
+    Sample,
+    SamplingReply,
+    SamplingRequest,
+    ScriptedPolicy,
+    StreamingPolicy,
+    known_policies,
+    load_policy,
+    open_session,
+)
+from mas_gym.policies.registry import written_options
+from mas_gym.prompts import ChatMessage
+from mas_gym.seeding import derive_seed
+
+
+def request(text: str = "14 + 3?", seeds: tuple[int, ...] = (1, 2), **changes: Any) -> SamplingRequest:
+    messages = (ChatMessage("system", "You are the Solver."), ChatMessage("user", text))
+    return SamplingRequest(messages, seeds, **{"agent": "Solver", **changes})
+
+
+def echo() -> ScriptedPolicy:
+    return ScriptedPolicy(lambda request, seed: f"{request.messages[-1].content} {seed}", name="echo")
+
+
+def run_python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, **options
+    )
+
+
+# Seeds
+
+
+def test_seeds_are_the_same_on_every_machine() -> None:
+    assert derive_seed(42, "gsm8k/test/17", bytes(range(16)), 0) == 8550947657585614694
+
+
+@given(st.integers(), st.text(st.characters(codec=None)), st.binary(max_size=16), st.integers(0))
+def test_seeds_are_in_range_and_differ_in_every_argument(run: int, problem: str, digest: bytes, index: int) -> None:
+    seed = derive_seed(run, problem, digest, index)
+    assert 0 <= seed < 2**63
+    others = [
+        derive_seed(run + 1, problem, digest, index),
+        derive_seed(run, problem + "0", digest, index),
+        derive_seed(run, problem, digest + b"0", index),
+        derive_seed(run, problem, digest, index + 1),
+    ]
+    assert len({seed, *others}) == 5
+
+
+def test_fields_of_a_seed_do_not_run_into_each_other() -> None:
+    assert derive_seed(1, "ab", b"c", 0) != derive_seed(1, "a", b"bc", 0)
+    assert derive_seed(1, "0|x", b"", 2) != derive_seed(1, "x", b"", 20)
+
+
+# Requests and replies
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"seeds": ()}, "0 seeds"),
+        ({"messages": ()}, "0 messages"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"seeds": (1, -1)}, "seeds in"),
+        ({"seeds": (2**63,)}, "seeds in"),
+    ],
+)
+def test_a_request_that_no_engine_could_answer_is_refused(changes: dict[str, Any], match: str) -> None:
+    fields: dict[str, Any] = {"messages": request().messages, "seeds": (1,)}
+    with pytest.raises(ConfigError, match=match):
+        SamplingRequest(**{**fields, **changes})
+
+
+def test_mean_log_probability_is_per_token() -> None:
+    assert Sample("17", 4, -2.0, "stop").mean_logprob == -0.5
+    assert Sample("17", 4, None, "stop").mean_logprob is None
+
+
+# The registry
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("tyni", "tiny"), ("transformer:x", "transformers"), ("Recorded:f", "recorded")]
+)
+def test_an_unknown_policy_is_told_the_known_ones_and_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(UnknownNameError, match=f"did you mean '{near}'") as caught:
+        load_policy(name)
+    assert all(known in str(caught.value) for known in known_policies())
+
+
+@pytest.mark.parametrize(
+    "spec", ["", ":", "tiny:big", "transformers:", "transformers", "recorded:", "tiny#oops", "tiny#a=["]
+)
+def test_a_policy_string_that_lacks_something_is_refused(spec: str) -> None:
+    with pytest.raises((ConfigError, UnknownNameError), match=r"expected|takes no argument"):
+        load_policy(spec)
+
+
+def test_options_are_read_as_numbers_words_and_truth_values() -> None:
+    assert written_options("a/b#x=3&y=cuda:1&z=true&w=") == ("a/b", {"x": 3, "y": "cuda:1", "z": True, "w": None})
+
+
+@settings(max_examples=300)
+@given(st.text(max_size=30))
+@example("recorded:\x00")
+@example("recorded:/")
+def test_any_string_gives_a_policy_or_a_plain_error(spec: str) -> None:
+    if spec.startswith(("tiny", "transformers")):
+        return
+    with pytest.raises(MASGymError):
+        load_policy(spec)
+
+
+def test_an_option_that_a_loader_does_not_take_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'speed'"):
+        load_policy(f"recorded:{tmp_path / 'r.jsonl'}", speed=3)
+
+
+def test_third_parties_add_policies_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "parrots.py").write_text(
+        textwrap.dedent("""
+            from mas_gym.policies import ScriptedPolicy
+
+            def load(argument, *, louder=False):
+                return ScriptedPolicy(lambda request, seed: argument.upper() if louder else argument, name="parrot")
+            """)
+    )
+    info = tmp_path / "parrots-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: parrots\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[mas_gym.policies]\nparrot = parrots:load\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "parrot" in known_policies()
+    policy = load_policy("parrot:hello", louder=True)
+    assert isinstance(policy, Policy)
+    assert policy.sample([request()])[0].samples[0].text == "HELLO"
+
+
+def test_policies_import_without_torch_and_say_what_is_missing() -> None:
+    ran = run_python("""
+        import sys
+        import mas_gym.policies
+        assert "torch" not in sys.modules and "transformers" not in sys.modules
+        sys.modules["torch"] = None
+        for spec in ("tiny", "transformers:somewhere"):
+            try:
+                mas_gym.policies.load_policy(spec)
+            except ImportError as error:
+                print(type(error).__name__, error)
+        """)
+    assert ran.stdout.count("MissingDependencyError") == 2, ran.stderr
+    assert ran.stdout.count("pip install 'mas-gym[local]'") == 2
+
+
+# Sessions over batch policies
+
+
+def drain(policy: Policy, requests: Sequence[SamplingRequest]) -> dict[Any, SamplingReply | PolicyError]:
+    session = open_session(policy)
+    for index, one in enumerate(requests):
+        session.submit(index, one)
+    replies: dict[Any, SamplingReply | PolicyError] = {}
+    while session.pending:
+        replies |= dict(session.step())
+    assert session.step() == []
+    session.close()
+    return replies
+
+
+def test_a_batch_policy_gets_full_batches() -> None:
+    sizes: list[int] = []
+
+    class Counting(ScriptedPolicy):
+        def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
+            sizes.append(sum(len(one.seeds) for one in requests))
+            return super().sample(requests)
+
+    policy = Counting(lambda request, seed: str(seed), max_batch=8)
+    asked = [request(seeds=tuple(range(n))) for n in (3, 3, 3, 20, 1, 8)]
+    assert [len(reply.samples) for reply in drain(policy, asked).values()] == [3, 3, 3, 20, 1, 8]
+    assert sizes == [6, 3, 20, 1, 8]
+
+
+def test_one_bad_request_of_a_batch_fails_alone() -> None:
+    def script(request: SamplingRequest, seed: int) -> str:
+        if "bad" in request.messages[-1].content:
+            raise PolicyError("no")
+        return "yes"
+
+    replies = drain(ScriptedPolicy(script), [request("good"), request("bad"), request("also good")])
+    assert [isinstance(reply, PolicyError) for reply in replies.values()] == [False, True, False]
+
+
+def test_an_engine_that_is_gone_ends_the_session() -> None:
+    def script(request: SamplingRequest, seed: int) -> str:
+        raise EngineUnavailableError("gone")
+
+    session = open_session(ScriptedPolicy(script))
+    session.submit(0, request())
+    with pytest.raises(EngineUnavailableError):
+        session.step()
+
+
+def test_a_policy_that_loses_replies_is_caught() -> None:
+    class Lossy(ScriptedPolicy):
+        def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
+            return super().sample(requests)[1:]
+
+    session = open_session(Lossy(lambda request, seed: "x"))
+    session.submit(0, request())
+    session.submit(1, request())
+    with pytest.raises(PolicyError, match="expected 2 replies, got 1"):
+        session.step()
+
+
+# Recordings
+
+
+def record(file: Path, count: int = 5) -> list[SamplingRequest]:
+    asked = [request(f"question {i}\ud800", (i, i + 100)) for i in range(count)]
+    RecordingPolicy(echo(), file).sample(asked)
+    return asked
+
+
+def test_a_recording_plays_back_what_was_said(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "r.jsonl"
+    asked = record(file)
+    replay = load_policy(f"recorded:{file}")
+    assert isinstance(replay, RecordedPolicy)
+    assert replay.name == "recorded:echo"
+    for heard, said in zip(replay.sample(asked), echo().sample(asked), strict=True):
+        assert (heard.samples, heard.prompt_tokens) == (said.samples, said.prompt_tokens)
+    subset = request("question 3\ud800", (103,))
+    assert replay.sample([subset])[0].samples == echo().sample([subset])[0].samples
+
+
+def test_every_dependency_of_a_sample_is_part_of_its_key(tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    base = request()
+    RecordingPolicy(echo(), file).sample([base])
+    replay = RecordedPolicy(file)
+    others = [
+        request("14 + 4?"),
+        request(seeds=(3,)),
+        request(agent="Planner"),
+        request(temperature=0.8),
+        request(top_p=0.9),
+        request(max_new_tokens=512),
+        SamplingRequest(base.messages[1:], base.seeds, agent="Solver"),
+        SamplingRequest((ChatMessage("user", base.messages[0].content), base.messages[1]), base.seeds, agent="Solver"),
+    ]
+    replay.sample([base])
+    for other in others:
+        with pytest.raises(PolicyError, match="no recorded message"):
+            replay.sample([other])
+
+
+def test_a_request_that_was_not_recorded_says_which_and_what_to_do(tmp_path: Path) -> None:
+    record(tmp_path / "r.jsonl")
+    with pytest.raises(PolicyError, match=r"'Solver' for seed 999 .*another one.*RecordingPolicy"):
+        RecordedPolicy(tmp_path / "r.jsonl").sample([request("another one", (999,))])
+
+
+def test_recording_goes_on_and_writes_nothing_twice(tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    record(file, 3)
+    before = file.read_bytes()
+    record(file, 3)
+    assert file.read_bytes() == before
+    record(file, 4)
+    assert file.read_bytes().startswith(before)
+    assert len(file.read_text().splitlines()) == 1 + 2 * 4
+
+
+@pytest.mark.parametrize("lost", [1, 2, 30])
+def test_a_broken_last_line_is_skipped_said_and_mended(
+    tmp_path: Path, lost: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "r.jsonl"
+    asked = record(file)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-lost])
+    with caplog.at_level(logging.WARNING, "mas_gym.policies"):
+        replay = RecordedPolicy(file)
+    assert "incomplete" in caplog.text
+    replay.sample(asked[:-1])
+    with pytest.raises(PolicyError):
+        replay.sample(asked[-1:])
+    record(file)
+    assert file.read_bytes() == whole
+
+
+def test_recording_through_a_session_keeps_what_was_finished(tmp_path: Path) -> None:
+    policy = RecordingPolicy(ScriptedPolicy(lambda r, seed: str(seed), name="echo", max_batch=2), tmp_path / "r.jsonl")
+    assert isinstance(policy, StreamingPolicy)
+    session = policy.open()
+    for index in range(3):
+        session.submit(index, request(f"q{index}"))
+    session.step()
+    assert session.pending == 4
+    session.close()
+    replay = RecordedPolicy(tmp_path / "r.jsonl")
+    replay.sample([request("q0")])
+    with pytest.raises(PolicyError):
+        replay.sample([request("q1")])
+
+
+WRITER = """
+    import sys
+    from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy
+    from mas_gym.prompts import ChatMessage
+    policy = RecordingPolicy(ScriptedPolicy(lambda request, seed: "x" * 2000, name="echo"), sys.argv[1])
+    for i in range(10**9):
+        policy.sample([SamplingRequest((ChatMessage("user", str(i)),), (i,))])
+        print(i, flush=True)
+"""
+
+
+def test_a_recording_survives_kill_9(tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    for wanted in (20, 50, 90):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(WRITER), str(file)], stdout=subprocess.PIPE, text=True
+        )
+        assert writer.stdout is not None
+        last = next(int(line) for line in writer.stdout if int(line) >= wanted)
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+        replay = RecordedPolicy(file)
+        for i in range(last + 1):
+            replay.sample([SamplingRequest((ChatMessage("user", str(i)),), (i,))])
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "first line"),
+        ("hello\n", "first line"),
+        ("[]\n", "first line"),
+        ('{"format": "mas-gym-recording", "schema": 99, "policy": "x"}\n', "schema 1, got 99"),
+        ('{"format": "mas-gym-recording", "schema": 1, "policy": "x"}\n{"key": 3}\n{}\n', "line 2"),
+        ('{"format": "mas-gym-recording", "schema": 1, "policy": "x"}\nnot json\n', "line 2"),
+    ],
+)
+def test_a_file_that_is_no_recording_is_explained(tmp_path: Path, text: str, match: str) -> None:
+    (tmp_path / "r.jsonl").write_text(text)
+    with pytest.raises(DataError, match=match):
+        RecordedPolicy(tmp_path / "r.jsonl")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.binary(max_size=60) | st.sampled_from([b"{}", b'{"key": "a"}', b"[1]", b"null"]), max_size=5))
+def test_no_bytes_crash_the_reader(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
+    file = tmp_path_factory.getbasetemp() / "fuzz.jsonl"
+    header = json.dumps({"format": "mas-gym-recording", "schema": 1, "policy": "x"}).encode()
+    file.write_bytes(b"\n".join([header, *lines]))
+    try:
+        RecordedPolicy(file)
+    except DataError as error:
+        assert "line" in str(error)
+
+
+def test_a_missing_recording_and_one_of_another_policy_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataNotFoundError, match="RecordingPolicy"):
+        load_policy(f"recorded:{tmp_path / 'none.jsonl'}")
+    record(tmp_path / "r.jsonl")
+    with pytest.raises(DataError, match="records policy 'echo', got 'other'"):
+        RecordingPolicy(ScriptedPolicy(lambda request, seed: "", name="other"), tmp_path / "r.jsonl")
+
+
+def test_only_batch_policies_can_be_recorded(tmp_path: Path) -> None:
+    class Single:
+        name, max_concurrency = "single", 4
+
+        async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+            return SamplingReply(())
+
+    with pytest.raises(ConfigError, match="Single"):
+        RecordingPolicy(Single(), tmp_path / "r.jsonl")  # type: ignore[arg-type]
