@@ -1,0 +1,42 @@
+"""Reward models: labels from search, training, and critics that guide search.
+
+`load_critic` gives a critic to `search.run`. `collect` mines preference pairs, labelled
+states or outcomes from the trees of training searches, and `train` makes a critic of
+them. Nothing here imports torch before it is needed.
+"""
+
+from rewardmodels.critics import Ensemble, OracleCritic, known_critics, load_critic
+from rewardmodels.dataset import LabelledTree, RewardData, Row, collect, histogram, merge, split
+from rewardmodels.learned import LearnedCritic
+from rewardmodels.mining import Labelled, Pair, outcomes, pairs, pointwise, process_targets
+from rewardmodels.serialise import state_parts, state_text
+from rewardmodels.settings import PAPER, TINY, Settings
+from rewardmodels.training import Trained, train
+
+__all__ = [
+    "PAPER",
+    "TINY",
+    "Ensemble",
+    "Labelled",
+    "LabelledTree",
+    "LearnedCritic",
+    "OracleCritic",
+    "Pair",
+    "RewardData",
+    "Row",
+    "Settings",
+    "Trained",
+    "collect",
+    "histogram",
+    "known_critics",
+    "load_critic",
+    "merge",
+    "outcomes",
+    "pairs",
+    "pointwise",
+    "process_targets",
+    "split",
+    "state_parts",
+    "state_text",
+    "train",
+]

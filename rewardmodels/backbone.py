@@ -1,0 +1,226 @@
+"""The scalar model: any decoder of transformers with a one-label head; ``V = tanh(logit)``.
+
+The head reads the last token of a state. `logits_at` is the only place where a
+model is run, in training and in scoring alike.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MissingDependencyError
+from rewardmodels.packing import Batch, collate, collate_plain, pack
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_TOLERANCE = 2e-2
+
+
+def base_path(base: str) -> str:
+    """Return what to load for a base: ``"tiny"`` is the embedded model, anything else a folder or a hub id."""
+    if base == "tiny":
+        import mas_gym.tiny
+
+        return str(mas_gym.tiny.path())
+    return base
+
+
+def need(package: str, purpose: str) -> Any:
+    """Import an optional package; raises `MissingDependencyError` with the remedy."""
+    import importlib
+
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{purpose} needs {package}; install it with: pip install mas-gym[train]"
+        ) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence progress bars and the notice that a head is new, which here it is meant to be."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
+    """Load a tokenizer that can pad."""
+    from transformers import AutoTokenizer
+
+    try:
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise _not_loaded(folder, "tokenizer", error) from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_scalar(folder: str, dtype: torch.dtype, pad: int, new_head: bool, quantization: Any = None) -> PreTrainedModel:
+    """Load a model with a one-label head.
+
+    Args:
+        folder: A folder or a hub id.
+        dtype: Of the weights.
+        pad: The tokenizer's padding id.
+        new_head: Whether the head may be missing, to be trained.
+        quantization: A quantisation config of transformers.
+
+    Raises:
+        DataNotFoundError: There is no model there.
+        DataError: The weights cannot be read, or the head is missing.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForSequenceClassification
+
+    options: dict[str, Any] = {"num_labels": 1, "dtype": dtype, "output_loading_info": True}
+    if quantization is not None:
+        options["quantization_config"] = quantization
+    try:
+        with quiet():
+            model, info = AutoModelForSequenceClassification.from_pretrained(folder, **options)
+    except SafetensorError as error:
+        raise DataError(
+            f"cannot read the weights in {folder}: {error}; the file is cut off or damaged: copy or train it again"
+        ) from error
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _not_loaded(folder, "model", error) from error
+    missing = sorted(info["missing_keys"])
+    if missing and not new_head:
+        raise DataError(
+            f"expected a trained critic in {folder}, but it has no {', '.join(missing)[:200]}: this is a model without "
+            "its head; point to the folder that training wrote, or train one with --base"
+        )
+    if not hasattr(model, "score"):
+        raise ConfigError(f"expected a decoder whose head is called 'score', got {type(model).__name__} in {folder}")
+    model.config.pad_token_id = pad
+    return model
+
+
+def _not_loaded(folder: str, what: str, error: Exception) -> Exception:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if not Path(folder).exists():
+        return DataNotFoundError(
+            f"no {what} at {folder!r}: expected a local folder or a reachable hub id ({reason[:200]})"
+        )
+    return DataError(f"cannot load the {what} in {folder}: {reason[:300]}")
+
+
+def quantize_config(dtype: torch.dtype) -> Any:
+    """Return NF4 with double quantisation (paper, App. "MASPRM model and optimization")."""
+    from transformers import BitsAndBytesConfig
+
+    need("bitsandbytes", "4-bit training")
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+        llm_int8_skip_modules=["score"],
+    )
+
+
+def keep_layout(model: Any) -> None:
+    """Keep bitsandbytes from repacking 4-bit weights for the CPU, after which they cannot be trained further."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def add_lora(model: Any, rank: int, alpha: int, dropout: float) -> Any:
+    """Put LoRA adapters on every linear layer; the head is trained whole."""
+    peft = need("peft", "LoRA")
+    if getattr(model, "is_quantized", False):
+        model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    config = peft.LoraConfig(
+        task_type="SEQ_CLS",
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules="all-linear",
+        modules_to_save=["score"],
+    )
+    return peft.get_peft_model(model, config)
+
+
+def inner(model: Any) -> Any:
+    """Return the transformers model inside wrappers of accelerate and peft."""
+    model = getattr(model, "module", model)
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def logits_at(model: Any, batch: Batch, past: Any = None, keep: bool = False) -> tuple[torch.Tensor, Any]:
+    """Run the model and read the head at the end of each state.
+
+    Args:
+        model: With or without wrappers.
+        batch: Rows on the model's device.
+        past: The cache of the rows' prefixes, if any.
+        keep: Whether to return the grown cache.
+
+    Returns:
+        Raw logits in float32, shape (K,), and the cache or None.
+    """
+    out = model(**batch.inputs, past_key_values=past, use_cache=keep, output_hidden_states=True)
+    read = out.hidden_states[-1][batch.rows, batch.columns]
+    score = inner(model).score
+    logits = score(read)[:, 0]
+    # float64 stays: it is asked for where results must not depend on what is in a batch.
+    return (logits if logits.dtype.itemsize == 8 else logits.float()), out.past_key_values
+
+
+def to_device(batch: Batch, device: Any) -> Batch:
+    """Move a batch to a device."""
+    inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
+    return Batch(inputs, batch.rows.to(device), batch.columns.to(device))
+
+
+def can_share(model: Any, pad: int) -> bool:
+    """Return whether the model computes the same for shared prefixes as for whole states.
+
+    It does for decoders with full causal attention; the answer is measured, not assumed.
+    """
+    import torch
+
+    size = int(inner(model).config.get_text_config().vocab_size)
+    ids = [1 + i * 7919 % (size - 1) for i in range(24)]
+    states: Sequence[Sequence[tuple[int, ...]]] = [
+        [tuple(ids[:8]), tuple(ids[8:13])],
+        [tuple(ids[:8]), tuple(ids[13:20])],
+        [tuple(ids[:8]), tuple(ids[13:20]), tuple(ids[20:])],
+    ]
+    training, weight = model.training, inner(model).score.weight
+    model.eval()
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    try:
+        with torch.inference_mode():
+            whole, _ = logits_at(model, to_device(collate_plain(states, pad), weight.device))
+            packed = collate([pack(states)], pad, dtype)
+            shared, cache = logits_at(model, to_device(packed, weight.device), keep=True)
+            layers = [(layer.keys, layer.values) for layer in cache.layers]
+        same_shape = len({k.shape for k, _ in layers} | {v.shape for _, v in layers}) == 1
+        scale = max(1.0, float(whole.abs().max()))
+        return same_shape and float((whole - shared).abs().max()) < _TOLERANCE * scale
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError):
+        return False
+    finally:
+        model.train(training)

@@ -1,0 +1,182 @@
+"""From a string such as ``"models/masprm"`` or ``"policy-likelihood"`` to a critic."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, Literal
+
+from mas_gym.errors import ConfigError, CriticError, MissingDependencyError, UnknownNameError
+from mas_gym.names import unknown_name
+from mas_gym.tasks.base import Problem, Task
+from rewardmodels.folder import META
+from rewardmodels.learned import LearnedCritic
+from search.critics import ConstantCritic, PolicyLikelihood
+from search.protocol import Critic, ScoringContext
+
+ENTRY_POINTS = "mas_gym.critics"
+"""Entry-point group of third parties; each names a loader ``(argument, **options) -> critic``."""
+
+Loader = Callable[..., Critic]
+
+
+class Ensemble:
+    """The mean of several critics.
+
+    Attributes:
+        name: The members' names, joined.
+        terminal_only: Whether any member is.
+        free: Whether every member is.
+        members: The critics.
+    """
+
+    def __init__(self, members: Sequence[Critic]) -> None:
+        """Keep the members."""
+        if not members:
+            raise ConfigError("an ensemble needs at least one critic, got none")
+        self.members = tuple(members)
+        self.name = "+".join(member.name for member in members)
+        self.terminal_only = any(member.terminal_only for member in members)
+        self.free = all(member.free for member in members)
+
+    def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
+        """Return the members' mean for each state."""
+        votes = [member.score(contexts) for member in self.members]
+        return [math.fsum(values) / len(values) for values in zip(*votes, strict=True)]
+
+
+class OracleCritic:
+    """The true reward of terminal states, for tests and for training data; it refuses everything else.
+
+    Args:
+        task: The problems that may be asked about.
+        within: ``"tests"`` works under pytest only, ``"training"`` on the train split only.
+    """
+
+    name = "oracle"
+    terminal_only = True
+    free = True
+
+    def __init__(self, task: Task, within: Literal["tests", "training"]) -> None:
+        """Index the problems by question."""
+        if within not in ("tests", "training"):
+            raise ConfigError(f'expected within="tests" or within="training", got {within!r}')
+        self._task, self._within = task, within
+        self._refuse()
+        self._problems: dict[str, Problem] = {task[i].question: task[i] for i in range(len(task))}
+
+    def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
+        """Return +1.0 or -1.0 per terminal state.
+
+        Raises:
+            CriticError: This is neither a test nor training, the state is not terminal, or its question is unknown.
+        """
+        self._refuse()
+        return [self._reward(context) for context in contexts]
+
+    def _reward(self, context: ScoringContext) -> float:
+        state, mas, _ = context
+        problem = self._problems.get(state.question)
+        if problem is None:
+            raise CriticError(f"the oracle knows no problem with the question {state.question[:60]!r}")
+        if state.acting != mas.sink:
+            raise CriticError("the oracle knows the true reward of terminal states only")
+        return 1.0 if self._task.grade(problem, state.text).correct else -1.0
+
+    def _refuse(self) -> None:
+        if self._within == "tests" and "PYTEST_CURRENT_TEST" not in os.environ:
+            raise CriticError("the oracle reads reference answers: it works in tests only; use a learned critic")
+        if self._within == "training" and self._task.split != "train":
+            raise CriticError(
+                f"the oracle reads reference answers: within training it takes the train split only, got "
+                f"{self._task.split!r}; use a learned critic"
+            )
+
+
+def load_critic(spec: str, **options: Any) -> Critic:
+    """Load a critic.
+
+    Args:
+        spec: A folder saved by training, ``"policy-likelihood"``, ``"constant:0.5"``, ``"ensemble:A,B"`` with a spec
+            for each member, or ``"NAME:ARGUMENT"`` of a loader that is registered under the entry-point group
+            ``mas_gym.critics``.
+        options: What the loader takes; for folders see `LearnedCritic`.
+
+    Raises:
+        UnknownNameError: There is neither such a folder nor such a name, with the known names and the nearest.
+        DataError: The folder holds no whole critic.
+        ConfigError: An option or argument is wrong.
+        MissingDependencyError: A package is not installed.
+    """
+    path = Path(spec).expanduser()
+    if (path / META).exists() or (path.is_dir() and spec not in _BUILTIN):
+        return _build(spec, LearnedCritic, str(path), **options)
+    name, _, argument = spec.partition(":")
+    known = _known()
+    if name not in known:
+        if os.sep in spec or spec.startswith((".", "~")):
+            raise UnknownNameError(f"no critic at {spec!r}: expected a folder that training wrote")
+        raise unknown_name("critic", name, known)
+    loader = known[name]
+    if isinstance(loader, EntryPoint):
+        try:
+            loader = loader.load()
+        except ImportError as error:
+            raise MissingDependencyError(f"critic {name!r} cannot be imported: {error}") from error
+    return _build(name, loader, argument, **options)
+
+
+def _known() -> dict[str, Loader | EntryPoint]:
+    found: dict[str, Loader | EntryPoint] = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    return {**found, **_BUILTIN}
+
+
+def known_critics() -> list[str]:
+    """Return the names that `load_critic` knows beside folders, third parties' included."""
+    return sorted(_known())
+
+
+def _build(name: str, make: Callable[..., Critic], argument: str, **options: Any) -> Critic:
+    signature = inspect.signature(make)
+    try:
+        signature.bind(argument, **options)
+    except TypeError as error:
+        takes = [key for key, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY]
+        raise ConfigError(f"critic {name!r}: {error}; it takes {', '.join(takes) or 'no options'}") from error
+    try:
+        import_module("torch") if make is LearnedCritic else None
+    except ImportError as error:
+        raise MissingDependencyError("a learned critic needs torch; pip install mas-gym[local]") from error
+    return make(argument, **options)
+
+
+def _likelihood(argument: str) -> Critic:
+    if argument:
+        raise ConfigError(f"policy-likelihood takes no argument, got {argument!r}")
+    return PolicyLikelihood()
+
+
+def _constant(argument: str) -> Critic:
+    try:
+        value = float(argument or "0")
+    except ValueError as error:
+        raise ConfigError(f'expected a number, as in "constant:0.5", got {argument!r}') from error
+    if not math.isfinite(value):
+        raise ConfigError(f"expected a finite number, got {argument!r}")
+    return ConstantCritic(value)
+
+
+def _ensemble(argument: str, **options: Any) -> Critic:
+    return Ensemble([load_critic(member.strip(), **options) for member in argument.split(",") if member.strip()])
+
+
+_BUILTIN: dict[str, Loader] = {
+    "policy-likelihood": _likelihood,
+    "constant": _constant,
+    "ensemble": _ensemble,
+}

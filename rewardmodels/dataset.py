@@ -1,0 +1,249 @@
+"""Training sets: what the trees of many problems say, as rows of text.
+
+Three kinds: ``"pairs"`` (Bradley-Terry), ``"points"`` (MASPRM by regression) and
+``"outcomes"`` (ORM). Rows know their problem, so that a split holds out problems
+and not rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Literal, NamedTuple
+
+from mas_gym.dynamics import Dynamics
+from mas_gym.errors import ConfigError, DataError
+from mas_gym.graph import MAS
+from mas_gym.state import MASState
+from rewardmodels import mining
+from rewardmodels.mining import Labelled, Pair, TreeView
+from rewardmodels.serialise import View, state_text
+
+DataKind = Literal["pairs", "points", "outcomes"]
+
+_SHOWN = 5
+
+
+class LabelledTree(NamedTuple):
+    """A search tree made with the true reward, and where it comes from.
+
+    Attributes:
+        tree: A `search.Tree`.
+        mas: The system that it belongs to.
+        task: The task's name.
+        problem_id: The problem.
+        seed: Seed of the run, so that one problem may occur in several runs.
+    """
+
+    tree: TreeView
+    mas: MAS
+    task: str
+    problem_id: str
+    seed: int = 0
+
+
+class Row(NamedTuple):
+    """One example. A pair has ``rejected``; a point has not, and its ``margin`` is 0.
+
+    Attributes:
+        tree: Names the tree it comes from.
+        task: The task's name.
+        problem_id: The problem.
+        mas: The system's name.
+        depth: Turns taken before the message that is judged, 0 for the first agent's.
+        agent: Name of the agent that wrote it.
+        chosen: Text of the better sibling, or of the one state of a point.
+        chosen_target: Its target in ``[-1, 1]``.
+        rejected: Text of the worse sibling.
+        rejected_target: Its target.
+        margin: Difference of the targets.
+    """
+
+    tree: str
+    task: str
+    problem_id: str
+    mas: str
+    depth: int
+    agent: str
+    chosen: str
+    chosen_target: float
+    rejected: str | None = None
+    rejected_target: float | None = None
+    margin: float = 0.0
+
+
+@dataclass(frozen=True)
+class RewardData:
+    """Rows of one kind.
+
+    Attributes:
+        kind: ``"pairs"``, ``"points"`` or ``"outcomes"``.
+        view: What the texts show.
+        graphs: The systems that the rows come from, by name, as `graph_of` describes them.
+        rows: The examples.
+        trees: How many trees were read, those without a row included.
+    """
+
+    kind: DataKind
+    view: View
+    graphs: dict[str, dict[str, object]]
+    rows: tuple[Row, ...]
+    trees: int
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.rows)
+
+    def fingerprint(self) -> str:
+        """Return 32 hexadecimal digits that change with any row."""
+        digest = blake2b(f"{self.kind}|{self.view}|{len(self.rows)}".encode(), digest_size=16)
+        for row in self.rows:
+            digest.update(repr(row).encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
+
+
+def graph_of(mas: MAS) -> dict[str, object]:
+    """Return what a critic must know of a system: names and edges, not prompts."""
+    edges = [[e.source, e.target, *([] if e.condition is None else [str(e.condition)])] for e in mas.edges]
+    return {"name": mas.name, "agents": [agent.name for agent in mas.agents], "edges": sorted(edges, key=str)}
+
+
+def collect(
+    trees: Iterable[LabelledTree],
+    kind: DataKind,
+    view: View = "full",
+    pairs_per_tree: int = mining.PAIRS_PER_TREE,
+    min_margin: float = 0.0,
+) -> RewardData:
+    """Mine a training set from trees.
+
+    Args:
+        trees: The trees; read once, in order.
+        kind: What to mine.
+        view: What the texts show.
+        pairs_per_tree: The paper's cap of 8.
+        min_margin: Pairs with a smaller margin are left out; 0 is the paper's rule.
+
+    Raises:
+        DataError: There is no tree, no row, or only one class, with the problems and what to change.
+    """
+    rows: list[Row] = []
+    graphs: dict[str, dict[str, object]] = {}
+    without: dict[str, list[str]] = {"all right": [], "all wrong": [], "no two different siblings": []}
+    count = 0
+    for item in trees:
+        count += 1
+        if graphs.setdefault(item.mas.name, graph_of(item.mas)) != graph_of(item.mas):
+            raise DataError(f"two different graphs are both called {item.mas.name!r}; rename one of them")
+        mined = _mine(item, kind, view, pairs_per_tree, min_margin)
+        rows += mined
+        rewards = {target for _, target in mining.outcomes(item.tree)}
+        if len(rewards) == 1:
+            without["all right" if rewards == {1.0} else "all wrong"].append(item.problem_id)
+        elif not mined:
+            without["no two different siblings"].append(item.problem_id)
+    _check(kind, rows, count, without)
+    return RewardData(kind, view, graphs, tuple(rows), count)
+
+
+def _mine(item: LabelledTree, kind: DataKind, view: View, limit: int, min_margin: float) -> list[Row]:
+    name = f"{item.task}/{item.mas.name}/{item.problem_id}@{item.seed}"
+    texts: dict[MASState, str] = {}
+
+    def text(state: MASState) -> str:
+        return texts.setdefault(state, state_text(item.mas, state, view))
+
+    def row(better: Labelled, pair: Pair | None = None) -> Row:
+        agent = item.mas.agents[better.state.speaker].name
+        depth = better.state.depth - 1
+        kept = Row(name, item.task, item.problem_id, item.mas.name, depth, agent, text(better.state), better.target)
+        if pair is None:
+            return kept
+        worse = pair.rejected
+        return kept._replace(rejected=text(worse.state), rejected_target=worse.target, margin=pair.margin)
+
+    if kind == "pairs":
+        found = mining.pairs(item.tree, Dynamics(item.mas).max_depth, limit, min_margin)
+        return [row(pair.chosen, pair) for pair in found]
+    if kind == "points":
+        return [row(sample) for sample in mining.pointwise(item.tree)]
+    if kind == "outcomes":
+        return [row(sample) for sample in mining.outcomes(item.tree)]
+    raise ConfigError(f'expected kind "pairs", "points" or "outcomes", got {kind!r}')
+
+
+def _check(kind: DataKind, rows: Sequence[Row], trees: int, without: dict[str, list[str]]) -> None:
+    if not trees:
+        raise DataError("no tree to learn from: the store holds no finished training search; run the rollouts first")
+    blame = "; ".join(
+        f"{len(ids)} {reason} ({', '.join(ids[:_SHOWN])}{', ...' if len(ids) > _SHOWN else ''})"
+        for reason, ids in without.items()
+        if ids
+    )
+    if not rows:
+        raise DataError(
+            f"no {kind} in {trees} trees: {blame or 'no visited terminal state'}. Use problems that the agents solve "
+            "sometimes, a higher temperature, or more simulations per tree"
+        )
+    if kind == "outcomes" and len({row.chosen_target for row in rows}) == 1:
+        which = "right" if rows[0].chosen_target > 0 else "wrong"
+        raise DataError(
+            f"every outcome is {which}: {blame}. An outcome model needs both: use "
+            f"{'harder' if which == 'right' else 'easier'} problems, or other agents"
+        )
+
+
+def merge(parts: Sequence[RewardData]) -> RewardData:
+    """Join sets of one kind and view, such as those of two tasks.
+
+    Raises:
+        ConfigError: The kinds or views differ, or there is none.
+        DataError: Two different graphs share a name.
+    """
+    if not parts or len({(part.kind, part.view) for part in parts}) != 1:
+        got = [(part.kind, part.view) for part in parts]
+        raise ConfigError(f"expected sets of one kind and view, got {got}; mine them with the same kind and view")
+    graphs: dict[str, dict[str, object]] = {}
+    for part in parts:
+        for name, graph in part.graphs.items():
+            if graphs.setdefault(name, graph) != graph:
+                raise DataError(f"two different graphs are both called {name!r}; rename one of them")
+    rows = tuple(row for part in parts for row in part.rows)
+    return replace(parts[0], graphs=graphs, rows=rows, trees=sum(part.trees for part in parts))
+
+
+def split(data: RewardData, held_out: float = 0.1, seed: int = 42) -> tuple[RewardData, RewardData]:
+    """Split by problem into what is learned from and what is held out.
+
+    A problem is on one side whatever run its trees come from and whatever else is in the set.
+
+    Args:
+        data: The rows.
+        held_out: Share of the problems to hold out, in ``(0, 1)``.
+        seed: Chooses which.
+
+    Raises:
+        ConfigError: The share is not between 0 and 1.
+        DataError: There are fewer than two problems.
+    """
+    if not 0 < held_out < 1:
+        raise ConfigError(f"expected a held-out share between 0 and 1, got {held_out}")
+    problems = {(row.task, row.problem_id) for row in data.rows}
+    if len(problems) < 2:
+        raise DataError(f"expected rows of at least two problems, got {len(problems)}; one side would be empty")
+    ranked = sorted(problems, key=lambda p: blake2b(f"{seed}|{p[0]}|{p[1]}".encode()).digest())
+    count = min(max(1, round(held_out * len(ranked))), len(ranked) - 1)
+    out = set(ranked[:count])
+    sides = [tuple(row for row in data.rows if ((row.task, row.problem_id) in out) is side) for side in (False, True)]
+    return replace(data, rows=sides[0]), replace(data, rows=sides[1])
+
+
+def histogram(data: RewardData) -> dict[str, dict[str, int]]:
+    """Count rows by depth and by agent, each in order of depth."""
+    ordered = sorted(data.rows, key=lambda row: (row.mas, row.depth))
+    return {
+        "depth": dict(Counter(str(row.depth) for row in sorted(ordered, key=lambda row: row.depth))),
+        "agent": dict(Counter(row.agent for row in ordered)),
+    }

@@ -1,0 +1,108 @@
+"""From states to token ids: part by part, each distinct part tokenised once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from mas_gym.errors import CriticError
+from mas_gym.graph import MAS
+from mas_gym.state import MASState
+from rewardmodels.serialise import CUT, View, drop_oldest, split_text, state_parts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Ids = tuple[int, ...]
+
+_MEMORY = 100_000
+_LEAST_QUESTION = 16
+
+
+class Encoded(NamedTuple):
+    """A state's token ids.
+
+    Attributes:
+        parts: Ids of each part; joined, they are the input.
+        dropped: Tokens left out because the state was longer than the critic reads.
+    """
+
+    parts: tuple[Ids, ...]
+    dropped: int = 0
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return sum(map(len, self.parts))
+
+
+class Encoder:
+    """Turns states into token ids.
+
+    Args:
+        tokenizer: Any fast tokenizer of transformers.
+        max_length: The most tokens of an input. A longer one loses its oldest messages, then the start of the
+            question; never a token of the newest message.
+        view: What the critic sees.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int, view: View = "full") -> None:
+        """Remember the settings."""
+        self.tokenizer, self.max_length, self.view = tokenizer, max_length, view
+        self._known: dict[str, Ids] = {}
+        with_special: list[int] = tokenizer("a")["input_ids"]
+        plain: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
+        # Some tokenizers open every text with a token of their own, which only the first part may carry.
+        self._opening: Ids = tuple(with_special[: with_special.index(plain[0])])
+
+    def encode(self, states: Sequence[tuple[MAS, MASState]]) -> list[Encoded]:
+        """Encode states; raises `CriticError` when a newest message alone is longer than ``max_length``."""
+        return self._encode([state_parts(mas, state, self.view) for mas, state in states])
+
+    def encode_texts(self, texts: Sequence[str]) -> list[Encoded]:
+        """Encode texts that `rewardmodels.serialise.state_text` wrote."""
+        return self._encode([split_text(text) for text in texts])
+
+    def _encode(self, states: list[list[str]]) -> list[Encoded]:
+        if len(self._known) > _MEMORY:
+            self._known.clear()
+        self._learn(sorted({part for parts in states for part in parts}))
+        return [self._fit(parts, Encoded(self._ids(parts))) for parts in states]
+
+    def _ids(self, parts: list[str]) -> tuple[Ids, ...]:
+        ids = tuple(self._known[part] for part in parts)
+        return (self._opening + ids[0], *ids[1:]) if self._opening else ids
+
+    def _learn(self, parts: list[str]) -> None:
+        new = [part for part in parts if part not in self._known]
+        if new:
+            found = self.tokenizer(new, add_special_tokens=False)["input_ids"]
+            self._known.update(zip(new, map(tuple, found), strict=True))
+
+    def _fit(self, parts: list[str], whole: Encoded) -> Encoded:
+        if whole.length <= self.max_length:
+            return whole
+        messages = len(parts) - 2
+        fitted = whole
+        for count in range(1, messages):
+            shorter = drop_oldest(parts, count)
+            self._learn(shorter[1:2])
+            fitted = Encoded(self._ids(shorter), whole.length - sum(len(self._known[p]) for p in shorter))
+            if fitted.length <= self.max_length:
+                return fitted
+        return self._cut_question(fitted, whole.length)
+
+    def _cut_question(self, fitted: Encoded, length: int) -> Encoded:
+        self._learn([CUT])
+        marker = self._known[CUT]
+        room = self.max_length - (fitted.length - len(fitted.parts[1])) - len(marker)
+        if room < min(_LEAST_QUESTION, len(fitted.parts[1])):
+            newest = len(fitted.parts[-1]) if len(fitted.parts) > 2 else 0
+            raise CriticError(
+                f"expected a state of at most {self.max_length} tokens, got a newest message of {newest} tokens and no "
+                "room for the question; a newest message is never cut: lower the agent's max_new_tokens, or use a "
+                "critic that was trained with a larger max_length"
+            )
+        parts = (fitted.parts[0], marker + fitted.parts[1][-room:], *fitted.parts[2:])
+        kept = sum(map(len, parts)) - len(marker)
+        return Encoded(parts, length - kept)

@@ -1,0 +1,144 @@
+"""How good a critic is on held-out problems: ranking, discrimination, loss and calibration, by depth and by agent.
+
+Pure functions of numpy arrays. Intervals are 95% bootstrap intervals over
+problems, the unit that was held out, with a fixed seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rewardmodels.dataset import Row
+
+Floats = NDArray[np.float64]
+
+RESAMPLES = 1000
+BINS = 10
+
+
+def pair_metrics(rows: Sequence[Row], better: Floats, worse: Floats) -> dict[str, Any]:
+    """Measure a critic on preference pairs (paper: average margin, pairwise accuracy, AUC, BT loss).
+
+    Args:
+        rows: The pairs.
+        better: Logits of the better siblings.
+        worse: Logits of the worse ones.
+
+    Returns:
+        ``margin``, ``accuracy``, ``auc`` and ``bt_loss`` on the tanh scores, the accuracy's interval, and the accuracy
+        by depth and by agent. A tie counts half.
+    """
+    high, low = np.tanh(better), np.tanh(worse)
+    right = np.where(better == worse, 0.5, (better > worse).astype(float))
+    scores = np.concatenate([high, low])
+    labels = np.concatenate([np.ones(len(high)), np.zeros(len(low))])
+    return {
+        "pairs": len(rows),
+        "margin": float((high - low).mean()),
+        "accuracy": float(right.mean()),
+        "accuracy_interval": interval(rows, lambda i: float(right[i].mean())),
+        "auc": auc(scores, labels),
+        "bt_loss": float(np.logaddexp(0, low - high).mean()),
+        "accuracy_by_depth": _grouped([row.depth for row in rows], right),
+        "accuracy_by_agent": _grouped([row.agent for row in rows], right),
+    }
+
+
+def outcome_metrics(rows: Sequence[Row], logits: Floats) -> dict[str, Any]:
+    """Measure an outcome critic on terminal states.
+
+    Returns:
+        ``auc`` with its interval, ``accuracy`` at a score of 0, ``bce_loss`` and ``mse``, and the calibration.
+    """
+    target = np.array([row.chosen_target for row in rows])
+    scores, labels = np.tanh(logits), target > 0
+    return {
+        "states": len(rows),
+        "auc": auc(scores, labels),
+        "auc_interval": interval(rows, lambda i: auc(scores[i], labels[i])),
+        "accuracy": float(((scores > 0) == labels).mean()),
+        "bce_loss": float(np.logaddexp(0, np.where(labels, -2, 2) * logits).mean()),
+        "mse": float(((scores - target) ** 2).mean()),
+        "calibration": calibration(rows, logits),
+    }
+
+
+def point_metrics(rows: Sequence[Row], logits: Floats) -> dict[str, Any]:
+    """Measure a process critic on labelled states.
+
+    Returns:
+        ``mse``, ``correlation`` with the targets, and the calibration.
+    """
+    target, scores = np.array([row.chosen_target for row in rows]), np.tanh(logits)
+    steady = len(rows) < 2 or scores.std() == 0 or target.std() == 0
+    return {
+        "states": len(rows),
+        "mse": float(((scores - target) ** 2).mean()),
+        "correlation": None if steady else float(np.corrcoef(scores, target)[0, 1]),
+        "calibration": calibration(rows, logits),
+    }
+
+
+def calibration(rows: Sequence[Row], logits: Floats) -> dict[str, dict[str, float]]:
+    """Compare scores with targets at each depth: does a value mean the same everywhere?
+
+    Returns:
+        For each depth the number of states, the mean score, the mean target, and ``gap``: the mean over ten bins of
+        the score, weighted by their states, of the distance between the bin's mean score and mean target.
+    """
+    depths = np.array([row.depth for row in rows])
+    target, scores = np.array([row.chosen_target for row in rows]), np.tanh(logits)
+    bins = np.clip(((scores + 1) / 2 * BINS).astype(int), 0, BINS - 1)
+    found: dict[str, dict[str, float]] = {}
+    for depth in np.unique(depths):
+        here = depths == depth
+        cells = [here & (bins == b) for b in np.unique(bins[here])]
+        gaps = [float(abs(scores[cell].mean() - target[cell].mean()) * cell.sum()) for cell in cells]
+        found[str(depth)] = {
+            "states": int(here.sum()),
+            "score": float(scores[here].mean()),
+            "target": float(target[here].mean()),
+            "gap": sum(gaps) / int(here.sum()),
+        }
+    return found
+
+
+def auc(scores: Floats, labels: NDArray[Any]) -> float:
+    """Return the area under the ROC curve, ties counting half; 0.5 where one class is missing."""
+    positive = np.asarray(labels, bool)
+    many, few = int(positive.sum()), int((~positive).sum())
+    if not many or not few:
+        return 0.5
+    order = np.argsort(scores, kind="stable")
+    ranks = np.empty(len(scores))
+    ranks[order] = np.arange(1, len(scores) + 1)
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    mean_rank = np.bincount(inverse, ranks) / counts
+    return float((mean_rank[inverse][positive].sum() - many * (many + 1) / 2) / (many * few))
+
+
+def interval(rows: Sequence[Row], statistic: Callable[[NDArray[np.intp]], float]) -> list[float]:
+    """Return the 95% bootstrap interval of a statistic of row indices, resampling problems."""
+    names = {name: i for i, name in enumerate(dict.fromkeys((row.task, row.problem_id) for row in rows))}
+    owner = np.array([names[row.task, row.problem_id] for row in rows])
+    order = np.argsort(owner, kind="stable")
+    groups = np.split(order, np.cumsum(np.bincount(owner))[:-1])
+    rng = np.random.default_rng(0)
+    draws = [
+        statistic(np.concatenate([groups[i] for i in rng.integers(len(groups), size=len(groups))]))
+        for _ in range(RESAMPLES)
+    ]
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return [float(low), float(high)]
+
+
+def _grouped(keys: Sequence[int | str], values: Floats) -> dict[str, dict[str, float]]:
+    names = np.array([str(key) for key in keys])
+    ordered = dict.fromkeys(str(key) for key in sorted(keys, key=lambda k: k if isinstance(k, int) else 0))
+    return {
+        name: {"mean": float(values[names == name].mean()), "count": int((names == name).sum())} for name in ordered
+    }

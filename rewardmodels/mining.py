@@ -1,0 +1,177 @@
+"""Labels and preference pairs from search trees, by the rules of the paper's App. "MASPRM training data generation".
+
+All functions are pure and read a `search.Tree`. Words: a node's *target* is
+``W / N`` clipped to ``[-1, 1]``, defined where ``N > 0``; *siblings* are
+children of one parent.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from mas_gym.state import MASState
+
+TOP = BOTTOM = 4
+PAIRS_PER_TREE = 8
+
+
+class TreeView(Protocol):
+    """The columns of a `search.Tree` that are read here; node 0 is the root, and parents come before children."""
+
+    @property
+    def states(self) -> Sequence[MASState]:
+        """The state of each node."""
+        ...
+
+    @property
+    def parents(self) -> Sequence[int]:
+        """Index of each node's parent; -1 for the root."""
+        ...
+
+    @property
+    def visits(self) -> Sequence[int]:
+        """``N`` of each node."""
+        ...
+
+    @property
+    def totals(self) -> Sequence[float]:
+        """``W`` of each node."""
+        ...
+
+    def is_terminal(self, node: int) -> bool:
+        """Return whether a node's state is terminal."""
+        ...
+
+
+class Labelled(NamedTuple):
+    """A state with its target."""
+
+    state: MASState
+    target: float
+
+
+class Pair(NamedTuple):
+    """Two siblings, the better one first.
+
+    Attributes:
+        chosen: The sibling with the larger target.
+        rejected: The other.
+        depth: Depth of their parent, 0 for the root.
+    """
+
+    chosen: Labelled
+    rejected: Labelled
+    depth: int
+
+    @property
+    def margin(self) -> float:
+        """Difference of the targets, in ``(0, 2]``."""
+        return self.chosen.target - self.rejected.target
+
+
+def normalise(text: str) -> str:
+    """Return what makes two actions the same: case, spacing and closing marks do not count."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).rstrip(".!;,")
+
+
+def target(tree: TreeView, node: int) -> float:
+    """Return ``W / N`` of a visited node, clipped to ``[-1, 1]``."""
+    return max(-1.0, min(1.0, tree.totals[node] / tree.visits[node]))
+
+
+def process_targets(tree: TreeView) -> list[Labelled]:
+    """Return every visited state after an action with its target (paper, ``D_proc``)."""
+    return [_labelled(tree, i) for i in range(1, len(tree.parents)) if tree.visits[i] > 0]
+
+
+def pointwise(tree: TreeView) -> list[Labelled]:
+    """Return the samples of the MSE head: each step of each path to a terminal state of reward +1 or -1.
+
+    Exact duplicates occur once. A path has ``D + 1`` nodes in a fixed schedule, fewer where a
+    dynamic one ends early.
+    """
+    on_path: set[int] = set()
+    for node in _decided(tree):
+        while node > 0 and node not in on_path:
+            on_path.add(node)
+            node = tree.parents[node]
+    return list(dict.fromkeys(_labelled(tree, i) for i in sorted(on_path)))
+
+
+def outcomes(tree: TreeView) -> list[Labelled]:
+    """Return the distinct visited terminal states with their rewards (paper, ``D_out``)."""
+    return list(dict.fromkeys(_labelled(tree, i) for i in _decided(tree)))
+
+
+def pairs(tree: TreeView, max_depth: int, limit: int = PAIRS_PER_TREE, min_margin: float = 0.0) -> list[Pair]:
+    """Mine preference pairs from one tree by the paper's five rules.
+
+    At each parent: (i) siblings are deduplicated by normalised text, (ii) ranked by target, (iii) split into up to
+    four top and four bottom ones, disjoint, (iv) paired across the split where the targets differ; at the last
+    step only terminal siblings count; (v) at most ``limit`` pairs per tree.
+
+    Where the rules leave a choice: of duplicates the most visited stands; eight siblings or fewer are split at the
+    widest gap between neighbours; the pairs kept under the limit go round the depths, and within a depth round the
+    parents, most visited first, largest margin first, so that no branch fills the limit alone.
+
+    Args:
+        tree: The tree.
+        max_depth: The scheduled depth ``D``.
+        limit: The cap of rule (v).
+        min_margin: Pairs with a smaller margin are left out; 0 is the paper's rule.
+    """
+    families: dict[int, list[int]] = defaultdict(list)
+    for node in range(1, len(tree.parents)):
+        if tree.visits[node] > 0 and (tree.states[node].depth < max_depth or tree.is_terminal(node)):
+            families[tree.parents[node]].append(node)
+    by_depth: dict[int, list[list[Pair]]] = defaultdict(list)
+    for parent in sorted(families, key=lambda i: (-tree.visits[i], i)):
+        found = [pair for pair in _family_pairs(tree, families[parent]) if pair.margin >= min_margin]
+        if found:
+            by_depth[found[0].depth].append(found)
+    rounds = [_round_robin(groups) for _, groups in sorted(by_depth.items())]
+    return _round_robin(rounds)[:limit]
+
+
+def _labelled(tree: TreeView, node: int) -> Labelled:
+    return Labelled(tree.states[node], target(tree, node))
+
+
+def _decided(tree: TreeView) -> list[int]:
+    nodes = range(1, len(tree.parents))
+    return [i for i in nodes if tree.is_terminal(i) and tree.visits[i] > 0 and abs(target(tree, i)) == 1.0]
+
+
+def _family_pairs(tree: TreeView, siblings: Sequence[int]) -> list[Pair]:
+    ranked = _ranked(tree, siblings)
+    cut = _split([item.target for item in ranked])
+    top, bottom = ranked[:cut][:TOP], ranked[cut:][-BOTTOM:]
+    found = [Pair(a, b, a.state.depth - 1) for a in top for b in bottom if a.target > b.target]
+    return sorted(found, key=lambda pair: -pair.margin)
+
+
+def _ranked(tree: TreeView, siblings: Sequence[int]) -> list[Labelled]:
+    unique: dict[str, int] = {}
+    for node in siblings:
+        text = normalise(tree.states[node].text)
+        if text not in unique or tree.visits[node] > tree.visits[unique[text]]:
+            unique[text] = node
+    return sorted((_labelled(tree, node) for node in unique.values()), key=lambda item: -item.target)
+
+
+def _split(ranked: Sequence[float]) -> int:
+    """Return how many of the siblings, ranked by target, form the top set."""
+    count = len(ranked)
+    if count > TOP + BOTTOM:
+        return TOP
+    cuts = range(max(1, count - BOTTOM), min(TOP, count - 1) + 1)
+    return max(cuts, key=lambda cut: ranked[cut - 1] - ranked[cut], default=count)
+
+
+def _round_robin(groups: Sequence[list[Pair]]) -> list[Pair]:
+    """Take the first of each group, then the second of each, and so on."""
+    longest = max(map(len, groups), default=0)
+    return [group[i] for i in range(longest) for group in groups if i < len(group)]

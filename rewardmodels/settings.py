@@ -1,0 +1,146 @@
+"""How a critic is trained: every choice in one place, with the paper's defaults and those of the tiny model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from mas_gym.errors import ConfigError
+from rewardmodels.dataset import DataKind
+from rewardmodels.serialise import View
+
+CriticKind = Literal["masprm", "orm"]
+Head = Literal["bt", "mse", "bce"]
+
+SMALL = 50_000_000
+"""Backbones with fewer parameters get `TINY` by default, larger ones `PAPER`."""
+
+_HEADS: dict[str, dict[str, DataKind]] = {
+    "masprm": {"bt": "pairs", "mse": "points"},
+    "orm": {"bce": "outcomes", "mse": "outcomes"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Hyper-parameters (paper, App. "MASPRM model and optimization").
+
+    Attributes:
+        kind: ``"masprm"`` or ``"orm"``.
+        head: ``"bt"`` or ``"mse"`` for MASPRM, ``"bce"`` or ``"mse"`` for ORM.
+        bt_on: What the Bradley-Terry loss compares: the ``"tanh"`` scores, as the paper, or the ``"raw"`` logits.
+        view: What the critic sees of a state.
+        max_length: The most tokens of a state.
+        lora_rank: Rank of the LoRA adapters; 0 trains the whole model.
+        lora_alpha: Their scale is ``lora_alpha / lora_rank``.
+        lora_dropout: Dropout in front of them.
+        nf4: Whether to quantise the frozen backbone to 4 bits (QLoRA).
+        batch_size: Pairs or samples per step and process.
+        accumulation: Steps whose gradients are added up before an update.
+        learning_rate: Peak of the schedule.
+        epochs: Passes over the training rows.
+        weight_decay: Of AdamW.
+        warmup: Share of the updates over which the learning rate rises; then it follows a cosine.
+        held_out: Share of the problems that metrics are computed on.
+        evaluations: How often in a run to compute them, the end included.
+        checkpoints: How often in a run to save what is needed to resume.
+        gradient_checkpointing: Trade time for memory.
+        seed: Of the head's first weights, the order of the rows and dropout.
+    """
+
+    kind: CriticKind = "masprm"
+    head: Head = "bt"
+    bt_on: Literal["tanh", "raw"] = "tanh"
+    view: View = "full"
+    max_length: int = 2048
+    lora_rank: int = 256
+    lora_alpha: int = 32
+    lora_dropout: float = 0.05
+    nf4: bool = True
+    batch_size: int = 8
+    accumulation: int = 16
+    learning_rate: float = 1e-5
+    epochs: float = 5.0
+    weight_decay: float = 0.01
+    warmup: float = 0.03
+    held_out: float = 0.05
+    evaluations: int = 10
+    checkpoints: int = 10
+    gradient_checkpointing: bool = False
+    seed: int = 42
+
+    @property
+    def data_kind(self) -> DataKind:
+        """The kind of training set that the head learns from."""
+        return _HEADS[self.kind][self.head]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-able form."""
+        return asdict(self)
+
+
+PAPER = Settings()
+TINY = Settings(
+    max_length=1024,
+    lora_rank=0,
+    nf4=False,
+    batch_size=64,
+    accumulation=1,
+    learning_rate=1e-3,
+    epochs=2.0,
+    warmup=0.1,
+    held_out=0.1,
+    evaluations=4,
+    checkpoints=2,
+)
+
+
+def settings_for(parameters: int, overrides: dict[str, Any]) -> Settings:
+    """Return the defaults for a backbone of this size, with the given fields replaced.
+
+    Raises:
+        ConfigError: A field is unknown or a value makes no sense, with every fault.
+    """
+    base = TINY if parameters < SMALL else PAPER
+    known = asdict(base)
+    faults = [f"unknown setting {name!r}; known: {', '.join(known)}" for name in overrides if name not in known]
+    if faults:
+        raise ConfigError("; ".join(faults), tuple(faults))
+    settings = replace(base, **overrides)
+    if settings.lora_rank == 0 and settings.nf4 and "nf4" not in overrides:
+        settings = replace(settings, nf4=False)
+    faults = _faults(settings)
+    if faults:
+        raise ConfigError("; ".join(faults), tuple(faults))
+    return settings
+
+
+def check_head(kind: str, head: str) -> None:
+    """Raise `ConfigError` unless this kind of critic can have this head."""
+    if kind not in _HEADS:
+        raise ConfigError(f"expected kind {' or '.join(map(repr, _HEADS))}, got {kind!r}")
+    if head not in _HEADS[kind]:
+        raise ConfigError(f"expected head {' or '.join(map(repr, _HEADS[kind]))} for kind {kind!r}, got {head!r}")
+
+
+def _faults(s: Settings) -> list[str]:
+    checks = [
+        (s.bt_on in ("tanh", "raw"), f'bt_on: expected "tanh" or "raw", got {s.bt_on!r}'),
+        (s.view in ("full", "local"), f'view: expected "full" or "local", got {s.view!r}'),
+        (s.max_length >= 64, f"max_length: expected at least 64, got {s.max_length}"),
+        (s.lora_rank >= 0, f"lora_rank: expected 0 or more, got {s.lora_rank}"),
+        (s.lora_rank > 0 or not s.nf4, "nf4: a 4-bit backbone is frozen; set lora_rank above 0, or nf4=False"),
+        (s.batch_size >= 1, f"batch_size: expected at least 1, got {s.batch_size}"),
+        (s.accumulation >= 1, f"accumulation: expected at least 1, got {s.accumulation}"),
+        (s.learning_rate > 0, f"learning_rate: expected more than 0, got {s.learning_rate}"),
+        (s.epochs > 0, f"epochs: expected more than 0, got {s.epochs}"),
+        (0 <= s.warmup < 1, f"warmup: expected a share in [0, 1), got {s.warmup}"),
+        (0 < s.held_out < 1, f"held_out: expected a share in (0, 1), got {s.held_out}"),
+        (s.evaluations >= 1, f"evaluations: expected at least 1, got {s.evaluations}"),
+        (s.checkpoints >= 1, f"checkpoints: expected at least 1, got {s.checkpoints}"),
+    ]
+    try:
+        check_head(s.kind, s.head)
+    except ConfigError as error:
+        checks.append((False, str(error)))
+    return [text for good, text in checks if not good]

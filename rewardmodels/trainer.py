@@ -1,0 +1,236 @@
+"""transformers' Trainer with the critics' losses; imported by training alone, because it is slow to import."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, SequentialSampler
+from torch.utils.tensorboard import SummaryWriter
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+from mas_gym.errors import MASGymError, TrainingError
+from rewardmodels.backbone import logits_at
+from rewardmodels.batches import Bundle, as_batch, gather
+from rewardmodels.metrics import Floats, outcome_metrics, pair_metrics, point_metrics
+from rewardmodels.settings import Settings
+
+COMPLETE = "complete.json"
+"""Written into a checkpoint last, so that one cut off by a crash is known."""
+
+
+def loss_of(settings: Settings, logits: torch.Tensor, tensors: dict[str, Any]) -> torch.Tensor:
+    """Return the mean loss of a step (paper, Sec. "MASPRM training", App. "ORM").
+
+    Args:
+        settings: Which head.
+        logits: Of the states, shape (K,).
+        tensors: As `rewardmodels.batches.gather` returns them.
+    """
+    better, target = logits[tensors["better"]], tensors["target"]
+    if settings.head == "bt":
+        gap = logits[tensors["worse"]] - better
+        if settings.bt_on == "tanh":
+            gap = torch.tanh(logits[tensors["worse"]]) - torch.tanh(better)
+        return torch.nn.functional.softplus(gap).mean()
+    if settings.head == "mse":
+        return torch.nn.functional.mse_loss(torch.tanh(better), target)
+    # A logit of z means p = sigmoid(2 z), so that tanh(z) = 2 p - 1 is on the scale of the other heads.
+    return torch.nn.functional.softplus(-2 * torch.sign(target) * better).mean()
+
+
+class Steps(Dataset):  # type: ignore[misc]
+    """All steps of all epochs, in order; each is gathered when it is asked for."""
+
+    def __init__(self, found: Sequence[Bundle], order: Sequence[Sequence[int]], pad: int, dtype: Any, share: bool):
+        """Remember what to gather."""
+        self.found, self.order, self.options = found, order, (pad, dtype, share)
+
+    def __len__(self) -> int:
+        """Return the number of steps."""
+        return len(self.order)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return the tensors of one step."""
+        return gather([self.found[i] for i in self.order[index]], *self.options)
+
+
+class HeldOut:
+    """Rows to measure on, and how to score them.
+
+    Args:
+        found: Bundles of the held-out rows.
+        batch_size: Rows at once.
+        pad: Padding id.
+        dtype: Of the model.
+        share: Whether shared beginnings are encoded once.
+    """
+
+    def __init__(self, found: Sequence[Bundle], batch_size: int, pad: int, dtype: Any, share: bool):
+        """Put bundles of like length together."""
+        self.found = sorted(found, key=lambda bundle: bundle.tokens)
+        self.rows = [row for bundle in self.found for row in bundle.rows]
+        self.steps: list[list[Bundle]] = [[]]
+        for bundle in self.found:
+            if sum(len(b.rows) for b in self.steps[-1]) + len(bundle.rows) > batch_size and self.steps[-1]:
+                self.steps.append([])
+            self.steps[-1].append(bundle)
+        self.options = (pad, dtype, share)
+
+    def logits(self, model: Any) -> tuple[Floats, Floats]:
+        """Return the logits of the rows' better and worse states; the second is empty for points."""
+        better: list[Floats] = []
+        worse: list[Floats] = []
+        training = model.training
+        model.eval()
+        device = next(model.parameters()).device
+        with torch.inference_mode():
+            for step in self.steps:
+                tensors = {k: v.to(device) for k, v in gather(step, *self.options).items()}
+                logits = logits_at(model, as_batch(tensors))[0]
+                better.append(logits[tensors["better"]].double().cpu().numpy())
+                worse.append(logits[tensors["worse"]].double().cpu().numpy())
+        model.train(training)
+        return np.concatenate(better), np.concatenate(worse)
+
+    def metrics(self, model: Any, settings: Settings) -> dict[str, Any]:
+        """Measure a model on the rows, as their kind asks."""
+        better, worse = self.logits(model)
+        if len(worse):
+            return pair_metrics(self.rows, better, worse)
+        return (outcome_metrics if settings.kind == "orm" else point_metrics)(self.rows, better)
+
+
+class Curves(TrainerCallback):  # type: ignore[misc]
+    """Writes what the Trainer logs as TensorBoard curves, and each evaluation as a line."""
+
+    def __init__(self, folder: Path, log: Callable[[str], None]):
+        """Remember where to; the writer opens with the first number."""
+        self.folder, self.log = folder, log
+        self.writer: SummaryWriter | None = None
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Write every number."""
+        if not state.is_world_process_zero:
+            return
+        self.writer = self.writer or SummaryWriter(str(self.folder))
+        for name, value in (logs or {}).items():
+            if isinstance(value, int | float):
+                self.writer.add_scalar(name.replace("eval_", "held_out/"), value, state.global_step)
+        if any(name.startswith("eval_") for name in logs or {}):
+            found = {name.removeprefix("eval_"): v for name, v in (logs or {}).items() if name.startswith("eval_")}
+            self.log(f"step {state.global_step}: " + ", ".join(f"{name} {v:.4g}" for name, v in found.items()))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Close the writer."""
+        if self.writer is not None:
+            self.writer.close()
+
+
+class CriticTrainer(Trainer):  # type: ignore[misc]
+    """Trains a critic on `Steps` and measures it on `HeldOut`."""
+
+    def __init__(self, settings: Settings, steps: Steps, held_out: HeldOut, **kwargs: Any):
+        """Hand the rest to transformers."""
+        self.settings, self.held_out = settings, held_out
+        super().__init__(train_dataset=steps, eval_dataset=steps, data_collator=lambda items: items[0], **kwargs)
+        self.model_accepts_loss_kwargs = False
+        self.remove_callback(PrinterCallback)
+        self.history: list[dict[str, Any]] = []
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
+        return SequentialSampler(self.train_dataset if train_dataset is None else train_dataset)
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """Return the loss of a step; raises `TrainingError` when it is not a number."""
+        logits = logits_at(model, as_batch(inputs))[0]
+        loss = loss_of(self.settings, logits, inputs)
+        if not math.isfinite(loss.item()):
+            raise TrainingError(
+                f"the loss of step {self.state.global_step + 1} is {loss.item()}, not a number; training stops. "
+                f"{self._last_checkpoint()} Lower learning_rate, or look for broken weights in the base model"
+            )
+        return loss
+
+    def _last_checkpoint(self) -> str:
+        last = last_checkpoint(Path(self.args.output_dir))
+        return f"The last good checkpoint is kept: {last.name}." if last else "No checkpoint had been written yet."
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Measure on the held-out problems and log the numbers."""
+        found = self.held_out.metrics(self.model, self.settings)
+        self.history.append({"step": self.state.global_step, **found})
+        flat = {f"{metric_key_prefix}_{k}": v for k, v in found.items() if isinstance(v, int | float)}
+        for depth, part in found.get("accuracy_by_depth", {}).items():
+            flat[f"{metric_key_prefix}_accuracy_depth_{depth}"] = part["mean"]
+        self.log(flat)
+        self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, flat)
+        return flat
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        if not all(bool(torch.isfinite(p).all()) for p in self.model.parameters() if p.requires_grad):
+            raise TrainingError(
+                f"the weights after step {self.state.global_step} are not all numbers; training stops. "
+                f"{self._last_checkpoint()} Lower learning_rate"
+            )
+        try:
+            super()._save_checkpoint(model, trial)
+            if self.args.should_save:
+                (folder / COMPLETE).write_text(json.dumps({"step": self.state.global_step}), encoding="utf-8")
+        except MASGymError:
+            raise
+        except Exception as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise TrainingError(
+                f"cannot write {folder.name} ({error}); training stops. {self._last_checkpoint()} Free some space and "
+                "run the same command again to go on from there"
+            ) from error
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Return the newest checkpoint that was written to its end."""
+    done = [path.parent for path in folder.glob(f"checkpoint-*/{COMPLETE}")]
+    return max(done, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def arguments(settings: Settings, folder: Path, steps: int, device: str) -> TrainingArguments:
+    """Return transformers' arguments for a run of this many steps."""
+    updates = max(1, math.ceil(steps / settings.accumulation))
+    on_cpu = device == "cpu"
+    return TrainingArguments(
+        output_dir=str(folder),
+        use_cpu=on_cpu,
+        bf16=not on_cpu and torch.cuda.is_bf16_supported(),
+        num_train_epochs=1,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=settings.accumulation,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        learning_rate=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        warmup_steps=round(settings.warmup * updates),
+        lr_scheduler_type="cosine",
+        optim="adamw_torch",
+        logging_steps=max(1, updates // 50),
+        logging_nan_inf_filter=False,
+        eval_strategy="steps",
+        eval_steps=max(1, updates // settings.evaluations),
+        save_strategy="steps",
+        save_steps=max(1, updates // settings.checkpoints),
+        save_total_limit=2,
+        dataloader_pin_memory=False,
+        remove_unused_columns=False,
+        disable_tqdm=True,
+        report_to="none",
+        seed=settings.seed,
+    )

@@ -1,0 +1,266 @@
+"""Training a critic, from rows to a folder that scores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mas_gym.errors import ConfigError, TrainingError
+from rewardmodels.backbone import (
+    add_lora,
+    base_path,
+    can_share,
+    keep_layout,
+    load_scalar,
+    load_tokenizer,
+    need,
+    quantize_config,
+    quiet,
+)
+from rewardmodels.batches import bundles, schedule
+from rewardmodels.card import model_card
+from rewardmodels.dataset import RewardData, histogram, split
+from rewardmodels.encode import Encoder
+from rewardmodels.folder import META, CriticInfo, load_folder, read_info, save_folder
+from rewardmodels.settings import Settings, check_head, settings_for
+
+if TYPE_CHECKING:
+    from rewardmodels.trainer import HeldOut
+
+RUN = "run.json"
+CHECKPOINTS = "checkpoints"
+CURVES = "curves"
+
+_EVALUATION_ROWS = 256
+
+
+class Trained(NamedTuple):
+    """A finished training run.
+
+    Attributes:
+        folder: The critic, for `rewardmodels.load_critic`.
+        info: Its description, with the metrics on held-out problems.
+        history: The metrics along the way, one entry per evaluation, with ``step``.
+    """
+
+    folder: Path
+    info: CriticInfo
+    history: list[dict[str, Any]]
+
+
+def train(
+    data: RewardData,
+    out: str | Path,
+    base: str = "tiny",
+    points: RewardData | None = None,
+    device: str | None = None,
+    resume: bool = True,
+    log: Callable[[str], None] = lambda line: None,
+    **overrides: Any,
+) -> Trained:
+    """Train a critic on mined rows (paper, Sec. "MASPRM training", App. "ORM").
+
+    The same call again goes on from the last checkpoint to the same result; a call that has
+    finished returns at once.
+
+    Args:
+        data: Pairs for head ``"bt"``, points for MASPRM's ``"mse"``, outcomes for ORM.
+        out: Folder of the critic; also holds ``checkpoints`` and TensorBoard ``curves``.
+        base: ``"tiny"``, or a folder or hub id of a decoder.
+        points: Labelled states of the same trees, for the calibration of a Bradley-Terry critic.
+        device: ``"cpu"``, ``"cuda"``; None takes a GPU where there is one.
+        resume: False refuses a folder that already has something in it.
+        log: Told what happens, line by line.
+        overrides: Fields of `rewardmodels.Settings`; the rest is `TINY` or `PAPER`, by the backbone's size.
+
+    Raises:
+        ConfigError: A setting is wrong, or ``out`` belongs to another run.
+        DataError: The rows or the backbone cannot be used.
+        TrainingError: The loss is not a number, or the disk is full.
+        MissingDependencyError: A package is not installed.
+    """
+    need("tensorboard", "training")
+    need("accelerate", "training")
+    import torch
+
+    out = Path(out)
+    check_head(overrides.get("kind", "masprm"), overrides.get("head", "bt"))
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model, tokenizer, settings = _open(base, device, overrides)
+    if settings.data_kind != data.kind:
+        raise ConfigError(
+            f"expected {settings.data_kind} for kind {settings.kind!r} and head {settings.head!r}, got {data.kind}; "
+            f"collect the trees with kind={settings.data_kind!r}"
+        )
+    if settings.view != data.view:
+        raise ConfigError(f"expected rows of view {settings.view!r}, got {data.view!r}; collect them with that view")
+    done = _claim(out, {"settings": settings.to_dict(), "data": data.fingerprint(), "base": base}, resume)
+    if done is not None:
+        log(f"{out} is already trained")
+        return done
+    return _run(model, tokenizer, settings, data, points, out, base, device, log)
+
+
+def _open(base: str, device: str, overrides: dict[str, Any]) -> tuple[Any, Any, Settings]:
+    import torch
+    from transformers import AutoConfig
+
+    source = base_path(base)
+    tokenizer = load_tokenizer(source)
+    # What the backbone may read bounds max_length; its size chooses the defaults.
+    torch.manual_seed(overrides.get("seed", 42))
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    model = load_scalar(source, dtype, tokenizer.pad_token_id, new_head=True)
+    parameters = sum(p.numel() for p in model.parameters())
+    settings = settings_for(parameters, overrides)
+    window = getattr(AutoConfig.from_pretrained(source).get_text_config(), "max_position_embeddings", None)
+    if window is not None:
+        settings = replace(settings, max_length=min(settings.max_length, window))
+    if settings.nf4:
+        torch.manual_seed(settings.seed)
+        model = load_scalar(source, dtype, tokenizer.pad_token_id, new_head=True, quantization=quantize_config(dtype))
+        keep_layout(model)
+    model.score.float()
+    if settings.lora_rank:
+        model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.lora_dropout)
+    else:
+        model = model.float()
+    return model.to(device), tokenizer, settings
+
+
+def _claim(out: Path, run: dict[str, Any], resume: bool) -> Trained | None:
+    """Mark a folder as this run's, or find that the run has finished."""
+    mark = out / RUN
+    if mark.exists():
+        before = json.loads(mark.read_text(encoding="utf-8"))
+        if not resume or before != run:
+            changed = [key for key in run if before.get(key) != run[key]]
+            raise ConfigError(
+                f"{out} belongs to another training run ({', '.join(changed) or 'resume=False'}); give another folder, "
+                "or delete this one"
+            )
+        if (out / META).exists():
+            return Trained(out, read_info(out), _history(out))
+    elif out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} is not empty and holds no training run; give another folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        mark.write_text(json.dumps(run, indent=2), encoding="utf-8")
+    except OSError as error:
+        raise TrainingError(f"cannot write to {out}: {error}") from error
+    return None
+
+
+def _history(out: Path) -> list[dict[str, Any]]:
+    path = out / "metrics.json"
+    return list(json.loads(path.read_text(encoding="utf-8"))["history"]) if path.exists() else []
+
+
+def _run(
+    model: Any,
+    tokenizer: Any,
+    settings: Settings,
+    data: RewardData,
+    points: RewardData | None,
+    out: Path,
+    base: str,
+    device: str,
+    log: Callable[[str], None],
+) -> Trained:
+    from rewardmodels.trainer import CriticTrainer, Curves, HeldOut, Steps, arguments, last_checkpoint
+
+    learned, held = split(data, settings.held_out)
+    encoder = Encoder(tokenizer, settings.max_length, settings.view)
+    pad, share = tokenizer.pad_token_id, can_share(model, tokenizer.pad_token_id)
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    found = bundles(learned, encoder, settings.batch_size)
+    order = schedule(found, settings.batch_size, settings.epochs, settings.seed)
+    rest = (_EVALUATION_ROWS, pad, dtype, share)
+    held_out = HeldOut(bundles(held, encoder, _EVALUATION_ROWS), *rest)
+    log(
+        f"{len(learned)} {data.kind} of {data.trees} trees to learn from, {len(held)} held out; {len(order)} steps; "
+        f"{'shared beginnings once' if share else 'states written out whole'}"
+    )
+    checkpoints = out / CHECKPOINTS
+    last = last_checkpoint(checkpoints)
+    if last is not None:
+        log(f"going on from {last.name}")
+    with quiet():
+        trainer = CriticTrainer(
+            settings,
+            Steps(found, order, pad, dtype, share),
+            held_out,
+            model=model,
+            args=arguments(settings, checkpoints, len(order), device),
+            callbacks=[Curves(out / CURVES, log)],
+        )
+        trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
+    metrics = held_out.metrics(model, settings)
+    if points is not None and data.kind == "pairs":
+        metrics["points"] = _calibration(points, settings, encoder, rest, model)
+    info = _info(settings, data, learned, held, base, metrics, found)
+    history = trainer.history
+    (out / "metrics.json").write_text(json.dumps({"final": metrics, "history": history}, indent=2), encoding="utf-8")
+    save_folder(model, tokenizer, out, info, model_card(info))
+    return Trained(out, info, history)
+
+
+def _calibration(
+    points: RewardData, settings: Settings, encoder: Encoder, rest: tuple[Any, ...], model: Any
+) -> dict[str, Any]:
+    from rewardmodels.metrics import point_metrics
+    from rewardmodels.trainer import HeldOut
+
+    held: HeldOut = HeldOut(bundles(split(points, settings.held_out)[1], encoder, _EVALUATION_ROWS), *rest)
+    return point_metrics(held.rows, held.logits(model)[0])
+
+
+def _info(
+    settings: Settings,
+    data: RewardData,
+    learned: RewardData,
+    held: RewardData,
+    base: str,
+    metrics: dict[str, Any],
+    found: Sequence[Any],
+) -> CriticInfo:
+    counts = {
+        "trees": data.trees,
+        data.kind: len(learned),
+        f"{data.kind} held out": len(held),
+        "problems": len({(row.task, row.problem_id) for row in data.rows}),
+        "tokens per epoch": sum(bundle.tokens for bundle in found),
+        "rows by": histogram(learned),
+    }
+    tasks = list(dict.fromkeys(row.task for row in data.rows))
+    name = base if base == "tiny" or not Path(base).exists() else Path(base).name
+    return CriticInfo(
+        settings.kind,
+        settings.head,
+        settings.view,
+        settings.max_length,
+        data.graphs,
+        tasks,
+        name,
+        settings.to_dict(),
+        counts,
+        metrics,
+        _versions(),
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("mas-gym", "torch", "transformers", "peft", "bitsandbytes"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+__all__ = ["Trained", "load_folder", "train"]
