@@ -1,0 +1,111 @@
+"""What procedural tasks share: problems made on demand, and splits that are disjoint by content."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import count
+from typing import Any, ClassVar, overload
+
+from mas_gym.errors import ConfigError, UnknownNameError
+from mas_gym.tasks.base import Grade, Problem
+
+SPLITS = ("train", "dev", "test")
+
+
+def split_of(question: str) -> str:
+    """Return the split that a question belongs to: 8 in 10 train, 1 dev, 1 test, by a hash of its words."""
+    words = " ".join(question.casefold().split())
+    bucket = hashlib.sha256(words.encode()).digest()[0] % 10
+    return "test" if bucket == 0 else "dev" if bucket == 1 else "train"
+
+
+class ProceduralTask(ABC, Sequence[Problem]):
+    """A sequence of problems of which each is drawn from its own index.
+
+    Args:
+        split: ``"train"``, ``"dev"`` or ``"test"``.
+        seed: Another seed gives other problems.
+        difficulty: The level of the task; its meaning is the subclass's.
+        size: Length of the sequence.
+        grading: ``"strict"`` or ``"paper"``.
+        indices: The part of the split that this sequence shows; all of it by default.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(
+        self, split: str, *, seed: int, difficulty: int, size: int, grading: Any, indices: range | None = None
+    ) -> None:
+        """Check the arguments."""
+        if split not in SPLITS:
+            raise ConfigError(f"expected a split of {', '.join(SPLITS)}, got {split!r}")
+        if grading not in ("strict", "paper"):
+            raise ConfigError(f"expected grading 'strict' or 'paper', got {grading!r}")
+        if not isinstance(size, int) or size < 1:
+            raise ConfigError(f"expected a size of 1 or more, got {size!r}")
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise ConfigError(f"expected a whole number as seed, got {seed!r}")
+        self.split, self.seed, self.difficulty, self.grading = split, seed, difficulty, grading
+        self.size = size
+        self._indices = range(size) if indices is None else indices
+
+    @abstractmethod
+    def _draw(self, rng: random.Random, problem_id: str) -> Problem | None:
+        """Draw one candidate; None if it is of another split or not sound."""
+
+    def __len__(self) -> int:
+        """Return how many problems the sequence counts."""
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> Problem: ...
+    @overload
+    def __getitem__(self, index: slice) -> ProceduralTask: ...
+    def __getitem__(self, index: int | slice) -> Problem | ProceduralTask:
+        """Make one problem, or return a part of the sequence."""
+        if isinstance(index, slice):
+            part = object.__new__(type(self))
+            part.__dict__.update(self.__dict__, _indices=self._indices[index])
+            return part
+        return self._make(self._indices[index])
+
+    def _make(self, index: int) -> Problem:
+        # seed and difficulty are part of the id, so that a stored id names one problem for ever
+        problem_id = f"{self.name}/{self.split}/{self.seed}/{self.difficulty}/{index}"
+        for attempt in count():
+            problem = self._draw(random.Random(f"{problem_id}/{attempt}"), problem_id)
+            if problem is not None:
+                return problem
+        raise AssertionError("unreachable")
+
+    def problem(self, problem_id: str) -> Problem:
+        """Return the problem with this id.
+
+        Raises:
+            UnknownNameError: The id is not one of this sequence.
+        """
+        parts = problem_id.rsplit("/", 1)
+        prefix = f"{self.name}/{self.split}/{self.seed}/{self.difficulty}"
+        if len(parts) == 2 and parts[0] == prefix and parts[1].isascii() and parts[1].isdigit():
+            index = int(parts[1])
+            if index in self._indices and str(index) == parts[1]:
+                return self._make(index)
+        raise UnknownNameError(
+            f"expected a problem id such as {prefix}/{self._indices[0] if self._indices else 0} "
+            f"({len(self)} problems), got {problem_id!r}"
+        )
+
+    def extract(self, problem: Problem, text: str) -> str | None:
+        """Read the normalised answer from a final message, without looking at the reference."""
+        from mas_gym.tasks.grading import extract_answer
+
+        return extract_answer(problem, text, self.grading)
+
+    def grade(self, problem: Problem, text: str) -> Grade:
+        """Compare the answer read from a final message with the reference."""
+        from mas_gym.tasks.grading import grade
+
+        return grade(problem, text, self.grading)

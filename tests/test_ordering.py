@@ -1,0 +1,96 @@
+"""Ordering: constant-time, reproducible, disjoint, sound."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mas_gym.errors import ConfigError
+from mas_gym.tasks import load_task, queue
+from mas_gym.tasks.base import Problem, Task
+from mas_gym.tasks.ordering import LETTERS, LEVELS, ORDINALS, Ordering
+from mas_gym.tasks.procedural import SPLITS, split_of
+
+
+def rules_of(problem: Problem) -> list[queue.Rule]:
+    return [tuple(rule) for rule in problem.metadata["rules"]]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_same_index_gives_the_same_problem(level: int) -> None:
+    one, other = Ordering("test", difficulty=level), Ordering("test", difficulty=level)
+    for index in (len(one) - 1, 0, 3):
+        assert one[index] == other[index]
+        assert one[index].metadata == other[index].metadata
+
+
+def test_it_is_a_task_of_choices() -> None:
+    task = load_task("ordering", split="train")
+    assert isinstance(task, Task)
+    problem = task[2]
+    assert problem.kind == "choice"
+    assert task.problem(problem.id) == problem
+    for letter in LETTERS:
+        assert task.grade(problem, f"Final Answer: {letter}").correct == (letter == problem.answer)
+
+
+def test_splits_are_disjoint_by_content() -> None:
+    seen: dict[str, str] = {}
+    for split in SPLITS:
+        for level in LEVELS:
+            for problem in Ordering(split, difficulty=level)[:60]:
+                assert split_of(problem.question) == split
+                assert seen.setdefault(problem.question, split) == split
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_answer_follows_from_the_rules_and_no_misreading_gives_it(level: int) -> None:
+    for problem in Ordering("train", difficulty=level)[:150]:
+        states = queue.states_of(rules_of(problem))
+        assert states is not None
+        order, place = states[-1], problem.metadata["place"]
+        assert len(set(order)) == len(order) == LEVELS[level].people
+        asked = re.search(r"Who is (\w+) in the queue\?", problem.question)
+        assert asked is not None
+        assert place == (len(order) - 1 if asked[1] == "last" else ORDINALS.index(asked[1]))
+        options = dict(re.findall(r"([A-D])\) (\w+)", problem.question))
+        assert list(options.values()) == problem.metadata["options"]
+        assert options[problem.answer] == order[place]
+        for misread in queue.misread_states(rules_of(problem), problem.metadata["phrases"]):
+            assert misread is not None
+            assert misread[place] != order[place]
+
+
+def test_every_letter_and_place_is_asked_for() -> None:
+    problems = Ordering("train")[:400]
+    for letter in LETTERS:
+        assert 60 < sum(problem.answer == letter for problem in problems) < 140
+    assert {problem.metadata["place"] for problem in problems} == {0, 1, 2, 3}
+
+
+@given(st.permutations(["Ann", "Ben", "Kim"]), st.sampled_from(["after", "before"]), st.integers(0, 2))
+def test_joining_beside_somebody_leaves_the_others_in_order(names: list[str], kind: str, beside: int) -> None:
+    state = queue.follow((kind, "Tom", names[beside]), tuple(names))
+    assert state is not None
+    assert [name for name in state if name != "Tom"] == names
+    assert state.index("Tom") - state.index(names[beside]) == (1 if kind == "after" else -1)
+
+
+@pytest.mark.parametrize(
+    "rule", [("after", "Ann", "Ben"), ("first", "Ann"), ("before", "Kim", "Tom"), ("swap", "Ann", "Tom")]
+)
+def test_rules_about_the_wrong_people_cannot_be_followed(rule: queue.Rule) -> None:
+    assert queue.follow(rule, ("Ann", "Ben")) is None
+
+
+def test_swapping_twice_changes_nothing() -> None:
+    state = ("Ann", "Ben", "Kim")
+    once = queue.follow(("swap", "Ann", "Kim"), state)
+    assert once == ("Kim", "Ben", "Ann")
+    assert queue.follow(("swap", "Ann", "Kim"), once) == state
+
+
+def test_a_bad_difficulty_is_refused() -> None:
+    with pytest.raises(ConfigError, match="1 to 5"):
+        Ordering(difficulty=9)
