@@ -19,6 +19,7 @@ from mas_gym.validation import Place, place_text, validate
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
 MAX_VALUES = 200_000
+_PLAIN_TAGS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 MASSource: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | MAS"
@@ -143,6 +144,8 @@ class _NodeReader:
         self.left -= 1
         if self.left < 0 or len(place) > MAX_DEPTH:
             raise ValueError(f"line {line}: aliases expand to too many or too deeply nested values")
+        if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN_TAGS:
+            raise ValueError(f"line {line}: the tag {node.tag!r} is not allowed")
         if isinstance(node, yaml.SequenceNode):
             return [self.value(child, (*place, i)) for i, child in enumerate(node.value)]
         if isinstance(node, yaml.MappingNode):
@@ -169,5 +172,5 @@ def _line(part: Any) -> int:
 
 def _one_line(error: Exception) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark is not None:
-        return f"line {error.problem_mark.line + 1}: {error.problem}"
+        return f"line {error.problem_mark.line + 1}: {' '.join(filter(None, (error.context, error.problem)))}"
     return " ".join(str(error).split())

@@ -82,7 +82,7 @@ class _Reader:
         names = {agent.name: i for i, agent in reversed(list(enumerate(agents))) if agent}
         edges = self._edges(data.get("edges"), len(agents), names)
         labels = [agent.name if agent else f"agent {i}" for i, agent in enumerate(agents)]
-        for index, problem in graph_faults(labels, edges):
+        for index, problem in graph_faults(labels, edges) if agents and edges else ():
             self.fault(index, problem)
         if self.faults:
             return None

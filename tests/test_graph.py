@@ -1,0 +1,495 @@
+"""MAS configs: the shipped seven against the paper's listings, and everything the validator must report."""
+
+import json
+import pickle
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mas_gym.errors import ConfigError, DataNotFoundError, MASGymError, UnknownNameError
+from mas_gym.graph import MAS, REGEX_WINDOW, Condition
+from mas_gym.loading import MAX_BYTES, load_mas, mas_names
+from mas_gym.regexes import MAX_PATTERN, regex_fault
+
+LISTINGS = Path(__file__).parent / "data" / "paper_listings.txt"
+
+
+def paper_listings():
+    """Read the paper's listings line by line, without a YAML parser: name -> (agents, edges)."""
+    systems = {}
+    for chunk in LISTINGS.read_text(encoding="utf-8").split("=== ")[1:]:
+        title, rest = chunk.split("\n", 1)
+        blocks, edges = rest.split("--- edges\n")
+        agents = []
+        for block in re.split(r"(?m)^- name: ", blocks)[1:]:
+            lines = block.split("\n")
+            start = lines[1].removeprefix("system_prompt: ")
+            cap = next(line for line in lines if line.startswith("max_new_tokens: "))
+            if start == "|":
+                body = lines[2 : lines.index(cap)]
+                prompt = "".join(line.removeprefix("  ") + "\n" for line in body)
+            else:
+                prompt = start.strip('"')
+            agents.append((lines[0], prompt, int(cap.split(": ")[1])))
+        found = []
+        for line in edges.strip().split("\n")[1:]:
+            source, target, condition = re.fullmatch(r'\s*- \[\s*(-?\d+), (\d+)(?:, "(.*)")?\]\s*', line).groups()
+            found.append((int(source), int(target), condition and condition.replace("\\\\", "\\")))
+        systems[title] = agents, found
+    return systems
+
+
+def agent(name="A", **fields):
+    return {"name": name, "system_prompt": "Speak.", "max_new_tokens": 8, **fields}
+
+
+def config(agents, edges, **fields):
+    return {"agents": [agent(a) if isinstance(a, str) else a for a in agents], "edges": edges, **fields}
+
+
+def faults_of(source) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        load_mas(source)
+    assert all(fault in str(caught.value) for fault in caught.value.faults)
+    return caught.value.faults
+
+
+def test_the_paper_lists_seven_systems() -> None:
+    assert sorted(paper_listings()) == list(mas_names())
+
+
+@pytest.mark.parametrize("name", sorted(paper_listings()))
+def test_shipped_configs_are_the_papers(name: str) -> None:
+    agents, edges = paper_listings()[name]
+    mas = load_mas(name)
+    assert mas.name == name
+    assert [(a.name, a.system_prompt, a.max_new_tokens) for a in mas.agents] == agents
+    assert [(e.source, e.target, e.condition and str(e.condition)) for e in mas.edges] == edges
+    assert mas.dynamic == (name == "dylan")
+
+
+def test_block_prompts_keep_their_lines() -> None:
+    prompt = load_mas("refine").agents[1].system_prompt
+    assert prompt == (
+        "You are a checker. Look at the solution and check if it is correct.\n\n"
+        "Check:\n- Are the steps logical?\n- Is the math correct?\n\n"
+        "Reply with only one of these:\nCORRECT\nor\nINCORRECT: [explain the error]\n"
+    )
+
+
+@pytest.mark.parametrize("name", sorted(paper_listings()))
+def test_dict_json_and_pickle_round_trips(name: str, tmp_path: Path) -> None:
+    mas = load_mas(name)
+    assert load_mas(json.loads(json.dumps(mas.to_dict()))) == mas
+    assert pickle.loads(pickle.dumps(mas)) == mas
+    assert load_mas(mas) is mas
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(mas.to_dict()), encoding="utf-8")
+    assert load_mas(path) == mas
+    assert load_mas(str(path)).fingerprint == mas.fingerprint
+
+
+def test_fingerprints_tell_systems_apart() -> None:
+    prints = {load_mas(name).fingerprint for name in mas_names()}
+    assert len(prints) == len(mas_names())
+    changed = load_mas("rpsv").to_dict()
+    changed["agents"][0]["max_new_tokens"] -= 1
+    assert load_mas(changed).fingerprint not in prints
+
+
+def test_nodes_can_be_named() -> None:
+    by_name = load_mas(config("AB", [["q", "A"], ["A", "B", "contains:x"], ["A", "sink"], ["q", "B"]]))
+    by_number = load_mas(config("AB", [[-1, 0], [0, 1, "contains:x"], [0, "sink"], [-1, 1]]))
+    assert by_name == by_number
+    assert by_name.node_name(2) == "sink"
+
+
+@pytest.mark.parametrize("source", ["RPSV", "Rpsv"])
+def test_names_in_any_case(source: str) -> None:
+    assert load_mas(source) == load_mas("rpsv")
+
+
+@pytest.mark.parametrize(
+    ("edges", "expected"),
+    [
+        ([[-1, 0], [0, 5], [0, 1]], "edges[1][1]: unknown node 5"),
+        ([[-1, 0], [0, "Solver"], [0, 1]], "edges[1][1]: unknown node 'Solver'"),
+        ([[-1, 0], [0, True], [0, 1]], "edges[1][1]: unknown node True"),
+        ([[-1, 0], [0, 1], [1, 0]], "edges[2]: a cycle, A -> B -> A"),
+        ([[-1, 0], [0, 1], [1, 1]], "edges[2]: a cycle, B -> B"),
+        ([[-1, 1], [1, 0]], "edges[1]: B -> A goes against the order"),
+        ([[-1, 0], [0, 1], [0, 1]], "edges[2]: the edge of edges[1] again"),
+        ([[-1, 0], [0, 1], [0, 1, "contains:x"]], "edges[2]: the edge of edges[1] again"),
+        ([[-1, 0], [0, 1], ["sink", 1]], "edges[2]: an edge out of sink"),
+        ([[-1, 0], [0, 1], [0, "q"]], "edges[2]: an edge into q"),
+        ([[-1, 0], [0, 1], [-1, "sink"]], "edges[2]: an edge from q to sink"),
+        ([[-1, 0, "contains:x"], [0, 1]], "edges[0]: a condition on an edge from q"),
+        ([[-1, 0], [0, 1, "regex:(a+)+$"]], "edges[1][2]: the pattern '(a+)+$' can read one text in exponentially"),
+        ([[-1, 0], [0, 1, "regex:("]], "edges[1][2]: the pattern '(' is not a regular expression"),
+        ([[-1, 0], [0, 1, "contains:"]], "edges[1][2]: contains: needs a pattern"),
+        ([[-1, 0], [0, 1, "regx:a"]], "edges[1][2]: unknown condition 'regx:a'"),
+        ([[-1, 0], [0, 1, 7]], "edges[1][2]: unknown condition 7"),
+        ([[-1, 0], [0, 1], [0]], "edges[2]: expected [source, target]"),
+        ([[-1, 0], [0, 1], "0 -> 1"], "edges[2]: expected [source, target]"),
+        ([[-1, 0]], "agents[1]: no path leads from q to B"),
+        ([[-1, 0], [-1, 1]], "agents[0]: nobody hears A, and B acts after it"),
+        ([[-1, 0], [0, "sink"], [-1, 1]], "agents[0]: A always ends the episode, B never acts"),
+        ([], "edges: expected a list of edges, got []"),
+        (None, "edges: expected a list of edges, got nothing"),
+        ("many", "edges: expected a list of edges, got 'many'"),
+    ],
+)
+def test_edge_faults(edges, expected: str) -> None:
+    found = faults_of(config("AB", edges))
+    assert any(fault.startswith(expected) for fault in found), found
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("a text", "agents[1]: expected a mapping"),
+        (agent("B", max_new_tokens=0), "agents[1].max_new_tokens: expected a whole number"),
+        (agent("B", max_new_tokens=-3), "agents[1].max_new_tokens: expected a whole number"),
+        (agent("B", max_new_tokens=2.5), "agents[1].max_new_tokens: expected a whole number"),
+        (agent("B", max_new_tokens=True), "agents[1].max_new_tokens: expected a whole number"),
+        (agent("B", max_new_tokens="8"), "agents[1].max_new_tokens: expected a whole number"),
+        (agent("B", max_new_tokens=10**9), "agents[1].max_new_tokens: expected a whole number"),
+        (agent("B", system_prompt=" "), "agents[1].system_prompt: expected a non-empty text"),
+        (agent("B", system_prompt=None), "agents[1].system_prompt: expected a non-empty text"),
+        (agent(""), "agents[1].name: expected a non-empty text"),
+        (agent(False), "agents[1].name: expected a non-empty text, got False: name it, in quotes if need be"),
+        (agent("Sink"), "agents[1].name: 'Sink' is the name of a special node"),
+        (agent("A"), "agents[1].name: 'A' is also the name of agents[0]"),
+        (agent("B", max_tokens=3), "agents[1].max_tokens: unknown key 'max_tokens'"),
+        (agent("B", system_promt="x"), "agents[1].system_promt: unknown key 'system_promt'"),
+    ],
+)
+def test_agent_faults(entry, expected: str) -> None:
+    found = faults_of({"agents": [agent("A"), entry], "edges": [[-1, 0], [0, 1]]})
+    assert any(fault.startswith(expected) for fault in found), found
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ({}, "agents: expected a list of at least one agent, got nothing"),
+        ({"agents": [], "edges": [[-1, 0]]}, "agents: expected a list of at least one agent, got []"),
+        ({**config("A", [[-1, 0]]), "edgs": []}, "edgs: unknown key 'edgs'"),
+        ({**config("A", [[-1, 0]]), "schema": 2}, "schema: expected 1, got 2"),
+        ({**config("A", [[-1, 0]]), "name": 3}, "name: expected a non-empty text, got 3"),
+    ],
+)
+def test_top_level_faults(source, expected: str) -> None:
+    assert any(fault.startswith(expected) for fault in faults_of(source))
+
+
+def test_nearest_names_are_suggested() -> None:
+    found = faults_of({**config(["Planner", "Solver"], [[-1, "Plannr"], ["Planner", 1, "regx:a"]]), "agent": 1})
+    assert any("did you mean 'Planner'?" in fault for fault in found)
+    assert any("did you mean 'regex'?" in fault for fault in found)
+    assert any("did you mean 'agents'?" in fault for fault in found)
+
+
+def test_every_fault_is_reported_at_once_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(
+        "agents:\n"
+        "  - name: A\n"
+        "    system_prompt: Speak.\n"
+        "    max_new_tokens: 0\n"
+        "  - name: B\n"
+        "    prompt: Speak.\n"
+        "  - {name: C, system_prompt: Speak.}\n"
+        "edges:\n"
+        "  - [-1, 0]\n"
+        "  - [0, 1]\n"
+        "  - [1, 0]\n"
+        "  - [0, 9]\n"
+        '  - [0, 2, "regex:(x*)*y"]\n',
+        encoding="utf-8",
+    )
+    found = faults_of(path)
+    for expected in (
+        "bad.yaml:4: agents[0].max_new_tokens:",
+        "bad.yaml:6: agents[1].prompt: unknown key",
+        "bad.yaml:5: agents[1].system_prompt: expected a non-empty text, got None",
+        "bad.yaml:12: edges[3][1]: unknown node 9",
+        "bad.yaml:13: edges[4][2]: the pattern",
+        "bad.yaml:11: edges[2]: a cycle, A -> B -> A",
+    ):
+        assert sum(fault.startswith(expected) for fault in found) == 1, found
+    assert len(found) == 6
+
+
+def test_one_wrong_node_does_not_raise_a_cascade() -> None:
+    assert len(faults_of(config("AB", [[-1, 0], ["Aa", 1], [0, "Bb"]]))) == 2
+
+
+def test_separate_cycles_are_each_reported() -> None:
+    edges = [[-1, 0], [0, 1], [1, 0], [1, 2], [2, 3], [3, 2], [3, 3]]
+    assert sum("a cycle" in fault for fault in faults_of(config("ABCD", edges))) == 3
+
+
+def test_conditional_branches_may_end_without_out_edges() -> None:
+    edges = [[-1, 0], [0, 1, "contains:fix"], [0, 2, "not_contains:fix"]]
+    mas = load_mas(config(["Judge", "Fixer", "Reporter"], edges))
+    assert mas.dynamic
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "expected a mapping with agents and edges, got None"),
+        ("- 1\n- 2\n", "expected a mapping with agents and edges, got [1, 2]"),
+        ("agents: [", "bad.yaml: line 1: "),
+        ("agents: 1\nagents: 2\n", "bad.yaml: line 2: the key 'agents' stands twice in one mapping"),
+        ("? [a, b]\n: 1\n", "a key must be a plain word"),
+        (
+            "agents: !!python/object/apply:os.system ['true']\n",
+            "python/object/apply:os.system' is not allowed",
+        ),
+        ("name: !!python/name:os.system x\n", "could not determine a constructor"),
+        ("a: " + "[" * 5000 + "]" * 5000, "nested more than 16 levels deep"),
+        ("a: &a [*a]\n", "deeply nested"),
+        ("--- {a: 1}\n--- {b: 2}\n", "expected a single document"),
+        ("a: \x07\n", "special characters are not allowed"),
+        ("a: 2024-13-45\n", "month must be in 1..12"),
+        ("a: " + "9" * 5000, "Exceeds the limit"),
+    ],
+    ids=lambda value: value[:24] if isinstance(value, str) else None,
+)
+def test_malformed_and_hostile_yaml(text: str, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_mas(path)
+    assert expected in str(caught.value)
+    assert "bad" in str(caught.value)
+
+
+def test_alias_bombs_are_refused(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    path = tmp_path / "bomb.yaml"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(ConfigError, match="aliases expand to too many"):
+        load_mas(path)
+
+
+def test_honest_aliases_work(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        "agents:\n"
+        "  - {name: A, system_prompt: &p Speak., max_new_tokens: &n 5}\n"
+        "  - {name: B, system_prompt: *p, max_new_tokens: *n}\n"
+        "edges: [[q, A], [A, B]]\n",
+        encoding="utf-8",
+    )
+    mas = load_mas(path)
+    assert mas.name == "own"
+    assert mas.agents[1].system_prompt == "Speak."
+    assert mas.agents[1].max_new_tokens == 5
+
+
+def test_large_and_undecodable_files(tmp_path: Path) -> None:
+    large = tmp_path / "large.yaml"
+    large.write_bytes(b"#" * (MAX_BYTES + 1))
+    with pytest.raises(ConfigError, match="larger than"):
+        load_mas(large)
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes("name: é\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match="not UTF-8 at byte 6"):
+        load_mas(latin)
+
+
+def test_unknown_names_and_paths(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'rpsv'") as caught:
+        load_mas("rpvs")
+    assert "consensus, debate, dylan, logic, refine, rpsv, single" in str(caught.value)
+    with pytest.raises(DataNotFoundError, match="no MAS config at"):
+        load_mas(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="expected a MAS name, a path or a dict, got int"):
+        load_mas(3)
+    for source in ("a\0b", "x" * 5000):
+        with pytest.raises(MASGymError):
+            load_mas(source)
+
+
+SAFE = [
+    r"(?i)verdict:\s*disagree",
+    r".*DISAGREE.*",
+    r"^VERDICT:\s*AGREE",
+    r"Final Answer:\s*[-+]?\d+(\.\d+)?",
+    r"(?:\d{1,3},)*\d{3}",
+    r"\b(agree|disagree)\b",
+    r"(\w+,)*x",
+    r"[^\n]*:\s*x",
+    r"(yes|yeah)+z",
+    r"foo.{0,80}bar.*baz",
+    r"(?<!DIS)AGREE",
+    r"(?=.*a)b",
+    r"\d{4}-\d{2}-\d{2}",
+    r"(?i)(no|nein|non)+!",
+    r"(?:ab?c)*d",
+    r"x*+y",
+    "",
+]
+RUNAWAY = [
+    r"(a+)+$",
+    r"(a*)*b",
+    r"(a|aa)+$",
+    r"(a|a?)+b",
+    r"(a?a?)*b",
+    r"((a?|b?)c)*d",
+    r"(\w+\s?)*:",
+    r"(.*,)*x",
+    r"(x+x+)+y",
+    r"^(([a-z])+.)+[A-Z]([a-z])+$",
+    r"(?:(?:a{1,9}){1,9}){1,9}b",
+    r"(.|\s)*x",
+    r"(?i)(?:a1|A1)*b",
+    r"(?=(a+)+$)x",
+    r"\s*\s*x",
+    r"\d*\w*x",
+    r".*a.*b.*c",
+    r".*foo.*$",
+    r"(a)\1+",
+    r"(a)?(?(1)b|c)",
+    "(" + "|".join(f"{a}{b}" for a in "abcdefghij" for b in "klmnopqrs") + ")*!",
+    "a" * (MAX_PATTERN + 1),
+]
+
+
+@pytest.mark.parametrize("pattern", SAFE)
+def test_safe_patterns_pass(pattern: str) -> None:
+    assert regex_fault(pattern) is None
+
+
+@pytest.mark.parametrize("pattern", RUNAWAY, ids=lambda p: p[:30])
+def test_runaway_patterns_are_refused(pattern: str) -> None:
+    assert regex_fault(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["(", "*", "[[a]+", "a{99999999999}", "(?P<x>a)(?P<x>b)", "\\"])
+def test_patterns_that_do_not_compile(pattern: str) -> None:
+    assert "not a regular expression" in regex_fault(pattern)
+
+
+def count_readings(pattern: str, text: str) -> int:
+    """Count the ways in which a small pattern of single letters, groups, | * + ? reads a whole text."""
+    from re import _constants as c
+    from re import _parser
+
+    def ways(tree, starts: dict[int, int]) -> dict[int, int]:
+        for op, argument in tree:
+            starts = step(op, argument, starts)
+        return starts
+
+    def step(op, argument, starts):
+        ends: dict[int, int] = {}
+
+        def add(at, n):
+            ends[at] = ends.get(at, 0) + n
+
+        for at, n in starts.items():
+            if op is c.LITERAL:
+                if at < len(text) and ord(text[at]) == argument:
+                    add(at + 1, n)
+            elif op is c.IN:
+                if at < len(text) and any(kind is c.LITERAL and ord(text[at]) == v for kind, v in argument):
+                    add(at + 1, n)
+            elif op is c.SUBPATTERN:
+                for end, m in ways(argument[3], {at: n}).items():
+                    add(end, m)
+            elif op is c.BRANCH:
+                for body in argument[1]:
+                    for end, m in ways(body, {at: n}).items():
+                        add(end, m)
+            else:
+                low, high, body = argument
+                front, done = {at: n}, 0
+                while front and done <= len(text) + 1 and (high is c.MAXREPEAT or done <= high):
+                    if done >= low:
+                        for end, m in front.items():
+                            add(end, m)
+                    following: dict[int, int] = {}
+                    for start, m in front.items():
+                        for end, k in ways(body, {start: m}).items():
+                            # Like Python's matcher, a repeat goes on only if it read something.
+                            if end > start:
+                                following[end] = following.get(end, 0) + k
+                    front, done = following, done + 1
+        return ends
+
+    return ways(_parser.parse(pattern), {0: 1}).get(len(text), 0)
+
+
+PIECES = st.recursive(
+    st.sampled_from("ab"),
+    lambda inner: st.one_of(
+        st.tuples(inner, inner).map("".join),
+        st.tuples(inner, inner).map(lambda p: f"(?:{p[0]}|{p[1]})"),
+        st.tuples(inner, st.sampled_from("*+?")).map(lambda p: f"(?:{p[0]}){p[1]}"),
+    ),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(PIECES, st.text("ab", min_size=1, max_size=2))
+def test_accepted_patterns_are_read_in_few_ways(pattern: str, word: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fault = regex_fault(pattern)
+    if fault is None:
+        # Four leaves make a polynomial of degree three at most, 64 times as many readings for four times the
+        # length; an exponential pattern would at least double them with every second copy of some short word.
+        few, many = count_readings(pattern, word * 6), count_readings(pattern, word * 24)
+        assert many <= 128 * max(few, 1)
+
+
+def test_conditions() -> None:
+    assert Condition("regex", r"(?i)verdict:\s*disagree").holds("VERDICT:  Disagree")
+    assert not Condition("not_regex", r"^x").holds("xyz")
+    assert Condition("contains", "DONE").holds("all DONE.")
+    assert not Condition("not_contains", "DONE").holds("all DONE.")
+    assert Condition("contains", "\ud800").holds("a\ud800b")
+    assert str(Condition("regex", "a:b")) == "regex:a:b"
+
+
+def test_a_regex_reads_both_ends_of_a_long_message() -> None:
+    condition = Condition("regex", "mark")
+    filler = "." * (2 * REGEX_WINDOW)
+    assert condition.holds("mark" + filler)
+    assert condition.holds(filler + "mark")
+    assert not condition.holds(filler + "mark" + filler)
+    assert Condition("contains", "mark").holds(filler + "mark" + filler)
+
+
+KEYS = st.sampled_from(["name", "agents", "edges", "system_prompt", "max_new_tokens", "x"])
+DATA = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=5),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(KEYS, DATA, max_size=5))
+def test_any_data_is_read_or_refused_with_faults(data) -> None:
+    try:
+        assert isinstance(load_mas(data), MAS)
+    except ConfigError as error:
+        assert error.faults
+
+
+def test_ten_thousand_agents_with_faults() -> None:
+    agents = [agent(f"A{i}") for i in range(10_000)]
+    edges = [[-1, 0], *([i, i + 1] for i in range(9_999))]
+    assert len(load_mas({"agents": agents, "edges": edges}).agents) == 10_000
+    ring = faults_of({"agents": agents, "edges": [*edges, [9_999, 0]]})
+    assert len(ring) == 1
+    assert "a cycle, A0 -> A1" in ring[0]
