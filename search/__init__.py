@@ -5,16 +5,23 @@
 is another.
 """
 
+from search.critics import ConstantCritic, PolicyLikelihood
+from search.driver import Run, run
 from search.plan import Candidate, Moment, Plan, Usage
 from search.planners import MCTS, BestOfN, SelfConsistency, SinglePass, StepBeamSearch
+from search.progress import Progress
 from search.protocol import Critic, Evaluate, Extract, Model, Planner, Proposal, Propose, Reward, ScoringContext
 from search.registry import load_planner, planner_names, planner_spec
+from search.settings import Budget, Sampling
+from search.store import RunInfo, Store, open_store
 from search.tree import Node, Tree
 
 __all__ = [
     "MCTS",
     "BestOfN",
+    "Budget",
     "Candidate",
+    "ConstantCritic",
     "Critic",
     "Evaluate",
     "Extract",
@@ -23,16 +30,24 @@ __all__ = [
     "Node",
     "Plan",
     "Planner",
+    "PolicyLikelihood",
+    "Progress",
     "Proposal",
     "Propose",
     "Reward",
+    "Run",
+    "RunInfo",
+    "Sampling",
     "ScoringContext",
     "SelfConsistency",
     "SinglePass",
     "StepBeamSearch",
+    "Store",
     "Tree",
     "Usage",
     "load_planner",
+    "open_store",
     "planner_names",
     "planner_spec",
+    "run",
 ]

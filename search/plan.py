@@ -52,7 +52,7 @@ class Candidate:
         state: The terminal state.
         score: What it is ranked by, by default the path score: the mean value after each
             action, or the terminal value with an outcome critic; None when nothing scored it.
-        node: Its index in the plan's tree; None without a tree.
+        node: Its index in the plan's tree; None before the driver has seen the plan.
         answer: The normalised answer read from its last message; filled in by the driver.
         correct: Whether that answer equals the reference; filled in by the driver.
     """
@@ -76,6 +76,7 @@ class Moment(NamedTuple):
         agent_calls: AC spent so far.
         generated_tokens: TOK spent so far.
         state: The terminal state that decoding would return; None while there was none.
+        node: Its index in the plan's tree.
         answer: Its answer; filled in by the driver.
         correct: Whether it is right; filled in by the driver.
     """
@@ -83,6 +84,7 @@ class Moment(NamedTuple):
     agent_calls: int
     generated_tokens: int
     state: MASState | None
+    node: int | None = None
     answer: str | None = None
     correct: bool | None = None
 
@@ -95,13 +97,14 @@ class Plan:
 
     Attributes:
         candidates: Terminal states: the chosen one first, then by descending score.
-        tree: Everything that was tried; None if the planner kept no tree.
+        tree: Everything that was tried; of a planner without a tree, its candidates' paths.
         anytime: The curve of answers against cost, one `Moment` per change of answer.
         problem_id: The problem searched.
         answer: The chosen candidate's answer; None if there is none to read.
         correct: Whether it equals the reference (Hit@1); None before grading.
         usage: What the search cost.
-        error: Why the search failed or stopped early; None if it did not.
+        stopped: Which budget ended the search early; None if none did.
+        error: Why the search failed; None if it did not.
     """
 
     candidates: tuple[Candidate, ...] = ()
@@ -111,15 +114,13 @@ class Plan:
     answer: str | None = None
     correct: bool | None = None
     usage: Usage = field(default_factory=Usage)
+    stopped: str | None = None
     error: str | None = None
 
     @classmethod
     def single(cls, state: MASState, score: float | None = None) -> Plan:
-        """Return the plan with one candidate, a terminal state."""
-        from search.tree import Tree
-
-        tree = Tree.of_path(state)
-        return cls((Candidate(state, score, len(tree) - 1),), tree)
+        """Return the plan with one candidate, a terminal state; the driver adds the tree of its path."""
+        return cls((Candidate(state, score),))
 
     @property
     def best(self) -> Candidate | None:

@@ -134,12 +134,13 @@ class Planner(Protocol):
 class Critic(Protocol):
     """Scores states; batch in, batch out.
 
-    Three more attributes are looked at where a critic has them: ``max_batch`` (how many
-    states it likes to get at once, 64 by default), ``concurrent`` (True when scoring may
-    and should run in a thread of its own beside generation, as on a GPU or a server;
-    False by default) and ``scores_actions`` (True when a value speaks of the message that
-    made the state and not of what may follow, as policy likelihood does; then `MCTS`
-    takes the best candidate's value for a frontier's).
+    More attributes are looked at where a critic has them: ``max_batch`` (how many states
+    it likes to get at once, 64 by default); ``concurrent`` (True when scoring may and
+    should run in a thread of its own beside generation, as on a GPU or a server; False by
+    default); ``scores_actions`` (True when a value speaks of the message that made the
+    state and not of what may follow, as policy likelihood does; then `MCTS` takes the best
+    candidate's value for a frontier's); and ``fingerprint`` (a string that tells its
+    weights from others of the same name, so that a stored run is not continued with them).
 
     Attributes:
         name: What reports call it, such as ``"masprm"``.

@@ -89,6 +89,9 @@ def _settings(planner: Planner) -> str:
     shown: list[str] = []
     for parameter in inspect.signature(type(planner)).parameters.values():
         value = getattr(planner, parameter.name)
+        # What the values mean is settled by the run and its critic, whose name stands beside the planner's.
+        if parameter.name == "values":
+            continue
         if isinstance(parameter.default, int) and not isinstance(parameter.default, bool):
             shown.append(str(value))
         elif value != parameter.default:

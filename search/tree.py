@@ -88,15 +88,6 @@ class Tree:
         self._cut = bytearray(1)
         self._late: dict[int, list[int]] = {}
 
-    @classmethod
-    def of_path(cls, state: MASState) -> Tree:
-        """Return the tree that holds one path, from the initial state to this terminal one."""
-        path = state.path()
-        tree = cls(path[0])
-        for node, following in enumerate(path[1:]):
-            tree.add(node, following, terminal=following is state)
-        return tree
-
     def __len__(self) -> int:
         """Return the number of nodes."""
         return len(self.states)

@@ -70,7 +70,7 @@ def ranked(
 
 def moment(tree: Tree, calls: int, tokens: int, node: int | None) -> Moment:
     """Return a point of the anytime curve."""
-    return Moment(calls, tokens, None if node is None else tree.states[node])
+    return Moment(calls, tokens, None if node is None else tree.states[node], node)
 
 
 def append(tree: Tree, model: Model, node: int, proposal: Proposal) -> int:

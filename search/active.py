@@ -1,0 +1,371 @@
+"""One search in progress: its generator, its open requests, its memory and its bill."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from mas_gym.dynamics import Dynamics
+from mas_gym.errors import BudgetError, CriticError, PolicyError, SearchError
+from mas_gym.graph import Agent
+from mas_gym.policies.base import SamplingReply, SamplingRequest
+from mas_gym.prompts import ChatMessage, chat_messages
+from mas_gym.seeding import derive_seed
+from mas_gym.state import Action, MASState
+from mas_gym.tasks.base import Problem
+from search.grading import Grader
+from search.plan import Plan, Usage
+from search.protocol import (
+    Critic,
+    Evaluate,
+    Extract,
+    PlanGenerator,
+    Planner,
+    Proposal,
+    Propose,
+    Request,
+    Reward,
+    ScoringContext,
+)
+from search.settings import Budget, Sampling
+from search.tree import Tree
+
+_RNG = b"planner"
+
+Messages = tuple[ChatMessage, ...]
+Prompt = tuple[Messages, Agent]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all searches of a run share."""
+
+    planner: Planner
+    dynamics: Dynamics
+    critic: Critic | None
+    seed: int
+    sampling: Sampling
+    budget: Budget
+    training: bool
+
+
+class Made(NamedTuple):
+    """Where a message came from: the policy's proposal and the seed that it was drawn with."""
+
+    proposal: Proposal
+    seed: int
+
+
+class Sampled(NamedTuple):
+    """A request to the policy, and where its samples go: (position of the reply, state, number), in order."""
+
+    request: SamplingRequest
+    shares: list[tuple[int, MASState, int]]
+
+
+@dataclass
+class Work:
+    """What one yield of a planner asks of the engines."""
+
+    sampling: list[Sampled]
+    scoring: list[ScoringContext]
+
+
+class ActiveSearch:
+    """One planner at work on one problem.
+
+    `advance` runs the planner to its next requests. What the driver can answer by itself is
+    answered at once; the rest comes back as `Work`, whose outcomes go to `sampled` and
+    `scored`. When `waiting` is 0 the planner can be advanced again.
+
+    Attributes:
+        problem: The problem.
+        waiting: Outcomes that the planner waits for.
+        plan: The graded plan, once the search has ended.
+    """
+
+    def __init__(self, setup: Setup, problem: Problem, grader: Grader) -> None:
+        """Set the search up; nothing of the planner runs yet."""
+        self.setup, self.problem, self.grader = setup, problem, grader
+        self.waiting = 0
+        self.plan: Plan | None = None
+        self.made: dict[tuple[bytes, str], Made] = {}
+        self._root = setup.dynamics.initial_state(problem.question)
+        self._generator: PlanGenerator | None = None
+        self._requests: list[Request] = []
+        self._replies: list[Any] = []
+        self._drawn: dict[bytes, int] = {}
+        self._texts: dict[str, str] = {}
+        self._values: dict[bytes, float] = {}
+        self._to_score: list[MASState] = []
+        self._usage = Usage()
+        self._stopped: str | None = None
+        self._started = perf_counter()
+
+    @property
+    def usage(self) -> Usage:
+        """What has been spent so far."""
+        return replace(self._usage, seconds=perf_counter() - self._started)
+
+    @property
+    def deadline(self) -> float | None:
+        """When the search's seconds are spent, on the clock of `time.perf_counter`."""
+        seconds = self.setup.budget.seconds
+        return None if seconds is None or self._stopped else self._started + seconds
+
+    def advance(self) -> Work | None:
+        """Run the planner until it needs an engine; None when the search has ended.
+
+        Whatever the planner or the grading raises ends this search alone.
+        """
+        try:
+            while True:
+                self._requests = self._next_requests()
+                work = self._prepare()
+                if self.waiting:
+                    return work
+        except StopIteration as end:
+            self._finish(end.value)
+        except Exception as error:
+            self.fail(error)
+        return None
+
+    def _next_requests(self) -> list[Request]:
+        if self._generator is None:
+            self._generator = self._begin()
+            requests = next(self._generator)
+        else:
+            self._settle_values()
+            requests = self._generator.send(self._replies)
+        while (reason := self._over_budget(requests)) is not None:
+            if self._stopped:
+                raise BudgetError(reason)
+            self._stopped = reason
+            requests = self._generator.throw(BudgetError(reason))
+        return requests
+
+    def _begin(self) -> PlanGenerator:
+        rng = random.Random(derive_seed(self.setup.seed, self.problem.id, _RNG, 0))
+        generator: object = self.setup.planner.plan(self.setup.dynamics, self._root, rng)
+        if not isinstance(generator, Generator):
+            name = type(self.setup.planner).__name__
+            raise SearchError(f"planner {name}: expected plan() to be a generator, got {type(generator).__name__}")
+        return generator
+
+    def _over_budget(self, requests: Sequence[Request]) -> str | None:
+        wanted = sum(request.n for request in requests if isinstance(request, Propose))
+        return self.setup.budget.spent(self.usage, wanted) if wanted else None
+
+    def stop(self, reason: str) -> None:
+        """End the search early: the planner may return what it has; late outcomes are not waited for."""
+        self._stopped, self.waiting = reason, 0
+        assert self._generator is not None
+        try:
+            self._generator.throw(BudgetError(reason))
+        except StopIteration as end:
+            self._finish(end.value)
+        except Exception as error:
+            self.fail(error)
+        else:
+            self.fail(BudgetError(reason))
+
+    def _prepare(self) -> Work:
+        """Answer what needs no engine, and make requests of the rest; equal prompts become one request."""
+        self._replies = [[] for _ in self._requests]
+        self._to_score = []
+        merged: dict[Prompt, tuple[list[int], list[tuple[int, MASState, int]]]] = {}
+        scoring: dict[bytes, ScoringContext] = {}
+        for slot, request in enumerate(self._requests):
+            match request:
+                case Propose(state=state, n=n):
+                    prompt, seeds = self._prompt(state), self._seeds(state, n)
+                    entry = merged.setdefault(prompt, ([], []))
+                    entry[0].extend(seeds)
+                    entry[1].append((slot, state, n))
+                case Evaluate(states=states):
+                    self._collect(states, scoring)
+                case Extract(states=states):
+                    self._replies[slot] = [self.grader.extract(state.text) for state in states]
+                case Reward(states=states):
+                    self._replies[slot] = self._rewards(states)
+                case _:
+                    raise SearchError(
+                        f"expected a list of Propose, Evaluate, Extract or Reward from the planner, got {request!r}"
+                    )
+        sampling = [
+            Sampled(self._sampling_request(messages, agent, seeds), shares)
+            for (messages, agent), (seeds, shares) in merged.items()
+        ]
+        self.waiting = len(sampling) + bool(scoring)
+        return Work(sampling, list(scoring.values()))
+
+    def _prompt(self, state: MASState) -> Prompt:
+        mas = self.setup.dynamics.mas
+        if state.acting == mas.sink:
+            raise SearchError("the planner proposed at a terminal state; check model.is_terminal(state) first")
+        return chat_messages(mas, state), mas.agents[state.acting]
+
+    def _sampling_request(self, messages: Messages, agent: Agent, seeds: list[int]) -> SamplingRequest:
+        sampling = self.setup.sampling
+        cap = min(agent.max_new_tokens, sampling.max_new_tokens)
+        return SamplingRequest(messages, tuple(seeds), cap, sampling.temperature, sampling.top_p, agent.name)
+
+    def _seeds(self, state: MASState, n: int) -> Iterator[int]:
+        if n < 1:
+            raise SearchError(f"expected Propose with n >= 1, got n={n}")
+        start = self._drawn.get(state.digest, 0)
+        self._drawn[state.digest] = start + n
+        return (derive_seed(self.setup.seed, self.problem.id, state.digest, start + i) for i in range(n))
+
+    def _collect(self, states: Sequence[MASState], scoring: dict[bytes, ScoringContext]) -> None:
+        critic = self.setup.critic
+        if critic is None:
+            raise CriticError("the planner asks for values and the run has no critic: pass critic=load_critic(...)")
+        hits = 0
+        for state in states:
+            if critic.terminal_only and not self.setup.dynamics.is_terminal(state):
+                raise CriticError(
+                    f"the outcome critic {critic.name!r} scores terminal states only, got one at turn {state.depth}; "
+                    "use a process critic with this planner"
+                )
+            if state.digest in self._values or state.digest in scoring:
+                hits += 1
+            else:
+                scoring[state.digest] = self._context(state)
+                self._to_score.append(state)
+        if not critic.free:
+            self._usage = replace(self._usage, reward_hits=self._usage.reward_hits + hits)
+
+    def _context(self, state: MASState) -> ScoringContext:
+        made = self.made.get((state.parent.digest, state.text)) if state.parent is not None else None
+        return ScoringContext(state, self.setup.dynamics.mas, made.proposal if made else None)
+
+    def _rewards(self, states: Sequence[MASState]) -> list[float]:
+        if not self.setup.training:
+            raise SearchError("the true reward is not available at evaluation; training runs set training=True")
+        for state in states:
+            if not self.setup.dynamics.is_terminal(state):
+                raise SearchError(f"the true reward is defined on terminal states only, got one at turn {state.depth}")
+        return [self.grader.reward(state.text) for state in states]
+
+    def sampled(self, sampled: Sampled, outcome: object) -> None:
+        """Take the policy's outcome of one request.
+
+        Raises:
+            Exception: The outcome is an error, or no fitting reply; the search cannot go on.
+        """
+        self.waiting -= 1
+        if isinstance(outcome, Exception):
+            raise outcome
+        wanted = len(sampled.request.seeds)
+        if not isinstance(outcome, SamplingReply) or len(outcome.samples) != wanted:
+            got = len(outcome.samples) if isinstance(outcome, SamplingReply) else type(outcome).__name__
+            raise PolicyError(f"agent {sampled.request.agent!r}: expected {wanted} samples from the policy, got {got}")
+        self._bill(outcome)
+        proposals = [self._proposal(*pair) for pair in zip(outcome.samples, sampled.request.seeds, strict=True)]
+        start = 0
+        for slot, state, n in sampled.shares:
+            share = proposals[start : start + n]
+            start += n
+            self._replies[slot] = [made.proposal for made in share]
+            for made in share:
+                self.made.setdefault((state.digest, made.proposal.action.text), made)
+
+    def _proposal(self, sample: Any, seed: int) -> Made:
+        text = self._texts.setdefault(sample.text, sample.text)
+        logprob = sample.logprob if sample.logprob is not None and math.isfinite(sample.logprob) else None
+        action = Action(text, self.setup.dynamics.mas.ALL)
+        return Made(Proposal(action, sample.tokens, logprob, sample.finish_reason), seed)
+
+    def _bill(self, reply: SamplingReply) -> None:
+        self._usage += Usage(
+            agent_calls=len(reply.samples),
+            generated_tokens=sum(sample.tokens for sample in reply.samples),
+            prompt_tokens=reply.prompt_tokens,
+            cached_tokens=reply.cached_tokens,
+            dropped_tokens=reply.dropped_tokens,
+        )
+
+    def scored(self, outcome: object) -> None:
+        """Take the critic's values of the states that it was given.
+
+        Raises:
+            Exception: The outcome is an error, or a value is not finite; the search cannot go on.
+        """
+        self.waiting -= 1
+        if isinstance(outcome, Exception):
+            raise outcome
+        critic = self.setup.critic
+        assert isinstance(outcome, Sequence) and critic is not None
+        for state, value in zip(self._to_score, outcome, strict=True):
+            value = float(value)
+            if not math.isfinite(value):
+                raise CriticError(
+                    f"critic {critic.name!r} gave {value} for the state after turn {state.depth}; expected a finite "
+                    "number: check its weights and its precision"
+                )
+            self._values[state.digest] = value
+        if not critic.free:
+            self._usage = replace(self._usage, reward_calls=self._usage.reward_calls + len(self._to_score))
+
+    def _settle_values(self) -> None:
+        """Fill in the replies to Evaluate, now that every value is known."""
+        for slot, request in enumerate(self._requests):
+            if isinstance(request, Evaluate):
+                self._replies[slot] = [self._values[state.digest] for state in request.states]
+
+    def _finish(self, plan: object) -> None:
+        try:
+            self.plan = replace(self._checked(plan), usage=self.usage, stopped=self._stopped)
+        except Exception as error:
+            self.fail(error)
+
+    def _checked(self, plan: object) -> Plan:
+        name = type(self.setup.planner).__name__
+        if not isinstance(plan, Plan):
+            raise SearchError(f"planner {name}: expected plan() to return a search.Plan, got {type(plan).__name__}")
+        if not plan.candidates:
+            raise SearchError(f"planner {name}: expected at least one terminal candidate in its plan, got none")
+        for candidate in plan.candidates:
+            if not self.setup.dynamics.is_terminal(candidate.state):
+                raise SearchError(
+                    f"planner {name}: expected terminal candidates, got a state at turn {candidate.state.depth}; "
+                    "an intermediate message is no answer"
+                )
+        whole = plan if plan.tree is not None else self._with_tree(plan)
+        return self.grader.graded(whole, self._usage.agent_calls, self._usage.generated_tokens)
+
+    def _with_tree(self, plan: Plan) -> Plan:
+        """Give a plan the tree of its candidates' paths."""
+        tree = Tree(self._root)
+        index = {self._root: 0}
+        for candidate in plan.candidates:
+            for state in candidate.state.path()[1:]:
+                if state not in index:
+                    made = self.made.get((state.parent.digest, state.text)) if state.parent is not None else None
+                    parent = index[state.parent] if state.parent is not None else 0
+                    terminal = self.setup.dynamics.is_terminal(state)
+                    index[state] = tree.add(parent, state, made.proposal if made else None, terminal)
+        candidates = tuple(replace(candidate, node=index[candidate.state]) for candidate in plan.candidates)
+        return replace(plan, tree=tree, candidates=candidates)
+
+    def fail(self, error: BaseException) -> None:
+        """End the search with an error."""
+        self.waiting = 0
+        if self._generator is not None:
+            # A planner that answers its end with another request, or an error, is over all the same.
+            with suppress(Exception):
+                self._generator.close()
+        reason = str(error) if str(error) else type(error).__name__
+        self.plan = Plan(
+            problem_id=self.problem.id,
+            correct=False,
+            usage=self.usage,
+            stopped=self._stopped,
+            error=f"{type(error).__name__}: {reason}",
+        )

@@ -1,0 +1,81 @@
+"""Reading and grading final messages on behalf of searches; the only place that meets reference answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from mas_gym.tasks.base import Grade, Problem
+from search.plan import Moment, Plan
+
+
+class Grader:
+    """Grades the messages of one problem, each distinct text once.
+
+    Args:
+        problems: The task, or any iterable of problems, whose grading applies.
+        problem: The problem.
+    """
+
+    def __init__(self, problems: Iterable[Problem], problem: Problem) -> None:
+        """Take the task's own grading if it has one, else the strict one."""
+        self._task: Any = problems if hasattr(problems, "grade") and hasattr(problems, "extract") else None
+        self._problem = problem
+        self._grades: dict[str, Grade] = {}
+        self._answers: dict[str, str | None] = {}
+
+    def extract(self, text: str) -> str | None:
+        """Return the normalised answer in a message, without looking at the reference."""
+        if text not in self._answers:
+            if self._task is not None:
+                self._answers[text] = self._task.extract(self._problem, text)
+            else:
+                from mas_gym.tasks.grading import extract_answer
+
+                self._answers[text] = extract_answer(self._problem, text)
+        return self._answers[text]
+
+    def grade(self, text: str) -> Grade:
+        """Compare the answer in a message with the reference."""
+        if text not in self._grades:
+            if self._task is not None:
+                self._grades[text] = self._task.grade(self._problem, text)
+            else:
+                from mas_gym.tasks.grading import grade
+
+                self._grades[text] = grade(self._problem, text)
+        return self._grades[text]
+
+    def reward(self, text: str) -> float:
+        """Return R of a terminal state with this final message, +1.0 or -1.0."""
+        return 1.0 if self.grade(text).correct else -1.0
+
+    def graded(self, plan: Plan, calls: int, tokens: int) -> Plan:
+        """Return the plan with the answers of its candidates and of its curve read and graded.
+
+        A plan without a curve gets the one point that its agent calls and tokens make.
+        """
+        grades = [self.grade(candidate.text) for candidate in plan.candidates]
+        candidates = tuple(
+            replace(candidate, answer=grade.extracted, correct=grade.correct)
+            for candidate, grade in zip(plan.candidates, grades, strict=True)
+        )
+        anytime = tuple(self._graded(moment) for moment in plan.anytime)
+        best = candidates[0] if candidates else None
+        if best is not None and not anytime:
+            anytime = (Moment(calls, tokens, best.state, best.node, best.answer, best.correct),)
+        return replace(
+            plan,
+            problem_id=self._problem.id,
+            candidates=candidates,
+            anytime=anytime,
+            answer=best.answer if best else None,
+            correct=bool(best.correct) if best else False,
+        )
+
+    def _graded(self, moment: Moment) -> Moment:
+        if moment.state is None:
+            return moment
+        grade = self.grade(moment.state.text)
+        return moment._replace(answer=grade.extracted, correct=grade.correct)

@@ -1,0 +1,65 @@
+"""What a run may spend, and how its agents sample."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from mas_gym.errors import ConfigError
+from search.plan import Usage
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits on what is spent; None means no limit.
+
+    Attributes:
+        calls: Agent calls (AC). A request that would go beyond it is not made.
+        tokens: Generated tokens (TOK). No request is made once they are reached; the last one may overshoot.
+        seconds: Wall-clock seconds. Results under this limit depend on the machine's speed.
+    """
+
+    calls: int | None = None
+    tokens: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the limits."""
+        for field in fields(self):
+            limit = getattr(self, field.name)
+            if limit is not None and not (isinstance(limit, int | float) and 0 < limit < math.inf):
+                raise ConfigError(f"budget: expected {field.name} to be a positive number or None, got {limit!r}")
+
+    def spent(self, usage: Usage, wanted: int = 0) -> str | None:
+        """Say which limit forbids ``wanted`` more agent calls, ``"budget of 30 calls spent"``; None if none does."""
+        if self.calls is not None and usage.agent_calls + max(wanted, 1) > self.calls:
+            return f"budget of {self.calls} calls spent"
+        if self.tokens is not None and usage.generated_tokens >= self.tokens:
+            return f"budget of {self.tokens} tokens spent"
+        if self.seconds is not None and usage.seconds >= self.seconds:
+            return f"budget of {self.seconds:g} seconds spent"
+        return None
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How agents sample (paper, App. "Search configurations").
+
+    Attributes:
+        temperature: Softmax temperature, 0 for greedy.
+        top_p: Nucleus mass in ``(0, 1]``.
+        max_new_tokens: Cap on one message, beside the agent's own cap.
+    """
+
+    temperature: float = 0.7
+    top_p: float = 0.95
+    max_new_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not 0 <= self.temperature < math.inf:
+            raise ConfigError(f"sampling: expected a temperature >= 0, got {self.temperature!r}")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"sampling: expected top_p in (0, 1], got {self.top_p!r}")
+        if self.max_new_tokens < 1:
+            raise ConfigError(f"sampling: expected max_new_tokens >= 1, got {self.max_new_tokens!r}")
