@@ -1,0 +1,6 @@
+"""``python -m mas_gym.cli``: the command line where the script ``mas-gym`` is not on the path."""
+
+from mas_gym.cli import main
+
+if __name__ == "__main__":
+    main()

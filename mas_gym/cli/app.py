@@ -1,0 +1,75 @@
+"""The commands of ``mas-gym`` and what happens when one of them fails."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from mas_gym.cli import console, demo, envs, evaluate, play, solve
+from mas_gym.errors import MASGymError
+
+
+class _Front(TyperGroup):
+    """Shows errors that users can mend as one panel and exits with code 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except MASGymError as error:
+            if ctx.params.get("debug"):
+                raise
+            console.show_error(str(error))
+        except OSError as error:
+            if ctx.params.get("debug") or error.errno in (None, errno.EPIPE):
+                raise
+            console.show_error(f"{error.filename or 'the system'}: {error.strerror}; choose another path or mend that one")
+        raise typer.Exit(2)
+
+
+app = typer.Typer(
+    name="mas-gym",
+    cls=_Front,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mas-gym {console.version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def front(
+    debug: Annotated[bool, typer.Option("--debug", envvar="MAS_GYM_DEBUG", help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Build, train and compare test-time search over multi-agent LLM systems."""
+
+
+app.command("demo")(demo.demo)
+app.command("solve")(solve.solve)
+app.command("eval")(evaluate.evaluate)
+app.command("envs")(envs.envs)
+app.command("play")(play.play)
+
+
+def main() -> None:
+    """Run the command line; the entry point of ``mas-gym``."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character gets a question mark, not a crash.
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    app()

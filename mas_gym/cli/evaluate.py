@@ -1,0 +1,232 @@
+"""``mas-gym eval``: several planners and critics on the problems of one task, to a table with intervals."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from mas_gym.cli import options as opt
+from mas_gym.cli.console import note, stdout, version
+from mas_gym.cli.progress import RunProgress
+from mas_gym.errors import ConfigError
+from mas_gym.report.outcomes import Outcome, summarise
+
+if TYPE_CHECKING:
+    from mas_gym.graph import MAS
+    from mas_gym.policies import AsyncPolicy, Policy
+    from mas_gym.tasks.base import Task
+    from search import Critic, Plan, Planner, Run
+    from search.progress import Progress
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One row to measure: a planner with the critic that guides it, if it takes one."""
+
+    name: str
+    planner: Planner
+    critic: Critic | None
+
+    @property
+    def label(self) -> str:
+        """What tables and progress call it."""
+        return f"{self.name} + {self.critic.name}" if self.critic is not None else self.name
+
+
+class Files(NamedTuple):
+    """Where to write what the table says, beside the terminal."""
+
+    json: Path | None = None
+    csv: Path | None = None
+    plot: Path | None = None
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every arm has in common."""
+
+    task: Task
+    mas: MAS
+    policy: Policy | AsyncPolicy
+    seeds: Sequence[int]
+    concurrency: int = 64
+    store: Path | None = None
+
+
+def evaluate(
+    task: opt.TaskName = "arithmetic",
+    data: opt.Data = None,
+    split: opt.Split = "test",
+    number: opt.Number = None,
+    mas: opt.MASName = "rpsv",
+    policy: opt.PolicyName = "tiny",
+    critic: opt.CriticNames = None,
+    planner: opt.PlannerNames = None,
+    seeds: Annotated[str, typer.Option("--seeds", help="Run seeds, with commas.")] = "42",
+    concurrency: opt.Concurrency = 64,
+    store: opt.Store = None,
+    grading: opt.Grading = "strict",
+    option: opt.TaskOptions = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write rows, intervals and differences.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Write the rows.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw accuracy against tokens (png, svg, pdf).")] = None,
+) -> None:
+    """Measure planners and critics on a task: Hit@1, Hit@k, 95% intervals, TOK, AC and RC.
+
+    A planner that needs a critic runs once with each; the others run once. Ctrl-C prints what is finished.
+    """
+    import mas_gym
+
+    files = Files(json, csv, plot)
+    for path in files:
+        opt.check_folder(path)
+    numbers = opt.read_seeds(seeds)
+    arms = arms_of(planner or ["single"], critic or [opt.LIKELIHOOD])
+    problems = opt.read_task(task, split, data, number, grading, option)
+    system = mas_gym.load_mas(mas)
+    bench = Bench(problems, system, opt.read_policy(policy), numbers, concurrency, store)
+    title = f"{task} {split}, {system.name}, policy {policy}"
+    outcomes, finished = measure(arms, bench)
+    show(outcomes, title, files, _meta(bench, task, policy))
+    if not finished:
+        keep = f"the same command goes on from {store}" if store else "add --store runs.db to go on from here next time"
+        note(f"Interrupted: the table has what was finished; {keep}.", "yellow")
+        raise typer.Exit(130)
+
+
+def arms_of(planners: Sequence[str], critics: Sequence[str]) -> list[Arm]:
+    """Pair planners with the critics that they take; pairs that cannot work are left out with a remark.
+
+    Raises:
+        ConfigError: No planner is left.
+    """
+    loaded = [opt.read_planner(spec) for spec in dict.fromkeys(planners)]
+    wanted = (
+        [opt.read_critic(spec) for spec in dict.fromkeys(critics)]
+        if any(opt.takes_critic(p) for _, p in loaded)
+        else []
+    )
+    arms: dict[str, Arm] = {}
+    refusals: list[str] = []
+    for name, planner in loaded:
+        for critic in wanted if opt.takes_critic(planner) else [None]:
+            arm = Arm(name, planner, critic)
+            try:
+                settle = getattr(planner, "for_run", None)
+                if settle is not None:
+                    settle(critic, False)
+            except ConfigError as error:
+                refusals.append(f"{arm.label} left out: {error}")
+            else:
+                arms.setdefault(arm.label, arm)
+    if not arms:
+        raise ConfigError("; ".join(refusals))
+    for refusal in refusals:
+        note(refusal, "yellow")
+    return list(arms.values())
+
+
+def measure(
+    arms: Sequence[Arm], bench: Bench, look: Callable[[Arm, Plan], None] = lambda arm, plan: None
+) -> tuple[list[Outcome], bool]:
+    """Run every arm with every seed, showing progress; return the outcomes and whether all of it ran.
+
+    After Ctrl-C the outcomes are those of the searches that had ended.
+
+    Args:
+        arms: What to measure.
+        bench: What they have in common.
+        look: Sees every plan.
+    """
+    outcomes: list[Outcome] = []
+
+    def take(run: Run, arm: Arm, seed: int) -> None:
+        for plan in run:
+            outcomes.append(outcome_of(plan, arm, seed))
+            look(arm, plan)
+
+    with RunProgress([arm.label for arm in arms], len(bench.task) * len(bench.seeds)) as progress:
+        for line, arm in enumerate(arms):
+            for seed in bench.seeds:
+                run = start(arm, bench, seed, partial(progress.update, line, seed))
+                try:
+                    take(run, arm, seed)
+                except KeyboardInterrupt:
+                    take(run, arm, seed)
+                    return outcomes, False
+    return outcomes, True
+
+
+def start(arm: Arm, bench: Bench, seed: int, listen: Callable[[Progress], None] | bool = False) -> Run:
+    """Start searching every problem with one arm and one seed."""
+    import search
+
+    return search.run(
+        arm.planner,
+        bench.task,
+        mas=bench.mas,
+        policy=bench.policy,
+        critic=arm.critic,
+        seed=seed,
+        concurrency=bench.concurrency,
+        store=None if bench.store is None else str(bench.store),
+        progress=listen,
+    )
+
+
+def outcome_of(plan: Plan, arm: Arm, seed: int) -> Outcome:
+    """Reduce a plan to what the table needs."""
+    ranks = [rank for rank, candidate in enumerate(plan.candidates, 1) if candidate.correct]
+    return Outcome(
+        planner=arm.name,
+        critic=arm.critic.name if arm.critic is not None else "",
+        seed=seed,
+        problem_id=plan.problem_id,
+        correct=bool(plan.correct) and plan.error is None,
+        hit_rank=ranks[0] if ranks and plan.error is None else None,
+        candidates=len(plan.candidates),
+        tokens=plan.usage.generated_tokens,
+        agent_calls=plan.usage.agent_calls,
+        reward_calls=plan.usage.reward_calls,
+        error=plan.error,
+    )
+
+
+def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[str, Any]) -> None:
+    """Print the table and write the files that were asked for."""
+    from mas_gym.report import report, save_tradeoff, to_csv, to_json
+
+    rows = summarise(outcomes)
+    console = stdout()
+    console.print(report(rows, title, console.width))
+    if not rows:
+        return
+    if files.json is not None:
+        files.json.write_text(to_json(rows, meta), encoding="utf-8")
+    if files.csv is not None:
+        files.csv.write_text(to_csv(rows), encoding="utf-8")
+    if files.plot is not None and any(row.tokens.mean > 0 for row in rows):
+        save_tradeoff(rows, files.plot, title)
+    for path in filter(None, files):
+        if path.exists():
+            note(f"wrote {path}")
+
+
+def _meta(bench: Bench, task: str, policy: str) -> dict[str, Any]:
+    return {
+        "task": task,
+        "split": bench.task.split,
+        "grading": bench.task.grading,
+        "problems": len(bench.task),
+        "mas": bench.mas.name,
+        "policy": policy,
+        "seeds": list(bench.seeds),
+        "mas_gym": version(),
+        "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }

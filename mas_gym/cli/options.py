@@ -1,0 +1,124 @@
+"""Options that several commands share, and what they load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mas_gym.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mas_gym.policies import AsyncPolicy, Policy
+    from mas_gym.tasks.base import Task
+    from search import Critic, Planner
+
+LIKELIHOOD = "policy-likelihood"
+
+TaskName = Annotated[str, typer.Option("--task", help="Task: arithmetic, ordering, gsm8k, math, mmlu or logiqa.")]
+Data = Annotated[Path | None, typer.Option("--data", help="Local file or folder of the task, instead of the hub.")]
+Split = Annotated[str, typer.Option("--split", help="train, dev or test.")]
+Number = Annotated[int | None, typer.Option("-n", "--number", min=1, help="Only the first N problems.")]
+Grading = Annotated[str, typer.Option("--grading", help="strict, or paper for the paper's letter.")]
+TaskOptions = Annotated[
+    list[str] | None, typer.Option("-o", "--option", help="Option of the task, such as difficulty=3. Repeatable.")
+]
+MASName = Annotated[str, typer.Option("--mas", help="Shipped MAS (rpsv, refine, ...) or the path of a YAML file.")]
+PolicyName = Annotated[
+    str, typer.Option("--policy", help="tiny, transformers:PATH, openai:MODEL@URL, recorded:FILE, ...")
+]
+CriticNames = Annotated[
+    list[str] | None, typer.Option("--critic", help=f"{LIKELIHOOD} or a folder saved by training. Repeatable.")
+]
+PlannerNames = Annotated[
+    list[str] | None, typer.Option("--planner", help="single, sc:5, bon:5, sbs:5,3, mcts:10,3, ... Repeatable.")
+]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of the run; the same seed gives the same result.")]
+Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Searches open at once.")]
+Store = Annotated[
+    Path | None, typer.Option("--store", help="SQLite file that keeps every search; the same command resumes from it.")
+]
+
+
+def read_task(
+    name: str, split: str, data: Path | None, number: int | None, grading: str, options: Sequence[str] | None
+) -> Task:
+    """Load a task, or its first problems."""
+    import mas_gym
+
+    task: Task = mas_gym.load_task(name, split=split, data=data, grading=grading, limit=number, **read_pairs(options))
+    if number is not None and number > len(task):
+        raise ConfigError(f"expected -n of at most {len(task):,}, the problems of {name}/{split}, got {number:,}")
+    return task
+
+
+def check_folder(path: Path | None) -> None:
+    """Refuse a file that could not be written, before time is spent on what should go into it."""
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"{path}: expected its folder to exist, got none; make it with: mkdir -p {path.parent}")
+
+
+def read_pairs(pairs: Sequence[str] | None) -> dict[str, Any]:
+    """Read ``key=value`` options; values are YAML scalars, so ``3`` is a number and ``true`` a truth value."""
+    import yaml
+
+    read: dict[str, Any] = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"expected an option as key=value, such as difficulty=3, got {pair!r}")
+        try:
+            read[key.replace("-", "_")] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"option {pair!r}: {value!r} is no plain value; quote it") from error
+    return read
+
+
+def read_seeds(text: str) -> list[int]:
+    """Read ``"14,24,42"``."""
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"expected seeds as whole numbers with commas, such as 14,24,42, got {text!r}") from error
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"expected different seeds, got {text!r}: a seed that runs twice tells nothing new")
+    return seeds
+
+
+def read_policy(spec: str) -> Policy | AsyncPolicy:
+    """Load a policy."""
+    from mas_gym.policies import load_policy
+
+    return load_policy(spec)
+
+
+def read_critic(spec: str) -> Critic:
+    """Load a critic."""
+    from rewardmodels import load_critic
+
+    critic: Critic = load_critic(spec)
+    return critic
+
+
+def read_planner(spec: str) -> tuple[str, Planner]:
+    """Load a planner; return what tables call it, too."""
+    from search import load_planner, planner_spec
+
+    planner = load_planner(spec)
+    label = planner_spec(planner)
+    return (spec if label == type(planner).__name__ else label), planner
+
+
+def takes_critic(planner: Planner) -> bool:
+    """Return whether a planner cannot run without a critic."""
+    settle = getattr(planner, "for_run", None)
+    if settle is None:
+        # Shipped planners say so if they need one; any other may ask for values.
+        return not type(planner).__module__.startswith("search.")
+    try:
+        settle(None, False)
+    except ConfigError:
+        return True
+    return False

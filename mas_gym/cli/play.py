@@ -1,0 +1,233 @@
+"""``mas-gym play``: a person takes the turns of one agent, or of all, in a terminal or through a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mas_gym.cli import options as opt
+from mas_gym.cli.console import note, stdout
+from mas_gym.cli.transcript import COLOURS, message_panel, shortened
+from mas_gym.names import unknown_name
+
+if TYPE_CHECKING:
+    from mas_gym.env import MASEnv
+    from mas_gym.policies import AsyncPolicy, Policy, SamplingRequest
+
+EVERYONE = "all"
+
+
+class _Gone(Exception):
+    """The person has left: end of input."""
+
+
+def play(
+    env_id: Annotated[str, typer.Argument(metavar="ENV-ID", help="A registered id, such as MAS-Arithmetic-v0.")],
+    agent: Annotated[str, typer.Option("--agent", help="Agent that you play; 'all' for every agent.")] = EVERYONE,
+    policy: Annotated[str, typer.Option("--policy", help="Who plays the other agents.")] = "tiny",
+    problem_id: Annotated[
+        str | None, typer.Option("--problem-id", help="The problem; drawn by the seed if left out.")
+    ] = None,
+    seed: opt.Seed = 42,
+    data: opt.Data = None,
+    split: opt.Split = "test",
+) -> None:
+    """Play one agent's turn, or every agent's, seeing what it sees.
+
+    Each of your messages ends at an empty line. Where the graph leaves a choice of recipients, one more line names
+    them; an empty one means ALL. End of input (Ctrl-D) leaves the game.
+    """
+    env = _make(env_id, data, split)
+    mine = _seats(env, agent)
+    others = opt.read_policy(policy) if len(mine) < len(env.mas.agents) else None
+    with contextlib.suppress(AttributeError, ValueError):
+        sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
+    options = {"problem_id": problem_id} if problem_id is not None else None
+    observation, info = env.reset(seed=seed, options=options)
+    try:
+        _episode(env, observation, info, mine, others, seed)
+    except _Gone:
+        note("End of input: the game stops here, without a result.", "yellow")
+    except KeyboardInterrupt:
+        note("Stopped.", "yellow")
+        raise typer.Exit(130) from None
+
+
+def _make(env_id: str, data: Path | None, split: str) -> MASEnv:
+    import gymnasium as gym
+
+    import mas_gym
+    from mas_gym.cli.envs import registered
+
+    specs = registered()
+    name = env_id.removeprefix("mas_gym:")
+    if name not in specs:
+        raise unknown_name("environment", env_id, specs)
+    kwargs: dict[str, Any] = {"data": str(data)} if data is not None else {}
+    made = gym.make(name, split=split, view="local", on_invalid="retry", disable_env_checker=True, **kwargs).unwrapped
+    assert isinstance(made, mas_gym.MASEnv)
+    return made
+
+
+def _seats(env: MASEnv, agent: str) -> frozenset[int]:
+    names = [each.name for each in env.mas.agents]
+    if agent == EVERYONE:
+        return frozenset(range(len(names)))
+    folded = [name.casefold() for name in names]
+    if agent.casefold() not in folded:
+        raise unknown_name("agent", agent, [*names, EVERYONE])
+    return frozenset([folded.index(agent.casefold())])
+
+
+def _episode(
+    env: MASEnv,
+    observation: dict[str, Any],
+    info: dict[str, Any],
+    mine: frozenset[int],
+    others: Policy | AsyncPolicy | None,
+    seed: int,
+) -> None:
+    from rich.text import Text
+
+    console = stdout()
+    console.print(Text(f"{info['problem_id']}, {env.mas.name}: {_order(env, mine)}", style="bold"))
+    over, reward = False, 0.0
+    while not over:
+        acting = observation["acting"]
+        if acting in mine:
+            _show_view(env, observation)
+            action = _ask(env, info)
+        else:
+            assert others is not None
+            action = _sample(env, observation, others, seed)
+        before = env.state
+        observation, reward, over, _, info = env.step(action)
+        if "invalid_action" in info:
+            console.print(Text(f"Not possible: {info['invalid_action']}.", style="red"))
+        elif acting not in mine:
+            reached = tuple(sorted(set(env.state.recipients)))
+            hidden = not mine & set(reached) and env.state.acting != env.sink
+            text = "(you are not among its readers)" if hidden else env.state.text
+            console.print(message_panel(env.mas, before.acting, reached, text))
+    _finish(env, info, reward)
+
+
+def _order(env: MASEnv, mine: frozenset[int]) -> str:
+    return " → ".join(f"[{a.name}, you]" if i in mine else a.name for i, a in enumerate(env.mas.agents))
+
+
+def _show_view(env: MASEnv, observation: dict[str, Any]) -> None:
+    from rich.panel import Panel
+    from rich.text import Text
+
+    console = stdout()
+    acting = observation["acting"]
+    colour = COLOURS[acting % len(COLOURS)]
+    console.print()
+    console.rule(Text(f"Your turn: {env.mas.agents[acting].name}", style=f"bold {colour}"), style=colour)
+    console.print(
+        Panel(
+            Text(shortened(env.mas.agents[acting].system_prompt), style="dim"),
+            title=Text("Your instructions"),
+            title_align="left",
+            border_style="dim",
+        )
+    )
+    if env.mas.sees_question[acting]:
+        console.print(message_panel(env.mas, -1, (acting,), observation["question"]))
+    heard = [message for message in observation["transcript"] if message.speaker != acting]
+    for message in heard:
+        console.print(message_panel(env.mas, message.speaker, (acting,), message.text))
+    if not heard and not env.mas.sees_question[acting]:
+        console.print(Text("No message has reached you.", style="dim"))
+
+
+def _ask(env: MASEnv, info: dict[str, Any]) -> tuple[str, int]:
+    from rich.text import Text
+
+    console = stdout()
+    legal = [node for node, allowed in enumerate(info["action_mask"]) if allowed]
+    named = ", ".join(f"{node} = {env.mas.node_name(node)}" for node in legal)
+    console.print(Text(f"You may write to: {named}", style="dim"))
+    console.print(Text("Your message, then an empty line:", style="bold"))
+    text = "\n".join(_lines())
+    if len(legal) <= 2:
+        return text, env.ALL
+    while True:
+        console.print(Text("To (empty for ALL): ", style="bold"), end="")
+        answer = _line().strip()
+        recipient = _recipient(env, legal, answer)
+        if recipient is not None:
+            return text, recipient
+        console.print(Text(f"{answer!r} is none of: {named}", style="red"))
+
+
+def _recipient(env: MASEnv, legal: list[int], answer: str) -> int | None:
+    if not answer:
+        return env.ALL
+    for node in legal:
+        if answer.casefold() in (str(node), env.mas.node_name(node).casefold()):
+            return node
+    return None
+
+
+def _line() -> str:
+    try:
+        return input()
+    except EOFError:
+        raise _Gone from None
+
+
+def _lines() -> Iterator[str]:
+    """Yield the lines of one message; the end of input ends a message that has begun."""
+    begun = False
+    while True:
+        try:
+            line = input()
+        except EOFError:
+            if not begun:
+                raise _Gone from None
+            return
+        if not line.strip():
+            if begun:
+                return
+            continue
+        begun = True
+        yield line
+
+
+def _sample(env: MASEnv, observation: dict[str, Any], policy: Policy | AsyncPolicy, seed: int) -> tuple[str, int]:
+    from mas_gym.policies import SamplingRequest
+    from mas_gym.seeding import derive_seed
+
+    agent = env.mas.agents[observation["acting"]]
+    seeds = (derive_seed(seed, env.problem_id, env.state.digest, 0),)
+    request = SamplingRequest(observation["messages"], seeds, agent.max_new_tokens, agent=agent.name)
+    return answer(policy, request), env.ALL
+
+
+def answer(policy: Policy | AsyncPolicy, request: SamplingRequest) -> str:
+    """Return the one message that a policy gives to a request."""
+    from mas_gym.policies import AsyncPolicy
+
+    if isinstance(policy, AsyncPolicy):
+        return asyncio.run(policy.sample_async(request)).samples[0].text
+    return policy.sample([request])[0].samples[0].text
+
+
+def _finish(env: MASEnv, info: dict[str, Any], reward: float) -> None:
+    from rich.text import Text
+
+    read = "no answer" if info.get("extracted") is None else f"answer {shortened(str(info['extracted']))}"
+    reference = env.task.problem(env.problem_id).answer
+    verdict = "right" if info.get("correct") else f"wrong; the reference is {reference}"
+    style = "bold green" if info.get("correct") else "bold red"
+    stdout().print(Text(f"The end: {read}, {verdict} (reward {reward:+g}).", style=style))
+    if info.get("invalid_action"):
+        note(f"Ended by: {info['invalid_action']}")

@@ -1,0 +1,149 @@
+"""Live progress of runs: a table that repaints in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from mas_gym.cli.console import stderr
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+    from search.progress import Progress
+
+_PLAIN_SECONDS = 15.0
+_WIDE = 96
+
+
+class _Sum(NamedTuple):
+    """What the runs of one line have come to together."""
+
+    done: int
+    right: int
+    failed: int
+    stored: int
+    agent_calls: int
+    tokens: int
+    seconds: float
+
+
+class _Line:
+    """One line: a run per seed, each with its latest snapshot."""
+
+    def __init__(self, label: str, total: int) -> None:
+        self.label, self.total = label, total
+        self.runs: dict[int, Progress] = {}
+
+    def sum(self) -> _Sum:
+        runs = tuple(self.runs.values())
+        return _Sum(
+            sum(run.done for run in runs),
+            sum(run.correct for run in runs),
+            sum(run.failed for run in runs),
+            sum(run.stored for run in runs),
+            sum(run.usage.agent_calls for run in runs),
+            sum(run.usage.generated_tokens for run in runs),
+            sum(run.usage.seconds for run in runs),
+        )
+
+
+class RunProgress:
+    """Shows how far runs are, what they have cost so far, and how often they were right so far.
+
+    Args:
+        labels: One line each.
+        total: Searches per line.
+        graded: Whether being right means anything; False for questions without a reference.
+    """
+
+    def __init__(self, labels: list[str], total: int, graded: bool = True) -> None:
+        """Prepare the lines; nothing is printed before the context is entered."""
+        self._lines = [_Line(label, total) for label in labels]
+        self._graded = graded
+        self._console = stderr()
+        self._live: Live | None = None
+        self._said = time.monotonic()
+
+    def __enter__(self) -> Self:
+        """Start painting."""
+        from rich.live import Live
+
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=5, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop painting; the terminal is left as it was."""
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, line: int, run: int, progress: Progress) -> None:
+        """Take a run's latest snapshot.
+
+        Args:
+            line: Which line the run belongs to.
+            run: Which run of that line, such as its seed.
+            progress: The snapshot.
+        """
+        current = self._lines[line]
+        before = current.runs.get(run)
+        current.runs[run] = progress
+        if self._live is not None or (before is not None and before.done == progress.done):
+            return
+        now = time.monotonic()
+        if current.sum().done == current.total or now - self._said > _PLAIN_SECONDS:
+            self._said = now
+            self._console.print(f"{current.label}: {'  '.join(filter(None, self._figures(current)))}", soft_wrap=True)
+
+    def _render(self) -> RenderableType:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        wide = self._console.width >= _WIDE
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True)
+        if wide:
+            table.add_column(width=20)
+        for _ in range(5):
+            table.add_column(no_wrap=True, justify="right")
+        for line in self._shown():
+            done = line.sum().done
+            style = "dim" if not line.runs else "green" if done == line.total else ""
+            bar = [ProgressBar(line.total, done, width=20)] if wide else []
+            table.add_row(Text(line.label), *bar, *map(Text, self._figures(line)), style=style)
+        return table
+
+    def _shown(self) -> list[_Line]:
+        # A repaint taller than the screen would scroll; what is running stays in sight.
+        room = max(1, self._console.height - 3)
+        active = next((i for i, line in enumerate(self._lines) if line.sum().done < line.total), 0)
+        first = max(0, min(active - room // 2, len(self._lines) - room))
+        return self._lines[first : first + room]
+
+    def _figures(self, line: _Line) -> list[str]:
+        """Return done, accuracy, agent calls, tokens and time of a line."""
+        now = line.sum()
+        done = f"{now.done:,}/{line.total:,}"
+        if not line.runs:
+            return [done, "", "", "", ""]
+        notes = [f"Hit@1 {100 * now.right / now.done:.1f}"] if now.done and self._graded else []
+        notes += [f"{now.failed} failed"] if now.failed else []
+        notes += [f"{now.stored} stored"] if now.stored else []
+        rate = now.tokens / now.seconds if now.seconds > 0 else 0.0
+        fresh = now.done - now.stored
+        left = now.seconds / fresh * (line.total - now.done) if fresh else None
+        clock = _clock(now.seconds) if left is None or not left else f"{_clock(left)} left"
+        return [done, ", ".join(notes), f"AC {now.agent_calls:,}", f"TOK {now.tokens:,} ({rate:,.0f}/s)", clock]
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

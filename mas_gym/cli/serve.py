@@ -1,0 +1,74 @@
+"""``mas-gym serve``: an OpenAI-compatible endpoint whose answers are found by search."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from mas_gym.cli import options as opt
+from mas_gym.cli.console import note
+from mas_gym.errors import ConfigError, MissingDependencyError
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_SPARE_CONNECTIONS = 64
+
+
+def serve(
+    mas: opt.MASName = "rpsv",
+    planner: Annotated[
+        str, typer.Option("--planner", help="single, sc:5, bon:5, sbs:5,3, mcts:10,3, ...")
+    ] = "mcts:10,3",
+    policy: opt.PolicyName = "tiny",
+    critic: Annotated[
+        str, typer.Option("--critic", help="policy-likelihood or a folder saved by training.")
+    ] = opt.LIKELIHOOD,
+    kind: Annotated[str, typer.Option("--kind", help="How to read answers: number, expression or choice.")] = "number",
+    seed: opt.Seed = 42,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535)] = 8080,
+    model: Annotated[str, typer.Option("--model", help="Model name that clients ask for.")] = "mas-gym",
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Searches at work at once.")] = 32,
+    queue: Annotated[int, typer.Option("--queue", min=0, help="Searches that may wait; more get status 429.")] = 256,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", help="Limit of one search; then its best so far.")
+    ] = None,
+    max_body: Annotated[int, typer.Option("--max-body", min=1024, help="Bytes that a request may have.")] = 2**20,
+    key_env: Annotated[
+        str, typer.Option("--key-env", help="Environment variable with the API key; no key is asked if it is unset.")
+    ] = "MAS_GYM_SERVE_KEY",
+) -> None:
+    """Answer OpenAI chat requests by search; any chat client works against it unchanged."""
+    import mas_gym
+    from search import Budget
+
+    try:
+        import uvicorn
+
+        from mas_gym.cli.service_app import make_app
+        from mas_gym.cli.service_pool import Service
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"mas-gym serve needs fastapi and uvicorn ({error}): pip install 'mas-gym[serve]'"
+        ) from error
+    if kind not in ("number", "expression", "choice"):
+        raise ConfigError(f"--kind: expected number, expression or choice, got {kind!r}")
+    key = os.environ.get(key_env) or None
+    if key is None and host not in _LOOPBACK:
+        note(f"Anyone who reaches {host} can use this service: set {key_env} to ask for a key.", "yellow")
+    _, algorithm = opt.read_planner(planner)
+    service = Service(
+        planner=algorithm,
+        mas=mas_gym.load_mas(mas),
+        policy=opt.read_policy(policy),
+        critic=opt.read_critic(critic) if opt.takes_critic(algorithm) else None,
+        kind=kind,  # type: ignore[arg-type]
+        budget=Budget(seconds=seconds),
+        concurrency=concurrency,
+        queue=queue,
+    )
+    app = make_app(service, model=model, seed=seed, key=key, max_body=max_body)
+    note(f"Serving {mas} by {planner} at http://{host}:{port}/v1 as model {model!r}; Ctrl-C ends it.")
+    limit = concurrency + queue + _SPARE_CONNECTIONS
+    uvicorn.run(app, host=host, port=port, log_level="warning", limit_concurrency=limit, timeout_graceful_shutdown=5)

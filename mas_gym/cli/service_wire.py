@@ -1,0 +1,166 @@
+"""What clients of the service send and get: the OpenAI chat format, checked."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+if TYPE_CHECKING:
+    from search import Plan, Sampling
+
+_MAX_CHOICES = 64
+
+
+class ApiError(Exception):
+    """An answer that is an error."""
+
+    def __init__(
+        self, status: int, message: str, *, kind: str = "invalid_request_error", retry_after: int | None = None
+    ) -> None:
+        """Keep status and words."""
+        super().__init__(message)
+        self.status, self.message, self.kind, self.retry_after = status, message, kind, retry_after
+
+    def body(self) -> dict[str, Any]:
+        """Return the error as clients expect it."""
+        return {"error": {"message": self.message, "type": self.kind, "param": None, "code": self.status}}
+
+
+class TextPart(BaseModel):
+    """A part of a message's content; only text is understood."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatTurn(BaseModel):
+    """One message of the client's conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class StreamOptions(BaseModel):
+    """Options of streaming."""
+
+    include_usage: bool = False
+
+
+class ChatRequest(BaseModel):
+    """A request for an answer; fields that the service does not know are ignored, as clients send many."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str
+    messages: list[ChatTurn] = Field(min_length=1)
+    n: int = Field(default=1, ge=1, le=_MAX_CHOICES)
+    seed: int | None = None
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    @field_validator("messages")
+    @classmethod
+    def _has_question(cls, turns: list[ChatTurn]) -> list[ChatTurn]:
+        if not any(turn.text.strip() for turn in turns if turn.role == "user"):
+            raise ValueError("expected a user message with a question")
+        return turns
+
+    @property
+    def question(self) -> str:
+        """The question of the search: what the client's messages say, in order, with blank lines between."""
+        return "\n\n".join(text for turn in self.messages if (text := turn.text.strip()))
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self) -> Sampling:
+        """Return how the agents sample: the paper's way, but for what the client sets; the cap is per message."""
+        from search import Sampling
+
+        cap = self.max_completion_tokens or self.max_tokens
+        chosen = {"temperature": self.temperature, "top_p": self.top_p, "max_new_tokens": cap}
+        return Sampling(**{name: value for name, value in chosen.items() if value is not None})  # type: ignore[arg-type]
+
+
+def parse_chat(raw: bytes, model: str) -> ChatRequest:
+    """Read a request's body.
+
+    Raises:
+        ApiError: 400 with what is wrong and where; 404 for another model.
+    """
+    try:
+        content = json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"expected a JSON body: {str(error)[:200]}") from None
+    try:
+        asked = ChatRequest.model_validate(content)
+    except ValidationError as error:
+        faults = (f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors()[:5])
+        raise ApiError(400, "; ".join(faults)) from None
+    if asked.model != model:
+        raise ApiError(404, f"the model {asked.model[:100]!r} does not exist; this service has {model!r}")
+    return asked
+
+
+def usage_of(plan: Plan) -> dict[str, Any]:
+    """Return a plan's usage in OpenAI's words; generated tokens are those of all agents."""
+    usage = plan.usage
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.generated_tokens,
+        "total_tokens": usage.prompt_tokens + usage.generated_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def completion(plan: Plan, asked: ChatRequest, model: str) -> dict[str, Any]:
+    """Return a whole answer: the best candidates as choices, and what the search says of them under ``mas_gym``."""
+    best = plan.candidates[: asked.n]
+    choices = [
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": candidate.text},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+        for index, candidate in enumerate(best)
+    ]
+    told = {
+        "answers": [candidate.answer for candidate in best],
+        "scores": [candidate.score for candidate in best],
+        "agent_calls": plan.usage.agent_calls,
+        "reward_calls": plan.usage.reward_calls,
+        "seconds": round(plan.usage.seconds, 3),
+        "stopped": plan.stopped,
+    }
+    head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion", "created": int(time.time())}
+    return head | {"model": model, "choices": choices, "usage": usage_of(plan), "mas_gym": told}
+
+
+def chunk(
+    ident: str, model: str, delta: dict[str, Any] | None, index: int = 0, finish_reason: str | None = None
+) -> dict[str, Any]:
+    """Return one piece of a streamed answer."""
+    choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    head = {"id": ident, "object": "chat.completion.chunk", "created": int(time.time()), "model": model}
+    return head | {"choices": [choice]}
+
+
+def sse(content: dict[str, Any]) -> str:
+    """Return an event of a stream."""
+    return f"data: {json.dumps(content)}\n\n"

@@ -1,0 +1,141 @@
+"""``mas-gym solve``: one question, one search, the chosen transcript and what it cost."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mas_gym.cli import options as opt
+from mas_gym.cli.console import note, stdout
+from mas_gym.cli.evaluate import Arm, Bench, arms_of, start
+from mas_gym.cli.progress import RunProgress
+from mas_gym.cli.transcript import shortened, transcript
+from mas_gym.cli.treeview import tree_view
+from mas_gym.errors import ConfigError, SearchError
+
+if TYPE_CHECKING:
+    from mas_gym.tasks.base import Task
+    from search import Plan
+
+
+def solve(
+    question: Annotated[str | None, typer.Argument(help="The question; '-' reads it from standard input.")] = None,
+    planner: Annotated[
+        str, typer.Option("--planner", help="single, sc:5, bon:5, sbs:5,3, mcts:10,3, ...")
+    ] = "mcts:10,3",
+    policy: opt.PolicyName = "tiny",
+    critic: Annotated[
+        str, typer.Option("--critic", help="policy-likelihood or a folder saved by training.")
+    ] = opt.LIKELIHOOD,
+    mas: opt.MASName = "rpsv",
+    seed: opt.Seed = 42,
+    tree: Annotated[Path | None, typer.Option("--tree", help="Write the search tree as a page to walk in.")] = None,
+    kind: Annotated[str, typer.Option("--kind", help="How to read answers: number, expression or choice.")] = "number",
+    task: Annotated[str | None, typer.Option("--task", help="Solve a problem of this task instead.")] = None,
+    problem_id: Annotated[str | None, typer.Option("--problem-id", help="Which problem; by default the first.")] = None,
+    data: opt.Data = None,
+    split: opt.Split = "test",
+    option: opt.TaskOptions = None,
+) -> None:
+    """Search one question and print who said what to whom, the answer and the cost."""
+    import mas_gym
+
+    if (question is None) == (task is None):
+        raise ConfigError(
+            'expected a question, as in: mas-gym solve "Tom has 3 pens ...", or --task NAME, and not both'
+        )
+    opt.check_folder(tree)
+    if question is not None:
+        problems = _own(sys.stdin.read() if question == "-" else question, kind)
+    else:
+        assert task is not None
+        problems = _known(opt.read_task(task, split, data, None, "strict", option), problem_id)
+    system = mas_gym.load_mas(mas)
+    [arm] = arms_of([planner], [critic])
+    bench = Bench(problems, system, opt.read_policy(policy), [seed], concurrency=1)
+    with RunProgress([arm.label], 1, graded=task is not None) as progress:
+        plans = list(start(arm, bench, seed, partial(progress.update, 0, seed)))
+    show(plans[0], bench, graded=task is not None)
+    if tree is not None:
+        write_page(plans[0], bench, arm, tree, graded=task is not None)
+    if plans[0].error is not None:
+        raise SearchError(f"the search failed: {plans[0].error}")
+
+
+def _own(question: str, kind: str) -> Task:
+    from mas_gym.tasks import Problem, ProblemTask
+
+    if kind not in ("number", "expression", "choice"):
+        raise ConfigError(f"--kind: expected number, expression or choice, got {kind!r}")
+    if not question.strip():
+        raise ConfigError("expected a question, got an empty text")
+    return ProblemTask.of([Problem("question", question.strip(), "", kind)])  # type: ignore[arg-type]
+
+
+def _known(task: Task, problem_id: str | None) -> Task:
+    from mas_gym.tasks import ProblemTask
+
+    problem = task[0] if problem_id is None else task.problem(problem_id)
+    return ProblemTask.of([problem], name=task.name, split=task.split, grading=task.grading)
+
+
+def show(plan: Plan, bench: Bench, graded: bool) -> None:
+    """Print the chosen transcript, the answer and the usage of a plan.
+
+    Args:
+        plan: The plan.
+        bench: What it was made with; its task holds the problem.
+        graded: Whether the problem has a reference answer.
+    """
+    from rich.text import Text
+
+    console = stdout()
+    if plan.best is not None:
+        console.print(transcript(bench.mas, plan.best.state, plan))
+    answer = Text("Answer: ", style="bold")
+    answer.append("none" if plan.answer is None else shortened(plan.answer), style="bold cyan")
+    if graded:
+        reference = bench.task.problem(plan.problem_id).answer
+        verdict = ("right", "green") if plan.correct else (f"wrong; the reference is {reference}", "red")
+        answer.append(f"  ({verdict[0]})", style=verdict[1])
+    console.print(answer)
+    console.print(Text(_cost(plan), style="dim"))
+
+
+def _cost(plan: Plan) -> str:
+    usage = plan.usage
+    parts = [
+        f"AC {usage.agent_calls:,}",
+        f"TOK {usage.generated_tokens:,}",
+        f"RC {usage.reward_calls:,}",
+        f"{usage.prompt_tokens:,} prompt tokens",
+        f"{len(plan.candidates)} candidate{'s' * (len(plan.candidates) != 1)}",
+        f"{usage.seconds:.1f} s",
+    ]
+    if usage.dropped_tokens:
+        parts.append(f"{usage.dropped_tokens:,} prompt tokens dropped: the context was too long")
+    return "  ".join(parts)
+
+
+def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, graded: bool) -> None:
+    """Write a plan's search tree as a page; say so, or why there is none."""
+    from mas_gym.report import write_tree_page
+
+    if plan.tree is None:
+        note(f"{arm.name} keeps no tree: {path} was not written", "yellow")
+        return
+    facts = {
+        "problem": plan.problem_id,
+        "planner": arm.name,
+        "critic": arm.critic.name if arm.critic is not None else "none",
+        "MAS": bench.mas.name,
+        "policy": bench.policy.name,
+        "seed": ", ".join(map(str, bench.seeds)),
+    }
+    reference = bench.task.problem(plan.problem_id).answer if graded else None
+    write_tree_page(tree_view(plan, bench.mas, facts, reference), path)
+    note(f"wrote {path}")
