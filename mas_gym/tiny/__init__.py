@@ -1,0 +1,17 @@
+"""The embedded tiny language model: a Qwen2 of about two million parameters that plays every shipped graph.
+
+It was trained from nothing by `python -m mas_gym.tiny.train` on transcripts of
+the two procedural tasks, whose writers err by design. See ``weights/README.md``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def path() -> Path:
+    """Return the folder of the weights, which loads with transformers' ``Auto`` classes and with vLLM."""
+    return Path(__file__).parent / "weights"
+
+
+__all__ = ["path"]

@@ -1,0 +1,164 @@
+"""Training data of the tiny model: whole transcripts, packed so that agents share the question they see."""
+
+from __future__ import annotations
+
+import random
+import re
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from mas_gym.tasks.arithmetic import Arithmetic
+from mas_gym.tasks.ordering import Ordering
+from mas_gym.tiny import graphs
+from mas_gym.tiny.graphs import Turn
+from mas_gym.tiny.truth import queue_world, story_world
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import Qwen2Tokenizer
+
+IGNORED = -100
+POOL = 8
+LONGEST = 4
+NOISE = 0.05
+SPELLED = 0.02
+PROMPTS = ("You are the {}.", "Act as the {}. Be brief.", "{}", "You are a good {}. Do your part and say no more.")
+
+
+_Tasks: TypeAlias = Mapping[int, tuple[Arithmetic, Ordering]]
+
+
+class Packed(NamedTuple):
+    """One problem with several agents' turns, as one row of a batch.
+
+    Attributes:
+        ids: Token ids: the question, then each turn's inputs, role and message.
+        positions: Each token's position in the prompt it belongs to.
+        segments: 0 for the question, 1, 2, .. for the turns.
+        sees: Whether the token's turn sees the question.
+        targets: The next token where it belongs to a message, `IGNORED` elsewhere.
+    """
+
+    ids: list[int]
+    positions: list[int]
+    segments: list[int]
+    sees: list[bool]
+    targets: list[int]
+
+
+class Batch(NamedTuple):
+    """Model inputs, shapes (B, T); the mask, shape (B, 1, T, T), is 0 where a token may look, else very negative."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    mask: torch.Tensor
+    targets: torch.Tensor
+
+
+def pack(question: str, turns: Sequence[Turn], tokenizer: Qwen2Tokenizer) -> Packed:
+    """Lay a question and its turns in one row; a turn attends to itself and, if it sees it, to the question."""
+    from mas_gym.tiny.tokenizer import END, OUT, SYSTEM, USER, role_token
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    user, end = tokenizer.convert_tokens_to_ids([USER, END])
+    ids = [user, *encode(question)]
+    root = len(ids)
+    packed = Packed(ids, list(range(root)), [0] * root, [True] * root, [IGNORED] * root)
+    for number, turn in enumerate(turns, start=1):
+        heard = "\n\n".join(turn.inputs)
+        prompt = encode("\n\n" * bool(heard) + heard) if turn.sees_question else [user, *encode(heard)]
+        message = [*encode(turn.text), end]
+        system = role_token(turn.role) if turn.role else f"{SYSTEM}{turn.system}{OUT}"
+        prompt += encode(system)
+        row = [*prompt, *message]
+        start = root if turn.sees_question else 0
+        packed.ids.extend(row)
+        packed.positions.extend(range(start, start + len(row)))
+        packed.segments.extend([number] * len(row))
+        packed.sees.extend([turn.sees_question] * len(row))
+        packed.targets.extend([IGNORED] * (len(prompt) - 1) + message + [IGNORED])
+    return packed
+
+
+def collate(rows: Sequence[Packed], pad: int) -> Batch:
+    """Pad rows on the right and build the attention mask."""
+    import torch
+
+    width = max(len(row.ids) for row in rows)
+
+    def fill(name: str, value: int) -> torch.Tensor:
+        return torch.tensor([[*getattr(row, name), *[value] * (width - len(row.ids))] for row in rows])
+
+    segments, sees = fill("segments", -1), fill("sees", 0).bool()
+    same = segments[:, :, None] == segments[:, None, :]
+    question = (segments == 0)[:, None, :] & sees[:, :, None]
+    causal = torch.ones(width, width, dtype=torch.bool).tril()
+    hidden = ~((same | question) & causal)[:, None]
+    mask = torch.zeros(hidden.shape).masked_fill(hidden, -1e4)
+    return Batch(fill("ids", pad), fill("positions", 0), mask, fill("targets", IGNORED))
+
+
+def batches(
+    tokenizer: Qwen2Tokenizer, seed: int, size: int, start: int = 0, mix: graphs.Mix = graphs.DEFAULT_MIX
+) -> Iterator[Batch]:
+    """Yield endless batches; batch ``i`` depends on the seed and ``i`` alone, so that a resumed run changes nothing.
+
+    Args:
+        tokenizer: The tiny tokenizer.
+        seed: Seed of the data.
+        size: Problems per batch.
+        start: Number of the first batch.
+        mix: How often each difficulty and each graph occurs.
+    """
+    tasks: _Tasks = {
+        level: (Arithmetic("train", seed=seed, difficulty=level), Ordering("train", seed=seed, difficulty=level))
+        for level in mix.levels
+    }
+    number = start
+    while True:
+        rng = random.Random(f"pool/{seed}/{number // POOL}")
+        rows = sorted((_row(tasks, mix, tokenizer, rng) for _ in range(size * POOL)), key=lambda row: len(row.ids))
+        # Rows of like length share a batch, or a third of the work is padding; the order of the batches is drawn.
+        order = rng.sample(range(POOL), POOL)
+        for part in order[number % POOL :]:
+            yield collate(rows[part * size : (part + 1) * size], tokenizer.pad_token_id)
+            number += 1
+
+
+def _row(tasks: _Tasks, mix: graphs.Mix, tokenizer: Qwen2Tokenizer, rng: random.Random) -> Packed:
+    arithmetic, ordering = tasks[rng.choices(list(mix.levels), list(mix.levels.values()))[0]]
+    graph = rng.choices(list(mix.graphs), list(mix.graphs.values()))[0]
+    if graph in graphs.ORDERING_GRAPHS:
+        problem = ordering[rng.randrange(len(ordering))]
+        turns = graphs.ORDERING_GRAPHS[graph](queue_world(problem), rng)
+    else:
+        problem = arithmetic[rng.randrange(len(arithmetic))]
+        turns = graphs.GRAPHS[graph](story_world(problem), rng)
+    if len(turns) > LONGEST:
+        turns = rng.sample(turns, LONGEST)
+    question = problem.question if rng.random() >= NOISE else add_noise(problem.question, rng)
+    return pack(question, [_spell(turn, rng) for turn in turns], tokenizer)
+
+
+def add_noise(question: str, rng: random.Random) -> str:
+    """Put a sentence of unknown words or large numbers into a question, so that the model meets text it cannot read."""
+    words = []
+    for _ in range(rng.randint(2, 6)):
+        if rng.random() < 0.15:
+            words.append(str(rng.randint(100, 99999)))
+        else:
+            words.append("".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 8))))
+    sentences = question.split(". ")
+    sentences.insert(rng.randrange(1, len(sentences)), " ".join(words).capitalize())
+    return ". ".join(sentences)
+
+
+def _spell(turn: Turn, rng: random.Random) -> Turn:
+    """Now and then name the role in words, so that other system prompts than the shipped ones work too."""
+    if turn.role is None or rng.random() >= SPELLED:
+        return turn
+    return turn._replace(role=None, system=rng.choice(PROMPTS).format(" ".join(re.findall("[A-Z][a-z]*", turn.role))))

@@ -1,0 +1,226 @@
+"""Measure the tiny model: ``python -m mas_gym.tiny.evaluate --graphs rpsv,single -n 200``.
+
+For each graph and difficulty: accuracy of a single pass with its 95% interval,
+of a vote and of the best of several passes, which agent erred first in the
+failed ones and how, and, with ``--tree``, what a full three-way tree holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from math import sqrt
+from typing import TYPE_CHECKING, NamedTuple
+
+from mas_gym.dynamics import Dynamics
+from mas_gym.loading import load_mas
+from mas_gym.policies import load_policy
+from mas_gym.policies.base import Policy, SamplingRequest
+from mas_gym.prompts import chat_messages
+from mas_gym.seeding import derive_seed
+from mas_gym.tasks import load_task
+from mas_gym.tiny.truth import first_error
+
+if TYPE_CHECKING:
+    from mas_gym.state import MASState
+    from mas_gym.tasks.base import Problem, Task
+
+GRAPHS = {
+    "rpsv": "arithmetic",
+    "single": "arithmetic",
+    "refine": "arithmetic",
+    "consensus": "arithmetic",
+    "dylan": "arithmetic",
+    "debate": "ordering",
+    "logic": "ordering",
+}
+
+
+class Result(NamedTuple):
+    """What independent passes through one graph gave.
+
+    Attributes:
+        graph: Name of the MAS.
+        difficulty: Level of the task.
+        right: For each problem, for each pass, whether the final answer was right.
+        votes: For each problem, whether the commonest answer was right.
+        errors: How often each ``(agent, kind of error)`` came first in a failed pass; the agent is ``"none"`` where
+            every message was right, which only a rounding of the definition could cause.
+        calls: Agent calls made.
+        seconds: How long they took.
+    """
+
+    graph: str
+    difficulty: int
+    right: list[list[bool]]
+    votes: list[bool]
+    errors: Counter[tuple[str, str]]
+    calls: int
+    seconds: float
+
+    @property
+    def accuracy(self) -> float:
+        """Share of single passes that are right."""
+        return sum(map(sum, self.right)) / sum(map(len, self.right))
+
+    @property
+    def interval(self) -> float:
+        """Half the width of the accuracy's 95% interval, from the spread between problems."""
+        means = [sum(row) / len(row) for row in self.right]
+        variance = sum((mean - self.accuracy) ** 2 for mean in means) / max(len(means) - 1, 1)
+        return 1.96 * sqrt(variance / len(means))
+
+    @property
+    def best(self) -> float:
+        """Share of problems that at least one pass got right."""
+        return sum(map(any, self.right)) / len(self.right)
+
+
+def run_passes(
+    policy: Policy, graph: str, problems: Sequence[Problem], passes: int, seed: int
+) -> tuple[list[list[MASState]], int]:
+    """Run every problem through a graph several times, all in step.
+
+    Returns:
+        The terminal states, by problem and pass, and the number of agent calls.
+    """
+    model = Dynamics(load_mas(graph))
+    states = [[model.initial_state(problem.question) for _ in range(passes)] for problem in problems]
+    calls = 0
+    while True:
+        places = [(i, j) for i, row in enumerate(states) for j, state in enumerate(row) if not model.is_terminal(state)]
+        if not places:
+            return states, calls
+        calls += len(places)
+        requests = [_request(model, states[i][j], problems[i].id, j, seed) for i, j in places]
+        for (i, j), reply in zip(places, policy.sample(requests), strict=True):
+            states[i][j] = model.transition(states[i][j], (reply.samples[0].text, model.mas.ALL))
+
+
+def _request(model: Dynamics, state: MASState, problem_id: str, number: int, seed: int, n: int = 1) -> SamplingRequest:
+    agent = model.mas.agents[state.acting]
+    seeds = tuple(derive_seed(seed, problem_id, state.digest, number * n + k) for k in range(n))
+    return SamplingRequest(chat_messages(model.mas, state), seeds, agent.max_new_tokens, agent=agent.name)
+
+
+def evaluate(
+    policy: Policy, graph: str, difficulty: int, n: int, passes: int, seed: int, split: str = "test"
+) -> Result:
+    """Measure one graph at one difficulty on the first ``n`` problems of a split."""
+    task = load_task(GRAPHS[graph], split=split, difficulty=difficulty)
+    problems = [task[i] for i in range(n)]
+    names = [agent.name for agent in load_mas(graph).agents]
+    started = time.perf_counter()
+    states, calls = run_passes(policy, graph, problems, passes, seed)
+    seconds = time.perf_counter() - started
+    right: list[list[bool]] = []
+    votes: list[bool] = []
+    errors: Counter[tuple[str, str]] = Counter()
+    for problem, row in zip(problems, states, strict=True):
+        texts = [[(names[turn.speaker], turn.text) for turn in state.turns] for state in row]
+        grades = [task.grade(problem, messages[-1][1]) for messages in texts]
+        right.append([grade.correct for grade in grades])
+        answers = Counter(grade.extracted for grade in grades if grade.extracted is not None)
+        winner = answers.most_common(1)[0][0] if answers else None
+        votes.append(any(grade.correct and grade.extracted == winner for grade in grades))
+        for grade, messages in zip(grades, texts, strict=True):
+            if not grade.correct:
+                found = first_error(problem, messages)
+                errors[(found.speaker, found.kind) if found else ("none", "")] += 1
+    return Result(graph, difficulty, right, votes, errors, calls, seconds)
+
+
+class Tree(NamedTuple):
+    """What a full tree of three messages per agent holds, averaged over problems.
+
+    Attributes:
+        right_leaf: Share of problems with a right answer at some leaf.
+        differ: For each depth, the share of nodes whose children differ by more than 0.25 in the share of right leaves.
+    """
+
+    right_leaf: float
+    differ: list[float]
+
+
+def full_tree(policy: Policy, graph: str, difficulty: int, n: int, seed: int, width: int = 3) -> Tree:
+    """Grow the full tree of a fixed graph on ``n`` problems."""
+    task = load_task(GRAPHS[graph], split="test", difficulty=difficulty)
+    model = Dynamics(load_mas(graph))
+    found, differ, nodes = 0, [0] * model.max_depth, [0] * model.max_depth
+    for i in range(n):
+        problem = task[i]
+        levels: list[list[MASState]] = [[model.initial_state(problem.question)]]
+        for _ in range(model.max_depth):
+            requests = [_request(model, state, problem.id, 0, seed, width) for state in levels[-1]]
+            replies = policy.sample(requests)
+            levels.append(
+                [
+                    model.transition(state, (sample.text, model.mas.ALL))
+                    for state, reply in zip(levels[-1], replies, strict=True)
+                    for sample in reply.samples
+                ]
+            )
+        values = [float(_is_right(task, problem, state)) for state in levels[-1]]
+        found += any(values)
+        for depth in reversed(range(model.max_depth)):
+            groups = [values[k : k + width] for k in range(0, len(values), width)]
+            nodes[depth] += len(groups)
+            differ[depth] += sum(max(group) - min(group) > 0.25 for group in groups)
+            values = [sum(group) / width for group in groups]
+    return Tree(found / n, [d / count for d, count in zip(differ, nodes, strict=True)])
+
+
+def _is_right(task: Task, problem: Problem, state: MASState) -> bool:
+    return task.grade(problem, state.turns[-1].text).correct
+
+
+def report(result: Result) -> Iterator[str]:
+    """Yield the lines that `main` prints for one result."""
+    passes = len(result.right[0])
+    yield (
+        f"{result.graph:<10} difficulty {result.difficulty}  single pass {result.accuracy:.3f} ± {result.interval:.3f}"
+        f"  vote@{passes} {sum(result.votes) / len(result.votes):.3f}  hit@{passes} {result.best:.3f}"
+        f"  {result.calls / result.seconds:.0f} calls/s"
+    )
+    total = sum(result.errors.values())
+    agents: Counter[str] = Counter()
+    for (agent, _), count in result.errors.items():
+        agents[agent] += count
+    if total:
+        yield "    first error: " + ", ".join(f"{agent} {count / total:.2f}" for agent, count in agents.most_common())
+        kinds = ", ".join(
+            f"{agent} {kind} {count / total:.2f}" for (agent, kind), count in result.errors.most_common(8)
+        )
+        yield f"    most common: {kinds}"
+
+
+def main() -> None:
+    """Parse the command line and print the measurements."""
+    parser = argparse.ArgumentParser(prog="python -m mas_gym.tiny.evaluate", description="Measure the tiny model.")
+    parser.add_argument("--policy", default="tiny", help="any policy string; tiny by default")
+    parser.add_argument("--graphs", default=",".join(GRAPHS), help="names, separated by commas")
+    parser.add_argument("--difficulties", default="3", help="levels, separated by commas")
+    parser.add_argument("--split", default="test", choices=("train", "dev", "test"))
+    parser.add_argument("-n", type=int, default=200, help="problems per graph and difficulty")
+    parser.add_argument("--passes", type=int, default=5, help="independent passes per problem")
+    parser.add_argument("--seeds", default="0", help="seeds of the sampling, separated by commas")
+    parser.add_argument("--tree", action="store_true", help="grow full three-way trees of RPSV too")
+    args = parser.parse_args()
+    policy = load_policy(args.policy)
+    if not isinstance(policy, Policy):
+        parser.error(f"expected a policy that answers batches, got {args.policy!r}")
+    for seed in map(int, args.seeds.split(",")):
+        for graph in args.graphs.split(","):
+            for level in map(int, args.difficulties.split(",")):
+                result = evaluate(policy, graph, level, args.n, args.passes, seed, args.split)
+                print(f"seed {seed}  " + "\n".join(report(result)), flush=True)
+        if args.tree:
+            tree = full_tree(policy, "rpsv", 3, min(args.n, 60), seed)
+            shares = " / ".join(f"{share:.2f}" for share in tree.differ)
+            print(f"rpsv trees: right leaf {tree.right_leaf:.3f}, siblings differ at depths 0.. {shares}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

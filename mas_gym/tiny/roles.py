@@ -1,0 +1,150 @@
+"""Who writes what on Arithmetic, and which errors each agent makes by design.
+
+Every agent has misconceptions of its own: each is bound to a feature that a
+problem or an input may or may not have, and happens at the rate below where
+the feature is there. All show in the text: a fact that is missing, an
+operation or a number that is not the one in the input. Sums are never wrong.
+
+A role is a function ``(world, inputs, rng) -> text``; the inputs are the
+messages that reach the agent, in speaker order, without the question.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from mas_gym.tasks import story
+from mas_gym.tasks.story import LARGE, Equation, Fact, Slip, Step
+from mas_gym.tiny import language
+from mas_gym.tiny.compare import Fault, faults, first_wrong, steps_of
+from mas_gym.tiny.language import Hint
+
+
+class World(NamedTuple):
+    """What is true in a problem: its facts, and the count of another person if one is told."""
+
+    facts: list[Fact]
+    rival: tuple[int, int] | None
+
+    @property
+    def work(self) -> list[Equation]:
+        """The right equations."""
+        return story.work_of(story.plan_of(self.facts)) or []
+
+
+Role = Callable[[World, list[str], random.Random], str]
+
+# How often an agent falls for a misconception where the text invites it. Above 0.5 it is the agent's favourite
+# reading, so that neither likelihood nor a vote can find it; below 0.35 sampling at temperature 0.7 hides it.
+RATES: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {
+        "Reader": {"drop": 0.58, "rival": 0.4},
+        "Planner": {"times": 0.57, "half": 0.4, "bags": 0.4},
+        "Solver": {"skip": 0.42, "copy": 0.55},
+        "Verifier": {"minus": 0.4},
+        "Single": {"drop": 0.4, "rival": 0.35, "times": 0.5, "half": 0.35, "bags": 0.35, "skip": 0.3, "copy": 0.35},
+        "RefineSolver": {"drop": 0.4, "times": 0.5, "half": 0.4, "bags": 0.4, "skip": 0.4, "copy": 0.45},
+        "Reviser": {"rival": 0.4, "times": 0.5, "half": 0.4, "bags": 0.4, "skip": 0.4, "copy": 0.45},
+        "SolverA": {"times": 0.55, "half": 0.4, "bags": 0.4, "skip": 0.45},
+        "SolverB": {"drop": 0.45, "rival": 0.4, "half": 0.45, "skip": 0.4, "copy": 0.5},
+        "MathAnalyst": {"drop": 0.55, "rival": 0.5, "times": 0.55, "skip": 0.45, "copy": 0.4},
+        "AlgebraSolver": {"drop": 0.5, "times": 0.6, "bags": 0.5, "half": 0.5, "copy": 0.5, "rival": 0.4},
+        "ArithmeticReasoner": {"drop": 0.5, "times": 0.5, "skip": 0.5, "copy": 0.55, "bags": 0.5, "half": 0.5},
+    }
+)
+
+# How often the Verifier sees a fault of this kind and mends it.
+NOTICES: Mapping[str, float] = MappingProxyType(
+    {"times": 0.45, "bags": 0.4, "half": 0.0, "copy": 0.45, "missing": 0.45, "drop": 0.0, "extra": 0.0}
+)
+
+
+def take(role: str, slips: list[Slip], rng: random.Random) -> list[Slip]:
+    """Return those slips that the role makes this time."""
+    return [slip for slip in slips if rng.random() < RATES[role].get(slip[0], 0.0)]
+
+
+def reader(world: World, inputs: list[str], rng: random.Random) -> str:
+    """List the facts; may drop a large find, or take another person's count as a gain."""
+    facts = read_story(world, "Reader", rng)
+    return f"{language.write_facts(facts)} Question: how many?"
+
+
+def read_story(world: World, role: str, rng: random.Random, heard: tuple[Hint, ...] = ()) -> list[Fact]:
+    """Return the facts as the role reads them; hints it has heard protect it."""
+    slips = [
+        slip
+        for slip in story.reader_slips(world.facts, world.rival)
+        if not (slip[0] == "drop" and ("use", "+", world.facts[slip[1]][1]) in heard)
+        and not (slip[0] == "rival" and world.rival is not None and ("leave", world.rival[1]) in heard)
+    ]
+    return story.apply_reader_slips(world.facts, world.rival, take(role, slips, rng))
+
+
+def make_plan(facts: list[Fact], role: str, rng: random.Random, heard: tuple[Hint, ...] = ()) -> list[Step]:
+    """Return the plan that the role makes of the facts."""
+    slips = [slip for slip in story.planner_slips(facts) if facts[slip[1]] not in heard]
+    return story.apply_planner_slips(facts, take(role, slips, rng))
+
+
+def carry_out(plan: list[Step], role: str, rng: random.Random, heard: tuple[Hint, ...] = ()) -> list[Equation]:
+    """Return the equations that the role writes for the plan."""
+    slips = [slip for slip in story.solver_slips(plan) if ("use", *plan[slip[1]]) not in heard]
+    slipped = story.apply_solver_slips(plan, take(role, slips, rng))
+    # A chain of several agents' errors may leave the range of 0 to 99; then the role keeps to the plan.
+    return story.work_of(slipped) or story.work_of(plan) or []
+
+
+def planner(world: World, inputs: list[str], rng: random.Random) -> str:
+    """Turn the Reader's facts into steps; may take "3 times" for + 3, "half" for - 2, "3 bags of 4" for + 4."""
+    facts = language.read_facts(inputs[0]) or world.facts
+    return language.write_plan(make_plan(facts, "Planner", rng))
+
+
+def solver(world: World, inputs: list[str], rng: random.Random) -> str:
+    """Carry out the plan; may skip a step like the one before it, or copy "- 12" as "- 2"."""
+    plan = language.read_plan(inputs[0]) or story.plan_of(world.facts)
+    return language.write_work(carry_out(plan, "Solver", rng))
+
+
+def verifier(world: World, inputs: list[str], rng: random.Random) -> str:
+    """Check the work against the question; mends some faults, and may answer with the number before a last "-"."""
+    work = language.read_work(inputs[0]) or world.work
+    found = faults(world.facts, steps_of(work))
+    if found and rng.random() < NOTICES.get(_visible_kind(found[0], world), 0.0):
+        place = first_wrong(world.work, work) or 0
+        fixed = world.work[min(place, len(world.work) - 1) :]
+        return f"{language.write_work(fixed, 'Fix')}\n{language.write_answer(fixed[-1][3])}"
+    return language.write_answer(conclude(work, "Verifier", rng))
+
+
+def _visible_kind(fault: Fault, world: World) -> str:
+    fact = world.facts[min(fault.place, len(world.facts) - 1)]
+    large_find = fact[0] == "finds" and int(fact[1]) >= LARGE
+    return "drop" if fault.kind == "missing" and large_find else fault.kind
+
+
+def conclude(work: list[Equation], role: str, rng: random.Random) -> int:
+    """Return the result that the role reads off the work."""
+    left, operator, _, result = work[-1]
+    return left if operator == "-" and rng.random() < RATES[role].get("minus", 0.0) else result
+
+
+def solve(world: World, role: str, rng: random.Random, heard: tuple[Hint, ...] = ()) -> list[Equation]:
+    """Read, plan and carry out in one go, with the role's own misconceptions."""
+    plan = make_plan(read_story(world, role, rng, heard), role, rng, heard)
+    return carry_out(plan, role, rng, heard)
+
+
+def single(world: World, inputs: list[str], rng: random.Random) -> str:
+    """Solve alone, with some of everyone's misconceptions."""
+    work = solve(world, "Single", rng)
+    return f"{language.write_work(work)}\n{language.write_answer(work[-1][3])}"
+
+
+ROLES: Mapping[str, Role] = MappingProxyType(
+    {"Reader": reader, "Planner": planner, "Solver": solver, "Verifier": verifier, "Single": single}
+)

@@ -1,0 +1,164 @@
+"""The truth about a transcript: which message is the first wrong one, and what is wrong with it.
+
+Because the tasks are procedural, this is known exactly, for any agents that
+write in the language of the tiny model. A message is wrong if anything it says
+about the problem is not so: a fact, a step, an equation, an answer, a piece of
+advice, or a verdict on messages that were all right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mas_gym.errors import ConfigError
+from mas_gym.tasks import story
+from mas_gym.tasks.arithmetic import facts_of, rival_of
+from mas_gym.tasks.base import Problem
+from mas_gym.tasks.story import Fact, step_of
+from mas_gym.tiny import language, ordering_roles
+from mas_gym.tiny.compare import faults, steps_of
+from mas_gym.tiny.language import Hint
+from mas_gym.tiny.ordering_roles import QueueWorld
+from mas_gym.tiny.roles import World
+
+KINDS = (
+    "missing fact",  # the Reader leaves a fact out
+    "foreign fact",  # it takes in one that does not belong
+    "wrong fact",  # it lists one with another kind or number
+    "wrong operation",  # a plan, or work done at once, takes "3 times" for + 3 and the like
+    "missing step",
+    "extra step",
+    "wrong number",  # a number is not the one it was copied from
+    "wrong sum",
+    "wrong rule",
+    "wrong place",  # a rule is right but the queue built from it is not
+    "wrong answer",
+    "wrong advice",
+    "false alarm",  # a checker rejects what is right
+    "unreadable",
+)
+
+
+class FirstError(NamedTuple):
+    """The first wrong message of a transcript.
+
+    Attributes:
+        place: Its index among the messages, from 0.
+        speaker: Who wrote it.
+        kind: One of `KINDS`.
+    """
+
+    place: int
+    speaker: str
+    kind: str
+
+
+def first_error(problem: Problem, messages: Sequence[tuple[str, str]]) -> FirstError | None:
+    """Find the first wrong message.
+
+    Args:
+        problem: A problem of `Arithmetic` or `Ordering`.
+        messages: ``(speaker, text)`` in the order of the transcript, each text once.
+
+    Returns:
+        The first wrong message, or None if all are right.
+
+    Raises:
+        ConfigError: The problem is of another task, whose truth is not known.
+    """
+    if "rules" in problem.metadata:
+        queue = queue_world(problem)
+        kinds = [ordering_error(queue, text) for _, text in messages]
+    elif "facts" in problem.metadata:
+        world = story_world(problem)
+        kinds = [arithmetic_error(world, text) for _, text in messages]
+    else:
+        raise ConfigError(f"expected a problem of arithmetic or ordering, got {problem.id!r}; no other truth is known")
+    for index, kind in enumerate(kinds):
+        if kind is not None:
+            return FirstError(index, messages[index][0], kind)
+    return None
+
+
+def story_world(problem: Problem) -> World:
+    """Return what is true in an Arithmetic problem."""
+    return World(facts_of(problem), rival_of(problem))
+
+
+def queue_world(problem: Problem) -> QueueWorld:
+    """Return what is true in an Ordering problem."""
+    data = problem.metadata
+    rules = [tuple(rule) for rule in data["rules"]]
+    return QueueWorld(rules, list(data["phrases"]), data["place"], list(data["options"]))
+
+
+def arithmetic_error(world: World, text: str) -> str | None:
+    """Return what is wrong with one message on Arithmetic, if no earlier one was wrong; None if nothing is."""
+    facts, plan, work = language.read_facts(text), language.read_plan(text), language.read_work(text)
+    answer, hints = language.read_answer(text), language.read_hints(text)
+    if "INCORRECT" in text or "DISAGREE" in text:
+        return "false alarm"
+    if not any(part is not None for part in (facts, plan, work, answer)) and not hints and not _is_assent(text):
+        return "unreadable"
+    if facts is not None and facts != world.facts:
+        return _fact_error(world, facts)
+    if plan is not None and (found := faults(world.facts, plan)):
+        return _step_kind(found[0].kind)
+    if work is not None and (kind := _work_error(world, work, partial="Fix:" in text)):
+        return kind
+    if any(not is_true(hint, world.facts) for hint in hints):
+        return "wrong advice"
+    return "wrong answer" if answer is not None and answer != str(world.work[-1][3]) else None
+
+
+def _is_assent(text: str) -> bool:
+    return text.strip() == "CORRECT" or text.strip().startswith("TIP:")
+
+
+def _fact_error(world: World, facts: list[Fact]) -> str:
+    if [step_of(fact) for fact in facts] == [step_of(fact) for fact in world.facts]:
+        return "wrong fact"
+    kind = faults(world.facts, [step_of(fact) for fact in facts] if facts and facts[0][0] == "has" else [])[0].kind
+    return {"missing": "missing fact", "extra": "foreign fact", "repeat": "foreign fact"}.get(kind, "wrong fact")
+
+
+def _step_kind(kind: str) -> str:
+    if kind in ("times", "half", "bags"):
+        return "wrong operation"
+    return {"missing": "missing step", "extra": "extra step", "repeat": "extra step"}.get(kind, "wrong number")
+
+
+def _work_error(world: World, work: list[story.Equation], partial: bool) -> str | None:
+    if any(story.apply(left, operator, right) != result for left, operator, right, result in work):
+        return "wrong sum"
+    if partial:
+        return None if work == world.work[-len(work) :] else "wrong number"
+    found = faults(world.facts, steps_of(work))
+    if found:
+        return _step_kind(found[0].kind)
+    return None if work == world.work else "wrong number"
+
+
+def is_true(hint: Hint, facts: list[Fact]) -> bool:
+    """Say whether a piece of advice is right for a story."""
+    plan = story.plan_of(facts)
+    if hint[0] == "use":
+        return (hint[1], hint[2]) in plan or ("start", hint[2]) == plan[0]
+    if hint[0] == "leave":
+        return all(hint[1] not in step[1:] for step in plan)
+    return hint in facts
+
+
+def ordering_error(world: QueueWorld, text: str) -> str | None:
+    """Return what is wrong with one message on Ordering, if no earlier one was wrong; None if nothing is."""
+    rules, states = ordering_roles.read_rules(text), ordering_roles.read_order(text)
+    letter = ordering_roles.read_pick(text) or language.read_answer(text)
+    if rules is None and states is None and letter is None:
+        return "unreadable"
+    if rules is not None and rules != world.rules:
+        return "missing fact" if len(rules) < len(world.rules) else "wrong rule"
+    if states is not None and states != world.states:
+        return "wrong place"
+    right = world.letter(world.states[-1][world.place])
+    return "wrong answer" if letter is not None and letter != right else None
