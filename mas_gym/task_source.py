@@ -1,23 +1,19 @@
-"""Where an environment's problems come from: loaded late, once, and shared."""
+"""Where an environment's problems come from: a task's name, checked at once and loaded late, or a task."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
-from weakref import WeakValueDictionary
 
 from mas_gym.env_options import choice, refuse_unknown
 from mas_gym.errors import ConfigError
+from mas_gym.tasks import check_task_options, load_task
 from mas_gym.tasks.base import SPLITS, Task
-
-# Weak, so that a data set lives as long as some environment uses it.
-_LOADED: WeakValueDictionary[str, Task] = WeakValueDictionary()
 
 
 class TaskSource:
-    """How to get a task: a name with its options, checked at once and loaded later, or the task itself.
+    """How to get a task.
 
     Attributes:
         by_name: Whether the task can be loaded again, in another process say, from its name and options.
@@ -29,12 +25,10 @@ class TaskSource:
         """Check everything that can be checked without touching the data."""
         self._task = task
         self._split = choice("split", split, SPLITS)
-        self._data = None if data is None else _path("data", data)
+        self._data = None if data is None else _path(data)
         self._options = dict(options)
         self.by_name = isinstance(task, str)
         if isinstance(task, str):
-            from mas_gym.tasks import check_task_options
-
             check_task_options(task, self._options)
         elif not isinstance(task, Task):
             raise ConfigError(f"task: expected a task's name or an object with the methods of Task, got {task!r}")
@@ -42,7 +36,7 @@ class TaskSource:
             refuse_unknown("option", self._options, ())
 
     def load(self) -> Task:
-        """Return the task; environments that ask for the same one get the same object.
+        """Return the task; tasks of one name and place share their problems.
 
         Raises:
             DataNotFoundError: The data cannot be found or reached.
@@ -50,26 +44,10 @@ class TaskSource:
         """
         if not isinstance(self._task, str):
             return self._task
-        key = self._key(self._task)
-        task = _LOADED.get(key)
-        if task is None:
-            from mas_gym.tasks import load_task
-
-            task = load_task(self._task, split=self._split, data=self._data, **self._options)
-            _LOADED[key] = task
-        return task
-
-    def _key(self, name: str) -> str:
-        stamp = None
-        if self._data is not None and os.path.isfile(self._data):
-            status = os.stat(self._data)
-            # A file that was rewritten under the same name is another data set.
-            stamp = [os.path.abspath(self._data), status.st_mtime_ns, status.st_size]
-        return json.dumps([name, self._split, self._data, stamp, self._options], sort_keys=True, default=repr)
+        return load_task(self._task, split=self._split, data=self._data, **self._options)
 
 
-def _path(name: str, value: Any) -> str:
+def _path(value: Any) -> str:
     if not isinstance(value, str | os.PathLike):
-        raise ConfigError(f"{name}: expected the path of a file or folder, got {value!r}")
-    path = os.fspath(value)
-    return path if isinstance(path, str) else os.fsdecode(path)
+        raise ConfigError(f"data: expected the path of a file or folder, got {value!r}")
+    return os.fsdecode(value)

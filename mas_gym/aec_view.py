@@ -1,0 +1,110 @@
+"""The class behind `mas_gym.aec_env`; importing this module needs PettingZoo."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import gymnasium as gym
+from gymnasium import spaces
+from pettingzoo import AECEnv
+
+from mas_gym.env import MASEnv
+from mas_gym.env_options import refuse_unknown
+from mas_gym.errors import ConfigError
+from mas_gym.prompts import chat_messages
+
+View = dict[str, Any]
+
+
+class MASAECEnv(AECEnv[str, View, "tuple[str, int] | None"]):  # type: ignore[misc]
+    """Agents act in the order of the schedule and share the terminal reward.
+
+    ``observe(agent)`` is a dict of the agent's local view: ``question`` (empty if it does not see it), ``transcript``
+    (the messages that it sent or received) and ``messages`` (its chat prompt while it acts, else empty).
+    ``infos[agent]["action_mask"]`` fits ``action_space(agent).sample``: a pair of None and the recipients' mask.
+
+    An agent that a dynamic schedule skips never acts, and ends with the others.
+    """
+
+    def __init__(self, env: str | MASEnv, **kwargs: Any) -> None:
+        """Build the view; see `mas_gym.aec_env`."""
+        super().__init__()
+        if isinstance(env, str):
+            env = gym.make(env, **kwargs).unwrapped  # type: ignore[assignment]
+        else:
+            refuse_unknown("option", kwargs, ())
+        if not isinstance(env, MASEnv):
+            raise ConfigError(f"env: expected a registered MAS id or a MASEnv, got {env!r}")
+        self.env = env
+        self.render_mode = env.render_mode
+        self.metadata = {**env.metadata, "name": "mas_gym_v0", "is_parallelizable": False}
+        self.possible_agents = [agent.name for agent in env.mas.agents]
+        self.ALL, self.sink = env.ALL, env.sink
+        inner = env.observation_space
+        assert isinstance(inner, spaces.Dict)
+        view = spaces.Dict({key: inner[key] for key in ("question", "transcript", "messages")})
+        # One copy each, so that seeding one agent's space leaves the others alone.
+        self.observation_spaces = {name: copy.deepcopy(view) for name in self.possible_agents}
+        self.action_spaces = {name: copy.deepcopy(env.action_space) for name in self.possible_agents}
+        self._index = {name: i for i, name in enumerate(self.possible_agents)}
+
+    def observation_space(self, agent: str) -> spaces.Dict:
+        """Return the space of an agent's views, always the same object."""
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> Any:
+        """Return the space of an agent's actions, always the same object."""
+        return self.action_spaces[agent]
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Begin an episode; of the options only ``problem_id`` is read, as PettingZoo passes others freely."""
+        known = {key: value for key, value in (options or {}).items() if key == "problem_id"}
+        _, info = self.env.reset(seed=seed, options=known)
+        self.agents = self.possible_agents[:]
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self._skip_agent_selection = None
+        self._tell(info)
+        self.agent_selection = self.agents[self.env.state.acting]
+
+    def step(self, action: tuple[str, int] | None) -> None:
+        """Let the selected agent act; after the end, pass None for each agent."""
+        agent = self.agent_selection
+        if self.terminations[agent]:
+            self._was_dead_step(action)
+            return
+        assert action is not None
+        _, reward, terminated, _, info = self.env.step(action)
+        self._cumulative_rewards[agent] = 0.0
+        self.rewards = dict.fromkeys(self.agents, reward)
+        self._tell(info)
+        if terminated:
+            self.terminations = dict.fromkeys(self.agents, True)
+        else:
+            self.agent_selection = self.possible_agents[self.env.state.acting]
+        self._accumulate_rewards()
+        self._deads_step_first()
+
+    def _tell(self, info: dict[str, Any]) -> None:
+        mask = info.pop("action_mask")
+        self.infos = {agent: dict(info) for agent in self.agents}
+        for own in self.infos.values():
+            own["action_mask"] = (None, mask.copy())
+
+    def observe(self, agent: str) -> View:
+        """Return what an agent sees now."""
+        index, state = self._index[agent], self.env.state
+        question, transcript = self.env.dynamics.local_view(state, index)
+        prompt = chat_messages(self.env.mas, state) if state.acting == index else ()
+        return {"question": question or "", "transcript": transcript, "messages": prompt}
+
+    def render(self) -> Any:
+        """Render as `MASEnv.render` does."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
