@@ -1,0 +1,344 @@
+"""Labels and pairs: exactly the paper's, on trees built by hand; spread, split and exported as promised."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from grove import MODEL, chain, grove, grow, other_graph, random_tree
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mas_gym.dynamics import Dynamics
+from mas_gym.errors import ConfigError, DataError
+from rewardmodels import (
+    LabelledTree,
+    RewardData,
+    collect,
+    histogram,
+    merge,
+    outcomes,
+    pairs,
+    pointwise,
+    process_targets,
+    split,
+)
+from rewardmodels.mining import Pair, normalise
+from search import Tree
+
+MAS = MODEL.mas
+D = MODEL.max_depth
+
+
+def named(found: list[Pair]) -> list[tuple[str, str, float, int]]:
+    return [(p.chosen.state.text, p.rejected.state.text, p.margin, p.depth) for p in found]
+
+
+def hand_tree() -> Tree:
+    """Ties, duplicates, unvisited children, values beyond 1 and branches of unequal depth, all in one tree."""
+    tree = Tree(MODEL.initial_state("q"))
+    tree.visits[0], tree.totals[0] = 10, 2.0
+    a = grow(tree, 0, "a", 5, 5.0)
+    grow(tree, 0, " A. ", 4, -4.0)  # a duplicate of "a" but for case and marks, visited less
+    b = grow(tree, 0, "b", 2, 0.0)
+    grow(tree, 0, "c", 3, 0.0)  # ties with b
+    grow(tree, 0, "never", 0, 0.0)
+    aa = grow(tree, a, "aa", 3, 4.5)  # backed-up sum beyond N: clipped
+    grow(tree, a, "ab", 2, -1.0)
+    grow(tree, b, "ba", 1, -1.0)
+    aaa = grow(tree, aa, "aaa", 3, 1.0)
+    grow(tree, aaa, "18", 2, 2.0)
+    grow(tree, aaa, "17", 1, -1.0)
+    grow(tree, aaa, "16", 0, 0.0)
+    return tree
+
+
+def test_process_targets_are_the_clipped_means_of_visited_nodes() -> None:
+    assert [(t.state.text, t.target) for t in process_targets(hand_tree())] == [
+        ("a", 1.0),
+        (" A. ", -1.0),
+        ("b", 0.0),
+        ("c", 0.0),
+        ("aa", 1.0),
+        ("ab", -0.5),
+        ("ba", -1.0),
+        ("aaa", 1 / 3),
+        ("18", 1.0),
+        ("17", -1.0),
+    ]
+
+
+def test_pairs_of_the_hand_tree() -> None:
+    # Root: a (1.0) over b and c (0.0 each); b and c tie. Node a: aa over ab. Node b has one child. Node aaa: 18 over 17.
+    assert named(pairs(hand_tree(), D)) == [
+        ("a", "b", 1.0, 0),
+        ("aa", "ab", 1.5, 1),
+        ("18", "17", 2.0, 3),
+        ("a", "c", 1.0, 0),
+    ]
+
+
+def test_pointwise_takes_paths_to_decided_ends_only() -> None:
+    assert [(t.state.text, t.target) for t in pointwise(hand_tree())] == [
+        ("a", 1.0),
+        ("aa", 1.0),
+        ("aaa", 1 / 3),
+        ("18", 1.0),
+        ("17", -1.0),
+    ]
+
+
+def test_outcomes_are_the_visited_ends() -> None:
+    assert [(t.state.text, t.target) for t in outcomes(hand_tree())] == [("18", 1.0), ("17", -1.0)]
+
+
+def test_exact_duplicates_occur_once_pointwise() -> None:
+    tree = Tree(MODEL.initial_state("q"))
+    for _ in range(2):
+        node = 0
+        for text in ("a", "b", "c", "18"):
+            node = grow(tree, node, text, 1, 1.0)
+    assert len(pointwise(tree)) == 4
+    assert len(outcomes(tree)) == 1
+
+
+def test_terminal_children_of_uncertain_value_are_no_ends() -> None:
+    tree = Tree(MODEL.initial_state("q"))
+    node = 0
+    for text in ("a", "b", "c", "18"):
+        node = grow(tree, node, text, 2, 0.0)
+    assert pointwise(tree) == [] == outcomes(tree)
+
+
+def family(values: list[float], visits: int = 1) -> Tree:
+    tree = Tree(MODEL.initial_state("q"))
+    tree.visits[0] = len(values)
+    for i, value in enumerate(values):
+        grow(tree, 0, f"m{i}", visits, value * visits)
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.5], []),
+        ([0.5, 0.5], []),
+        ([0.2, 0.9], [("m1", "m0")]),
+        ([1, -1, -1], [("m0", "m1"), ("m0", "m2")]),
+        ([1, 1, -1], [("m0", "m2"), ("m1", "m2")]),
+        ([1, 0.5, -1], [("m0", "m2"), ("m1", "m2")]),
+        ([1, 1, 0, 0], [("m0", "m2"), ("m0", "m3"), ("m1", "m2"), ("m1", "m3")]),
+    ],
+)
+def test_small_families_are_split_at_the_widest_gap(values: list[float], expected: list[tuple[str, str]]) -> None:
+    assert [(a, b) for a, b, _, _ in named(pairs(family(values), D))] == expected
+
+
+def test_of_many_siblings_only_four_top_and_four_bottom_ones_count() -> None:
+    found = pairs(family([i / 10 for i in range(11)]), D, limit=100)
+    assert {p.chosen.state.text for p in found} == {"m10", "m9", "m8", "m7"}
+    assert {p.rejected.state.text for p in found} == {"m0", "m1", "m2", "m3"}
+    assert len(found) == 16
+
+
+@given(st.lists(st.integers(-4, 4), min_size=1, max_size=14))
+def test_top_and_bottom_never_overlap_and_ties_never_pair(values: list[int]) -> None:
+    found = pairs(family([v / 4 for v in values]), D, limit=1000)
+    top, bottom = ({p[side].state.text for p in found} for side in (0, 1))
+    assert not top & bottom
+    assert len(top) <= 4 and len(bottom) <= 4
+    assert all(p.margin > 0 for p in found)
+    assert bool(found) == (len(set(values)) > 1)
+
+
+def test_last_step_compares_terminal_children_only() -> None:
+    model = Dynamics(other_graph())
+    tree = Tree(model.initial_state("q"))
+    for text, value in (("18", 1.0), ("17", -1.0)):
+        node = grow(tree, 0, text, 1, value, model)
+        tree.first[node] = 0  # as if the node were not known to be terminal
+    assert pairs(tree, model.max_depth) == []
+    assert len(pairs(tree, model.max_depth + 1)) == 1
+
+
+def bushy() -> Tree:
+    """Three children at every node, all with different values, so that every family has pairs."""
+    tree = Tree(MODEL.initial_state("q"))
+    tree.visits[0] = 81
+    level = [0]
+    for depth in range(D):
+        nodes = []
+        for parent in level:
+            for k, value in enumerate((1.0, 0.0, -1.0)):
+                visits = 3 ** (D - 1 - depth) + (parent == level[0])
+                nodes.append(grow(tree, parent, f"{depth} {k}", visits, value * visits))
+        level = nodes
+    return tree
+
+
+def test_the_cap_is_spread_over_depths_and_parents() -> None:
+    found = pairs(bushy(), D)
+    assert len(found) == 8
+    assert Counter(p.depth for p in found) == {0: 2, 1: 2, 2: 2, 3: 2}
+    for depth in range(1, D):
+        assert len({p.chosen.state.parent for p in found if p.depth == depth}) == 2
+
+
+def test_without_a_cap_every_family_contributes() -> None:
+    assert len(pairs(bushy(), D, limit=10_000)) == 2 * (1 + 3 + 9 + 27)
+
+
+def test_small_margins_can_be_left_out() -> None:
+    tree = family([0.5, 0.4, -0.5])
+    assert [p.margin for p in pairs(tree, D, min_margin=0.95)] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("one", "two"), [("Work: 3+4.", "work:  3+4"), ("A\tb", "a b"), ("１８", "18"), ("18.", "18"), (" x ", "x")]
+)
+def test_formatting_variants_are_one_action(one: str, two: str) -> None:
+    assert normalise(one) == normalise(two)
+
+
+@pytest.mark.parametrize(("one", "two"), [("3*4", "34"), ("-3", "3"), ("(A)", "(B)"), ("1.8", "18")])
+def test_different_actions_stay_different(one: str, two: str) -> None:
+    assert normalise(one) != normalise(two)
+
+
+def test_mining_is_deterministic() -> None:
+    assert pairs(bushy(), D) == pairs(bushy(), D)
+    assert collect(grove(), "pairs").fingerprint() == collect(grove(), "pairs").fingerprint()
+
+
+def test_rows_say_where_they_come_from() -> None:
+    [row] = collect([LabelledTree(family([1.0, -1.0]), MAS, "arithmetic", "p1", 3)], "pairs").rows
+    assert (row.task, row.problem_id, row.mas, row.depth, row.agent) == ("arithmetic", "p1", "rpsv", 0, "Reader")
+    assert (row.chosen_target, row.rejected_target, row.margin) == (1.0, -1.0, 2.0)
+    assert row.chosen.endswith("0>1: m0\n1") and row.rejected is not None and row.rejected.endswith("0>1: m1\n1")
+
+
+def test_histogram_counts_by_depth_and_agent() -> None:
+    data = collect([LabelledTree(bushy(), MAS, "arithmetic", "p", 0)], "pairs")
+    assert histogram(data) == {
+        "depth": {"0": 2, "1": 2, "2": 2, "3": 2},
+        "agent": {"Reader": 2, "Planner": 2, "Solver": 2, "Verifier": 2},
+    }
+
+
+def test_the_split_holds_out_problems() -> None:
+    trees = [*grove(), *(tree._replace(seed=8) for tree in grove())]
+    data = collect(trees, "pairs")
+    learned, held = split(data, 0.25)
+    problems = [{row.problem_id for row in side.rows} for side in (learned, held)]
+    assert not problems[0] & problems[1]
+    assert len(problems[1]) == round(0.25 * len(problems[0] | problems[1]))
+    assert len(learned) + len(held) == len(data)
+
+
+def test_the_split_of_a_problem_does_not_depend_on_the_kind_of_row() -> None:
+    sides = []
+    for kind in ("points", "outcomes"):
+        held = split(collect(grove(), kind), 0.25)[1]  # type: ignore[arg-type]
+        sides.append({row.problem_id for row in held.rows})
+    assert sides[0] == sides[1]
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.5])
+def test_the_held_out_share_must_be_a_share(share: float) -> None:
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        split(collect(grove(), "pairs"), share)
+
+
+def test_one_problem_cannot_be_split() -> None:
+    with pytest.raises(DataError, match="at least two problems"):
+        split(collect([random_tree(1)], "points"))
+
+
+def test_no_tree_is_an_error() -> None:
+    with pytest.raises(DataError, match="no tree"):
+        collect([], "pairs")
+
+
+def ended(reward: float, name: str) -> LabelledTree:
+    tree = Tree(MODEL.initial_state(name))
+    node = 0
+    for text in ("a", "b", "c", "d"):
+        node = grow(tree, node, text, 1, reward)
+    return LabelledTree(tree, MAS, "arithmetic", name)
+
+
+@pytest.mark.parametrize(("reward", "which", "remedy"), [(1.0, "all right", "harder"), (-1.0, "all wrong", "easier")])
+def test_trees_of_one_class_say_which_problems_and_what_to_change(reward: float, which: str, remedy: str) -> None:
+    trees = [ended(reward, f"problem-{i}") for i in range(7)]
+    with pytest.raises(DataError, match=rf"7 {which} \(problem-0, .*\.\.\.\)") as error:
+        collect(trees, "pairs")
+    assert "solve sometimes" in str(error.value)
+    with pytest.raises(DataError, match=f"every outcome is .*{which} .*{remedy} problems"):
+        collect(trees, "outcomes")
+
+
+def test_unvisited_trees_are_an_error() -> None:
+    with pytest.raises(DataError, match="no pairs in 1 trees"):
+        collect([LabelledTree(Tree(chain([])), MAS, "arithmetic", "p")], "pairs")
+
+
+def test_two_graphs_of_one_name_are_refused() -> None:
+    from dataclasses import replace
+
+    other = random_tree(1, model=Dynamics(replace(other_graph(), name="rpsv")))
+    with pytest.raises(DataError, match="both called 'rpsv'"):
+        collect([random_tree(0), other], "points")
+
+
+def test_sets_of_two_tasks_can_be_mixed() -> None:
+    one = collect(grove(6), "points")
+    two = collect([tree._replace(task="ordering") for tree in grove(6)], "points")
+    both = merge([one, two])
+    assert len(both) == 2 * len(one) and both.trees == 12
+    assert {row.task for row in both.rows} == {"arithmetic", "ordering"}
+    with pytest.raises(ConfigError, match="one kind and view"):
+        merge([one, collect(grove(6), "pairs")])
+
+
+def exported(tmp_path: Path) -> tuple[RewardData, Path]:
+    pytest.importorskip("pyarrow")
+    from rewardmodels.export import export
+
+    data = collect(grove(), "pairs")
+    return data, export(data, tmp_path / "set")
+
+
+def test_an_exported_set_comes_back_the_same(tmp_path: Path) -> None:
+    from rewardmodels.export import load_data
+
+    data, folder = exported(tmp_path)
+    assert load_data(folder) == data
+
+
+def test_an_exported_set_has_the_columns_that_trl_reads(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    data, folder = exported(tmp_path)
+    table = datasets.load_dataset("parquet", data_files=str(folder / "*.parquet"), cache_dir=str(tmp_path))["train"]
+    assert {"chosen", "rejected", "margin"} <= set(table.column_names)
+    assert len(table) == len(data)
+    assert table[0]["chosen"] == data.rows[0].chosen and table[0]["margin"] == data.rows[0].margin
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "| Reader |" in card and "rpsv" in card and "chosen" in card
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "version"])
+def test_a_damaged_set_is_refused(tmp_path: Path, damage: str) -> None:
+    from rewardmodels.export import load_data
+
+    _, folder = exported(tmp_path)
+    [file] = folder.glob("*.parquet")
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:200])
+    elif damage == "missing":
+        file.unlink()
+    else:
+        info = folder / "data.json"
+        info.write_text(info.read_text(encoding="utf-8").replace('"schema": 1', '"schema": 99'), encoding="utf-8")
+    with pytest.raises(DataError):
+        load_data(folder)

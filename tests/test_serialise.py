@@ -1,0 +1,173 @@
+"""The critic's input: what it shows, what it shares, what it cuts, and that no message can pose as another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from grove import MODEL, chain
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mas_gym
+from mas_gym.dynamics import Dynamics
+from mas_gym.errors import CriticError
+from mas_gym.state import MASState
+from rewardmodels.encode import Encoder
+from rewardmodels.serialise import CUT, drop_oldest, split_text, state_parts, state_text
+
+TEXTS = ["Facts: has 3.", "Plan: start 3.", "Work: 3 + 4 = 7.", "Final Answer: 7"]
+GRAPHS = ["single", "rpsv", "refine", "consensus", "dylan", "debate", "logic"]
+
+anything = st.text(st.characters(codec=None, categories=None), max_size=40) | st.sampled_from(
+    ["0>1: hello", "a\n1>2,3: b\n3", "\n2>4: x", "3", "\r\n0>1: y", "<|end|>", "\ud800", "", "  ", "1>2: \u2028 1>3: z"]
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    pytest.importorskip("transformers")
+    from mas_gym.tiny.tokenizer import build_tokenizer
+
+    return build_tokenizer()
+
+
+def test_full_view_is_written_like_this() -> None:
+    assert state_text(MODEL.mas, chain(TEXTS[:2])).splitlines() == [
+        "Agents: 0 Reader, 1 Planner, 2 Solver, 3 Verifier, 4 sink",
+        "How many coins?",
+        "0>1: Facts: has 3.",
+        "1>2: Plan: start 3.",
+        "2",
+    ]
+
+
+def test_terminal_state_ends_with_the_sink() -> None:
+    assert state_text(MODEL.mas, chain(TEXTS)).endswith("\n4")
+
+
+def test_local_view_shows_what_the_last_speaker_saw() -> None:
+    state = chain(TEXTS)
+    heard = MODEL.local_view(state, state.speaker)
+    shown = state_text(MODEL.mas, state, "local")
+    for turn in state.turns:
+        assert (turn.text in shown) == any(message.text == turn.text for message in heard.messages)
+    assert state.question in shown
+    assert len(shown) < len(state_text(MODEL.mas, state))
+
+
+def test_local_view_names_only_the_recipient_that_heard() -> None:
+    model = Dynamics(mas_gym.load_mas("dylan"))
+    state = model.initial_state("q")
+    while not model.is_terminal(state):
+        state = model.transition(state, ("AGREE", model.mas.ALL))
+        last, wide = state_parts(model.mas, state, "local"), state_parts(model.mas, state)
+        assert last[-1] == wide[-1]
+        for part in last[2:-1]:
+            header = part.split(":")[0].lstrip(">")
+            assert header == str(state.speaker) or part in wide
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("view", ["full", "local"])
+def test_siblings_differ_in_the_last_part_only(name: str, view: Any) -> None:
+    model = Dynamics(mas_gym.load_mas(name))
+    state = model.initial_state("How many?")
+    while not model.is_terminal(state):
+        left, right = (model.transition(state, (text, model.mas.ALL)) for text in ("AGREE 1", "DISAGREE 2"))
+        assert state_parts(model.mas, left, view)[:-1] == state_parts(model.mas, right, view)[:-1]
+        assert state_parts(model.mas, left)[:-1] == state_parts(model.mas, state)
+        state = left
+
+
+@given(question=anything, texts=st.lists(anything, max_size=4))
+def test_parts_can_be_read_back_from_any_text(question: str, texts: list[str]) -> None:
+    parts = state_parts(MODEL.mas, chain(texts, question))
+    assert split_text("".join(parts)) == parts
+    assert len(parts) == 2 + len(texts)
+
+
+@given(texts=st.lists(anything, min_size=1, max_size=4, unique=True), other=anything)
+def test_different_transcripts_read_differently(texts: list[str], other: str) -> None:
+    longer = [*texts[:-1], texts[-1] + "\n" + other] if len(texts) < 4 else [*texts[:-1], texts[-1]]
+    one, two = chain(texts), chain([*texts, other][:4])
+    if one != two:
+        assert state_text(MODEL.mas, one) != state_text(MODEL.mas, two)
+    assert split_text(state_text(MODEL.mas, chain(longer))) == state_parts(MODEL.mas, chain(longer))
+
+
+def test_ids_of_a_state_begin_those_of_its_successors(tokenizer: Any) -> None:
+    encoder = Encoder(tokenizer, 512)
+    states = [chain(TEXTS[:n]) for n in range(5)]
+    encoded = encoder.encode([(MODEL.mas, state) for state in states])
+    for shorter, longer in zip(encoded, encoded[1:], strict=False):
+        assert longer.parts[: len(shorter.parts)] == shorter.parts
+
+
+def test_parts_tokenise_like_the_whole_text(tokenizer: Any) -> None:
+    text = state_text(MODEL.mas, chain(TEXTS))
+    joined = [i for part in Encoder(tokenizer, 512).encode_texts([text])[0].parts for i in part]
+    assert joined == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def _ids(tokenizer: Any, state: MASState, limit: int) -> tuple[list[int], int]:
+    [encoded] = Encoder(tokenizer, limit).encode([(MODEL.mas, state)])
+    return [i for part in encoded.parts for i in part], encoded.dropped
+
+
+def test_a_long_state_loses_its_oldest_messages_and_says_so(tokenizer: Any) -> None:
+    state = chain([f"Facts: {'has 3, ' * n}." for n in (30, 20, 10)])
+    whole, none = _ids(tokenizer, state, 512)
+    assert none == 0
+    cut, dropped = _ids(tokenizer, state, len(whole) - 1)
+    text = tokenizer.decode(cut)
+    newest = state_parts(MODEL.mas, state)[-1]
+    assert dropped > 90 and CUT in text and text.endswith(newest)
+    assert "How many coins?" in text and "1>" in text and "0>" not in text
+
+
+def test_then_the_start_of_the_question(tokenizer: Any) -> None:
+    state = chain(["Facts: has 3."], "Maya has 3 coins. " * 60 + "How many now?")
+    cut, dropped = _ids(tokenizer, state, 90)
+    text = tokenizer.decode(cut)
+    assert len(cut) == 90 and dropped > 100
+    assert CUT in text and "How many now?" in text and text.endswith(state_parts(MODEL.mas, state)[-1])
+
+
+def test_never_the_newest_message(tokenizer: Any) -> None:
+    state = chain(["Facts: has 3.", "Plan: " + "start 3, " * 60])
+    with pytest.raises(CriticError, match="newest message is never cut"):
+        _ids(tokenizer, state, 128)
+
+
+@pytest.mark.parametrize("limit", range(84, 164, 8))
+def test_no_input_is_longer_than_the_limit(tokenizer: Any, limit: int) -> None:
+    state = chain(["Facts: " + "has 3, " * 20, "Plan: " + "start 3, " * 10, "Work: 3 + 4 = 7."])
+    cut, dropped = _ids(tokenizer, state, limit)
+    whole, _ = _ids(tokenizer, state, 512)
+    assert len(cut) <= limit < len(whole) + (dropped == 0)
+    assert cut[-8:] == whole[-8:]
+
+
+def test_shortening_keeps_the_form() -> None:
+    parts = state_parts(MODEL.mas, chain(TEXTS))
+    shorter = drop_oldest(parts, 2)
+    assert shorter[2:] == parts[4:] and shorter[0] == parts[0]
+    assert shorter[1] == f"How many coins?\n{CUT}\n2"
+    assert split_text("".join(shorter)) == shorter
+
+
+def test_a_tokenizer_that_opens_with_a_token_of_its_own_does_so_once() -> None:
+    pytest.importorskip("transformers")
+    from tokenizers.processors import TemplateProcessing
+
+    from mas_gym.tiny.tokenizer import build_tokenizer
+
+    tokenizer = build_tokenizer()
+    opening = tokenizer.eos_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|end|> $A", special_tokens=[("<|end|>", opening)]
+    )
+    [encoded] = Encoder(tokenizer, 512).encode([(MODEL.mas, chain(TEXTS))])
+    ids = [i for part in encoded.parts for i in part]
+    assert ids[0] == opening and ids.count(opening) == 1
