@@ -68,7 +68,7 @@ class RunInfo:
     def label(self) -> str:
         """Planner, critic and seed in a few words."""
         critic = self.config["critic"]["name"] if self.config["critic"] else ""
-        return f"{self.config['planner']['spec']}{' + ' + critic if critic else ''}, seed {self.config['seed']}"
+        return f"{self.facts['planner']}{' + ' + critic if critic else ''}, seed {self.config['seed']}"
 
 
 class Store:
@@ -286,16 +286,14 @@ def open_record(
 ) -> RunRecord:
     """Open the place of a run in a store; see `search.run`."""
     path = store.path if isinstance(store, Store) else Path(store)
-    return RunRecord(path, run_config(setup, problems, policy), _facts(problems), name)
+    return RunRecord(path, run_config(setup, problems, policy), _facts(setup, problems), name)
 
 
 def run_config(setup: Setup, problems: Iterable[Problem], policy: Any) -> dict[str, Any]:
     """Return all that determines a run's results, JSON-able."""
-    from search.registry import planner_spec
-
     return {
         "schema": SCHEMA,
-        "planner": {"spec": planner_spec(setup.planner), **_describe(setup.planner)},
+        "planner": _describe(setup.planner),
         "mas": setup.dynamics.mas.to_dict(),
         "policy": _identity(policy),
         "critic": None if setup.critic is None else _identity(setup.critic),
@@ -322,13 +320,16 @@ def _identity(engine: Any) -> dict[str, Any]:
     return {"name": engine.name, "fingerprint": str(getattr(engine, "fingerprint", ""))}
 
 
-def _facts(problems: Iterable[Problem]) -> dict[str, Any]:
+def _facts(setup: Setup, problems: Iterable[Problem]) -> dict[str, Any]:
+    from search.registry import planner_spec
+
     try:
         installed = version("mas-gym")
     except PackageNotFoundError:
         installed = "unknown"
     return {
         "mas_gym": installed,
+        "planner": planner_spec(setup.planner),
         "task": getattr(problems, "name", None),
         "split": getattr(problems, "split", None),
         "started": datetime.now(UTC).isoformat(),

@@ -146,6 +146,7 @@ class _Search:
             if first[node] != TERMINAL or value != value:
                 if self.bootstrap and not self._affordable(node):
                     return
+                self._note()
                 value = yield from self._reach(path)
             for step in path:
                 visits[step] += 1
@@ -186,7 +187,6 @@ class _Search:
         while not tree.is_terminal(node):
             yield from self._expand(path, self.planner.max_children)
             if self.bootstrap:
-                self._note()
                 return self._frontier_value(node)
             node = self.descend(path)
         if math.isnan(tree.values[node]):
@@ -195,7 +195,6 @@ class _Search:
             else:
                 yield from evaluate(tree, [node])
             self._found(path, node)
-        self._note()
         return tree.values[node]
 
     def _frontier_value(self, node: int) -> float:
@@ -233,10 +232,16 @@ class _Search:
             self.leads[step] = 1
 
     def _note(self) -> None:
-        """Record the answer that decoding would give now, if it has changed."""
+        """Record the answer that decoding gives at the present cost, if it is another than at a lower one.
+
+        Called before more is spent, when all simulations at this cost are done, and at the end.
+        """
+        if not self.calls:
+            return
+        if self.moments and self.moments[-1].agent_calls == self.calls:
+            self.moments.pop()
         node = self.decode()
-        state = None if node is None else self.tree.states[node]
-        if not self.moments or self.moments[-1].state is not state:
+        if not self.moments or self.moments[-1].node != node:
             self.moments.append(moment(self.tree, self.calls, self.tokens, node))
 
     def _affordable(self, node: int) -> bool:
@@ -251,13 +256,13 @@ class _Search:
         """Give a bootstrap search without terminal states one, by single messages from the greedy path's end."""
         if self.leads[0]:
             return
+        self._note()
         path = [0]
         while (best := self._greedy(path[-1], all_children=True)) is not None:
             path.append(best)
         while not self.tree.is_terminal(path[-1]):
             yield from self._expand(path, 1)
             path.append(self.tree.children(path[-1])[0])
-        self._note()
 
     def _greedy(self, node: int, all_children: bool = False) -> int | None:
         """Return the child of maximal Q, the oldest among equals; None if none qualifies.
@@ -283,6 +288,7 @@ class _Search:
 
     def finish(self) -> Plan:
         """Rank the terminal states and hand over the tree."""
+        self._note()
         tree, chosen = self.tree, self.decode()
         tree.visits[0] = sum(tree.visits[child] for child in tree.children(0))
         tree.totals[0] = math.fsum(tree.totals[child] for child in tree.children(0))

@@ -1,0 +1,134 @@
+"""Small worlds for tests of search: every message, value and reward is written down or drawn from a hash."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from mas_gym.dynamics import Dynamics
+from mas_gym.graph import MAS, Agent, Edge
+from mas_gym.policies import ScriptedPolicy
+from mas_gym.state import Action, MASState
+from mas_gym.tasks.base import Problem
+from search import Evaluate, Extract, Plan, Proposal, Propose, Reward
+
+
+def chain(depth: int, cap: int = 64) -> MAS:
+    """Agents in a row, each hearing the one before; the first hears the question."""
+    agents = tuple(Agent(f"agent{i}", f"You are agent {i}.", cap) for i in range(depth))
+    return MAS(f"chain{depth}", agents, (Edge(-1, 0), *(Edge(i, i + 1) for i in range(depth - 1))))
+
+
+def way(state: MASState) -> str:
+    """The texts on the way to a state, with slashes."""
+    return "/".join(turn.text for turn in state.turns)
+
+
+def noise(*parts: object) -> float:
+    """A number in [0, 1) that depends on its arguments alone."""
+    digest = blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+@dataclass
+class World:
+    """Answers a planner by itself, without a driver, and keeps the bill."""
+
+    depth: int = 2
+    messages: Callable[[str, int], str] = lambda path, index: "abcdefgh"[index]
+    value: Callable[[str], float] = lambda path: noise("value", path)
+    reward: Callable[[str], float] = lambda path: 1.0 if noise("reward", path) < 0.5 else -1.0
+    calls: int = 0
+    evaluated: list[str] = field(default_factory=list)
+    rewarded: list[str] = field(default_factory=list)
+    yields: int = 0
+
+    def __post_init__(self) -> None:
+        self.model = Dynamics(chain(self.depth))
+        self._drawn: dict[str, int] = {}
+
+    def plan(self, planner: Any, question: str = "q") -> Plan:
+        generator = planner.plan(self.model, self.model.initial_state(question), random.Random(0))
+        try:
+            requests = next(generator)
+            while True:
+                self.yields += 1
+                requests = generator.send([self.answer(request) for request in requests])
+        except StopIteration as end:
+            return end.value
+
+    def answer(self, request: Any) -> list[Any]:
+        match request:
+            case Propose(state=state, n=n):
+                return self.propose(state, n)
+            case Evaluate(states=states):
+                self.evaluated += [way(state) for state in states]
+                return [self.value(way(state)) for state in states]
+            case Reward(states=states):
+                assert all(self.model.is_terminal(state) for state in states)
+                self.rewarded += [way(state) for state in states]
+                return [self.reward(way(state)) for state in states]
+            case Extract(states=states):
+                return [state.text or None for state in states]
+        raise AssertionError(request)
+
+    def propose(self, state: MASState, n: int) -> list[Proposal]:
+        path = way(state)
+        start = self._drawn.get(path, 0)
+        self._drawn[path] = start + n
+        self.calls += n
+        texts = [self.messages(path, start + i) for i in range(n)]
+        return [Proposal(Action(text, self.model.mas.ALL), 3, -1.5) for text in texts]
+
+
+def problems(count: int) -> list[Problem]:
+    return [Problem(f"toy/{i}", f"Question {i}: what is {i} modulo 4?", str(i % 4)) for i in range(count)]
+
+
+def talk(request: Any, seed: int) -> str:
+    """A message that depends on the prompt and the seed alone; its answer is one of four."""
+    rng = random.Random(f"{request.messages[-1].content}|{seed}")
+    return f"{request.agent} {'says ' * rng.randint(1, 5)}{rng.randint(0, 2)}. Final Answer: {rng.randint(0, 3)}"
+
+
+def talker(max_batch: int = 16) -> ScriptedPolicy:
+    return ScriptedPolicy(talk, "talker", max_batch)
+
+
+class HashCritic:
+    """Values in (0, 1) that depend on the transcript alone; remembers the size of each batch."""
+
+    name = "hash"
+    terminal_only = False
+    free = False
+
+    def __init__(self, **settings: Any) -> None:
+        self.batches: list[int] = []
+        self.__dict__.update(settings)
+
+    def score(self, contexts: Sequence[Any]) -> list[float]:
+        self.batches.append(len(contexts))
+        return [noise(context.state.digest) for context in contexts]
+
+
+def comparable(plan: Plan) -> dict[str, Any]:
+    """All of a plan but wall-clock seconds."""
+    usage = {name: getattr(plan.usage, name) for name in type(plan.usage).__slots__ if name != "seconds"}
+    return {
+        "problem": plan.problem_id,
+        "answer": plan.answer,
+        "correct": plan.correct,
+        "error": plan.error,
+        "stopped": plan.stopped,
+        "usage": usage,
+        "tree": None if plan.tree is None else plan.tree.to_dict(),
+        "candidates": [(c.node, c.score, c.answer, c.correct, way(c.state)) for c in plan.candidates],
+        "anytime": [(m.agent_calls, m.generated_tokens, m.node, m.answer, m.correct) for m in plan.anytime],
+    }
+
+
+def by_problem(plans: Any) -> dict[str, dict[str, Any]]:
+    return {plan.problem_id: comparable(plan) for plan in plans}

@@ -1,0 +1,517 @@
+"""Planners against the paper's formulas, hand-checked trees, a literal reading of the algorithms, and odd worlds."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from search_worlds import HashCritic, World, noise, way
+
+import search
+from mas_gym.dynamics import Dynamics
+from mas_gym.errors import BudgetError, ConfigError, MASGymError, UnknownNameError
+from mas_gym.loading import load_mas
+from search import MCTS, BestOfN, SelfConsistency, SinglePass, StepBeamSearch
+from search.planners.chains import vote
+
+GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.json"))
+
+
+# ---- hand-checked trees
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_golden_tree(path: Path) -> None:
+    case = json.loads(path.read_text(encoding="utf-8"))
+    messages, values, expect = case["messages"], case["values"], case["expect"]
+    world = World(case["depth"], lambda way, i: messages[way][i], value=values.__getitem__, reward=values.__getitem__)
+    planner = search.load_planner(case["planner"])
+    if isinstance(planner, MCTS):
+        planner = replace(planner, values=case["values_are"])
+    plan = world.plan(planner)
+    tree = plan.tree
+    assert tree is not None
+    at = {way(state): node for node, state in enumerate(tree.states)}
+    for name, visits in expect["visits"].items():
+        assert tree.visits[at[name]] == visits, name
+    for name, total in expect["totals"].items():
+        assert tree.totals[at[name]] == pytest.approx(total), name
+    assert [(way(c.state), c.score) for c in plan.candidates] == [
+        (name, pytest.approx(score)) for name, score in expect["candidates"]
+    ]
+    assert world.calls == expect["agent_calls"]
+    if case["values_are"] != "likelihood":
+        assert len(world.evaluated) == expect["reward_calls"]
+    curve = [[m.agent_calls, None if m.state is None else way(m.state)] for m in plan.anytime]
+    assert curve == expect["anytime"]
+
+
+# ---- the paper's budgets
+
+
+@pytest.mark.parametrize("depth", [1, 3, 4])
+@pytest.mark.parametrize(
+    ("planner", "calls"),
+    [
+        (SinglePass(), lambda d: d),
+        (SelfConsistency(5), lambda d: 5 * d),
+        (BestOfN(5), lambda d: 5 * d),
+        (StepBeamSearch(5, 1), lambda d: 5 + (d - 1) * 5),
+        (StepBeamSearch(5, 3), lambda d: 5 + (d - 1) * 15),
+    ],
+    ids=str,
+)
+def test_agent_calls_follow_the_papers_formula(planner: Any, calls: Any, depth: int) -> None:
+    world = World(depth)
+    world.plan(planner)
+    assert world.calls == calls(depth)
+
+
+def test_the_papers_own_figures() -> None:
+    def calls(planner: Any, depth: int) -> int:
+        world = World(depth)
+        world.plan(planner)
+        return world.calls
+
+    assert [calls(StepBeamSearch(5, 1), d) for d in (4, 3)] == [20, 15]
+    assert [calls(StepBeamSearch(5, 3), d) for d in (4, 3)] == [50, 35]
+    assert [calls(SelfConsistency(5), d) for d in (4, 3)] == [20, 15]
+
+
+@pytest.mark.parametrize(
+    "planner", [StepBeamSearch(5, 3), MCTS(10, 3), SelfConsistency(5, "critic"), BestOfN(5)], ids=str
+)
+def test_a_step_critic_scores_each_successor_once(planner: Any) -> None:
+    world = World(4)
+    world.plan(planner)
+    assert len(world.evaluated) == world.calls == len(set(world.evaluated))
+
+
+def test_an_outcome_critic_scores_terminal_states_once() -> None:
+    world = World(4)
+    world.plan(MCTS(200, 2, values="outcome"))
+    assert all(path.count("/") == 3 for path in world.evaluated)
+    assert len(world.evaluated) == len(set(world.evaluated)) <= 16
+    world = World(4)
+    world.plan(SelfConsistency(5, "critic", values="outcome"))
+    assert len(world.evaluated) == 5
+
+
+def rollout_bound(simulations: int, children: int, depth: int) -> int:
+    return sum(min(children**d, simulations) * children for d in range(depth))
+
+
+@given(
+    simulations=st.integers(1, 40),
+    children=st.integers(1, 4),
+    depth=st.integers(1, 5),
+    c=st.sampled_from([0.0, 0.3, 2.0, 4.0]),
+    leaf=st.sampled_from(["rollout", "bootstrap"]),
+    seed=st.integers(0, 10**6),
+)
+def test_mcts_stays_within_the_bound_of_its_leaf_rule(
+    simulations: int, children: int, depth: int, c: float, leaf: Any, seed: int
+) -> None:
+    world = World(depth, value=lambda path: noise(seed, path))
+    plan = world.plan(MCTS(simulations, children, c, leaf))
+    assert plan.best is not None and world.model.is_terminal(plan.best.state)
+    if leaf == "rollout":
+        assert world.calls <= rollout_bound(simulations, children, depth)
+    else:
+        assert world.calls <= max(simulations * children, children + depth - 1)
+
+
+def test_the_bounds_of_mcts_10_3() -> None:
+    assert rollout_bound(10, 3, 4) == 69
+    calls = set()
+    for seed in range(40):
+        world = World(4, value=lambda path, seed=seed: noise(seed, path))  # type: ignore[misc]
+        world.plan(MCTS(10, 3, leaf="bootstrap"))
+        calls.add(world.calls)
+    assert max(calls) <= 30
+
+
+# ---- a literal reading of Alg. 1 and Alg. 2, on dictionaries
+
+
+def literal_mcts(world: World, simulations: int, children: int, c: float, *, training: bool, bootstrap: bool) -> Any:
+    """The pseudocode line by line; N and W are keyed by the path that an edge leads to."""
+    n: dict[str, int] = {}
+    w: dict[str, float] = {}
+    expanded: dict[str, list[str]] = {}
+    depth = world.depth
+
+    def terminal(path: str) -> bool:
+        return path != "" and path.count("/") == depth - 1
+
+    def join(path: str, text: str) -> str:
+        return f"{path}/{text}" if path else text
+
+    def select(path: str) -> str:
+        tried = [b for b in expanded[path] if n[b] > 0]
+        untried = [b for b in expanded[path] if n[b] == 0]
+        if untried:
+            return untried[0]
+        total = sum(n[b] for b in tried)
+        return max(tried, key=lambda b: w[b] / n[b] + c * math.sqrt(math.log(1 + total) / (1 + n[b])))
+
+    def expand(path: str) -> None:
+        expanded[path] = [join(path, world.messages(path, i)) for i in range(children)]
+        for b in expanded[path]:
+            n[b], w[b] = (0, 0.0) if training else (1, world.value(b))
+
+    for _ in range(simulations):
+        s, path = "", []
+        while s in expanded and not terminal(s):
+            s = select(s)
+            path.append(s)
+        if not terminal(s):
+            expand(s)
+            while not bootstrap and not terminal(s):
+                if s not in expanded:
+                    expand(s)
+                s = select(s)
+                path.append(s)
+        v = world.reward(s) if training else world.value(s) if s else 0.0
+        for b in path:
+            n[b] += 1
+            w[b] += v
+    return n, w
+
+
+@given(
+    simulations=st.integers(1, 60),
+    children=st.integers(1, 4),
+    depth=st.integers(1, 4),
+    c=st.sampled_from([0.0, 0.5, 2.0, 4.0]),
+    mode=st.sampled_from(["training", "rollout", "bootstrap"]),
+    seed=st.integers(0, 10**6),
+)
+def test_mcts_does_what_the_pseudocode_says(
+    simulations: int, children: int, depth: int, c: float, mode: str, seed: int
+) -> None:
+    world = World(
+        depth,
+        value=lambda path: noise("v", seed, path),
+        reward=lambda path: 1.0 if noise("r", seed, path) < 0.5 else -1.0,
+    )
+    planner = {
+        "training": MCTS(simulations, children, c, values="reward"),
+        "rollout": MCTS(simulations, children, c),
+        "bootstrap": MCTS(simulations, children, c, "bootstrap"),
+    }[mode]
+    world.model = Bare(world.model)  # type: ignore[assignment]
+    plan = world.plan(planner)
+    assert plan.tree is not None
+    n, w = literal_mcts(world, simulations, children, c, training=mode == "training", bootstrap=mode == "bootstrap")
+    nodes = {way(node.state): node for node in plan.tree if node.id}
+    # A bootstrap search that met no terminal state is completed beyond the pseudocode.
+    extra = set(nodes) - set(n)
+    assert not extra or (mode == "bootstrap" and not any(path.count("/") == depth - 1 for path in n))
+    assert {path: nodes[path].visits for path in n} == n
+    for path in n:
+        assert nodes[path].total == pytest.approx(w[path])
+
+
+class Bare:
+    """A model that does not tell its depth, so that no simulation is given up for the completion."""
+
+    def __init__(self, model: Dynamics) -> None:
+        self.mas, self.is_terminal, self.transition = model.mas, model.is_terminal, model.transition
+        self.initial_state = model.initial_state
+
+
+def test_training_is_the_papers_configuration() -> None:
+    planner = MCTS(40, 3).for_run(None, training=True)
+    assert planner.values == "reward"
+    world = World(4)
+    plan = world.plan(planner)
+    assert plan.tree is not None and not world.evaluated
+    assert plan.tree.visits[0] == 40
+    assert sum(plan.tree.visits[i] for i in range(len(plan.tree)) if plan.tree.is_terminal(i)) == 40
+    assert world.calls <= 40 * 3 * 4
+    assert len(world.rewarded) == len(set(world.rewarded)) <= 40
+
+
+# ---- decoding and ranking
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["rollout", "bootstrap"]), st.sampled_from(["process", "likelihood"]))
+def test_decoding_never_returns_an_intermediate_message(seed: int, leaf: Any, values: Any) -> None:
+    # Values that rise towards the root make the greedy path end early wherever it can.
+    world = World(4, value=lambda path: noise(seed, path) + 3 - path.count("/"))
+    plan = world.plan(MCTS(10, 3, 0.5, leaf, values=values))
+    assert plan.candidates
+    assert all(world.model.is_terminal(candidate.state) for candidate in plan.candidates)
+    assert all(m.state is None or world.model.is_terminal(m.state) for m in plan.anytime)
+
+
+def test_without_virtual_visits_a_bootstrap_search_still_answers() -> None:
+    for seed in range(30):
+        world = World(3, value=lambda path, seed=seed: noise(seed, path))  # type: ignore[misc]
+        plan = world.plan(MCTS(6, 2, 1.0, "bootstrap", virtual_visits=False))
+        assert plan.best is not None
+
+
+def test_unvisited_children_are_never_decoded() -> None:
+    # Every visited leaf is wrong (-1), so an unvisited sibling's empty Q of 0 would win.
+    world = World(2, reward=lambda path: -1.0)
+    plan = world.plan(MCTS(3, 3, values="reward"))
+    assert plan.best is not None and plan.tree is not None and plan.best.node is not None
+    assert plan.tree.visits[plan.best.node] > 0
+    assert len(plan.candidates) == 3
+
+
+def test_candidates_are_ranked_by_path_score_or_by_leaf_q() -> None:
+    values = {"a": 0.9, "b": 0.8, "a/a": 0.1, "a/b": 0.2, "b/a": 0.3, "b/b": 0.25}
+    world = World(2, value=values.__getitem__)
+    by_path = world.plan(MCTS(8, 2, 1.0))
+    assert [c.score for c in by_path.candidates[1:]] == sorted((c.score for c in by_path.candidates[1:]), reverse=True)
+    by_leaf = World(2, value=values.__getitem__).plan(MCTS(8, 2, 1.0, rank="leaf"))
+    assert by_leaf.tree is not None
+    for candidate in by_leaf.candidates:
+        assert candidate.node is not None
+        assert candidate.score == by_leaf.tree[candidate.node].q
+    assert by_path.best is not None and by_leaf.best is not None
+    assert by_path.best.state == by_leaf.best.state
+
+
+def test_the_curve_tells_the_answer_at_each_cost() -> None:
+    for seed in range(20):
+        world = World(3, value=lambda path, seed=seed: noise(seed, path))  # type: ignore[misc]
+        whole = world.plan(MCTS(12, 3))
+        answers = {}
+        for simulations in range(1, 13):
+            part = World(3, value=world.value)
+            plan = part.plan(MCTS(simulations, 3))
+            assert plan.best is not None
+            answers[part.calls] = way(plan.best.state)
+        curve = {m.agent_calls: way(m.state) for m in whole.anytime if m.state is not None}
+        for calls, answer in answers.items():
+            assert curve[max(cost for cost in curve if cost <= calls)] == answer
+
+
+# ---- votes
+
+
+@pytest.mark.parametrize(
+    ("answers", "weights", "winner"),
+    [
+        (["1", "2", "2"], [1, 1, 1], 1),
+        (["1", "2"], [1, 1], 0),
+        (["1", "2", "2"], [0.9, 0.4, 0.4], 0),
+        (["1", "2", "2"], [0.7, 0.4, 0.5], 2),
+        ([None, None, "3"], [1, 1, 1], 2),
+        ([None, None], [1, 1], 0),
+        (["A", "B", "A"], [1, 1, 1], 0),
+    ],
+)
+def test_votes(answers: list[str | None], weights: list[float], winner: int) -> None:
+    assert vote(answers, weights) == winner
+
+
+def test_a_weighted_vote_sums_the_sigmoids_of_path_scores() -> None:
+    # Answers x, y, y: sigmoid(3) = 0.953 against 2 sigmoid(-0.1) = 0.950.
+    texts = {"": ["p", "q", "r"], "p": ["x"], "q": ["y"], "r": ["y"]}
+    values = {"p": 2.0, "p/x": 4.0, "q": -0.1, "q/y": -0.1, "r": -0.1, "r/y": -0.1}
+    world = World(2, lambda path, i: texts[path][i], value=values.__getitem__)
+    assert world.plan(SelfConsistency(3, "critic")).text == "x"
+    world = World(2, lambda path, i: texts[path][i], value=values.__getitem__)
+    assert world.plan(SelfConsistency(3)).text == "y"
+
+
+# ---- beams in graphs whose schedule depends on the messages
+
+
+def test_a_beam_keeps_states_that_end_early() -> None:
+    model = Dynamics(load_mas("dylan"))
+    world = World(
+        2, lambda path, i: "VERDICT: AGREE" if i == 0 else "VERDICT: DISAGREE", value=lambda path: noise(path)
+    )
+    world.model = model
+    plan = world.plan(StepBeamSearch(2, 4))
+    depths = {candidate.state.depth for candidate in plan.candidates}
+    assert depths <= {4, 8} and all(model.is_terminal(c.state) for c in plan.candidates)
+    early = World(2, lambda path, i: "VERDICT: AGREE", value=lambda path: noise(path))
+    early.model = model
+    plan = early.plan(StepBeamSearch(2, 4))
+    assert {candidate.state.depth for candidate in plan.candidates} == {4}
+    assert early.calls == 2 + 2 * 2 + 4 * 2 + 4 * 2
+
+
+def test_ties_in_a_beam_go_to_the_likelier_message() -> None:
+    class Likelihoods(World):
+        def propose(self, state: Any, n: int) -> Any:
+            return [p._replace(logprob=-3.0 + i) for i, p in enumerate(super().propose(state, n))]
+
+    plan = Likelihoods(2, value=lambda path: 0.5).plan(StepBeamSearch(3, 1))
+    assert plan.text == "c"
+
+
+# ---- degenerate worlds
+
+
+@pytest.mark.parametrize(
+    "planner", [MCTS(5, 1), MCTS(5, 1, leaf="bootstrap"), StepBeamSearch(1, 1), SinglePass()], ids=str
+)
+def test_one_child_is_a_single_pass(planner: Any) -> None:
+    world = World(4)
+    assert world.plan(planner).best is not None
+    assert world.calls == 4
+
+
+@pytest.mark.parametrize("leaf", ["rollout", "bootstrap"])
+def test_all_duplicates_are_one_child_and_all_on_the_bill(leaf: Any) -> None:
+    world = World(3, lambda path, i: "same")
+    plan = world.plan(MCTS(10, 3, leaf=leaf))
+    assert plan.tree is not None and len(plan.tree) == 4
+    assert world.calls == 9 and len(world.evaluated) == 3
+
+
+def test_duplicates_stay_apart_in_a_beam() -> None:
+    world = World(3, lambda path, i: "same")
+    plan = world.plan(StepBeamSearch(5, 3))
+    assert world.calls == 35 and len(plan.candidates) == 3
+
+
+@pytest.mark.parametrize("leaf", ["rollout", "bootstrap"])
+def test_children_of_the_root_may_be_terminal(leaf: Any) -> None:
+    world = World(1)
+    plan = world.plan(MCTS(10, 3, leaf=leaf))
+    assert world.calls == 3 and len(plan.candidates) == 3
+
+
+def test_a_constant_critic_makes_search_even() -> None:
+    world = World(2, value=lambda path: 0.5)
+    plan = world.plan(MCTS(9, 3, 2.0))
+    assert plan.tree is not None
+    assert [plan.tree.visits[i] for i in plan.tree.children(0)] == [4, 4, 4]
+
+
+def test_empty_messages_are_messages() -> None:
+    world = World(3, lambda path, i: "" if i == 0 else "x")
+    plan = world.plan(MCTS(10, 2))
+    assert plan.tree is not None and len(plan.tree.children(0)) == 2
+
+
+def test_a_budget_ends_the_simulations_and_keeps_the_answer() -> None:
+    class Limited(World):
+        def propose(self, state: Any, n: int) -> Any:
+            if self.calls >= 12:
+                raise BudgetError("spent")
+            return super().propose(state, n)
+
+    world = Limited(3)
+    generator = MCTS(50, 3).plan(world.model, world.model.initial_state("q"), None)  # type: ignore[arg-type]
+    requests = next(generator)
+    with pytest.raises(StopIteration) as end:
+        while True:
+            try:
+                replies = [world.answer(request) for request in requests]
+            except BudgetError as error:
+                requests = generator.throw(error)
+            else:
+                requests = generator.send(replies)
+    assert end.value.value.best is not None
+
+
+# ---- what planners refuse
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MCTS(0),
+        lambda: MCTS(10, 0),
+        lambda: MCTS(10, 3, -1.0),
+        lambda: MCTS(10, 3, math.nan),
+        lambda: MCTS(10, 3, leaf="both"),  # type: ignore[arg-type]
+        lambda: MCTS(10, 3, leaf="bootstrap", values="outcome"),
+        lambda: MCTS(10, 3, virtual_visits=True, values="reward"),
+        lambda: MCTS(2.5),  # type: ignore[arg-type]
+        lambda: StepBeamSearch(5, 0),
+        lambda: SelfConsistency(0),
+        lambda: SelfConsistency(5, "votes"),  # type: ignore[arg-type]
+        lambda: BestOfN(True),
+        lambda: MCTS().for_run(None, False),
+        lambda: BestOfN().for_run(None, False),
+        lambda: SelfConsistency(5, "critic").for_run(None, False),
+        lambda: StepBeamSearch().for_run(None, False),
+        lambda: StepBeamSearch().for_run(HashCritic(terminal_only=True), False),
+        lambda: StepBeamSearch().for_run(None, True),
+        lambda: MCTS(leaf="bootstrap").for_run(HashCritic(terminal_only=True), False),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make: Any) -> None:
+    with pytest.raises(ConfigError, match=r"expected|needs|defined|virtual"):
+        make()
+
+
+def test_planners_suit_themselves_to_the_critic() -> None:
+    assert MCTS().for_run(HashCritic(), False).values == "process"
+    assert MCTS().for_run(HashCritic(terminal_only=True), False).values == "outcome"
+    assert MCTS().for_run(search.PolicyLikelihood(), False).values == "likelihood"
+    assert SelfConsistency(weights="critic").for_run(HashCritic(terminal_only=True), False).values == "outcome"
+
+
+# ---- names
+
+
+@pytest.mark.parametrize(
+    ("spec", "planner"),
+    [
+        ("single", SinglePass()),
+        ("sc", SelfConsistency()),
+        ("sc:7", SelfConsistency(7)),
+        ("sc:5,weights=critic", SelfConsistency(5, "critic")),
+        ("bon:8", BestOfN(8)),
+        ("sbs:5,3", StepBeamSearch(5, 3)),
+        ("mcts:10,3", MCTS(10, 3)),
+        (" mcts: 40, 3 , c=4 ", MCTS(40, 3, 4)),
+        ("mcts:10,3,leaf=bootstrap,c=0.5,rank=leaf", MCTS(10, 3, 0.5, "bootstrap", rank="leaf")),
+        ("mcts:n_simulations=7", MCTS(7)),
+        ("mcts:7,virtual_visits=false", MCTS(7, virtual_visits=False)),
+    ],
+)
+def test_specs(spec: str, planner: Any) -> None:
+    assert search.load_planner(spec) == planner
+    assert search.load_planner(search.planner_spec(planner)) == planner
+
+
+@pytest.mark.parametrize("spec", ["mtcs:10", "", "MCTS 10", "beam"])
+def test_unknown_names_come_with_the_known_ones(spec: str) -> None:
+    with pytest.raises(UnknownNameError, match=r"bon, mcts, sbs, sc, single"):
+        search.load_planner(spec)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "single:1",
+        "mcts:1,2,3,4,5,6,7,8,9",
+        "mcts:x",
+        "mcts:c=x",
+        "mcts:foo=1",
+        "mcts:c=2,10",
+        "sbs:5,3,b1=2",
+        "mcts:1,n_simulations=2",
+    ],
+)
+def test_bad_settings_in_specs(spec: str) -> None:
+    with pytest.raises(ConfigError):
+        search.load_planner(spec)
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_planner_or_a_clear_error(text: str) -> None:
+    for spec in (text, f"mcts:{text}"):
+        try:
+            search.load_planner(spec)
+        except MASGymError as error:
+            assert str(error)
