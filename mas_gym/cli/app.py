@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mas_gym.cli import console, demo, envs, evaluate, play, solve
+from mas_gym.cli import console, demo, envs, evaluate, play, serve, solve
 from mas_gym.errors import MASGymError
 
 
@@ -64,6 +64,7 @@ app.command("solve")(solve.solve)
 app.command("eval")(evaluate.evaluate)
 app.command("envs")(envs.envs)
 app.command("play")(play.play)
+app.command("serve")(serve.serve)
 
 
 def main() -> None:
