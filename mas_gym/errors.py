@@ -71,5 +71,18 @@ class BudgetError(SearchError):
     """A budget of calls, tokens or seconds is spent; planners may catch it and return what they have."""
 
 
+class ComplianceError(MASGymError, AssertionError):
+    """Something of yours breaks a contract of MAS-Gym; raised by `mas_gym.testing`.
+
+    Attributes:
+        faults: Every breach that was found.
+    """
+
+    def __init__(self, message: str, faults: tuple[str, ...] = ()) -> None:
+        """Keep the message, and the single breaches for programs that list them."""
+        super().__init__(message)
+        self.faults = faults
+
+
 class StoreError(MASGymError, OSError):
     """A run store is locked, full, damaged, or holds something else than expected."""

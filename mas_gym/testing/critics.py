@@ -1,0 +1,108 @@
+"""The check for critics."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from mas_gym.dynamics import Dynamics
+from mas_gym.graph import MAS
+from mas_gym.loading import MASSource, load_mas
+from mas_gym.state import Action, MASState
+from mas_gym.testing.episodes import HOSTILE, ORDINARY, Findings, ProposalLike, describe, walk
+
+
+class ContextLike(NamedTuple):
+    """What a driver would send with a state."""
+
+    state: MASState
+    mas: MAS
+    proposal: ProposalLike | None
+
+
+class CriticLike(Protocol):
+    """The part of `search.Critic` that is checked."""
+
+    name: str
+    terminal_only: bool
+    free: bool
+
+    def score(self, contexts: Any) -> Sequence[float]:
+        """Return one value per state, in order."""
+        ...
+
+
+def check_critic(
+    critic: CriticLike,
+    *,
+    mas: MASSource = "rpsv",
+    question: str = "Maya has 3 apples and buys 4 more. How many apples does she have?",
+    tolerance: float = 1e-4,
+    seed: int = 0,
+) -> None:
+    """Check a critic: the form of its values, their order, and that a value depends on its state alone.
+
+    Args:
+        critic: The critic.
+        mas: The system whose states it gets.
+        question: A question that it should be able to read.
+        tolerance: How far batching may move a value.
+        seed: Seed of the episodes.
+
+    Raises:
+        ComplianceError: With everything that was found.
+    """
+    name = getattr(critic, "name", None)
+    findings = Findings(f"critic {name!r}")
+    findings.expect(isinstance(name, str) and bool(name), f"name: expected a non-empty str, got {describe(name)}")
+    for flag in ("terminal_only", "free"):
+        value = getattr(critic, flag, None)
+        findings.expect(isinstance(value, bool), f"{flag}: expected a bool, got {describe(value)}")
+    if not findings.expect(callable(getattr(critic, "score", None)), "it has no method score(contexts)"):
+        findings.settle()
+    contexts = _contexts(load_mas(mas), question, bool(getattr(critic, "terminal_only", False)), seed)
+    values = _score(findings, critic, contexts)
+    if values is not None:
+        _compare(findings, values, _score(findings, critic, contexts), 0.0, "asked again, it gave other values")
+        mirrored = _score(findings, critic, contexts[::-1])
+        _compare(findings, values, mirrored and mirrored[::-1], tolerance, "the order of a batch changes the values")
+        alone = [_score(findings, critic, [context]) for context in contexts[:4]]
+        singles = [value[0] for value in alone if value]
+        _compare(findings, values[:4], singles, tolerance, "a state gets another value alone than in a batch")
+    _score(findings, critic, [])
+    findings.settle()
+
+
+def _contexts(mas: MAS, question: str, terminal_only: bool, seed: int) -> list[ContextLike]:
+    model, rng = Dynamics(mas), random.Random(seed)
+    contexts = []
+    for texts in (ORDINARY, ORDINARY, (*HOSTILE, *ORDINARY)):
+        states = walk(model, question, texts, rng)
+        for state in states[-1:] if terminal_only else states[1:]:
+            proposal = ProposalLike(Action(state.text, mas.ALL), 5, -1.0 - rng.random(), "stop")
+            contexts.append(ContextLike(state, mas, proposal))
+    return contexts
+
+
+def _score(findings: Findings, critic: CriticLike, contexts: list[ContextLike]) -> list[float] | None:
+    try:
+        values = list(critic.score(contexts))
+    except Exception as error:
+        findings.expect(False, f"{len(contexts)} states raised {type(error).__name__}: {describe(str(error))}")
+        return None
+    got = f"{len(contexts)} states got {len(values)} values: expected one each, in order"
+    fine = findings.expect(len(values) == len(contexts), got)
+    for value in values:
+        number = isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
+        fine &= findings.expect(number, f"a value: expected a finite float, got {describe(value)}")
+    return values if fine else None
+
+
+def _compare(
+    findings: Findings, values: Sequence[float], others: Sequence[float] | None, tolerance: float, fault: str
+) -> None:
+    if others is not None:
+        same = len(values) == len(others) and all(abs(a - b) <= tolerance for a, b in zip(values, others, strict=True))
+        findings.expect(same, fault)

@@ -1,0 +1,200 @@
+"""The check for planners: whole searches against scripted replies, without an engine."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Generator, Iterable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from mas_gym.dynamics import Dynamics
+from mas_gym.errors import BudgetError
+from mas_gym.loading import MASSource, load_mas
+from mas_gym.state import Action, MASState
+from mas_gym.testing.episodes import Findings, ProposalLike, describe
+
+_QUESTION = "Maya has 3 apples and buys 4 more. How many apples does she have?"
+
+
+class PlannerLike(Protocol):
+    """The part of `search.Planner` that is checked."""
+
+    def plan(self, model: Any, root: MASState, rng: random.Random) -> Generator[list[Any], list[Any], Any]:
+        """Search from the root."""
+        ...
+
+
+class _CriticFacts(NamedTuple):
+    """What a planner may ask of the run's critic in ``for_run``."""
+
+    name: str = "scripted"
+    terminal_only: bool = False
+    free: bool = False
+
+
+def check_planner(
+    planner: PlannerLike,
+    *,
+    systems: Iterable[MASSource] = ("rpsv", "single", "dylan"),
+    training: bool = False,
+    max_rounds: int = 100_000,
+    seed: int = 0,
+) -> None:
+    """Check a planner: its requests, its plan, and that nothing but its own generator moves it.
+
+    Args:
+        planner: The planner.
+        systems: The systems to search in.
+        training: Whether it may ask for the true reward.
+        max_rounds: Rounds of requests after which a search counts as endless.
+        seed: Seed of the searches and of the replies.
+
+    Raises:
+        ComplianceError: With everything that was found.
+    """
+    findings = Findings(f"planner {type(planner).__name__}")
+    if not findings.expect(callable(getattr(planner, "plan", None)), "it has no method plan(model, root, rng)"):
+        findings.settle()
+    if callable(for_run := getattr(planner, "for_run", None)):
+        planner = for_run(_CriticFacts(), training)
+    for source in systems:
+        model = Dynamics(load_mas(source))
+        searches = [_Search(findings, planner, model, training, s) for s in (seed, seed, seed + 1)]
+        before = _global_generators()
+        _run_together(findings, searches[1:], max_rounds)
+        _run_together(findings, searches[:1], max_rounds)
+        findings.expect(before == _global_generators(), "it draws from a global generator: use the rng of plan()")
+        alone, beside, _ = searches
+        findings.expect(
+            alone.asked == beside.asked and alone.outcome() == beside.outcome(),
+            "two searches with one seed and the same replies differ: keep all state inside plan()",
+        )
+        _check_budget(findings, planner, model, training, seed)
+    findings.settle()
+
+
+class _Search:
+    """One search and the replies to it, drawn from digests, so that they do not depend on timing."""
+
+    def __init__(self, findings: Findings, planner: PlannerLike, model: Dynamics, training: bool, seed: int) -> None:
+        self.findings, self.model, self.training, self.seed = findings, model, training, seed
+        self.root = model.initial_state(_QUESTION)
+        self.asked: list[str] = []
+        self.plan: Any = None
+        self.over = False
+        self._drawn: dict[MASState, int] = {}
+        self._generator = planner.plan(model, self.root, random.Random(seed))
+        self._replies: list[Any] | None = None
+
+    def advance(self) -> None:
+        """Send the replies to the last requests and answer the next ones."""
+        try:
+            requests = self._generator.send(self._replies)  # type: ignore[arg-type]
+        except StopIteration as end:
+            self.over, self.plan = True, end.value
+            self._check_plan()
+            return
+        except Exception as error:
+            self.over = True
+            self.findings.expect(False, f"it raised {type(error).__name__}: {describe(str(error))}")
+            return
+        if not self.findings.expect(isinstance(requests, list), f"it yielded {describe(requests)}: expected a list"):
+            self.over = True
+            self._generator.close()
+            return
+        self._replies = [self._reply(request) for request in requests]
+
+    def outcome(self) -> list[str]:
+        """Return what the plan came to, for comparison."""
+        return [candidate.state.digest.hex() for candidate in getattr(self.plan, "candidates", ())]
+
+    def spend(self) -> Any:
+        """Tell the search that its budget is spent, and return its plan or the error that it let through."""
+        try:
+            self._generator.throw(BudgetError("the budget is spent"))
+        except StopIteration as end:
+            return end.value
+        except BudgetError as error:
+            return error
+        return None
+
+    def _reply(self, request: Any) -> list[Any]:
+        kind = type(request).__name__
+        states = [request.state] if kind == "Propose" else list(getattr(request, "states", ()))
+        self.asked.append(f"{kind}:{getattr(request, 'n', '')}:{','.join(s.digest.hex() for s in states)}")
+        for state in states:
+            mine = isinstance(state, MASState) and state.question == self.root.question
+            self.findings.expect(mine, f"{kind} of {describe(state)}: expected states of its own search")
+        if kind == "Propose":
+            return self._propose(request)
+        if kind == "Evaluate":
+            return [self._draw(state, "value") for state in states]
+        if kind == "Extract":
+            return [state.text.split()[-1] if state.text else None for state in states]
+        if self.findings.expect(kind == "Reward", f"it asked for {describe(request)}: expected a search request"):
+            self.findings.expect(self.training, "it asked for the true reward outside training")
+            terminal = all(self.model.is_terminal(state) for state in states)
+            self.findings.expect(terminal, "it asked for the reward of a state that is not terminal")
+        return [1.0 if self._draw(state, "reward") > 0 else -1.0 for state in states]
+
+    def _propose(self, request: Any) -> list[Any]:
+        state = request.state
+        fine = isinstance(request.n, int) and request.n >= 1
+        self.findings.expect(fine, f"Propose(n={describe(request.n)}): expected a whole number from 1 on")
+        if not self.findings.expect(not self.model.is_terminal(state), "it asked for messages at a terminal state"):
+            return []
+        first = self._drawn.get(state, 0)
+        self._drawn[state] = first + request.n
+        replies = []
+        for i in range(first, first + request.n):
+            # Few different texts, so that proposals repeat as real ones do.
+            number = int(4 * abs(self._draw(state, f"text {i}")))
+            replies.append(ProposalLike(Action(f"Step. Final Answer: {number}", self.model.mas.ALL), 4, -2.0, "stop"))
+        return replies
+
+    def _draw(self, state: MASState, what: str) -> float:
+        return random.Random(f"{self.seed} {what} {state.digest.hex()}").uniform(-1.0, 1.0)
+
+    def _check_plan(self) -> None:
+        candidates = getattr(self.plan, "candidates", None)
+        returned = describe(self.plan)
+        if not self.findings.expect(bool(candidates), f"it returned {returned}: expected a plan with candidates"):
+            return
+        for candidate in candidates or ():
+            state = getattr(candidate, "state", None)
+            mine = isinstance(state, MASState) and state.path()[0] == self.root
+            terminal = mine and self.model.is_terminal(state)  # type: ignore[arg-type]
+            self.findings.expect(terminal, f"a candidate at {describe(state)}: expected a terminal state of its search")
+        scores = [candidate.score for candidate in list(candidates or ())[1:]]
+        ranked = [score for score in scores if score is not None]
+        self.findings.expect(ranked == sorted(ranked, reverse=True), "the candidates after the first are not ranked")
+
+
+def _global_generators() -> bytes:
+    return pickle.dumps((random.getstate(), np.random.get_state()))
+
+
+def _run_together(findings: Findings, searches: list[_Search], max_rounds: int) -> None:
+    for _ in range(max_rounds):
+        running = [search for search in searches if not search.over]
+        if not running:
+            return
+        for search in running:
+            search.advance()
+    findings.expect(False, f"a search did not end within {max_rounds} rounds of requests")
+
+
+def _check_budget(findings: Findings, planner: PlannerLike, model: Dynamics, training: bool, seed: int) -> None:
+    """A spent budget may surface at any yield: the planner returns a plan or lets the error through."""
+    for rounds in (1, 2, 5):
+        search = _Search(findings, planner, model, training, seed)
+        for _ in range(rounds):
+            if not search.over:
+                search.advance()
+        if search.over:
+            continue
+        ended = search.spend()
+        stopped = isinstance(ended, BudgetError) or hasattr(ended, "candidates")
+        findings.expect(stopped, "after BudgetError it went on: return the best plan so far or let the error through")

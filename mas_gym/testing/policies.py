@@ -1,0 +1,155 @@
+"""The check for policies."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from mas_gym.dynamics import Dynamics
+from mas_gym.errors import PolicyError
+from mas_gym.loading import MASSource, load_mas
+from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest
+from mas_gym.policies.loop import engine_loop
+from mas_gym.prompts import ChatMessage, chat_messages
+from mas_gym.testing.episodes import HOSTILE, ORDINARY, Findings, describe
+
+_CAP = 16
+
+
+def check_policy(
+    policy: Policy | AsyncPolicy,
+    *,
+    mas: MASSource = "rpsv",
+    question: str = "Maya has 3 apples and buys 4 more. How many apples does she have?",
+    reproducible: bool = True,
+    batch_invariant: bool = True,
+) -> None:
+    """Check a policy: the form of its replies, seeds, caps, batching, and odd prompts.
+
+    It is asked some forty short messages of at most 16 tokens.
+
+    Args:
+        policy: The policy.
+        mas: The system whose prompts it gets.
+        question: A question that it should be able to read.
+        reproducible: Whether the same request must get the same reply; False for engines without seeds.
+        batch_invariant: Whether a reply may not depend on what is asked beside it.
+
+    Raises:
+        ComplianceError: With everything that was found.
+    """
+    name = getattr(policy, "name", None)
+    findings = Findings(f"policy {name!r}")
+    findings.expect(isinstance(name, str) and bool(name), f"name: expected a non-empty str, got {describe(name)}")
+    if not findings.expect(
+        isinstance(policy, Policy | AsyncPolicy),
+        "it has neither sample(requests) with max_batch, nor sample_async(request) with max_concurrency",
+    ):
+        findings.settle()
+    size = policy.max_concurrency if isinstance(policy, AsyncPolicy) else policy.max_batch
+    findings.expect(isinstance(size, int) and size >= 1, f"batch size: expected an int from 1 on, got {describe(size)}")
+    requests = _requests(mas, question)
+    try:
+        replies = _ask(findings, policy, requests)
+        for request, reply in zip(requests, replies, strict=False):
+            _check_reply(findings, request, reply)
+        if not findings.faults and reproducible:
+            _check_seeds(findings, policy, requests, replies, batch_invariant)
+        findings.expect(_ask(findings, policy, []) == [], "no requests should get no replies")
+    except Exception as error:
+        findings.expect(False, f"ordinary requests raised {type(error).__name__}: {describe(str(error))}")
+    _check_odd_prompts(findings, policy)
+    findings.settle()
+
+
+def _check_seeds(
+    findings: Findings,
+    policy: Policy | AsyncPolicy,
+    requests: list[SamplingRequest],
+    replies: list[SamplingReply],
+    batch_invariant: bool,
+) -> None:
+    # Samples alone: how many prompt tokens were cached may change from call to call.
+    said = [reply.samples for reply in replies]
+    again = [reply.samples for reply in _ask(findings, policy, requests)]
+    findings.expect(again == said, "asked again, it gave other samples: draw from a request's seeds alone")
+    if batch_invariant:
+        mirrored = [reply.samples for reply in _ask(findings, policy, requests[::-1])]
+        findings.expect(mirrored[::-1] == said, "the order of a batch changes the samples")
+        alone = [reply.samples for request in requests[:2] for reply in _ask(findings, policy, [request])]
+        findings.expect(alone == said[:2], "a request gets other samples alone than in a batch")
+
+
+def _requests(mas: MASSource, question: str) -> list[SamplingRequest]:
+    """Return one request per turn of an episode: the prompts that agents really get."""
+    system = load_mas(mas)
+    model = Dynamics(system)
+    state = model.initial_state(question)
+    requests = []
+    while not model.is_terminal(state):
+        seeds = tuple(1_000 * state.depth + i for i in range(3))
+        agent = system.agents[state.acting]
+        requests.append(SamplingRequest(chat_messages(system, state), seeds, _CAP, agent=agent.name))
+        state = model.transition(state, (ORDINARY[state.depth % len(ORDINARY)], system.ALL))
+    return requests
+
+
+def _ask(findings: Findings, policy: Policy | AsyncPolicy, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
+    if isinstance(policy, AsyncPolicy):
+
+        async def all_at_once() -> list[SamplingReply]:
+            return list(await asyncio.gather(*(policy.sample_async(request) for request in requests)))
+
+        return asyncio.run_coroutine_threadsafe(all_at_once(), engine_loop()).result()
+    replies = list(policy.sample(requests))
+    got = f"{len(requests)} requests got {len(replies)} replies: expected one each, in order"
+    findings.expect(len(replies) == len(requests), got)
+    return replies
+
+
+def _check_reply(findings: Findings, request: SamplingRequest, reply: Any) -> None:
+    got = f"a reply: expected a SamplingReply, got {describe(reply)}"
+    if not findings.expect(isinstance(reply, SamplingReply), got):
+        return
+    got = f"{len(request.seeds)} seeds got {len(reply.samples)} samples: expected one per seed, in order"
+    findings.expect(len(reply.samples) == len(request.seeds), got)
+    for field in ("prompt_tokens", "cached_tokens", "dropped_tokens"):
+        count = getattr(reply, field)
+        fine = isinstance(count, int) and count >= 0
+        findings.expect(fine, f"{field}: expected an int from 0 on, got {describe(count)}")
+    for sample in reply.samples:
+        _check_sample(findings, request, sample)
+
+
+def _check_sample(findings: Findings, request: SamplingRequest, sample: Any) -> None:
+    if not findings.expect(isinstance(sample, Sample), f"a sample: expected a Sample, got {describe(sample)}"):
+        return
+    text, tokens, logprob, reason = sample
+    if findings.expect(isinstance(text, str), f"text: expected a str, got {describe(text)}"):
+        findings.expect(text == text.strip(), f"text: expected it stripped, got {describe(text)}")
+    findings.expect(
+        isinstance(tokens, int) and 0 <= tokens <= request.max_new_tokens,
+        f"tokens: expected at most the cap of {request.max_new_tokens}, got {describe(tokens)}",
+    )
+    if logprob is not None:
+        fine = isinstance(logprob, float) and math.isfinite(logprob) and logprob <= 1e-6
+        findings.expect(fine, f"logprob: expected None or a finite float up to 0, got {describe(logprob)}")
+    findings.expect(reason in ("stop", "length"), f"finish_reason: expected 'stop' or 'length', got {describe(reason)}")
+
+
+def _check_odd_prompts(findings: Findings, policy: Policy | AsyncPolicy) -> None:
+    for text in (*HOSTILE, "word " * 3_000):
+        request = SamplingRequest((ChatMessage("system", "Speak."), ChatMessage("user", text)), (7,), _CAP)
+        try:
+            replies = _ask(findings, policy, [request])
+        except PolicyError:
+            # A refusal with a reason is an answer; any other exception would bring down a run.
+            continue
+        except Exception as error:
+            fault = f"a prompt with {describe(text)} raised {type(error).__name__}: answer it or raise PolicyError"
+            findings.expect(False, fault)
+            continue
+        for reply in replies:
+            _check_reply(findings, request, reply)
