@@ -21,7 +21,7 @@ _MATH = re.compile(
 _BETWEEN = re.compile(r"[\s.,;:*_`'\"]*(?:(?:and|or)\b[\s.,;:*_]*)?", re.IGNORECASE)
 _STATED = re.compile(r".*\b(?:is|are|equals|be|get|gives|yields|becomes)\b[\s:]+(?=\S)", re.IGNORECASE | re.DOTALL)
 _SENTENCE_END = re.compile(r"[.?!](?=\s+[A-Z(])|[.?]\s*$|\n")
-_QUOTES = re.compile(r"^[\s\"'“”`*_]+|[\s\"'“”`_]+$|(?<![\w)}*])\*{1,2}(?=\S)|(?<=\S)\*{1,2}(?![\w({\\*.-])")
+_QUOTES = re.compile(r"^[\s\"'“”`*_]+|[\s\"“”`_]+$|(?<![\w)}*])\*{1,2}(?=\S)|(?<=\S)\*{1,2}(?![\w({\\*.-])")
 
 _WRAPPER = re.compile(
     r"\\(?:mbox|textbf|textit|textrm|textsf|textnormal|mathrm|mathbf|mathsf|mathit|operatorname)(?=\s?\{)"
@@ -47,7 +47,7 @@ _SYNONYMS = (("\\le ", "\\leq "), ("\\ge ", "\\geq "), ("\\cdotp", "\\cdot"), ("
 _SCRIPT = re.compile(r"([\^_])\{([0-9a-zA-Z])\}")
 _GROUPED = re.compile(r"(?<![\d.])\d{1,3}(?:\s\d{3})+(?![\d/])", re.ASCII)
 _PLAIN_SPACE = re.compile(r"(?<![A-Za-z\d])\s+|\s+(?![A-Za-z\d])|(?<=[A-Za-z])\s+(?=\d)|(?<=\d)\s+(?=[A-Za-z])")
-_WORDLIKE = re.compile(r"(?:\\text\s?\{[^{}]*\}|[^\W\d_]{2,}(?:[\s'-]+[^\W\d_]+)*)[.!]?")
+_WORDLIKE = re.compile(r"(?:\\text\s?\{[^{}]*\}|[^\W\d_]{2,}(?:[\s'-]+[^\W\d_]+)*)[.!']{0,3}")
 _CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?\s*(?:\\text\s?\{)?\s*(?:[ap]\.?\s?m\.?)?\s*\}?", re.IGNORECASE)
 _LETTER = re.compile(r"(?:\\text\s?\{\s*)?\(?\s*([A-Za-z])\s*\)?\s*\}?")
 _LETTERS = re.compile(r"[^\w:+/-]+|_")

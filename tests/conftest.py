@@ -1,0 +1,19 @@
+"""What every test may rely on."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# The same examples in every run: a test that passes here passes there.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real benchmark files beside the checkout; tests that need it are skipped without it."""
+    folder = Path(__file__).resolve().parents[1] / ".." / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no benchmark files at {folder.resolve()}")
+    return folder.resolve()

@@ -1,0 +1,667 @@
+"""Reading and comparing answers: every form that people and models write, and every way to fool a reader."""
+
+import os
+import signal
+import threading
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.tasks import Problem, answers_equal, extract_answer, grade, load_task, symbolic
+from mas_gym.tasks.equality import compare
+from mas_gym.tasks.expressions import read_expression
+from mas_gym.tasks.numerals import format_number, parse_number, read_number
+from mas_gym.tasks.symbolic import too_complex
+
+NUMBER = Problem("n", "How many?", "18")
+EXPRESSION = Problem("e", "Simplify.", r"\frac{3}{4}", "expression")
+CHOICE = Problem(
+    "c", "Which?", "A", "choice", {"options": ["Paris", "A cat is black", "Vitamin C", "The dog"]}
+)  # the third option ends in a label, the second begins with one
+LETTERS = Problem("l", "Who?", "A", "choice", {"options": ["F", "L", "G", "M"]})
+
+NUMBERS = [
+    # the templates of the shipped systems, and what models make of them
+    ("FINAL ANSWER: [18]", "18"),
+    ("**Final Answer:** $18", "18"),
+    ("Final Answer:18", "18"),
+    ("Final  Answer :  18", "18"),
+    ("_Final Answer_: 18", "18"),
+    ("Final Answer = 18", "18"),
+    ("VERDICT: AGREE\nFinal Answer: 18", "18"),
+    ("**Final Answer**\n\n18", "18"),
+    ("### Final Answer\n**18 dollars**", "18"),
+    ("Final Answer:\n\\[\n18\n\\]", "18"),
+    ("Final Answer:\n$$18$$", "18"),
+    ("Final Answer: \\(18\\)", "18"),
+    ("Final Answer: $\\boxed{18}$ dollars", "18"),
+    ("\\boxed{\\boxed{18}}", "18"),
+    ("\\boxed 7", "7"),
+    ("<answer>18</answer>", "18"),
+    ('{"answer": 18}', "18"),
+    ("#### 18", "18"),
+    ("#### -1,018", "-1018"),
+    ("#### Step 2\nwe get 18", "18"),
+    ("Answer: 18", "18"),
+    ("The answer is therefore 18.", "18"),
+    ("Therefore, Janet makes $18 every day.", "18"),
+    ("18", "18"),
+    # the last statement counts, and only a statement
+    ("Final Answer: 9\nWait.\nFinal Answer: 18", "18"),
+    ("the final answer is 9. No, the final answer is 18.", "18"),
+    ("\\boxed{9} then \\boxed{18}", "18"),
+    ("Final Answer: 18. The final answer is in dollars.", "18"),
+    ("Final Answer: 18\n(The answer is based on 9 eggs)", "18"),
+    ("\\boxed{18}. We may check our answer: $9*2=17$, so our answer is correct", "18"),
+    ("we check our answer: 17*44 = 748. \\boxed{18} is what we found", "18"),
+    ("The value is 9. Final Answer: \\boxed{18}. Done in 3 steps", "18"),
+    ("Final Answer: The total is 18 dollars. This was checked by 2 people.", "18"),
+    ("The answer is not 9. The answer is 18.", "18"),
+    ("She makes 9*2=18.\nFinal Answer:", "18"),
+    # no answer is better than a guess
+    ("Final Answer: unknown", None),
+    ("We get 18.\nFinal Answer: cannot be determined", None),
+    ("Final Answer: <number>", None),
+    ("Final Answer: [your answer]", None),
+    ("Final Answer: 18 or 20", None),
+    ("Final Answer: 18, 20", None),
+    ("Final Answer: 18 dollars or 20 dollars", None),
+    ("Final Answer: 5-10", None),
+    ("Final Answer: 5 hours 30 minutes", None),
+    ("", None),
+    (" \n\t ", None),
+    # work left undone is not the answer, nor is a part of it
+    ("Final Answer: 3 + 4", None),
+    ("Final Answer: 9**9**9**9", None),
+    ("Final Answer: 2\\sqrt5", None),
+    ("Final Answer: 3\\pi", None),
+    ("Final Answer: 3x", None),
+    ("Final Answer: 52_8", None),
+    ("Final Answer: 9 * 2 = $18 per day.", "18"),
+    ("Final Answer: Janet makes 9 * 2 = $18 per day.", "18"),
+    ("Final Answer: 18 = 9 * 2", "18"),
+    ("Final Answer: x = 18", "18"),
+    # forms of numbers
+    ("Final Answer: 1,800 dollars", "1800"),
+    ("Final Answer: 1,00,000", "100000"),
+    ("Final Answer: 18.00", "18"),
+    ("Final Answer: .5", "0.5"),
+    ("Final Answer: -18", "-18"),
+    ("Final Answer: \u221218", "-18"),
+    ("Final Answer: -$18", "-18"),
+    ("Final Answer: $-18", "-18"),
+    ("Final Answer: \u20ac18", "18"),
+    ("Final Answer: 18 \u20ac", "18"),
+    ("Final Answer: $70k", "70000"),
+    ("Final Answer: 18%", "18"),
+    ("Final Answer: 30^\\circ", "30"),
+    ("Final Answer: 30\u00b0", "30"),
+    ("Final Answer: $\\frac{3}{4}$", "0.75"),
+    ("Final Answer: \\dfrac34 cups", "0.75"),
+    ("Final Answer: 2/6 of the cake", "1/3"),
+    ("Final Answer: 1\\frac{4}{5}", "1.8"),
+    ("Final Answer: 1 4/5", "1.8"),
+    ("Final Answer: \u00bd", "0.5"),
+    ("Final Answer: 1.5e3", "1500"),
+    ("Final Answer: 6.72 \\times 10^{-5}", "0.0000672"),
+    ("Final Answer: 6.72 \u00d7 10\u207b\u2075", "0.0000672"),
+    ("Final Answer: 3:30", "3:30"),
+    ("Final Answer: 18/hour", "18"),
+    ("Final Answer: 18 (eighteen)", "18"),
+    ("Final Answer: about $18", "18"),
+    ("Final Answer: \u2248 18", "18"),
+    ("Final Answer: - 18 eggs", "18"),
+    ("Final Answer: \uff11\uff18", "18"),
+    ("Final Answer: \u0661\u0668", "18"),
+    # hostile text
+    ("Final Answer: 18\x00", "18"),
+    ("Final Answer: \u202e18", "18"),
+    ("Final Answer: 18\ud800", "18"),
+    ("Final Answer: " + "9" * 700, None),
+    ("Final Answer: 1e999", None),
+    ("Final Answer: 1/0", None),
+]
+
+
+@pytest.mark.parametrize(("text", "answer"), NUMBERS)
+def test_numbers_are_read(text: str, answer: str | None) -> None:
+    assert extract_answer(NUMBER, text) == answer
+
+
+CHOICES = [
+    ("Final Answer: B", "B"),
+    ("Final Answer: b", "B"),
+    ("Final Answer: (B)", "B"),
+    ("Final Answer: B.", "B"),
+    ("Final Answer: **B**", "B"),
+    ("Final Answer: option b", "B"),
+    ("Final answer: Choice (c)", "C"),
+    ("FINAL ANSWER: [C]", "C"),
+    ("Final Answer: <C>", "C"),
+    ("Final Answer:\n\n**C**", "C"),
+    ("Final Answer: \uff22", "B"),
+    ("Final Answer: B. A cat is black", "B"),
+    ("Final Answer: B, since A is false", "B"),
+    ("Final Answer: D\n\nExplanation: A and B fail.", "D"),
+    ("Final Answer: D \u2014 the dog", "D"),
+    ("\\boxed{\\text{B}}", "B"),
+    ("the answer is C. Wait, no, the answer is D", "D"),
+    ("The answer is a tricky one. Final Answer: D", "D"),
+    ("Final Answer: Not A, but B", "B"),
+    # the whole text of an option names it
+    ("Final Answer: Paris", "A"),
+    ("Final Answer: A cat is black", "B"),
+    ("Final Answer: a cat is black.", "B"),
+    ("Final Answer: Vitamin C", "C"),
+    # A is a label and an article
+    ("Final Answer: A", "A"),
+    ("Final Answer: a", "A"),
+    ("Final Answer: A.", "A"),
+    ("Final Answer: A because it is", "A"),
+    ("Final Answer: A dog ate it", None),
+    ("A valid state supports the dog", None),
+    ("A quick look shows a cat.\nB", "B"),
+    # none, two, or one that does not exist
+    ("Final Answer: Because the cat is black", None),
+    ("Final Answer: A and B", None),
+    ("Final Answer: A or C", None),
+    ("Final Answer: BD", None),
+    ("Final Answer: E", None),
+    ("Final Answer: the first option", None),
+    ("", None),
+    # no statement
+    ("(C)", "C"),
+    ("b", "B"),
+    ("I pick B.", "B"),
+    ("A is wrong. B is correct.", "B"),
+    ("Option A is wrong because of a cat. Option C is the correct one", "C"),
+    ("So, the valid conclusion is D.", "D"),
+    ("Therefore option (A) follows.", "A"),
+]
+
+
+@pytest.mark.parametrize(("text", "label"), CHOICES)
+def test_labels_are_read(text: str, label: str | None) -> None:
+    assert extract_answer(CHOICE, text) == label
+
+
+@pytest.mark.parametrize(("text", "label"), [("F", "A"), ("G", "C"), ("B", "B"), ("B. L", "B"), ("L", "B")])
+def test_options_that_are_letters_themselves(text: str, label: str) -> None:
+    assert extract_answer(LETTERS, f"Final Answer: {text}") == label
+
+
+EQUAL = [
+    (r"3\sqrt{13}", r"\sqrt{117}"),
+    (r"2\sqrt{113}", "2\u221a113"),
+    ("p - q", "-q+p"),
+    (r"\frac{\sqrt{3}}{3}", r"1/\sqrt{3}"),
+    (r"\frac{\sqrt3}3", r"\dfrac{\sqrt{3}}{3}"),
+    ("6 - 5i", "-5i+6"),
+    (r"\cot x", r"\frac{\cos x}{\sin x}"),
+    ("(a+5)(b+2)", "ab+2a+5b+10"),
+    ("x^2+1", "1+x**2"),
+    ("y = 2x + 3", "2x-y+3=0"),
+    ("y = 2x + 3", "2x+3"),
+    ("x=5", "5"),
+    ("5", "$x = 5$"),
+    ("52_8", "52_{8}"),
+    (r"x \in [-2,7]", "[-2,7]"),
+    (r"x \in [-2,7]", r"-2\le x\le 7"),
+    (r"x \ge 3", r"3 \le x"),
+    (r"1 \pm \sqrt{19}", r"1-\sqrt{19}, 1+\sqrt{19}"),
+    (r"\{1\pm\sqrt{5},-2\}", r"-2, 1+\sqrt5, 1-\sqrt5"),
+    ("1,-2", r"\{-2, 1\}"),
+    ("3,5,7", "$3$, $5$, and $7$"),
+    (r"1 \text{ and } -2", "-2, 1"),
+    (r"\text{Evelyn}", "evelyn."),
+    (r"\text{(C)}", "C"),
+    (r"90^\circ", "90 degrees"),
+    (r"10,\!080", "10080"),
+    (r"11,\! 111,\! 111,\! 100", "11,111,111,100"),
+    (r"\$18.90", "18.9"),
+    (r"864 \mbox{ inches}^2", "864 square inches"),
+    (r"\frac{270}7\text{ degrees}", "38.571"),
+    (r"137 \frac{1}{2}", "275/2"),
+    (r"0.\overline{3}", r"\frac13"),
+    (r"(0,9) \cup (9,36)", r"(9,36) \cup (0,9)"),
+    (r"(-\infty, 2) \cup (3, \infty)", "(-\u221e,2)\u222a(3,+\u221e)"),
+    (r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}", r"\begin{bmatrix}-\frac13\\ \frac23\end{bmatrix}"),
+    (r"\left( 3, \frac{\pi}{2} \right)", "(3, \u03c0/2)"),
+    (r"\log_2 8", "3"),
+    (r"\binom{5}{2}", "10"),
+    ("120", "5!"),
+    (".0000672", r"6.72 \times 10^{-5}"),
+    (r"\frac{20000}{\pi}", "6366.1977"),
+    ("3:30 p.m.", r"3:30 \text{ PM}"),
+    (r"50\%", "50"),
+]
+DIFFERENT = [
+    (r"2\sqrt{5}", "25"),
+    (r"3\pi", "3"),
+    ("12", r"12\pi"),
+    (r"\frac{3}{4}", "3"),
+    (r"\pi", "3.14"),
+    (r"\sqrt{2}", "1.4"),
+    (r"\frac{2}{1005}", r"\frac{2}{1006}"),
+    (".0000672", "0"),
+    (".0000672", "0.0005"),
+    ("5", "5.002"),
+    ("70000", "70001"),
+    ("52_8", "52_9"),
+    ("52_8", "42"),
+    ("(3,4]", "[3,4)"),
+    ("(1,2)", "(2,1)"),
+    ("1,-2", "1,2"),
+    ("3,5,7", "3,5"),
+    ("x=5", "y=5"),
+    ("y = 2x+3", "y=2x+4"),
+    (r"\sqrt{x^2}", "x"),
+    ("|x|", "x"),
+    ("p-q", "q-p"),
+    ("R-r", "0"),
+    ("10", "5 5"),
+    (r"1 \pm \sqrt{19}", r"1+\sqrt{19}"),
+    (r"(0,9)\cup(9,36)", "(0,36)"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}"),
+    (r"\text{(C)}", "(B)"),
+    (r"\text{even}", "odd"),
+    ("3:30 a.m.", "3:30 p.m."),
+    ("3:30", "330"),
+    (r"\infty", "100"),
+    ("6", r"1 \ldots 5"),
+]
+
+
+@pytest.mark.parametrize(("reference", "answer"), EQUAL)
+def test_equal_expressions(reference: str, answer: str) -> None:
+    read = read_expression(answer)
+    assert read is not None
+    assert compare(reference, read, "expression") == "equal"
+
+
+@pytest.mark.parametrize(("reference", "answer"), DIFFERENT)
+def test_different_expressions(reference: str, answer: str) -> None:
+    read = read_expression(answer)
+    assert read is not None
+    assert compare(reference, read, "expression") == "different"
+
+
+@pytest.mark.parametrize(
+    ("kind", "answers"),
+    [
+        ("number", ["Final Answer: $1000", "\\boxed{1,000}", "It is 1000.0 dollars.", "#### 1e3"]),
+        ("number", ["Final Answer: 1/2", "\\boxed{\\frac12}", "Answer: 0.50", "Answer: \u00bd"]),
+        ("expression", ["\\boxed{\\frac12}", "Answer: $0.5$", "The answer is \\(\\dfrac{1}{2}\\)."]),
+        ("expression", ["\\boxed{\\left(3,\\tfrac{\\pi}{2}\\right)}", "Final Answer: $(3, \\frac{\\pi}{2})$"]),
+        ("expression", ["\\boxed{\\text{Evelyn}}", "Final Answer: evelyn", "Final Answer: **Evelyn**"]),
+        ("choice", ["Final Answer: b", "(B)", "**Answer:** B. A cat is black"]),
+    ],
+)
+def test_equal_answers_group_in_a_vote(kind: str, answers: list[str]) -> None:
+    problem = Problem("p", "?", "x", kind, {"options": ["a dog", "A cat is black"]})  # type: ignore[arg-type]
+    assert len({extract_answer(problem, text) for text in answers}) == 1
+
+
+# ------------------------------------------ what the released code got wrong
+
+
+def test_fault_1_only_one_number_is_accepted() -> None:
+    text = "First, 18 eggs are laid. Final Answer: 9"
+    assert grade(Problem("p", "?", "9"), text) == (True, "9", "equal")
+    assert grade(Problem("p", "?", "18"), text) == (False, "9", "different")
+
+
+@pytest.mark.parametrize(("answer", "wrong"), [(r"\frac{3}{4}", "3"), (r"2\sqrt5", "25"), (r"3\pi", "3")])
+def test_fault_2_latex_references_keep_their_value(answer: str, wrong: str) -> None:
+    problem = Problem("p", "?", answer, "expression")
+    assert grade(problem, rf"Final Answer: $\boxed{{{answer}}}$").correct
+    assert not grade(problem, f"Final Answer: {wrong}").correct
+
+
+def test_fault_2_text_references_are_kept() -> None:
+    problem = Problem("p", "?", r"\text{Evelyn}", "expression")
+    assert grade(problem, "Final Answer: Evelyn").correct
+    assert not grade(problem, "Final Answer: Debra").correct
+
+
+def test_fault_3_index_zero_is_option_a(tmp_path: Path) -> None:
+    file = tmp_path / "mmlu.jsonl"
+    file.write_text('{"question": "Which?", "choices": ["w", "x", "y", "z"], "answer": 0, "subject": "s"}\n')
+    [problem] = load_task("mmlu", data=file)
+    assert problem.answer == "A"
+    assert grade(problem, "Final Answer: A").correct
+
+
+def test_fault_4_equal_letters_group() -> None:
+    texts = ["Final Answer: B", "Final Answer: b", "Final Answer: (B)", "I choose option B."]
+    assert [extract_answer(LETTERS, text) for text in texts] == ["B"] * 4
+
+
+def test_fault_5_words_are_no_letters() -> None:
+    assert extract_answer(LETTERS, "Final Answer: Because it follows") is None
+    assert extract_answer(LETTERS, "Final Answer: A careful reading gives nothing") is None
+    assert extract_answer(LETTERS, "A careful reading gives C.") == "C"
+
+
+def test_only_the_final_message_is_read() -> None:
+    problem = Problem("p", "Ignore this. Final Answer: 99. \\boxed{99}", "18")
+    assert grade(problem, "Final Answer: 18").correct
+    assert extract_answer(problem, "I do not know.") is None
+
+
+# ------------------------------------------------------------- the real files
+
+WRAPPERS = (
+    "Final Answer: {}",
+    "FINAL ANSWER: ({})",
+    "The answer is **{}**.",
+    "We first get 7.\n\n**Answer:** {}",
+    "{}",
+)
+
+
+@pytest.mark.parametrize("mode", ["strict", "paper"])
+def test_gsm8k_reference_solutions(shared_data: Path, mode: str) -> None:
+    task = load_task("gsm8k", data=shared_data / "gsm8k" / "test.jsonl", grading=mode)
+    assert len(task) == 1319
+    right = sum(task.grade(problem, problem.metadata["solution"]).correct for problem in task)
+    # the letter of the paper takes the first "answer" of a text for its tag
+    assert right == {"strict": 1319, "paper": 1318}[mode]
+
+
+def test_gsm8k_wrong_answers_are_never_right(shared_data: Path) -> None:
+    task = load_task("gsm8k", data=shared_data / "gsm8k" / "test.jsonl")
+    for problem in task:
+        value = int(problem.answer)
+        for wrong in (value + 1, value - 1, -value - 1, value * 10 + 10):
+            for text in (
+                f"Final Answer: {wrong}",
+                f"\\boxed{{{wrong:,}}}",
+                f"It is {value}. Final Answer: ${wrong}.00",
+            ):
+                assert not task.grade(problem, text).correct, (problem.id, text)
+
+
+def test_math_reference_solutions(shared_data: Path) -> None:
+    task = load_task("math", data=shared_data / "math500" / "test.jsonl")
+    assert len(task) == 500
+    for problem in task:
+        assert task.grade(problem, problem.metadata["solution"]).correct, problem.answer
+        assert task.grade(problem, f"Final Answer: ${problem.answer}$").correct, problem.answer
+        assert task.grade(problem, f"So we get\n\\[\\boxed{{{problem.answer}}}\\]").correct, problem.answer
+
+
+def test_math_wrong_answers_are_never_right(shared_data: Path) -> None:
+    task = load_task("math", data=shared_data / "math500" / "test.jsonl")
+    for problem in task:
+        number = parse_number(problem.answer)
+        if number is not None:
+            wrong = [format_number(number + 1), format_number(-number - 1)]
+        elif problem.answer[0] == "-":
+            wrong = [problem.answer[1:]]
+        else:
+            wrong = [f"-{problem.answer}"]
+        for answer in wrong:
+            assert not task.grade(problem, f"Final Answer: ${answer}$").correct, (problem.answer, answer)
+
+
+def test_logiqa_letters(shared_data: Path) -> None:
+    task = load_task("logiqa", data=shared_data / "logiqa" / "Test.txt")
+    assert len(task) == 651
+    for problem in task:
+        for label, option in zip("ABCD", problem.metadata["options"], strict=True):
+            for text in (*(wrapper.format(label) for wrapper in WRAPPERS), f"Final Answer: {label}. {option}"):
+                assert task.grade(problem, text).correct == (label == problem.answer), (problem.id, text)
+
+
+# ---------------------------------------------------------- the paper's letter
+
+
+@pytest.mark.parametrize(
+    ("problem", "text", "answer"),
+    [
+        (NUMBER, "The answer is 9. Final Answer: 18", "18"),
+        (NUMBER, "The answer is 9.\nFinal Answer: 18", "9"),
+        (NUMBER, "Final Answer: 1,800 dollars", "1800"),
+        (NUMBER, "She makes 9 * 2 = 18 dollars", "18"),
+        (NUMBER, "Final Answer:\n\n18", "18"),
+        (NUMBER, "nothing", None),
+        (EXPRESSION, r"Final Answer: \frac{3}{4}", r"\frac{3}{4}"),
+        (EXPRESSION, r"\boxed{\frac{3}{4}}", "4"),
+        (CHOICE, "A careful look gives B.", "A"),
+        (CHOICE, "Final Answer: b", "B"),
+        (CHOICE, "Final Answer: Because", None),
+    ],
+)
+def test_paper_mode_keeps_to_the_letter(problem: Problem, text: str, answer: str | None) -> None:
+    assert extract_answer(problem, text, "paper") == answer
+
+
+def test_paper_tolerance_is_absolute() -> None:
+    assert answers_equal("0.0000672", "0.0005", "number", "paper")
+    assert not answers_equal("0.0000672", "0.0005", "number")
+    assert answers_equal("18", "18.001", "number", "paper")
+    assert not answers_equal("18", "18.002", "number", "paper")
+
+
+def test_unknown_mode_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'strict' or 'paper', got 'loose'"):
+        load_task("gsm8k", data="nowhere", grading="loose")
+
+
+# ------------------------------------------------------------- any text at all
+
+ANY_CHARACTER = st.characters(exclude_categories=())
+NASTY = st.sampled_from(
+    [
+        *(
+            "Final Answer:",
+            "final answer is",
+            "\\boxed{",
+            "}",
+            "{",
+            "$",
+            "\\frac",
+            "####",
+            "\n",
+            "answer",
+            "**",
+            "18",
+            "-",
+        ),
+        *(
+            "A",
+            "option",
+            "b",
+            "(",
+            ")",
+            "\ud800",
+            "\u202e",
+            "\x00",
+            "\u221a",
+            "\u00bd",
+            "9**9",
+            "^",
+            "_",
+            "\\",
+            "=",
+            ",",
+        ),
+        *(
+            "<answer>",
+            "</answer>",
+            "\\text{",
+            "\\pm",
+            "\\cup",
+            "[",
+            "]",
+            "or",
+            "e",
+            "/",
+            ":",
+            "\\begin{pmatrix}",
+            "&",
+            "1e9",
+        ),
+    ]
+)
+MESSAGES = st.lists(st.one_of(NASTY, st.text(ANY_CHARACTER, max_size=8)), max_size=20).map("".join)
+
+
+@given(MESSAGES)
+def test_any_text_is_graded_without_an_error(text: str) -> None:
+    for mode in ("strict", "paper"):
+        for problem in (NUMBER, CHOICE):
+            outcome = grade(problem, text, mode)  # type: ignore[arg-type]
+            assert outcome.correct == (outcome.reason == "equal")
+            assert (outcome.extracted is None) == (outcome.reason == "no answer found")
+        extracted = extract_answer(EXPRESSION, text, mode)  # type: ignore[arg-type]
+        assert extracted is None or extracted
+
+
+@given(MESSAGES)
+def test_what_was_read_reads_as_itself(text: str) -> None:
+    answer = extract_answer(NUMBER, text)
+    if answer is not None:
+        assert read_number(answer) == answer
+        assert grade(Problem("p", "?", answer), f"Final Answer: {answer}").correct
+
+
+@given(
+    st.fractions(max_denominator=10**6),
+    st.sampled_from(["Final Answer: {}", "so \\boxed{{{}}}", "the answer is ${}$."]),
+)
+def test_fractions_come_back_exactly(value: Fraction, wrapper: str) -> None:
+    sign = "-" if value < 0 else ""
+    top, bottom = abs(value.numerator), value.denominator
+    for form in (f"{sign}{top}/{bottom}", rf"{sign}\frac{{{top}}}{{{bottom}}}", format_number(value)):
+        answer = extract_answer(NUMBER, wrapper.format(form))
+        assert answer is not None
+        assert parse_number(answer) == value
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**9), max_value=10**9))
+def test_decimals_with_separators_come_back_exactly(value: object) -> None:
+    answer = extract_answer(NUMBER, f"It costs 3.\nFinal Answer: ${value:,} per day")
+    assert answer is not None
+    assert parse_number(answer) == Fraction(str(value))
+
+
+@given(st.fractions(), st.fractions())
+def test_equality_of_numbers_is_symmetric(a: Fraction, b: Fraction) -> None:
+    x, y = format_number(a), format_number(b)
+    assert answers_equal(x, x)
+    assert answers_equal(x, y) == answers_equal(y, x)
+
+
+MEGABYTES = [
+    "Final Answer: " + "1" * 10**6,
+    "Final Answer:" * 80_000,
+    "answer" + " " * 10**6,
+    "\\boxed{" * 140_000,
+    "\\boxed{1}" * 110_000,
+    "$1" * 500_000,
+    "11," * 333_333,
+    "(B) " * 250_000,
+    "\\frac{" * 160_000,
+    "*" * 10**6 + "answer",
+    "\ud800" * 10**6,
+    "\u00bd" * 10**6,
+    "Final Answer: " + " or " * 250_000,
+]
+
+
+@pytest.mark.parametrize("text", MEGABYTES, ids=lambda text: ascii(text[:16]))
+def test_a_megabyte_is_read_in_linear_time(text: str) -> None:
+    # anything but linear time would run for hours here
+    for problem in (NUMBER, CHOICE, EXPRESSION):
+        for mode in ("strict", "paper"):
+            assert not grade(problem, text, mode).correct  # type: ignore[arg-type]
+
+
+# -------------------------------------------------------- the symbolic engine
+
+BOMBS = [
+    "9^{9^{9^9}}",
+    "9**9**9**9",
+    "((9^{999})^{999})^{999}",
+    "(((5!)!)!)!",
+    "100000!",
+    r"\binom{99999999}{4999999}",
+    r"\sum_{k=1}^{1000000000} \frac{1}{k}",
+    r"\frac{" * 60,
+    r"\sqrt{" * 50 + "2" + "}" * 50,
+    "1" * 500,
+    "{" * 400,
+    "x" * 250,
+    r"\frac{1}{0}",
+    r"\infty-\infty",
+]
+
+
+@pytest.mark.parametrize("bomb", BOMBS, ids=lambda text: text[:16])
+def test_bombs_are_defused(bomb: str) -> None:
+    for reference in (r"2\sqrt{5}", "x+1"):
+        assert compare(reference, bomb, "expression") in ("different", "too complex")
+        assert compare(bomb, reference, "expression") in ("different", "too complex")
+
+
+@pytest.mark.parametrize("text", ["9^{9^9}", "(9^{99})^{99}", "9^{1001}", "5!!", "1" * 31, "(" * 13, "x" * 301])
+def test_what_is_too_complex_is_refused_unseen(text: str) -> None:
+    assert too_complex(text)
+
+
+def test_nothing_is_evaluated(tmp_path: Path) -> None:
+    target = tmp_path / "made"
+    text = f"__import__('pathlib').Path({str(target)!r}).touch()"
+    for reference in ("x+1", "18"):
+        problem = Problem("p", "?", reference, "expression")
+        assert not grade(problem, f"Final Answer: {text}").correct
+        assert not grade(problem, f"$\\boxed{{{text}}}$").correct
+    assert not target.exists()
+
+
+def test_a_comparison_that_takes_too_long_is_stopped() -> None:
+    problem = Problem("p", "?", "(a+b+c+d+f+g)^{61}", "expression")
+    assert grade(problem, r"\boxed{(a+b+c+d+f+g)^{60}}").reason == "timed out"
+    assert compare(r"\sqrt{8}", r"2\sqrt{2}", "expression") == "equal"
+
+
+def test_it_works_from_any_thread() -> None:
+    verdicts: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        verdicts[number] = symbolic.ask(rf"\sqrt{{{4 * number}}}", rf"2\sqrt{{{number}}}")
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(2, 10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(verdicts.values()) == {"equal"}
+
+
+def test_a_dead_worker_is_replaced() -> None:
+    assert symbolic.ask(r"\sqrt{44}", r"2\sqrt{11}") == "equal"
+    process = symbolic._worker._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert symbolic.ask(r"\sqrt{52}", r"2\sqrt{13}") == "equal"
+
+
+def test_without_the_engine_numbers_still_work(monkeypatch: pytest.MonkeyPatch, shared_data: Path) -> None:
+    monkeypatch.setattr(symbolic, "find_spec", lambda name: None)
+    symbolic.ask.cache_clear()
+    assert answers_equal("1.5", r"1\frac{1}{2}", "expression")
+    assert answers_equal("(1,2)", "(1.0, 2)", "expression")
+    assert answers_equal(r"\text{East}", "east", "expression")
+    with pytest.raises(MissingDependencyError, match=r"pip install 'mas-gym\[math\]'"):
+        answers_equal(r"\sqrt{8}", r"2\sqrt{2}", "expression")
+    with pytest.raises(ImportError, match="math-verify"):
+        load_task("math", data=shared_data / "math500" / "test.jsonl")
+    assert len(load_task("math", data=shared_data / "math500" / "test.jsonl", grading="paper")) == 500

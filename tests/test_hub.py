@@ -1,0 +1,157 @@
+"""The hub path with the real client libraries, against a small hub on loopback."""
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+pytest.importorskip("datasets")
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+COMMIT = "c" * 40
+LOAD = """
+import sys
+from mas_gym.errors import MASGymError
+from mas_gym.tasks import load_task
+try:
+    task = load_task(sys.argv[1], sys.argv[2])
+    print(len(task), task[0].id, task[0].answer)
+except MASGymError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def table(rows: list[dict[str, Any]]) -> bytes:
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), buffer)
+    return buffer.getvalue()
+
+
+def gsm8k_files() -> dict[str, bytes]:
+    rows = [{"question": f"Question {n}?", "answer": f"#### {n}"} for n in range(40)]
+    card = "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: main/train-*\n"
+    card += "  - split: test\n    path: main/test-*\n- config_name: socratic\n  data_files: socratic/*\n---\n"
+    files = {f"main/{part}-00000-of-00001.parquet": table(rows[:size]) for part, size in (("train", 40), ("test", 7))}
+    return {"README.md": card.encode(), "socratic/test-00000-of-00001.parquet": table(rows), **files}
+
+
+def logiqa_files() -> dict[str, bytes]:
+    row = {"context": "c", "query": "q", "options": ["w", "x", "y", "z"], "correct_option": 0}
+    parts = {"train": 20, "validation": 3, "test": 5}
+    return {f"default/{part}/0000.parquet": table([row] * size) for part, size in parts.items()}
+
+
+REPOSITORIES: Mapping[str, dict[str, bytes]] = {
+    "openai/gsm8k": gsm8k_files(),
+    "lucasmccabe/logiqa": logiqa_files(),
+}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Just enough of the hub's interface for `datasets.load_dataset`."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        path = self.path.split("?")[0].removeprefix("/api").removeprefix("/datasets/")
+        name = next((name for name in REPOSITORIES if path.startswith(name)), None)
+        if name is None:
+            return self.reply(200 if path == "/" else 404)
+        files, rest = REPOSITORIES[name], path.removeprefix(name).strip("/").replace("%2F", "/")
+        rest = rest.replace("refs/convert/parquet", COMMIT)
+        if rest.startswith("resolve/"):
+            content = files.get(rest.split("/", 2)[2])
+            if content is None:
+                return self.reply(404, headers={"X-Error-Code": "EntryNotFound"})
+            return self.reply(200, content, {"ETag": f'"{hashlib.sha1(content).hexdigest()}"'})
+        if rest.startswith("tree/"):
+            return self.reply_json(self.tree(files, "/".join(rest.split("/")[2:])))
+        return self.reply_json({"id": name, "sha": COMMIT, "siblings": [{"rfilename": file} for file in files]})
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.reply(404)
+
+    def tree(self, files: dict[str, bytes], folder: str) -> list[dict[str, Any]]:
+        deep = "recursive=true" in self.path.lower()
+        entries = {}
+        for path, content in files.items():
+            inside = path.removeprefix(f"{folder}/") if folder else path
+            if folder and inside == path:
+                continue
+            first, _, more = inside.partition("/")
+            where = path if deep or not more else f"{folder}/{first}".lstrip("/")
+            kind = "file" if where == path else "directory"
+            entries[where] = {"type": kind, "oid": COMMIT, "size": len(content), "path": where}
+        return list(entries.values())
+
+    def reply_json(self, value: Any) -> None:
+        self.reply(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def reply(self, code: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
+        self.send_response(code)
+        for key, value in {"X-Repo-Commit": COMMIT, "Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[ThreadingHTTPServer]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def load(endpoint: str, home: Path, *arguments: str) -> str:
+    # both variables are read when the client library is imported
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy" not in k.lower()}
+    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home)}
+    command = [sys.executable, "-c", LOAD, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+def test_from_the_hub_then_from_its_cache(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+    endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
+    assert load(endpoint, tmp_path, "gsm8k", "test") == "7 gsm8k/test/0 0"
+    train = load(endpoint, tmp_path, "gsm8k", "train")
+    assert train.startswith("38 gsm8k/train/")
+    assert load(endpoint, tmp_path, "logiqa", "test") == "5 logiqa/test/0 A"
+    hub.shutdown()
+    hub.server_close()
+    assert load(endpoint, tmp_path, "gsm8k", "train") == train
+    assert load(endpoint, tmp_path, "logiqa", "test") == "5 logiqa/test/0 A"
+
+
+def test_no_hub_and_no_cache(tmp_path: Path) -> None:
+    message = load("http://127.0.0.1:9", tmp_path, "mmlu", "test")
+    assert message.startswith("DataNotFoundError no data for task 'mmlu': the hub cannot be reached and its cache does")
+    assert "Three ways to provide it:" in message
+
+
+def test_a_hub_without_the_data(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+    message = load(f"http://127.0.0.1:{hub.server_address[1]}", tmp_path, "mmlu", "test")
+    assert message.startswith("DataNotFoundError no data for task 'mmlu': the hub does not give 'cais/mmlu'")
