@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
+from mas_gym.policies import load_policy
 from mas_gym.policies.as_async import as_async
 from mas_gym.policies.base import Policy, Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.scripted import ScriptedPolicy
@@ -125,3 +127,14 @@ def serving(app: FastAPI, port: int = 0) -> Iterator[str]:
         server.should_exit = True
         thread.join(15)
         assert not thread.is_alive()
+
+
+def main() -> None:
+    """Serve ``hash`` or the tiny model on a port: ``python loopback.py hash 8123``."""
+    name, port = sys.argv[1:]
+    policy: Any = hash_policy() if name == "hash" else load_policy(name)
+    uvicorn.run(make_app(policy), host="127.0.0.1", port=int(port), log_level="error")
+
+
+if __name__ == "__main__":
+    main()

@@ -25,6 +25,7 @@ _BUILTIN = {
     "transformers": "mas_gym.policies.registry:_transformers",
     "recorded": "mas_gym.policies.registry:_recorded",
     "openai": "mas_gym.policies.openai_policy:load_openai",
+    "vllm": "mas_gym.policies.vllm_policy:load_vllm",
 }
 
 
@@ -32,11 +33,12 @@ def load_policy(spec: PolicySpec, **options: Any) -> Policy | AsyncPolicy:
     """Load a policy.
 
     Args:
-        spec: ``"tiny"``, ``"transformers:PATH-OR-ID"``, ``"openai:MODEL@URL"``, ``"recorded:FILE"``, or
-            ``"NAME:ARGUMENT"`` of a loader that is registered under the entry-point group ``mas_gym.policies``.
-            Options may also be written into it, as ``"transformers:PATH#dtype=bfloat16&max_batch=128"``. A mapping
-            from agents' names, or ``"*"`` for all others, to such strings or to loaded policies gives different
-            agents different policies; equal strings are loaded once.
+        spec: ``"tiny"``, ``"transformers:PATH-OR-ID"``, ``"vllm:PATH-OR-ID"``, ``"openai:MODEL@URL"``,
+            ``"recorded:FILE"``, or ``"NAME:ARGUMENT"`` of a loader that is registered under the entry-point group
+            ``mas_gym.policies``. Options may also be written into it, as
+            ``"transformers:PATH#dtype=bfloat16&max_batch=128"``. A mapping from agents' names, or ``"*"`` for all
+            others, to such strings or to loaded policies gives different agents different policies; equal strings
+            are loaded once.
         options: What the loader takes, such as ``max_batch``, ``threads``, ``device`` and ``window`` for local
             models (`TransformersPolicy`), or what `OpenAIOptions` lists for servers.
 

