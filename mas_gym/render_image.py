@@ -62,7 +62,7 @@ def draw_state(mas: MAS, state: MASState, problem_id: str, facts: Mapping[str, A
     _draw_graph(canvas, mas, state)
     _draw_cards(canvas, mas, state.turns)
     _draw_outcome(canvas, mas, state, facts)
-    return np.asarray(image.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS), dtype=np.uint8)
+    return np.asarray(image.reduce(_SCALE), dtype=np.uint8)
 
 
 @lru_cache(maxsize=16)
@@ -117,7 +117,11 @@ class _Canvas:
                     rows.append(row)
                     longer = word
                 row = longer
+                if len(rows) > lines:
+                    break
             rows.append(row)
+            if len(rows) > lines:
+                break
         cut = len(rows) > lines or len(text) > _LONGEST
         rows = [self.fitted(row, size, width) for row in rows[:lines]]
         if cut and rows:

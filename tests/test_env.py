@@ -1,0 +1,677 @@
+"""Every registered environment, and what `MASEnv` promises beyond Gymnasium's contract."""
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from env_data import IDS, OFFLINE, data_kwargs, make, right_answer, write_rows
+from gymnasium.utils.env_checker import check_env, data_equivalence
+from gymnasium.wrappers import RecordEpisodeStatistics, RecordVideo, TimeLimit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mas_gym
+from mas_gym.env import MASEnv
+from mas_gym.errors import (
+    ConfigError,
+    DataError,
+    DataNotFoundError,
+    EpisodeOverError,
+    IllegalActionError,
+    MASGymError,
+    UnknownNameError,
+)
+from mas_gym.registration import ENVIRONMENTS
+from mas_gym.snapshot import Snapshot
+from mas_gym.tasks import Problem, ProblemTask
+
+EIGHT_FIVE = ProblemTask.of([Problem("sum/0", "What is 8 + 5?", "13"), Problem("sum/1", "What is 1 + 1?", "2")])
+
+
+def rpsv(**kwargs) -> MASEnv:
+    env = MASEnv(EIGHT_FIVE, "rpsv", **kwargs)
+    env.reset(options={"problem_id": "sum/0"})
+    return env
+
+
+def play(env, *texts: str):
+    """Say each text to ALL and return the last step."""
+    for text in texts:
+        result = env.step((text, env.unwrapped.ALL))
+    return result
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_gymnasiums_checker_has_no_complaint(env_id: str, tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    check_env(make(env_id, tmp_path, disable_env_checker=True).unwrapped)
+
+
+@pytest.mark.parametrize("view", ["full", "local"])
+@pytest.mark.parametrize("on_invalid", ["terminate", "retry"])
+def test_the_checker_likes_every_option(view: str, on_invalid: str) -> None:
+    for mas in mas_gym.mas_names():
+        check_env(MASEnv(EIGHT_FIVE, mas, view=view, on_invalid=on_invalid), skip_render_check=True)
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_an_episode_through_gym_make(env_id: str, tmp_path: Path) -> None:
+    first, second = make(env_id, tmp_path), make(env_id, tmp_path)
+    assert data_equivalence(first.reset(seed=7), second.reset(seed=7), exact=True)
+    for step in range(first.unwrapped.dynamics.max_depth):
+        acting = first.unwrapped.state.acting
+        text = right_answer(first) if first.unwrapped.dynamics.max_depth - step == 1 else f"step {step} von {acting}"
+        results = [env.step((text, env.unwrapped.ALL)) for env in (first, second)]
+        assert data_equivalence(*results, exact=True)
+        observation, reward, terminated, truncated, info = results[0]
+        assert observation in first.observation_space
+        assert truncated is False
+        if terminated:
+            break
+        assert reward == 0.0
+        assert info["action_mask"][-1] == 1
+    assert terminated
+    expected = step + 1 == first.unwrapped.dynamics.max_depth
+    assert (reward, info["correct"]) == ((1.0, True) if expected else (-1.0, False))
+    assert not info["action_mask"].any()
+    assert first.reset(seed=7)[1]["problem_id"] == info["problem_id"]
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_specs_survive_json_and_pickle(env_id: str, tmp_path: Path) -> None:
+    env = make(env_id, tmp_path, split="test", view="local", on_invalid="retry", render_mode="ansi")
+    spec = gym.envs.registration.EnvSpec.from_json(env.spec.to_json())
+    twin = gym.make(pickle.loads(pickle.dumps(spec)))
+    assert twin.unwrapped.view == "local"
+    assert data_equivalence(env.reset(seed=3), twin.reset(seed=3), exact=True)
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_copies_and_pickles_go_on_alike(env_id: str, tmp_path: Path) -> None:
+    env = make(env_id, tmp_path).unwrapped
+    env.reset(seed=1)
+    play(env, "first")
+    deep, thawed = copy.deepcopy(env), pickle.loads(pickle.dumps(env))
+    assert deep.task is env.task
+    assert len(pickle.dumps(env)) < 100_000
+    if not env.dynamics.is_terminal(env.state):
+        results = [play(e, "second") for e in (env, deep, thawed)]
+        assert data_equivalence(results[0], results[1], exact=True)
+        assert data_equivalence(results[0], results[2], exact=True)
+    following = [e.reset() for e in (env, deep, thawed)]
+    assert data_equivalence(following[0], following[1], exact=True)
+    assert data_equivalence(following[0], following[2], exact=True)
+    assert env.action_space is not deep.action_space
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_synchronous_vectors(env_id: str, tmp_path: Path) -> None:
+    envs = gym.make_vec(env_id, num_envs=3, vectorization_mode="sync", **data_kwargs(env_id, tmp_path))
+    run_vector(envs, env_id, tmp_path)
+
+
+@pytest.mark.parametrize("env_id", ["MAS-GSM8K-v0", "MAS-GSM8K-DyLAN-v0"])
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_asynchronous_vectors(env_id: str, shared_memory: bool, tmp_path: Path) -> None:
+    envs = gym.make_vec(
+        env_id,
+        num_envs=3,
+        vectorization_mode="async",
+        # Processes that are spawned share nothing by accident.
+        vector_kwargs={"shared_memory": shared_memory, "context": "spawn"},
+        **data_kwargs(env_id, tmp_path),
+    )
+    run_vector(envs, env_id, tmp_path)
+
+
+def run_vector(envs, env_id: str, tmp_path: Path) -> None:
+    """Compare two steps of a vector with single environments of the same seeds."""
+    try:
+        singles = [make(env_id, tmp_path) for _ in range(3)]
+        observations, infos = envs.reset(seed=5)
+        expected = [env.reset(seed=5 + i) for i, env in enumerate(singles)]
+        for text in ("erste Zeile\nنص 🙂", "zweite"):
+            for i, (observation, info) in enumerate(expected):
+                for key in ("question", "transcript", "messages", "acting"):
+                    assert observations[key][i] == observation[key], key
+                assert infos["action_mask"][i].tolist() == info["action_mask"].tolist()
+                assert infos["problem_id"][i] == info["problem_id"]
+            every = singles[0].unwrapped.ALL
+            kept = observations
+            actions = (tuple(f"{text} {i}" for i in range(3)), np.full(3, every))
+            observations, rewards, terminated, truncated, infos = envs.step(actions)
+            results = [env.step((f"{text} {i}", every)) for i, env in enumerate(singles)]
+            assert rewards.tolist() == [result[1] for result in results]
+            assert terminated.tolist() == [result[2] for result in results]
+            assert not truncated.any()
+            expected = [(result[0], result[4]) for result in results]
+            # What was handed out before has not moved.
+            assert kept["transcript"][0] != observations["transcript"][0]
+            if terminated.all():
+                assert infos["correct"].tolist() == [info["correct"] for _, info in expected]
+                break
+    finally:
+        envs.close()
+
+
+def test_vectors_reset_themselves() -> None:
+    envs = gym.make_vec("MAS-Arithmetic-Single-v0", num_envs=2, vectorization_mode="sync")
+    envs.reset(seed=0)
+    action = (("Final Answer: 1",) * 2, np.array([2, 2]))
+    assert envs.step(action)[2].all()
+    observations, rewards, terminated, _, _ = envs.step(action)
+    assert observations["transcript"] == ((), ())
+    assert not terminated.any()
+    assert not rewards.any()
+    assert envs.step(action)[2].all()
+
+
+def test_statistics_and_time_limits() -> None:
+    env = RecordEpisodeStatistics(TimeLimit(gym.make("MAS-Arithmetic-v0"), 10))
+    env.reset(seed=0)
+    *_, info = play(env, "a", "b", "c", "Final Answer: none")
+    assert info["episode"]["l"] == 4
+    assert info["episode"]["r"] == -1.0
+    env = gym.make("MAS-Arithmetic-v0", max_episode_steps=2)
+    env.reset(seed=0)
+    _, reward, terminated, truncated, _ = play(env, "a", "b")
+    assert (reward, terminated, truncated) == (0.0, False, True)
+
+
+def test_videos(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    pytest.importorskip("moviepy", reason="RecordVideo needs moviepy")
+    env = RecordVideo(
+        gym.make("MAS-Arithmetic-v0", render_mode="rgb_array"), str(tmp_path / "videos"), episode_trigger=lambda _: True
+    )
+    env.reset(seed=0)
+    play(env, "a", "b", "c", "Final Answer: 1")
+    env.close()
+    assert [path.stat().st_size > 0 for path in tmp_path.glob("videos/*.mp4")] == [True]
+
+
+def test_make_needs_no_import(tmp_path: Path) -> None:
+    data = write_rows("gsm8k", tmp_path)
+    code = (
+        "import gymnasium as gym\n"
+        f"env = gym.make('mas_gym:MAS-GSM8K-v0', data={data!r})\n"
+        "observation, info = env.reset(seed=0)\n"
+        "print(info['problem_id'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("gsm8k/test/")
+
+
+def test_importing_is_light() -> None:
+    code = (
+        "import sys, mas_gym\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'rich', 'yaml', 'PIL', 'pettingzoo', 'matplotlib', 'sympy'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+        "assert mas_gym.load_mas('rpsv').name == 'rpsv'\n"
+        "assert set(mas_gym.__all__) <= set(dir(mas_gym))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_public_names_resolve() -> None:
+    for name in mas_gym.__all__:
+        if name != "aec_env":
+            assert getattr(mas_gym, name) is not None
+    with pytest.raises(AttributeError, match="it has MAS, Action"):
+        mas_gym.no_such_name  # noqa: B018
+
+
+def test_ids_pair_known_tasks_with_known_systems() -> None:
+    from mas_gym.tasks import TASK_NAMES
+
+    for task, mas in ENVIRONMENTS.values():
+        assert task in TASK_NAMES
+        assert mas in mas_gym.mas_names()
+    assert {env_id for env_id in gym.registry if env_id.startswith("MAS-")} == set(IDS)
+
+
+# ------------------------------------------------------------------------------------------ errors
+
+
+def test_stepping_outside_an_episode() -> None:
+    env = MASEnv(EIGHT_FIVE)
+    for use in (lambda: env.step(("a", 5)), env.clone_state, lambda: env.state, lambda: env.problem_id, env.observe):
+        with pytest.raises(EpisodeOverError, match="reset"):
+            use()
+    env.reset(seed=0)
+    play(env, "a", "b", "c", "d")
+    with pytest.raises(EpisodeOverError, match="reset"):
+        env.step(("a", env.ALL))
+    env.reset()
+    assert env.step(("a", env.ALL))[2] is False
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "expected"),
+    [
+        ({"split": "tests"}, "split: expected one of 'train', 'dev', 'test', got 'tests'; did you mean 'test'"),
+        ({"view": "locale"}, "view: expected one of 'full', 'local'"),
+        ({"render_mode": "ascii"}, "render_mode: expected one of None, 'ansi', 'ansi_list', 'human', 'rgb_array'"),
+        ({"on_invalid": "raise"}, "on_invalid: expected one of 'terminate', 'retry'"),
+        ({"max_bytes": 0}, "max_bytes: expected a whole number of at least 1, got 0"),
+        ({"max_bytes": 1.5}, "max_bytes: expected a whole number"),
+        ({"max_retries": -1}, "max_retries: expected a whole number of at least 0"),
+        ({"data": 3}, "data: expected the path of a file or folder, got 3"),
+        ({"mas": {"agents": []}}, "agents: expected a list of at least one agent"),
+        ({"mas": "rpvs"}, "did you mean 'rpsv'"),
+        ({"task": "arithmetik"}, "did you mean 'arithmetic'"),
+        ({"task": 3}, "task: expected a task's name or an object"),
+        ({"dificulty": 3}, "dificulty"),
+        ({"grading": "lax"}, "lax"),
+    ],
+)
+def test_arguments_are_checked_at_once(kwargs, expected: str) -> None:
+    with pytest.raises(MASGymError) as caught:
+        MASEnv(**{"task": "arithmetic", **kwargs})
+    assert expected in str(caught.value)
+    if "task" not in kwargs and kwargs.get("render_mode") is None:
+        with pytest.raises(MASGymError):
+            gym.make("MAS-Arithmetic-v0", **kwargs)
+
+
+def test_task_objects_take_no_task_options() -> None:
+    with pytest.raises(ConfigError, match="unknown option 'difficulty'"):
+        MASEnv(EIGHT_FIVE, difficulty=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "expected"),
+    [
+        ({"problem": "sum/0"}, ConfigError, "unknown reset option 'problem': expected problem_id; did you mean"),
+        ({"problem_id": "sum/9"}, UnknownNameError, "sum/9"),
+        ({"problem_id": 3}, ConfigError, "problem_id: expected a str such as 'sum/0', got 3"),
+        (["problem_id"], ConfigError, "expected a dict"),
+    ],
+)
+def test_reset_options_are_checked(options, error, expected: str) -> None:
+    env = rpsv()
+    play(env, "a")
+    before = env.clone_state(include_rng=True)
+    with pytest.raises(error) as caught:
+        env.reset(options=options)
+    assert expected in str(caught.value)
+    assert env.clone_state(include_rng=True) == before
+
+
+@pytest.mark.parametrize("env_id", [i for i in IDS if ENVIRONMENTS[i][0] not in OFFLINE])
+def test_missing_data_is_reported_at_the_first_reset(env_id: str, tmp_path: Path) -> None:
+    env = gym.make(env_id, data=str(tmp_path / "none.jsonl"))
+    assert env.spec.id == env_id
+    with pytest.raises(DataNotFoundError) as caught:
+        env.reset()
+    assert "Three ways to provide it" in str(caught.value)
+
+
+def test_questions_too_long_and_tasks_too_small() -> None:
+    long = ProblemTask.of([Problem("long/0", "é" * 60, "1")])
+    with pytest.raises(DataError, match="the question of long/0 has 120 bytes, over max_bytes=100"):
+        MASEnv(long, max_bytes=100).reset()
+    with pytest.raises(DataError, match="no problem in split"):
+        MASEnv(long[:0]).reset()
+
+
+# ------------------------------------------------------------------------------------------ actions
+
+
+@pytest.mark.parametrize("recipient", [0, 2, 3, 4, -1, 6, 99, 2**70])
+def test_illegal_recipients_end_the_episode(recipient: int) -> None:
+    env = rpsv()
+    observation, reward, terminated, truncated, info = env.step(("facts", recipient))
+    assert (reward, terminated, truncated) == (-1.0, True, False)
+    assert f"Reader cannot route to {recipient}" in info["invalid_action"]
+    assert (info["correct"], info["reason"]) == (False, "invalid action")
+    assert observation["transcript"] == ()
+    assert observation in env.observation_space
+    assert not info["action_mask"].any()
+    with pytest.raises(EpisodeOverError):
+        env.step(("facts", 1))
+
+
+def test_retries_change_nothing_and_are_bounded() -> None:
+    env = rpsv(on_invalid="retry", max_retries=2)
+    before = env.observe()
+    for left in (1, 0):
+        observation, reward, terminated, _, info = env.step(("facts", 3))
+        assert (reward, terminated, info["retries_left"]) == (0.0, False, left)
+        assert observation == before[0]
+        assert info["action_mask"].tolist() == before[1]["action_mask"].tolist()
+    # A legal message gives the next agent its own retries.
+    assert env.step(("facts", 1))[2] is False
+    for _ in range(2):
+        assert env.step(("plan", 0))[2] is False
+    _, reward, terminated, _, info = env.step(("plan", 0))
+    assert (reward, terminated) == (-1.0, True)
+    assert "invalid_action" in info
+
+
+def test_oversized_texts() -> None:
+    env = MASEnv(EIGHT_FIVE, max_bytes=16, on_invalid="retry")
+    env.reset(seed=0)
+    assert "a text of 1000000 bytes; at most 16" in env.step(("x" * 1_000_000, 1))[4]["invalid_action"]
+    assert "a text of 18 bytes" in env.step(("é" * 9, 1))[4]["invalid_action"]
+    assert "invalid_action" not in env.step(("é" * 8, 1))[4]
+
+
+@pytest.mark.parametrize(
+    "action", ["text", ("text",), ("text", 1, 2), (1, "text"), ("text", "1"), ("text", 1.0), ("text", None), None, 3]
+)
+def test_malformed_actions_raise_and_change_nothing(action) -> None:
+    env = rpsv()
+    before = env.clone_state()
+    with pytest.raises(IllegalActionError, match=r"expected \(text, recipient\)"):
+        env.step(action)
+    assert env.clone_state() == before
+
+
+def test_actions_in_all_their_integer_forms() -> None:
+    for recipient in (1, np.int64(1), np.uint8(1), np.array(1), True):
+        env = rpsv()
+        assert env.step(["facts", recipient])[0]["acting"] == 1
+        json.dumps(env.state.to_dict())
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(["rpsv", "dylan", "single", "consensus"]),
+    st.sampled_from(["full", "local"]),
+    st.lists(
+        st.tuples(st.text(st.characters(exclude_categories=[]), max_size=12), st.integers(-2, 12) | st.just(-7)),
+        max_size=12,
+    ),
+)
+def test_no_pair_of_text_and_number_makes_step_raise(mas: str, view: str, actions) -> None:
+    env = MASEnv(EIGHT_FIVE, mas, view=view)
+    env.reset(seed=0)
+    for text, recipient in actions:
+        # -7 stands for ALL, so that episodes get somewhere.
+        observation, reward, terminated, _, info = env.step((text, env.ALL if recipient == -7 else recipient))
+        assert observation in env.observation_space
+        assert (reward != 0.0) == terminated
+        assert info["action_mask"].dtype == np.int8
+        assert info["action_mask"].shape == (env.ALL + 1,)
+        if terminated:
+            env.reset()
+
+
+@pytest.mark.parametrize(
+    ("message", "reward", "extracted"),
+    [("Final Answer: 13", 1.0, "13"), ("Final Answer: 12", -1.0, "12"), ("no idea", -1.0, None), ("", -1.0, None)],
+)
+def test_the_last_message_is_graded(message: str, reward: float, extracted) -> None:
+    env = rpsv()
+    _, got, terminated, _, info = play(env, "13", "13", "13", message)
+    assert (got, terminated) == (reward, True)
+    assert (info["extracted"], info["correct"]) == (extracted, reward > 0)
+    assert isinstance(info["reason"], str)
+    assert info["agent"] == "sink"
+
+
+def test_nothing_tells_the_reference_answer() -> None:
+    secret = ProblemTask.of([Problem("p/0", "What?", "918273", metadata={"solution": "918273"})])
+    env = MASEnv(secret, "single", render_mode="ansi")
+    told = [repr(env.reset(seed=0)), repr(env.clone_state()), env.render()]
+    told += [repr(env.step(("Final Answer: 1", env.ALL))), env.render(), json.dumps(env.clone_state().to_dict())]
+    assert not any("918273" in text for text in told)
+
+
+def test_what_users_are_handed_is_theirs() -> None:
+    env = rpsv()
+    observation, info = env.observe()
+    observation["question"] = "changed"
+    info["action_mask"][:] = 0
+    info.clear()
+    assert env.observe()[0]["question"] == "What is 8 + 5?"
+    assert env.observe()[1]["action_mask"].any()
+
+
+# ------------------------------------------------------------------------------------------ views
+
+
+def test_local_views() -> None:
+    env = MASEnv(EIGHT_FIVE, "rpsv", view="local")
+    observation, _ = env.reset(options={"problem_id": "sum/0"})
+    assert observation["question"] == "What is 8 + 5?"
+    env.step(("facts", 1))
+    observation, *_ = env.step(("plan", 2))
+    # The Solver has no edge from q, and hears the Planner alone.
+    assert observation["question"] == ""
+    assert observation["transcript"] == ((1, "plan", 2),)
+    assert observation["messages"][1].content == "plan"
+    env.step(("work", 3))
+    observation, *_ = env.step(("Final Answer: 13", env.ALL))
+    assert observation["transcript"] == ((3, "Final Answer: 13", 4),)
+    assert observation["messages"] == ()
+
+
+def test_full_views() -> None:
+    env = rpsv()
+    play(env, "facts", "plan", "work")
+    observation, _ = env.observe()
+    assert observation["question"] == "What is 8 + 5?"
+    assert observation["transcript"] == ((0, "facts", 1), (1, "plan", 2), (2, "work", 3))
+    assert [m.content for m in observation["messages"]] == [
+        "You are the Verifier. Double-check the result and produce the final answer only.",
+        "What is 8 + 5?\n\nwork",
+    ]
+
+
+# ------------------------------------------------------------------------------------------ snapshots
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_snapshots_return_to_the_byte(env_id: str, tmp_path: Path) -> None:
+    env = make(env_id, tmp_path).unwrapped
+    env.reset(seed=2)
+    snapshots, tails = [], []
+    over = False
+    while not over:
+        snapshots.append(env.clone_state(include_rng=True))
+        over = play(env, "VERDICT: DISAGREE Final Answer: 1")[2]
+    snapshots.append(env.clone_state(include_rng=True))
+    for snapshot in snapshots:
+        env.restore_state(snapshot)
+        assert pickle.dumps(env.clone_state(include_rng=True)) == pickle.dumps(snapshot)
+        assert env.clone_state() == snapshot._replace(rng=None)
+        observed = env.observe()
+        tails.append((observed[0], env.reset()[1]["problem_id"]))
+    # The generator came back too: every return is followed by the same next problem.
+    assert len({problem for _, problem in tails}) == 1
+    for snapshot, (observation, _) in zip(snapshots, tails, strict=True):
+        fresh = make(env_id, tmp_path).unwrapped
+        data = json.loads(json.dumps(snapshot.to_dict()))
+        fresh.restore_state(Snapshot.from_dict(data, fresh.dynamics))
+        assert fresh.observe()[0] == observation
+        assert hash(fresh.clone_state()) == hash(snapshot._replace(rng=None))
+
+
+def test_branches_do_not_touch_each_other() -> None:
+    env = rpsv()
+    root = env.clone_state()
+    left = play(env, "left")[0]
+    env.restore_state(root)
+    right = play(env, "right")[0]
+    assert left["transcript"][0].text == "left"
+    assert right["transcript"][0].text == "right"
+    over = play(env, "b", "c", "Final Answer: 13")
+    assert over[1] == 1.0
+    end = env.clone_state()
+    env.restore_state(root)
+    assert env.observe()[0]["transcript"] == ()
+    env.restore_state(end)
+    with pytest.raises(EpisodeOverError):
+        env.step(("more", 5))
+
+
+def test_snapshots_keep_retries_and_the_problem() -> None:
+    env = rpsv(on_invalid="retry", max_retries=1)
+    env.step(("facts", 0))
+    used = env.clone_state()
+    env.reset(options={"problem_id": "sum/1"})
+    env.restore_state(used)
+    assert env.problem_id == "sum/0"
+    assert env.step(("facts", 0))[2] is True
+
+
+def test_snapshots_of_other_systems_are_refused() -> None:
+    other = MASEnv(EIGHT_FIVE, "refine")
+    other.reset(seed=0)
+    with pytest.raises(ConfigError, match="of another system than 'rpsv'"):
+        rpsv().restore_state(other.clone_state())
+    data = other.clone_state().to_dict()
+    with pytest.raises(DataError):
+        Snapshot.from_dict(data, rpsv().dynamics)
+    with pytest.raises(UnknownNameError):
+        rpsv().restore_state(rpsv().clone_state()._replace(problem_id="gone/1"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d.update(schema=9),
+        lambda d: d.pop("mas"),
+        lambda d: d.update(problem_id=3),
+        lambda d: d.update(over="no"),
+        lambda d: d.update(refusals="1"),
+        lambda d: d.update(rng=4),
+        lambda d: d["state"].update(turns=[[3, "x", [4]]]),
+    ],
+)
+def test_damaged_snapshots_are_refused(change) -> None:
+    env = rpsv()
+    data = env.clone_state(include_rng=True).to_dict()
+    assert Snapshot.from_dict(data, env.dynamics) == env.clone_state(include_rng=True)
+    change(data)
+    with pytest.raises(DataError):
+        Snapshot.from_dict(data, env.dynamics)
+
+
+# ------------------------------------------------------------------------------------------ rendering
+
+
+def test_ansi() -> None:
+    env = rpsv(render_mode="ansi")
+    play(env, "facts\nmore", "plan", "work", "Final Answer: 13")
+    assert env.render() == (
+        "Question (rpsv):\n    What is 8 + 5?\n"
+        "1. Reader -> Planner\n    facts\n    more\n"
+        "2. Planner -> Solver\n    plan\n"
+        "3. Solver -> Verifier\n    work\n"
+        "4. Verifier -> sink\n    Final Answer: 13\n"
+        "[ended: answer 13, correct, reward +1 (equal)]"
+    )
+
+
+def test_ansi_list_collects_every_turn_once() -> None:
+    env = rpsv(render_mode="ansi_list")
+    play(env, "facts", "plan")
+    frames = env.render()
+    assert len(frames) == 3
+    assert frames[-1].endswith("[Solver acts next]")
+    assert env.render() == []
+    env.step(("work", 0))
+    assert "refused" not in env.render()[0]
+    env.reset()
+    assert len(env.render()) == 1
+
+
+def test_human_prints_each_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    env = rpsv(render_mode="human")
+    env.step(("[bold]facts[/bold]", 1))
+    assert env.render() is None
+    env.step(("plan", 0))
+    told = capsys.readouterr().out
+    assert "What is 8 + 5?" in told
+    # Brackets are text, not markup.
+    assert "[bold]facts[/bold]" in told
+    assert "Reader -> Planner" in told
+    assert "cannot route to 0" in told.replace("\n", " ")
+
+
+def test_hostile_messages_cannot_steer_a_terminal() -> None:
+    env = rpsv(render_mode="ansi")
+    play(env, "\x1b[2J\x07\u202egnp.\ud800\r\x9b")
+    text = env.render()
+    assert "\\x1b[2J\\x07\\u202egnp.\\ud800\\x0d\\x9b" in text
+    text.encode("utf-8")
+
+
+@pytest.mark.parametrize("mas", mas_gym.mas_names())
+def test_pictures(mas: str) -> None:
+    pytest.importorskip("PIL")
+    env = MASEnv(EIGHT_FIVE, mas, render_mode="rgb_array")
+    env.reset(seed=0)
+    frames = [env.render()]
+    over = False
+    while not over:
+        over = play(env, "VERDICT: DISAGREE\n" + "a long text " * 200 + "\x1b نص")[2]
+        frames.append(env.render())
+    for frame in frames:
+        assert frame.shape == (640, 1120, 3)
+        assert frame.dtype == np.uint8
+    assert all((a != b).any() for a, b in pairwise(frames))
+    again = MASEnv(EIGHT_FIVE, mas, render_mode="rgb_array")
+    again.reset(seed=0)
+    assert (again.render() == frames[0]).all()
+
+
+def test_pictures_of_large_graphs_show_who_acts() -> None:
+    pytest.importorskip("PIL")
+    agents = [{"name": f"Agent{i}", "system_prompt": "Go on."} for i in range(60)]
+    env = MASEnv(EIGHT_FIVE, {"agents": agents, "edges": [[-1, 0], *([i, i + 1] for i in range(59))]})
+    env.render_mode = "rgb_array"
+    env.reset(seed=0)
+    frames = {env.render().tobytes()}
+    for turn in range(60):
+        play(env, "x" * 1_000)
+        if turn % 6 == 0 or turn == 59:
+            frames.add(env.render().tobytes())
+    assert len(frames) == 12
+
+
+def test_rendering_without_a_mode_says_how() -> None:
+    env = rpsv()
+    with pytest.warns(UserWarning, match="render\\(\\) needs a mode"):
+        assert env.render() is None
+
+
+# ------------------------------------------------------------------------------------------ real data
+
+
+@pytest.mark.parametrize(
+    ("env_id", "file", "size"),
+    [
+        ("MAS-GSM8K-Single-v0", "gsm8k/test.jsonl", 1319),
+        ("MAS-MATH-v0", "math500/test.jsonl", 500),
+        ("MAS-LogiQA-v0", "logiqa/Test.txt", 651),
+    ],
+)
+def test_reference_solutions_earn_the_reward(env_id: str, file: str, size: int, shared_data: Path) -> None:
+    env = gym.make(env_id, data=str(shared_data / file), mas="single", disable_env_checker=True).unwrapped
+    task = env.task
+    assert len(task) == size
+    wrong = []
+    for problem in task:
+        env.reset(options={"problem_id": problem.id})
+        message = problem.metadata.get("solution") or f"Final Answer: {problem.answer}"
+        if env.step((message, env.ALL))[1] != 1.0:
+            wrong.append(problem.id)
+    assert wrong == []
+
+
+def test_data_sets_are_shared_by_equal_environments(tmp_path: Path) -> None:
+    path = write_rows("gsm8k", tmp_path)
+    first, second = (MASEnv("gsm8k", data=path) for _ in range(2))
+    assert first.task[0] is second.task[0]
