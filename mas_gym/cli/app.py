@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mas_gym.cli import console, demo, envs, evaluate, play, serve, solve
+from mas_gym.cli import console, demo, envs, evaluate, play, rollouts, serve, solve, status, train
 from mas_gym.errors import MASGymError
 
 
@@ -28,7 +28,9 @@ class _Front(TyperGroup):
         except OSError as error:
             if ctx.params.get("debug") or error.errno in (None, errno.EPIPE):
                 raise
-            console.show_error(f"{error.filename or 'the system'}: {error.strerror}; choose another path or mend that one")
+            console.show_error(
+                f"{error.filename or 'the system'}: {error.strerror}; choose another path or mend that one"
+            )
         raise typer.Exit(2)
 
 
@@ -64,6 +66,9 @@ app.command("solve")(solve.solve)
 app.command("eval")(evaluate.evaluate)
 app.command("envs")(envs.envs)
 app.command("play")(play.play)
+app.command("rollouts")(rollouts.rollouts)
+app.add_typer(train.app, name="train")
+app.command("status")(status.status)
 app.command("serve")(serve.serve)
 
 

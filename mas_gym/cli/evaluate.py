@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,12 +32,13 @@ class Arm:
 
     name: str
     planner: Planner
-    critic: Critic | None
+    critic: Critic | None = None
+    critic_name: str = ""
 
     @property
     def label(self) -> str:
         """What tables and progress call it."""
-        return f"{self.name} + {self.critic.name}" if self.critic is not None else self.name
+        return f"{self.name} + {self.critic_name}" if self.critic is not None else self.name
 
 
 class Files(NamedTuple):
@@ -107,16 +109,16 @@ def arms_of(planners: Sequence[str], critics: Sequence[str]) -> list[Arm]:
         ConfigError: No planner is left.
     """
     loaded = [opt.read_planner(spec) for spec in dict.fromkeys(planners)]
-    wanted = (
-        [opt.read_critic(spec) for spec in dict.fromkeys(critics)]
-        if any(opt.takes_critic(p) for _, p in loaded)
-        else []
-    )
+    guided = any(opt.takes_critic(planner) for _, planner in loaded)
+    wanted = {spec: opt.read_critic(spec) for spec in critics} if guided else {}
+    common = Counter(critic.name for critic in wanted.values())
+    # Two folders of one kind of critic are told apart by their paths.
+    named = [(spec if common[critic.name] > 1 else critic.name, critic) for spec, critic in wanted.items()]
     arms: dict[str, Arm] = {}
     refusals: list[str] = []
     for name, planner in loaded:
-        for critic in wanted if opt.takes_critic(planner) else [None]:
-            arm = Arm(name, planner, critic)
+        for critic_name, critic in named if opt.takes_critic(planner) else [("", None)]:
+            arm = Arm(name, planner, critic, critic_name)
             try:
                 settle = getattr(planner, "for_run", None)
                 if settle is not None:
@@ -185,7 +187,7 @@ def outcome_of(plan: Plan, arm: Arm, seed: int) -> Outcome:
     ranks = [rank for rank, candidate in enumerate(plan.candidates, 1) if candidate.correct]
     return Outcome(
         planner=arm.name,
-        critic=arm.critic.name if arm.critic is not None else "",
+        critic=arm.critic_name,
         seed=seed,
         problem_id=plan.problem_id,
         correct=bool(plan.correct) and plan.error is None,

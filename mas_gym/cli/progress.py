@@ -138,8 +138,9 @@ class RunProgress:
         notes += [f"{now.stored} stored"] if now.stored else []
         rate = now.tokens / now.seconds if now.seconds > 0 else 0.0
         fresh = now.done - now.stored
-        left = now.seconds / fresh * (line.total - now.done) if fresh else None
-        clock = _clock(now.seconds) if left is None or not left else f"{_clock(left)} left"
+        # Searches that run side by side end together, so the first few say little about the rest.
+        telling = fresh and now.done * 10 >= line.total and now.done < line.total
+        clock = f"{_clock(now.seconds / fresh * (line.total - now.done))} left" if telling else _clock(now.seconds)
         return [done, ", ".join(notes), f"AC {now.agent_calls:,}", f"TOK {now.tokens:,} ({rate:,.0f}/s)", clock]
 
 

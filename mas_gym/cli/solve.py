@@ -131,7 +131,7 @@ def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, graded: bool) -> 
     facts = {
         "problem": plan.problem_id,
         "planner": arm.name,
-        "critic": arm.critic.name if arm.critic is not None else "none",
+        "critic": arm.critic_name or "none",
         "MAS": bench.mas.name,
         "policy": bench.policy.name,
         "seed": ", ".join(map(str, bench.seeds)),

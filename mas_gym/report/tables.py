@@ -31,11 +31,9 @@ def count(spread: Spread) -> str:
     """Return a cost per problem with its deviation over seeds; decimals only where they tell something."""
     if math.isnan(spread.mean):
         return _DASH
-    digits = 0 if spread.mean >= 1000 or spread.mean == round(spread.mean) else 1
-    text = f"{spread.mean:,.{digits}f}"
-    if spread.std is not None and round(spread.std, 1) > 0:
-        text += f" ± {spread.std:,.{0 if spread.mean >= 1000 else 1}f}"
-    return text
+    varies = spread.std is not None and round(spread.std, 1) > 0
+    digits = 0 if spread.mean >= 1000 or (spread.mean == round(spread.mean) and not varies) else 1
+    return f"{spread.mean:,.{digits}f}" + (f" ± {spread.std:,.{digits}f}" if varies else "")
 
 
 def cells(row: Row, deviations: bool = True) -> tuple[str, ...]:

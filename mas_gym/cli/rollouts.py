@@ -1,0 +1,103 @@
+"""``mas-gym rollouts``: search trees labelled with the true reward, for training reward models."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mas_gym.cli import options as opt
+from mas_gym.cli.console import note, stdout
+from mas_gym.cli.progress import RunProgress
+from mas_gym.errors import ConfigError
+
+if TYPE_CHECKING:
+    from search import Plan, Run
+
+
+class _Harvest:
+    """Counts what the trees hold."""
+
+    def __init__(self) -> None:
+        self.trees = self.failed = self.nodes = self.right = self.wrong = self.mixed = 0
+
+    def add(self, plan: Plan) -> None:
+        """Count one search; a failed one has no tree to learn from."""
+        if plan.error is not None or plan.tree is None:
+            self.failed += 1
+            return
+        verdicts = [candidate.correct for candidate in plan.candidates]
+        self.trees += 1
+        self.nodes += len(plan.tree)
+        self.right += verdicts.count(True)
+        self.wrong += verdicts.count(False)
+        self.mixed += len(set(verdicts)) > 1
+
+
+def rollouts(
+    store: Annotated[
+        Path, typer.Option("--store", help="SQLite file for the trees; the same command resumes from it.")
+    ],
+    task: opt.TaskName = "arithmetic",
+    data: opt.Data = None,
+    split: Annotated[str, typer.Option("--split", help="train or dev; the test split stays unseen.")] = "train",
+    number: opt.Number = None,
+    mas: opt.MASName = "rpsv",
+    policy: opt.PolicyName = "tiny",
+    planner: Annotated[str, typer.Option("--planner", help="A planner that takes the true reward.")] = "mcts:40,3",
+    seed: opt.Seed = 42,
+    concurrency: opt.Concurrency = 64,
+    option: opt.TaskOptions = None,
+    export: Annotated[Path | None, typer.Option("--export", help="Also write every node to a Parquet file.")] = None,
+) -> None:
+    """Search training problems with the true reward at the leaves (paper: MCTS(40,3), c = 4.0) into a store."""
+    import mas_gym
+    import search
+
+    if split == "test":
+        raise ConfigError("expected --split train or dev: trees with true rewards of the test split would leak it")
+    opt.check_folder(store)
+    opt.check_folder(export)
+    name, method = opt.read_planner(planner)
+    problems = opt.read_task(task, split, data, number, "strict", option)
+    run_of = partial(search.run, method, problems, mas=mas_gym.load_mas(mas), policy=opt.read_policy(policy))
+    with RunProgress([f"{name}, true reward"], len(problems)) as progress:
+        listen = partial(progress.update, 0, seed)
+        run = run_of(seed=seed, concurrency=concurrency, training=True, store=str(store), progress=listen)
+        harvest, finished = _gather(run)
+    _summary(harvest, len(problems), store)
+    if export is not None:
+        with search.open_store(store) as opened:
+            note(f"wrote {opened.export(export):,} nodes to {export}")
+    if not finished:
+        note(f"Interrupted: the same command goes on from {store}.", "yellow")
+        raise typer.Exit(130)
+
+
+def _gather(run: Run) -> tuple[_Harvest, bool]:
+    harvest = _Harvest()
+    try:
+        for plan in run:
+            harvest.add(plan)
+    except KeyboardInterrupt:
+        for plan in run:
+            harvest.add(plan)
+        return harvest, False
+    return harvest, True
+
+
+def _summary(harvest: _Harvest, wanted: int, store: Path) -> None:
+    from rich.text import Text
+
+    leaves = harvest.right + harvest.wrong
+    share = f", {100 * harvest.right / leaves:.1f}% of {leaves:,} leaves right" if leaves else ""
+    failed = f", {harvest.failed:,} searches failed" if harvest.failed else ""
+    line = (
+        f"{harvest.trees:,} of {wanted:,} trees with {harvest.nodes:,} nodes in {store}{share}; "
+        f"{harvest.mixed:,} trees hold right and wrong leaves{failed}."
+    )
+    stdout().print(Text(line))
+    if not harvest.failed and harvest.trees == wanted:
+        stdout().print(Text(f"Next: mas-gym train masprm --store {store} --out models/masprm", style="dim"))

@@ -1,0 +1,121 @@
+"""``mas-gym train``: reward models from the trees of ``mas-gym rollouts``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mas_gym.cli import options as opt
+from mas_gym.cli.console import note, stdout
+from mas_gym.errors import DataError
+
+if TYPE_CHECKING:
+    from rewardmodels import LabelledTree, Trained
+
+app = typer.Typer(no_args_is_help=True, help="Train a reward model on search trees.", rich_markup_mode="rich")
+
+Stores = Annotated[
+    list[Path], typer.Option("--store", help="Store with training trees; repeat it to mix in another task's.")
+]
+Out = Annotated[Path, typer.Option("--out", help="Folder of the critic; the same command resumes in it.")]
+Base = Annotated[str, typer.Option("--base", help="tiny, or the folder or hub id of a decoder.")]
+View = Annotated[str, typer.Option("--view", help="What the critic sees: full transcript, or the agent's local view.")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; a GPU where there is one.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="Hyper-parameter, such as learning_rate=1e-5. Repeatable.")
+]
+
+
+@app.command("masprm")
+def masprm(
+    store: Stores,
+    out: Out = Path("models/masprm"),
+    base: Base = "tiny",
+    head: Annotated[str, typer.Option("--head", help="bt (pairs) or mse (values).")] = "bt",
+    view: View = "full",
+    device: Device = None,
+    setting: Sets = None,
+) -> None:
+    """Train MASPRM, the process reward model of states."""
+    _train("masprm", head, store, out, base, view, device, setting)
+
+
+@app.command("orm")
+def orm(
+    store: Stores,
+    out: Out = Path("models/orm"),
+    base: Base = "tiny",
+    head: Annotated[str, typer.Option("--head", help="bce or mse.")] = "bce",
+    view: View = "full",
+    device: Device = None,
+    setting: Sets = None,
+) -> None:
+    """Train the ORM, the outcome reward model of finished transcripts."""
+    _train("orm", head, store, out, base, view, device, setting)
+
+
+def _train(
+    kind: str,
+    head: str,
+    stores: Sequence[Path],
+    out: Path,
+    base: str,
+    view: str,
+    device: str | None,
+    setting: Sequence[str] | None,
+) -> None:
+    import rewardmodels
+    from rewardmodels.settings import check_head
+
+    check_head(kind, head)
+    overrides: dict[str, Any] = {**opt.read_pairs(setting), "kind": kind, "head": head, "view": view}
+    wanted = rewardmodels.Settings(kind=kind, head=head).data_kind  # type: ignore[arg-type]
+    data = rewardmodels.collect(labelled_trees(stores), wanted, view=view)  # type: ignore[arg-type]
+    for name, counts in rewardmodels.histogram(data).items():
+        note(f"{data.kind} by {name}: " + ", ".join(f"{key} {number:,}" for key, number in counts.items()))
+    points = rewardmodels.collect(labelled_trees(stores), "points", view=view) if wanted == "pairs" else None  # type: ignore[arg-type]
+    trained = rewardmodels.train(data, out, base, points=points, device=device, log=note, **overrides)
+    _show(trained)
+
+
+def labelled_trees(stores: Sequence[Path]) -> Iterator[LabelledTree]:
+    """Read the finished training searches of stores, run by run.
+
+    Raises:
+        DataError: A store holds no training run.
+        StoreError: A file is no store.
+    """
+    from rewardmodels import LabelledTree
+    from search import open_store
+
+    for path in stores:
+        with open_store(path) as store:
+            runs = [run for run in store.runs() if run.config["training"]]
+            if not runs:
+                raise DataError(
+                    f"store {path}: expected trees with true rewards, got none; make them with mas-gym rollouts"
+                )
+            for run in runs:
+                task, seed = str(run.facts.get("task") or "task"), int(run.config["seed"])
+                for plan in store.plans(run.run):
+                    if plan.tree is not None:
+                        yield LabelledTree(plan.tree, run.mas, task, plan.problem_id, seed)
+
+
+def _show(trained: Trained) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text("On held-out problems"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("Metric")
+    table.add_column("Value", justify="right")
+    for name, value in trained.info.metrics.items():
+        if isinstance(value, int | float):
+            table.add_row(Text(name), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
+    console = stdout()
+    console.print(table)
+    console.print(Text(f"Saved to {trained.folder}. Next: mas-gym eval --critic {trained.folder} --planner mcts:10,3"))
