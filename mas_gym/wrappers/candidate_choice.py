@@ -47,7 +47,8 @@ class CandidateChoice(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     **Observation**: the environment's, with ``candidates`` beside it, a tuple of `Candidate`; empty after the end.
 
     **Info**: ``action_mask`` has length n and is 0 for a proposal that repeats an earlier one or is too long for
-    the environment; ``logprobs`` is a float vector of length n, NaN where the policy does not tell.
+    the environment; ``logprobs`` is a float vector of length n, minus infinity where the policy does not
+    tell and after the end.
 
     Args:
         env: A `mas_gym.MASEnv`, wrapped or not.
@@ -156,7 +157,7 @@ class CandidateChoice(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
 
     def _with_candidates(self, observation: Observation, info: Info) -> tuple[Observation, Info]:
         mask = np.zeros(self.n, dtype=np.int8)
-        logprobs = np.full(self.n, np.nan)
+        logprobs = np.full(self.n, -np.inf)
         candidates, seen = [], set[str]()
         for i, sample in enumerate(self._samples):
             fits = utf8_length(sample.text) <= self.mas_env.max_bytes

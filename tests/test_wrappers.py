@@ -1,0 +1,278 @@
+"""`CandidateChoice`, and the PettingZoo view."""
+
+import copy
+import pickle
+import subprocess
+import sys
+import warnings
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env, data_equivalence
+
+import mas_gym
+from mas_gym.env import MASEnv
+from mas_gym.errors import ConfigError, EpisodeOverError, IllegalActionError, MissingDependencyError, PolicyError
+from mas_gym.policies import Sample, SamplingReply, ScriptedPolicy
+from mas_gym.tasks import Problem, ProblemTask
+from mas_gym.wrappers import CandidateChoice
+
+SUMS = ProblemTask.of([Problem(f"sum/{n}", f"What is {n} + {n}?", str(2 * n)) for n in range(1, 6)])
+
+
+def guess(request, seed: int) -> str:
+    return f"{request.agent} says. Final Answer: {seed % 5}"
+
+
+class Async:
+    """The scripted policy behind an asynchronous door."""
+
+    name, max_concurrency = "async", 4
+
+    async def sample_async(self, request):
+        return ScriptedPolicy(guess).sample([request])[0]
+
+
+def choices(mas: str = "rpsv", policy=None, n: int = 6, **kwargs) -> CandidateChoice:
+    return CandidateChoice(MASEnv(SUMS, mas), policy or ScriptedPolicy(guess), n, **kwargs)
+
+
+@pytest.mark.parametrize("mas", mas_gym.mas_names())
+@pytest.mark.parametrize("seed", [None, 7])
+def test_gymnasiums_checker(mas: str, seed: int | None) -> None:
+    env = choices(mas, seed=seed)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*different from the unwrapped version.*")
+        check_env(env, skip_render_check=True)
+
+
+def test_an_episode_of_choices() -> None:
+    env = choices()
+    observation, info = env.reset(seed=1)
+    for turn in range(4):
+        assert observation in env.observation_space
+        assert len(observation["candidates"]) == 6
+        texts = [candidate.text for candidate in observation["candidates"]]
+        firsts = [int(text not in texts[:i]) for i, text in enumerate(texts)]
+        assert info["action_mask"].tolist() == firsts
+        assert info["action_mask"].dtype == np.int8
+        assert info["logprobs"].tolist() == [-float(c.tokens) for c in observation["candidates"]]
+        pick = env.action_space.sample(mask=info["action_mask"])
+        observation, reward, terminated, _, info = env.step(pick)
+        assert observation["transcript"][-1].text == texts[pick]
+        assert terminated == (turn == 3)
+    assert reward in (1.0, -1.0)
+    assert observation["candidates"] == ()
+    assert observation in env.observation_space
+    assert not info["action_mask"].any()
+    assert np.isneginf(info["logprobs"]).all()
+    with pytest.raises(EpisodeOverError):
+        env.step(0)
+
+
+def test_seeds() -> None:
+    def candidates(env, seed, problem="sum/1"):
+        return env.reset(seed=seed, options={"problem_id": problem})[0]["candidates"]
+
+    free, fixed = choices(), choices(seed=3)
+    assert candidates(free, 1) == candidates(choices(), 1)
+    assert candidates(free, 1) != candidates(free, 2)
+    # With a seed of its own a problem is one tree, whatever the environment's generator does.
+    assert candidates(fixed, 1) == candidates(fixed, 2)
+    assert candidates(fixed, 1) != candidates(fixed, 1, "sum/2")
+    assert candidates(fixed, 1) != candidates(choices(seed=4), 1)
+
+
+@pytest.mark.parametrize("shape", ["batch", "async"])
+def test_both_shapes_of_policy(shape: str) -> None:
+    env = choices(policy=Async() if shape == "async" else None, seed=3)
+    observation, _ = env.reset(options={"problem_id": "sum/1"})
+    expected, _ = choices(seed=3).reset(options={"problem_id": "sum/1"})
+    assert observation["candidates"] == expected["candidates"]
+
+
+def test_snapshots_ask_nobody_again() -> None:
+    asked = []
+
+    def script(request, seed):
+        asked.append(seed)
+        return guess(request, seed)
+
+    env = choices(policy=ScriptedPolicy(script))
+    env.reset(seed=0)
+    env.step(0)
+    snapshot, seen = env.clone_state(include_rng=True), env.observe()
+    first = [env.step(1), env.step(0)]
+    count = len(asked)
+    env.restore_state(snapshot)
+    assert data_equivalence(env.observe(), seen)
+    assert len(asked) == count
+    assert data_equivalence([env.step(1), env.step(0)], first)
+    env.restore_state(snapshot)
+    assert pickle.dumps(env.clone_state(include_rng=True)) == pickle.dumps(snapshot)
+
+
+def test_a_plain_search_finds_the_best_leaf() -> None:
+    env = choices(n=3, seed=1)
+    env.reset(options={"problem_id": "sum/2"})
+
+    def best() -> float:
+        snapshot, (_, info) = env.clone_state(), env.observe()
+        value = -1.0
+        for action in np.flatnonzero(info["action_mask"]):
+            env.restore_state(snapshot)
+            _, reward, terminated, _, _ = env.step(int(action))
+            value = max(value, reward if terminated else best())
+        return value
+
+    assert best() == 1.0
+
+
+def test_copies_share_the_policy() -> None:
+    env = choices()
+    env.reset(seed=0)
+    twin = copy.deepcopy(env)
+    assert twin._policy is env._policy
+    assert twin.mas_env is twin.env is not env.env
+    assert data_equivalence(twin.step(0), env.step(0))
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: CandidateChoice(gym.make("CartPole-v1"), ScriptedPolicy(guess)), "env: expected a MASEnv"),
+        (lambda: choices(policy=object()), "policy: expected a policy or its name"),
+        (lambda: choices(n=0), "n: expected a whole number of at least 1"),
+        (lambda: choices(seed=-1), "seed: expected a whole number of at least 0"),
+    ],
+)
+def test_arguments(make, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        make()
+
+
+@pytest.mark.parametrize("action", [-1, 6, 100])
+def test_actions_out_of_range(action: int) -> None:
+    env = choices()
+    env.reset(seed=0)
+    with pytest.raises(IllegalActionError, match="from 0 to 5"):
+        env.step(action)
+
+
+def test_broken_policies_are_named() -> None:
+    class Short:
+        name, max_batch = "short", 1
+
+        def sample(self, requests):
+            return [SamplingReply((Sample("a", 1, -1.0, "stop"),)) for _ in requests]
+
+    class Silent(Short):
+        def sample(self, requests):
+            return []
+
+    with pytest.raises(PolicyError, match="'short': expected 6 samples, got 1"):
+        choices(policy=Short()).reset()
+    with pytest.raises(PolicyError, match="expected one reply"):
+        choices(policy=Silent()).reset()
+
+
+def test_proposals_too_long_for_the_environment() -> None:
+    policy = ScriptedPolicy(lambda request, seed: "x" * 100 if seed % 2 else "short")
+    env = CandidateChoice(MASEnv(SUMS, "single", max_bytes=64), policy, 8)
+    observation, info = env.reset(seed=0)
+    texts = {candidate.text for candidate in observation["candidates"]}
+    assert texts == {"", "short"}
+    assert observation in env.observation_space
+    long = next(i for i, candidate in enumerate(observation["candidates"]) if not candidate.text)
+    assert info["action_mask"].sum() == 1
+    assert not info["action_mask"][long]
+    assert "a text of 100 bytes" in env.step(long)[4]["invalid_action"]
+
+
+def test_silent_policies_give_no_likelihoods() -> None:
+    env = choices(policy=ScriptedPolicy(lambda request, seed: Sample("a", 1, None, "stop")))
+    assert np.isneginf(env.reset()[1]["logprobs"]).all()
+
+
+def test_policies_by_name_survive_the_spec() -> None:
+    env = CandidateChoice(gym.make("MAS-Arithmetic-v0"), "recorded:none.jsonl", 2)
+    spec = gym.envs.registration.EnvSpec.from_json(env.spec.to_json())
+    assert spec.additional_wrappers[-1].kwargs["policy"] == "recorded:none.jsonl"
+    assert isinstance(gym.make(spec), CandidateChoice)
+
+
+# ------------------------------------------------------------------------------------------ PettingZoo
+
+
+@pytest.mark.parametrize("mas", mas_gym.mas_names())
+def test_pettingzoos_checker(mas: str, capsys: pytest.CaptureFixture[str]) -> None:
+    testing = pytest.importorskip("pettingzoo.test")
+    with warnings.catch_warnings():
+        # It advises numeric spaces and names such as player_0 to everybody.
+        warnings.filterwarnings("ignore", category=UserWarning)
+        testing.api_test(mas_gym.aec_env(MASEnv(SUMS, mas, render_mode="ansi")), num_cycles=20)
+    assert "Passed API test" in capsys.readouterr().out
+
+
+def test_agents_see_their_local_views() -> None:
+    pytest.importorskip("pettingzoo")
+    game = mas_gym.aec_env(MASEnv(SUMS, "rpsv"))
+    game.reset(seed=0, options={"problem_id": "sum/3"})
+    assert game.agents == ["Reader", "Planner", "Solver", "Verifier"]
+    assert game.agent_selection == "Reader"
+    game.step(("facts", 1))
+    assert game.observe("Solver") == {"question": "", "transcript": (), "messages": ()}
+    assert game.observe("Planner")["transcript"] == ((0, "facts", 1),)
+    assert game.observe("Planner")["messages"][1].content == "What is 3 + 3?\n\nfacts"
+    assert game.observe("Verifier")["question"] == "What is 3 + 3?"
+    _, mask = game.infos["Planner"]["action_mask"]
+    assert mask.tolist() == [0, 0, 1, 0, 0, 1]
+    for text in ("plan", "work", "Final Answer: 6"):
+        assert not any(game.terminations.values())
+        game.step((text, game.ALL))
+    assert set(game.rewards.values()) == {1.0}
+    assert all(game.terminations.values())
+    totals = {}
+    for agent in game.agent_iter():
+        _, totals[agent], terminated, _, _ = game.last()
+        assert terminated
+        game.step(None)
+    assert totals == dict.fromkeys(["Reader", "Planner", "Solver", "Verifier"], 1.0)
+    assert game.agents == []
+
+
+def test_skipped_agents_end_with_the_others() -> None:
+    pytest.importorskip("pettingzoo")
+    game = mas_gym.aec_env(MASEnv(SUMS, "dylan"))
+    game.reset(seed=0)
+    acted = []
+    for agent in game.agent_iter():
+        if game.last()[2]:
+            game.step(None)
+        else:
+            acted.append(agent)
+            game.step(("VERDICT: AGREE", game.ALL))
+    assert [name[:6] for name in acted] == ["Solver", "Solver", "Solver", "Judge"]
+
+
+def test_aec_arguments() -> None:
+    pytest.importorskip("pettingzoo")
+    assert mas_gym.aec_env("MAS-Arithmetic-Single-v0", render_mode="ansi").render_mode == "ansi"
+    with pytest.raises(ConfigError, match="env: expected a registered MAS id"):
+        mas_gym.aec_env(gym.make("CartPole-v1"))
+    with pytest.raises(ConfigError, match="unknown option 'view'"):
+        mas_gym.aec_env(MASEnv(SUMS), view="full")
+
+
+def test_without_pettingzoo_the_error_names_the_extra() -> None:
+    code = (
+        "import sys; sys.modules['pettingzoo'] = None\n"
+        "import mas_gym\n"
+        "from mas_gym.errors import MissingDependencyError\n"
+        "try:\n    mas_gym.aec_env()\n"
+        "except MissingDependencyError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "mas-gym[aec]" in done.stdout
+    assert issubclass(MissingDependencyError, ImportError)
