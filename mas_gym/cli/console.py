@@ -55,4 +55,4 @@ def note(message: str, style: str = "dim") -> None:
     """Print a remark to stderr."""
     from rich.text import Text
 
-    stderr().print(Text(message, style=style))
+    stderr().print(Text(message, style=style), soft_wrap=True)

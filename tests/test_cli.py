@@ -1,0 +1,425 @@
+"""The command line, on real small runs of recorded messages and of the tiny agents."""
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+from typer.testing import CliRunner, Result
+
+import mas_gym
+import search
+from mas_gym.cli import app
+from mas_gym.cli.evaluate import arms_of
+from mas_gym.errors import ConfigError, UnknownNameError
+from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy
+
+PROBLEMS = 6
+HOSTILE = "\x1b[2J[red]</script><script>alert(1)</script>"
+CLI = [sys.executable, "-m", "mas_gym.cli"]
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A policy spec that replays what a script said in all the searches of this module."""
+    file = tmp_path_factory.mktemp("recording") / "messages.jsonl"
+    test = mas_gym.load_task("arithmetic", limit=PROBLEMS)
+    train = mas_gym.load_task("arithmetic", split="train", limit=4)
+    answers = {problem.question: problem.answer for task in (test, train) for problem in task}
+
+    def script(request: SamplingRequest, seed: int) -> str:
+        if request.agent != "Verifier":
+            return f"{HOSTILE} {request.agent} {seed % 3}"
+        question = next(question for question in answers if question in request.messages[-1].content)
+        return f"Checked.\nFinal Answer: {answers[question] if seed % 2 else 7}"
+
+    policy = RecordingPolicy(ScriptedPolicy(script), file)
+    for seed in (42, 7):
+        for spec in ("single", "sc:3", "sbs:3,2", "mcts:5,2"):
+            for critic in (search.PolicyLikelihood(), search.ConstantCritic(0.5)):
+                list(search.run(spec, test, mas="rpsv", policy=policy, critic=critic, seed=seed))
+    list(search.run("mcts:8,2", train, mas="rpsv", policy=policy, training=True))
+    return f"recorded:{file}"
+
+
+@pytest.fixture
+def run() -> Run:
+    def invoke(*arguments: object, input: str | None = None, **env: str) -> Result:
+        return CliRunner(env={"COLUMNS": "120", **env}).invoke(app, [str(a) for a in arguments], input=input)
+
+    return invoke
+
+
+def flat(text: str) -> str:
+    """Return output without the frames and line breaks that its width put in."""
+    return re.sub(r"[\s│]+", " ", text)
+
+
+def shell(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [*CLI, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **env})
+
+
+# eval
+
+
+def test_eval_measures_planners_over_seeds_to_a_table_and_files(run: Run, recording: str, tmp_path: Path) -> None:
+    files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "csv", "png")}
+    planners = ("single", "sc:3", "sbs:3,2", "mcts:5,2")
+    result = run(
+        *("eval", "-n", PROBLEMS, "--policy", recording, "--seeds", "42,7"),
+        *(word for planner in planners for word in ("--planner", planner)),
+        *("--json", files["json"], "--csv", files["csv"], "--plot", files["png"]),
+    )
+    assert result.exit_code == 0, result.output
+    rows = json.loads(files["json"].read_text())["rows"]
+    assert [(row["planner"], row["critic"]) for row in rows] == [
+        ("single", ""),
+        ("sc:3", ""),
+        ("sbs:3,2", "policy-likelihood"),
+        ("mcts:5,2", "policy-likelihood"),
+    ]
+    # AC of the paper's App. "Compute budgets and accounting" at D = 4, RC 0 for policy likelihood.
+    assert [row["agent_calls"] for row in rows[:3]] == [4, 12, 3 + 3 * 2 * 3]
+    assert [row["reward_calls"] for row in rows] == [0, 0, 0, 0]
+    assert all(row["searches"] == 2 * PROBLEMS and row["failed"] == 0 for row in rows)
+    assert [line["planner"] for line in csv.DictReader(files["csv"].read_text().splitlines())] == list(planners)
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+    assert f"{100 * rows[3]['hit@1']:.1f}" in result.stdout
+    assert "Hit@1 against single" in result.stdout
+
+
+def test_eval_gives_the_same_figures_from_a_store_as_without(run: Run, recording: str, tmp_path: Path) -> None:
+    command = ("eval", "-n", PROBLEMS, "--policy", recording, "--planner", "mcts:5,2")
+    plain = run(*command)
+    first = run(*command, "--store", tmp_path / "runs.db")
+    again = run(*command, "--store", tmp_path / "runs.db")
+    assert plain.exit_code == first.exit_code == again.exit_code == 0
+    assert plain.stdout == first.stdout == again.stdout
+    assert f"{PROBLEMS} stored" in again.stderr
+
+
+def test_each_planner_that_needs_a_critic_runs_with_each(run: Run, recording: str) -> None:
+    critics = ("--critic", "policy-likelihood", "--critic", "constant:0.5")
+    planners = ("--planner", "single", "--planner", "sbs:3,2")
+    result = run("eval", "-n", 2, "--policy", recording, *planners, *critics)
+    assert result.exit_code == 0, result.output
+    lines = [line.split()[:2] for line in result.stdout.splitlines() if line.startswith((" single", " sbs"))]
+    assert [name for name, _ in lines[:3]] == ["single", "sbs:3,2", "sbs:3,2"]
+    assert {critic for _, critic in lines[1:3]} == {"policy-likelihood", "constant(0.5)"}
+
+
+def test_pairs_that_cannot_work_are_left_out_and_said(tmp_path: Path) -> None:
+    arms = arms_of(["single", "mcts:5,2,leaf=bootstrap", "single"], ["policy-likelihood"])
+    assert [arm.label for arm in arms] == ["single", "mcts:5,2,leaf=bootstrap + policy-likelihood"]
+    with pytest.raises(ConfigError, match="virtual visits"):
+        arms_of(["mcts:5,2,values=outcome,virtual_visits=true"], ["policy-likelihood"])
+
+
+def test_failed_searches_are_listed_by_reason(run: Run, recording: str) -> None:
+    result = run("eval", "-n", PROBLEMS, "--policy", recording, "--seeds", "1")
+    assert result.exit_code == 0
+    assert "Failed searches" in result.stdout
+    assert "no recorded message of agent 'Reader'" in flat(result.stdout)
+
+
+INTERRUPTED = """
+import os, signal, sys
+import mas_gym.cli.options as options
+from mas_gym.cli import main
+from mas_gym.policies import ScriptedPolicy
+
+calls = 0
+def script(request, seed):
+    global calls
+    calls += 1
+    if calls == 30:
+        os.kill(os.getpid(), signal.SIGINT)
+    return f"Final Answer: {seed % 5}"
+
+options.read_policy = lambda spec: ScriptedPolicy(script)
+main()
+"""
+
+
+def test_ctrl_c_prints_what_is_finished_and_keeps_it(tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    arguments = ["eval", "-n", "40", "--concurrency", "2", "--store", str(store)]
+    command = [sys.executable, "-c", INTERRUPTED, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr
+    [finished] = re.findall(r"^(\d+) problems, seed 42", done.stdout, re.MULTILINE)
+    assert 0 < int(finished) < 40
+    assert f"goes on from {store}" in done.stderr
+    with search.open_store(store) as kept:
+        assert kept.find().searches == int(finished)
+
+
+# solve
+
+
+def test_solve_prints_who_said_what_and_writes_the_page(run: Run, recording: str, tmp_path: Path) -> None:
+    page = tmp_path / "tree.html"
+    command = ("solve", "--task", "arithmetic", "--policy", recording, "--planner", "mcts:5,2", "--tree", page)
+    result = run(*command)
+    assert result.exit_code == 0, result.output
+    assert "Planner to Solver" in result.stdout
+    assert re.search(r"Answer: -?\d+  \((right|wrong; the reference is -?\d+)\)", result.stdout)
+    assert re.search(r"AC \d+  TOK \d+  RC 0 ", result.stdout)
+    text = page.read_text()
+    assert "<script>alert" not in text
+    assert '"problem","arithmetic/test/' in text
+    assert json.loads(re.search(r'json">(.*?)</script>', text, re.DOTALL)[1])["correct"] is not None  # type: ignore[index]
+
+
+def test_messages_cannot_steer_the_terminal(run: Run, recording: str) -> None:
+    result = run("solve", "--task", "arithmetic", "--policy", recording, "--planner", "single")
+    assert "\x1b" not in result.stdout
+    assert "[red]</script>" in result.stdout
+
+
+def test_solve_takes_any_question(run: Run, recording: str) -> None:
+    problem = mas_gym.load_task("arithmetic")[0]
+    asked = run("solve", problem.question, "--policy", recording, "--planner", "single")
+    piped = run("solve", "-", "--policy", recording, "--planner", "single", input=problem.question + "\n")
+    # The recording holds this question under its own problem id, whose seeds are others.
+    for result in (asked, piped):
+        assert result.exit_code == 2
+        assert "the search failed: PolicyError" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "expected a question"),
+        (("1 + 1?", "--task", "arithmetic"), "and not both"),
+        (("  ",), "got an empty text"),
+        (("1 + 1?", "--kind", "poem"), "number, expression or choice"),
+        (("--task", "arithmetic", "--problem-id", "nope"), "nope"),
+        (("1 + 1?", "--tree", "/no/such/folder/tree.html"), "mkdir -p"),
+    ],
+)
+def test_solve_says_what_is_wrong(run: Run, recording: str, arguments: tuple[str, ...], message: str) -> None:
+    result = run("solve", *arguments, "--policy", recording)
+    assert result.exit_code == 2
+    assert message in flat(result.stderr)
+
+
+# envs and play
+
+
+def test_envs_lists_every_registered_environment(run: Run) -> None:
+    listed = json.loads(run("envs", "--json").stdout)
+    ours = {name for name, spec in gym.registry.items() if spec.entry_point == "mas_gym.env:MASEnv"}
+    assert {row["id"] for row in listed} == ours >= {"MAS-GSM8K-v0", "MAS-Arithmetic-v0"}
+    arithmetic = next(row for row in listed if row["id"] == "MAS-Arithmetic-v0")
+    assert arithmetic["agents"] == ["Reader", "Planner", "Solver", "Verifier"]
+    assert arithmetic["available"]
+    assert "MAS-Arithmetic-v0" in run("envs").stdout
+
+
+def test_a_person_plays_every_agent_through_a_pipe(run: Run) -> None:
+    problem = mas_gym.load_task("arithmetic")[3]
+    turns = f"the facts\nin two lines\n\nthe plan\n\nthe work\n\nFinal Answer: {problem.answer}\n\n"
+    result = run("play", "MAS-Arithmetic-v0", "--problem-id", problem.id, input=turns)
+    assert result.exit_code == 0, result.output
+    assert f"The end: answer {problem.answer}, right (reward +1)" in result.stdout
+    solver = result.stdout.split("Your turn: Solver")[1].split("Your turn: Verifier")[0]
+    assert "the plan" in solver
+    assert "the facts" not in solver
+    assert problem.question.split(". ")[0] not in solver
+
+
+def test_a_person_plays_one_agent_and_a_policy_the_others(run: Run, recording: str) -> None:
+    problem = mas_gym.load_task("arithmetic")[0]
+    options = ("--agent", "verifier", "--policy", recording, "--problem-id", problem.id)
+    result = run("play", "MAS-Arithmetic-v0", *options, input="Final Answer: none")
+    assert result.exit_code == 0, result.output
+    assert "wrong; the reference is" in result.stdout
+    assert result.stdout.count("Your turn") == 1
+    assert "(you are not among its readers)" in result.stdout
+
+
+def test_recipients_can_be_named_where_the_graph_leaves_a_choice(run: Run) -> None:
+    turns = "plan one\n\nBob\n\nSolver_B\nwork\n\nFinal Answer: 1\n\n"
+    result = run("play", "MAS-Arithmetic-Consensus-v0", input=turns)
+    assert "'Bob' is none of" in result.stdout
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize("typed", ["", "facts\n\nplan\n"])
+def test_the_end_of_input_ends_the_game_politely(run: Run, typed: str) -> None:
+    result = run("play", "MAS-Arithmetic-v0", input=typed)
+    assert result.exit_code == 0
+    assert "End of input" in result.stderr
+
+
+def test_play_names_the_nearest_environment_and_agent(run: Run) -> None:
+    assert "did you mean 'MAS-Arithmetic-v0'?" in flat(run("play", "MAS-Aritmetic-v0").stderr)
+    assert "did you mean 'Solver'?" in run("play", "MAS-Arithmetic-v0", "--agent", "Slover").stderr
+
+
+# rollouts, status, train
+
+
+def test_rollouts_fill_a_store_that_training_reads(run: Run, recording: str, tmp_path: Path) -> None:
+    from mas_gym.cli.train import labelled_trees
+
+    store, parquet = tmp_path / "rollouts.db", tmp_path / "nodes.parquet"
+    command = ("rollouts", "--store", store, "-n", 4, "--policy", recording, "--planner", "mcts:8,2")
+    result = run(*command, "--export", parquet)
+    assert result.exit_code == 0, result.output
+    trees = list(labelled_trees([store]))
+    assert len(trees) == 4
+    assert {tree.task for tree in trees} == {"arithmetic"}
+    assert f"4 of 4 trees with {sum(len(tree.tree) for tree in trees):,} nodes" in flat(result.stdout)
+    assert parquet.read_bytes().startswith(b"PAR1")
+    shown = run("status", store, COLUMNS="200").stdout
+    assert "mcts:8,2, seed 42, true reward" in shown
+    assert "arithmetic/train" in shown
+
+
+def test_rollouts_do_not_touch_the_test_split(run: Run, tmp_path: Path) -> None:
+    result = run("rollouts", "--store", tmp_path / "x.db", "--split", "test")
+    assert result.exit_code == 2
+    assert "would leak it" in result.stderr
+
+
+def test_training_refuses_a_store_without_true_rewards(run: Run, recording: str, tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    run("eval", "-n", 2, "--policy", recording, "--store", store)
+    result = run("train", "masprm", "--store", store, "--out", tmp_path / "critic")
+    assert result.exit_code == 2
+    assert "expected trees with true rewards, got none" in flat(result.stderr)
+
+
+def test_status_of_no_store(run: Run, tmp_path: Path) -> None:
+    result = run("status", tmp_path / "none.db")
+    assert result.exit_code == 2
+    assert "no such file" in result.stderr
+
+
+# errors, streams, terminals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--planner", "mtcs:10,3"), "unknown planner 'mtcs'; expected one of: bon, mcts, sbs, sc, single; did you"),
+        (("--planner", "mcts:0,3"), "n_simulations"),
+        (("--planner", "mcts:10,3", "--critic", "policy-likelyhood"), "did you mean 'policy-likelihood'?"),
+        (("--policy", "tinny"), "did you mean 'tiny'?"),
+        (("--task", "gsm"), "did you mean 'gsm8k'?"),
+        (("--mas", "rspv"), "did you mean 'rpsv'?"),
+        (("--task", "gsm8k", "--data", "nope.jsonl"), "Three ways to provide it"),
+        (("--seeds", "1,x"), "whole numbers with commas"),
+        (("--seeds", "1,1"), "different seeds"),
+        (("-o", "difficulty"), "key=value"),
+        (("-o", "difficulty=99"), "difficulty"),
+        (("--json", "/no/such/folder/out.json"), "mkdir -p /no/such/folder"),
+        (("-n", "999999999"), "expected -n of at most"),
+    ],
+)
+def test_errors_are_one_panel_that_says_what_to_do(run: Run, arguments: tuple[str, ...], message: str) -> None:
+    result = run("eval", *arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert message in flat(result.stderr)
+    assert result.stderr.count("Error") == 1
+
+
+def test_debug_shows_the_exception_itself(run: Run) -> None:
+    assert isinstance(run("--debug", "eval", "--mas", "rspv").exception, UnknownNameError)
+
+
+def test_a_file_that_cannot_be_written_is_an_error_not_a_crash(run: Run, recording: str, tmp_path: Path) -> None:
+    result = run("eval", "-n", 2, "--policy", recording, "--csv", tmp_path)
+    assert result.exit_code == 2
+    assert "Is a directory" in result.stderr
+
+
+@pytest.mark.parametrize("columns", [40, 64, 200])
+def test_tables_fit_the_terminal(run: Run, recording: str, columns: int) -> None:
+    planners = ("--planner", "single", "--planner", "mcts:5,2")
+    result = run("eval", "-n", 3, "--policy", recording, *planners, COLUMNS=str(columns))
+    assert result.exit_code == 0
+    assert max(map(len, result.stdout.splitlines())) <= columns
+    assert "mcts:5,2" in result.stdout
+
+
+def test_pipes_get_plain_text_and_may_close_early() -> None:
+    listed = shell("envs")
+    assert listed.returncode == 0
+    assert "\x1b" not in listed.stdout
+    reader, writer = os.pipe()
+    os.close(reader)
+    broken = subprocess.run([*CLI, "envs"], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writer)
+    assert broken.returncode == 1
+    assert "Traceback" not in broken.stderr
+
+
+def test_an_ascii_terminal_gets_question_marks_not_a_crash() -> None:
+    done = shell("envs", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are a Unix thing")
+@pytest.mark.parametrize("no_color", [False, True])
+def test_a_terminal_sees_live_progress_and_keeps_the_table(recording: str, no_color: bool) -> None:
+    leader, follower = os.openpty()
+    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", **({"NO_COLOR": "1"} if no_color else {})}
+    command = [*CLI, "eval", "-n", "3", "--policy", recording, "--planner", "mcts:5,2"]
+    with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=env) as process:
+        os.close(follower)
+        painted = b""
+        while True:
+            try:
+                chunk = os.read(leader, 65536)
+            except OSError:
+                break
+            if not chunk:
+                break
+            painted += chunk
+    os.close(leader)
+    assert process.returncode == 0
+    text = painted.decode()
+    assert "95% interval" in text
+    assert ("\x1b[32m" in text) is (not no_color)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("eval", "--help"), ("train", "--help"), ("demo", "-h")])
+def test_help_needs_nothing_heavy(arguments: tuple[str, ...]) -> None:
+    code = (
+        "import sys\nfrom mas_gym.cli import main\n"
+        f"sys.argv = ['mas-gym', *{arguments!r}]\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "assert not {'torch', 'transformers', 'matplotlib', 'search', 'rewardmodels'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "Usage" in done.stdout
+
+
+# demo
+
+
+@pytest.mark.slow
+def test_demo_ends_with_table_picture_and_page(run: Run, tmp_path: Path) -> None:
+    result = run("demo", "--out", tmp_path / "demo", "-n", 3)
+    assert result.exit_code == 0, result.output
+    files = {path.name for path in (tmp_path / "demo").iterdir()}
+    assert files >= {"results.json", "results.csv", "accuracy-tokens.png", "tree.html", "runs.db"}
+    document = json.loads((tmp_path / "demo" / "results.json").read_text())
+    assert [row["planner"] for row in document["rows"]] == ["single", "sc:5", "sbs:5,1", "sbs:5,3", "mcts:10,3"]
+    assert [row["agent_calls"] for row in document["rows"][:4]] == [4, 20, 20, 50]
+    assert not any(row["failed"] for row in document["rows"])
