@@ -123,10 +123,11 @@ class _Search:
     def _reply(self, request: Any) -> list[Any]:
         kind = type(request).__name__
         states = [request.state] if kind == "Propose" else list(getattr(request, "states", ()))
-        self.asked.append(f"{kind}:{getattr(request, 'n', '')}:{','.join(s.digest.hex() for s in states)}")
         for state in states:
             mine = isinstance(state, MASState) and state.question == self.root.question
-            self.findings.expect(mine, f"{kind} of {describe(state)}: expected states of its own search")
+            if not self.findings.expect(mine, f"{kind} of {describe(state)}: expected states of its own search"):
+                return [0.0 for _ in states]
+        self.asked.append(f"{kind}:{getattr(request, 'n', '')}:{','.join(s.digest.hex() for s in states)}")
         if kind == "Propose":
             return self._propose(request)
         if kind == "Evaluate":

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from mas_gym.dynamics import Dynamics
 from mas_gym.graph import MAS
 from mas_gym.loading import MASSource, load_mas
-from mas_gym.prompts import chat_messages
 from mas_gym.state import MASState
 from mas_gym.tasks import Problem, ProblemTask
-from mas_gym.testing.episodes import HOSTILE, ORDINARY, Findings, describe, walk
+from mas_gym.testing.episodes import HOSTILE, ORDINARY, Findings, walk
 
 _QUESTION = "Maya has 3 apples and 4 pears. How many pieces of fruit?"
 
@@ -47,8 +46,6 @@ def check_mas(source: MASSource, *, texts: Sequence[str] = (), episodes: int = 5
         acted.update(turn.speaker for turn in states[-1].turns)
         for state in states:
             _check_state(findings, model, state)
-    for text in (text for text in says if text.strip()):
-        _check_prompts(findings, model, text)
     for i, agent in enumerate(mas.agents):
         findings.expect(
             i in acted,
@@ -67,18 +64,6 @@ def _check_state(findings: Findings, model: Dynamics, state: MASState) -> None:
     if not model.is_terminal(state):
         name = model.mas.agents[state.acting].name
         findings.expect(model.mas.ALL in model.legal_recipients(state), f"{name} cannot speak to ALL")
-
-
-def _check_prompts(findings: Findings, model: Dynamics, text: str) -> None:
-    """Messages to ALL, as policies send them, must give every acting agent something to read."""
-    state = model.initial_state(_QUESTION)
-    while not model.is_terminal(state):
-        name = model.mas.agents[state.acting].name
-        findings.expect(
-            bool(chat_messages(model.mas, state)[1].content),
-            f"{name} acts on an empty prompt after messages {describe(text)}: add an edge to it",
-        )
-        state = model.transition(state, (text, model.mas.ALL))
 
 
 def _check_env(findings: Findings, mas: MAS) -> None:

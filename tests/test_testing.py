@@ -1,0 +1,346 @@
+"""The compliance suite: it passes what is right, and names each way to be wrong."""
+
+import random
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import mas_gym
+from mas_gym.errors import BudgetError, ComplianceError, ConfigError, MASGymError, PolicyError
+from mas_gym.policies import Sample, SamplingReply, ScriptedPolicy
+from mas_gym.state import MASState
+from mas_gym.testing import check_critic, check_mas, check_planner, check_policy
+
+
+def breaches(check, *args, **kwargs) -> str:
+    with pytest.raises(ComplianceError) as caught:
+        check(*args, **kwargs)
+    assert isinstance(caught.value, AssertionError)
+    assert isinstance(caught.value, MASGymError)
+    assert all(fault in str(caught.value) for fault in caught.value.faults)
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------ systems
+
+
+@pytest.mark.parametrize("name", mas_gym.mas_names())
+def test_shipped_systems_comply(name: str) -> None:
+    assert check_mas(name) == mas_gym.load_mas(name)
+
+
+def system(*edges: list[Any]) -> dict[str, Any]:
+    return {"agents": [{"name": name, "system_prompt": name} for name in "ABC"], "edges": [[-1, 0], *edges]}
+
+
+def test_faulty_configs_raise_as_load_mas_does() -> None:
+    with pytest.raises(ConfigError):
+        check_mas(system([0, 9]))
+
+
+def test_agents_that_can_never_act_are_named() -> None:
+    both = system([0, 1], [0, 2, "contains:x"], [1, 2, "regex:^\\d{40}$"])
+    assert "agents[2] 'C' acted in none of 50 episodes" in breaches(check_mas, both)
+    check_mas(both, texts=["x", "7" * 40], episodes=400)
+
+
+# ------------------------------------------------------------------------------------------ policies
+
+
+def words(request, seed: int) -> str:
+    return f"{request.agent} {seed % 3}".strip()
+
+
+class Careful:
+    """A policy that keeps its contract; the cases below break it in one place each."""
+
+    name: Any = "careful"
+    max_batch: Any = 8
+
+    def sample(self, requests):
+        return [self.reply(request) for request in requests]
+
+    def reply(self, request):
+        return SamplingReply(tuple(self.one(request, seed) for seed in request.seeds), 5)
+
+    def one(self, request, seed):
+        return Sample(words(request, seed), 2, -2.0, "stop")
+
+
+class Async:
+    name, max_concurrency = "async", 4
+
+    async def sample_async(self, request):
+        return Careful().reply(request)
+
+
+def policy(**changes):
+    return type("Changed", (Careful,), changes)()
+
+
+def test_good_policies_comply() -> None:
+    check_policy(Careful())
+    check_policy(ScriptedPolicy(words))
+    check_policy(Async())
+    check_policy(policy(one=lambda self, r, s: Sample("ok", 1, None, "length")))
+
+
+def test_policies_may_refuse_odd_prompts() -> None:
+    def reply(self, request):
+        if "\ud800" in request.messages[-1].content:
+            raise PolicyError("cannot encode this")
+        return Careful().reply(request)
+
+    check_policy(policy(reply=reply))
+
+
+noise = random.Random(0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"name": ""}, "name: expected a non-empty str, got ''"),
+        ({"max_batch": 0}, "batch size: expected an int from 1 on, got 0"),
+        ({"sample": 3}, "ordinary requests raised TypeError"),
+        ({"sample": lambda self, r: []}, "requests got 0 replies"),
+        ({"sample": lambda self, r: Careful().sample(r)[:-1] if r else []}, "requests got 3 replies"),
+        ({"sample": lambda self, r: Careful().sample(r) if r else [1]}, "no requests should get no replies"),
+        ({"reply": lambda self, r: "text"}, "expected a SamplingReply, got 'text'"),
+        ({"reply": lambda self, r: SamplingReply(())}, "3 seeds got 0 samples"),
+        ({"reply": lambda self, r: Careful().reply(r)._replace(prompt_tokens=-1)}, "prompt_tokens: expected an int"),
+        ({"one": lambda self, r, s: "text"}, "expected a Sample, got 'text'"),
+        ({"one": lambda self, r, s: Sample(None, 1, -1.0, "stop")}, "text: expected a str, got None"),
+        ({"one": lambda self, r, s: Sample(" a", 1, -1.0, "stop")}, "text: expected it stripped"),
+        ({"one": lambda self, r, s: Sample("a", 17, -1.0, "stop")}, "tokens: expected at most the cap of 16, got 17"),
+        ({"one": lambda self, r, s: Sample("a", -1, -1.0, "stop")}, "tokens: expected at most the cap"),
+        ({"one": lambda self, r, s: Sample("a", 1, 0.5, "stop")}, "logprob: expected None or a finite float up to 0"),
+        ({"one": lambda self, r, s: Sample("a", 1, float("nan"), "stop")}, "logprob: expected None or a finite"),
+        ({"one": lambda self, r, s: Sample("a", 1, -1.0, "eos")}, "finish_reason: expected 'stop' or 'length'"),
+        ({"one": lambda self, r, s: Sample(str(noise.random()), 1, -1.0, "stop")}, "asked again, it gave other"),
+        (
+            {
+                "sample": lambda self, rs: [
+                    SamplingReply(tuple(Sample(f"{i} {s}", 1, -1.0, "stop") for s in r.seeds)) for i, r in enumerate(rs)
+                ]
+            },
+            "the order of a batch changes the samples",
+        ),
+        (
+            {
+                "sample": lambda self, rs: [
+                    SamplingReply(tuple(Sample(f"{len(rs)} {s}", 1, -1.0, "stop") for s in r.seeds)) for r in rs
+                ]
+            },
+            "a request gets other samples alone than in a batch",
+        ),
+        ({"reply": lambda self, r: Careful().reply(r) if r.messages[1].content else 1 / 0}, "raised ZeroDivision"),
+    ],
+)
+def test_breaches_of_policies(changes, expected: str) -> None:
+    assert expected in breaches(check_policy, policy(**changes))
+
+
+def test_what_is_no_policy() -> None:
+    assert "it has neither sample(requests)" in breaches(check_policy, object())
+
+
+def test_seedless_engines_can_say_so() -> None:
+    drifting = policy(one=lambda self, r, s: Sample(str(noise.random()), 1, -1.0, "stop"))
+    check_policy(drifting, reproducible=False)
+
+
+# ------------------------------------------------------------------------------------------ critics
+
+
+class Length:
+    """Likes long transcripts."""
+
+    name: Any = "length"
+    terminal_only: Any = False
+    free: Any = True
+
+    def score(self, contexts):
+        return [self.value(context) for context in contexts]
+
+    def value(self, context):
+        return len(context.state.transcript) / 10 + len(context.state.text) / 1e6
+
+
+def critic(**changes):
+    return type("Changed", (Length,), changes)()
+
+
+def test_good_critics_comply() -> None:
+    check_critic(Length())
+    check_critic(critic(terminal_only=True))
+    check_critic(critic(value=lambda self, c: c.proposal.mean_logprob), mas="dylan")
+    check_critic(critic(score=lambda self, cs: [1e-6 * len(cs) for _ in cs]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"name": None}, "name: expected a non-empty str"),
+        ({"free": 1}, "free: expected a bool, got 1"),
+        ({"terminal_only": "no"}, "terminal_only: expected a bool"),
+        ({"score": None}, "it has no method score"),
+        ({"score": lambda self, cs: [0.0]}, "states got 1 values"),
+        ({"value": lambda self, c: float("inf")}, "a value: expected a finite float, got inf"),
+        ({"value": lambda self, c: "0.1"}, "a value: expected a finite float"),
+        ({"value": lambda self, c: 1 / 0}, "states raised ZeroDivisionError"),
+        ({"value": lambda self, c: noise.random()}, "asked again, it gave other values"),
+        ({"score": lambda self, cs: [i / 10 for i, _ in enumerate(cs)]}, "the order of a batch changes the values"),
+        ({"score": lambda self, cs: [float(len(cs)) for _ in cs]}, "a state gets another value alone"),
+    ],
+)
+def test_breaches_of_critics(changes, expected: str) -> None:
+    assert expected in breaches(check_critic, critic(**changes))
+
+
+# ------------------------------------------------------------------------------------------ planners
+
+
+@dataclass
+class Propose:
+    state: MASState
+    n: int = 1
+
+
+@dataclass
+class Evaluate:
+    states: list[MASState]
+
+
+@dataclass
+class Reward:
+    states: list[MASState]
+
+
+@dataclass
+class Extract:
+    states: list[MASState]
+
+
+class Found(NamedTuple):
+    state: MASState
+    score: float | None = None
+
+
+class Plan(NamedTuple):
+    candidates: tuple[Found, ...] = ()
+
+
+class Greedy:
+    """Nothing here comes from the search package: the check tells requests by their names."""
+
+    def plan(self, model, root, rng):
+        state = root
+        while not model.is_terminal(state):
+            [proposals] = yield [Propose(state, n=4)]
+            states = [model.transition(state, p.action) for p in proposals]
+            [values] = yield [Evaluate(states)]
+            state = states[max(range(len(values)), key=values.__getitem__)]
+        yield [Extract([state])]
+        return Plan((Found(state),))
+
+
+def test_good_planners_comply() -> None:
+    check_planner(Greedy())
+    check_planner(Greedy(), systems=mas_gym.mas_names())
+
+
+def test_shipped_planners_comply() -> None:
+    search = pytest.importorskip("search")
+    for planner in (
+        search.SinglePass(),
+        search.SelfConsistency(3),
+        search.BestOfN(3),
+        search.StepBeamSearch(3, 2),
+        search.MCTS(n_simulations=6, max_children=3),
+    ):
+        check_planner(planner)
+
+
+class Rewarded(Greedy):
+    def plan(self, model, root, rng):
+        plan = yield from super().plan(model, root, rng)
+        yield [Reward([plan.candidates[0].state])]
+        return plan
+
+
+def test_the_true_reward_is_for_training() -> None:
+    check_planner(Rewarded(), training=True)
+    assert "it asked for the true reward outside training" in breaches(check_planner, Rewarded())
+
+
+class Prepared(Greedy):
+    ready = False
+
+    def for_run(self, critic, training):
+        prepared = Prepared()
+        prepared.ready = critic.terminal_only is False and training is False
+        return prepared
+
+    def plan(self, model, root, rng):
+        assert self.ready
+        return (yield from super().plan(model, root, rng))
+
+
+def test_planners_are_prepared_for_the_run() -> None:
+    check_planner(Prepared())
+
+
+def loose(text: str):
+    """Return a planner whose plan has the given body."""
+    lines = "\n    ".join(text.split("\n"))
+    scope = {**globals(), "np": np}
+    exec(f"def plan(self, model, root, rng):\n    {lines}\n", scope)
+    return type("Loose", (Greedy,), {"plan": scope["plan"]})()
+
+
+FIRST = "[[p]] = yield [Propose(root)]\n"
+GO_ON = "return (yield from Greedy.plan(self, model, root, rng))"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("yield Propose(root)\nreturn 1", "expected a list"),
+        ("yield [3]\n" + GO_ON, "it asked for 3: expected a search request"),
+        ("yield [Propose(root, n=0)]\n" + GO_ON, "Propose(n=0): expected a whole number from 1 on"),
+        ("yield [Evaluate(['root'])]\n" + GO_ON, "expected states of its own search"),
+        ("yield [Evaluate([model.initial_state('?')])]\n" + GO_ON, "expected states of its own search"),
+        (FIRST + "return Plan((Found(model.transition(root, p.action)),))", "expected a terminal state of its search"),
+        (FIRST + "return Plan()", "expected a plan with candidates"),
+        (FIRST + "return None", "it returned None: expected a plan with candidates"),
+        (
+            "plan = yield from Greedy.plan(self, model, root, rng)\n"
+            "yield [Propose(plan.candidates[0].state)]\nreturn plan",
+            "messages at a terminal state",
+        ),
+        ("while True:\n    yield [Propose(root)]", "a search did not end within"),
+        ("raise KeyError('x')\nyield", "it raised KeyError"),
+        ("import random\nyield [Propose(root, n=1 + int(random.random() * 3))]\n" + GO_ON, "a global generator"),
+        ("yield [Propose(root, n=1 + np.random.randint(3))]\n" + GO_ON, "a global generator"),
+        (
+            "self.count = getattr(self, 'count', 0) + 1\nyield [Propose(root, n=self.count)]\n" + GO_ON,
+            "two searches with one seed and the same replies differ",
+        ),
+        ("try:\n    yield [Propose(root)]\nexcept Exception:\n    pass\n" + GO_ON, "after BudgetError it went on"),
+        (
+            "plan = yield from Greedy.plan(self, model, root, rng)\nends = plan.candidates[0].state\n"
+            "return Plan((Found(ends, 0.1), Found(ends, 0.2), Found(ends, 0.3)))",
+            "the candidates after the first are not ranked",
+        ),
+    ],
+)
+def test_breaches_of_planners(body: str, expected: str) -> None:
+    assert expected in breaches(check_planner, loose(body), max_rounds=200)
+
+
+def test_what_is_no_planner() -> None:
+    assert "it has no method plan" in breaches(check_planner, object())
+    assert issubclass(BudgetError, MASGymError)
