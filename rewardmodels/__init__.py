@@ -9,6 +9,7 @@ from rewardmodels.critics import Ensemble, OracleCritic, known_critics, load_cri
 from rewardmodels.dataset import LabelledTree, RewardData, Row, collect, histogram, merge, split
 from rewardmodels.learned import LearnedCritic
 from rewardmodels.mining import Labelled, Pair, outcomes, pairs, pointwise, process_targets
+from rewardmodels.rollouts import stored_trees
 from rewardmodels.serialise import state_parts, state_text
 from rewardmodels.settings import PAPER, TINY, Settings
 from rewardmodels.training import Trained, train
@@ -38,5 +39,6 @@ __all__ = [
     "split",
     "state_parts",
     "state_text",
+    "stored_trees",
     "train",
 ]

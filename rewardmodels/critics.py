@@ -102,8 +102,8 @@ def load_critic(spec: str, **options: Any) -> Critic:
     """Load a critic.
 
     Args:
-        spec: A folder saved by training, ``"policy-likelihood"``, ``"constant:0.5"``, ``"ensemble:A,B"`` with a spec
-            for each member, or ``"NAME:ARGUMENT"`` of a loader that is registered under the entry-point group
+        spec: A folder saved by training, ``"policy-likelihood"``, ``"constant:0.5"``, ``"vllm:FOLDER"`` to score such a
+            folder with vLLM, ``"ensemble:A,B"`` with a spec for each member, or ``"NAME:ARGUMENT"`` of a loader that is registered under the entry-point group
             ``mas_gym.critics``.
         options: What the loader takes; for folders see `LearnedCritic`.
 
@@ -175,8 +175,15 @@ def _ensemble(argument: str, **options: Any) -> Critic:
     return Ensemble([load_critic(member.strip(), **options) for member in argument.split(",") if member.strip()])
 
 
+def _vllm(argument: str, **options: Any) -> Critic:
+    from rewardmodels.vllm_critic import VLLMCritic
+
+    return VLLMCritic(argument, **options)
+
+
 _BUILTIN: dict[str, Loader] = {
     "policy-likelihood": _likelihood,
     "constant": _constant,
     "ensemble": _ensemble,
+    "vllm": _vllm,
 }

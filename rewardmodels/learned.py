@@ -79,18 +79,22 @@ class LearnedCritic:
         if dtype not in ("float32", "float64", "bfloat16"):
             raise ConfigError(f'expected dtype "float32", "float64" or "bfloat16", got {dtype!r}')
         model, tokenizer, info = load_folder(Path(folder), getattr(torch, dtype))
+        model.to(device)
+        share = can_share(model, tokenizer.pad_token_id)
+        self._scorer: Any = PrefixScorer(model, tokenizer.pad_token_id, share, memory * _MEGABYTE)
+        self.counts = self._scorer.counts
+        self.concurrent, self.max_batch = device != "cpu", max_batch
+        self._begin(info, tokenizer, view, force, prefixes)
+
+    def _begin(self, info: CriticInfo, tokenizer: Any, view: View | None, force: bool, prefixes: bool) -> None:
+        """Settle what does not depend on where the model runs."""
         self.info: CriticInfo = info
         self.notes: list[str] = []
         self._force = force
         self._check_view(view)
         self.name = info.kind
         self.terminal_only = info.kind == "orm" and not prefixes
-        self.concurrent, self.max_batch = device != "cpu", max_batch
         self._encoder = Encoder(tokenizer, info.max_length, view or info.view)
-        model.to(device)
-        share = can_share(model, tokenizer.pad_token_id)
-        self._scorer = PrefixScorer(model, tokenizer.pad_token_id, share, memory * _MEGABYTE)
-        self.counts = self._scorer.counts
         self._graphs = list(info.graphs.values())
         self._checked: set[str] = set()
         self._known: dict[tuple[str, MASState], float] = {}

@@ -70,7 +70,7 @@ def test_process_targets_are_the_clipped_means_of_visited_nodes() -> None:
 
 
 def test_pairs_of_the_hand_tree() -> None:
-    # Root: a (1.0) over b and c (0.0 each); b and c tie. Node a: aa over ab. Node b has one child. Node aaa: 18 over 17.
+    # Root: a (1.0) over b and c, which tie at 0. Node a: aa over ab. Node b has one child. Node aaa: 18 over 17.
     assert named(pairs(hand_tree(), D)) == [
         ("a", "b", 1.0, 0),
         ("aa", "ab", 1.5, 1),
@@ -195,7 +195,7 @@ def test_small_margins_can_be_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "two"), [("Work: 3+4.", "work:  3+4"), ("A\tb", "a b"), ("１８", "18"), ("18.", "18"), (" x ", "x")]
+    ("one", "two"), [("Work: 3+4.", "work:  3+4"), ("A\tb", "a b"), ("\uff11\uff18", "18"), ("18.", "18"), (" x ", "x")]
 )
 def test_formatting_variants_are_one_action(one: str, two: str) -> None:
     assert normalise(one) == normalise(two)

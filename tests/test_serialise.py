@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -100,7 +101,7 @@ def test_ids_of_a_state_begin_those_of_its_successors(tokenizer: Any) -> None:
     encoder = Encoder(tokenizer, 512)
     states = [chain(TEXTS[:n]) for n in range(5)]
     encoded = encoder.encode([(MODEL.mas, state) for state in states])
-    for shorter, longer in zip(encoded, encoded[1:], strict=False):
+    for shorter, longer in pairwise(encoded):
         assert longer.parts[: len(shorter.parts)] == shorter.parts
 
 

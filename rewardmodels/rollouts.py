@@ -1,0 +1,53 @@
+"""Training trees out of run stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mas_gym.errors import DataError
+from mas_gym.graph import MAS
+from rewardmodels.dataset import LabelledTree, graph_of
+from search.store import RunInfo, open_store
+
+
+def stored_trees(path: str | Path, run: str | None = None, mas: MAS | None = None) -> Iterator[LabelledTree]:
+    """Read the trees that searches with the true reward left in a store.
+
+    Args:
+        path: The store.
+        run: One run's name or fingerprint; None reads every training run.
+        mas: The system that is expected; None takes whatever is there.
+
+    Yields:
+        The trees, run by run in the order of their start, each run's by problem id.
+
+    Raises:
+        StoreError: There is no store, or of another schema, or no such run.
+        DataError: It holds no training run, or one of another system.
+    """
+    with open_store(path) as store:
+        runs = [store.find(run)] if run is not None else store.runs()
+        chosen = [info for info in runs if info.config["training"]]
+        if not chosen:
+            held = "; ".join(info.label for info in runs) or "nothing"
+            raise DataError(
+                f"expected a training run in {path}, found {held}: trees to learn from come from searches with the true "
+                "reward; make them with mas-gym rollouts"
+            )
+        for info in chosen:
+            yield from _trees(store.plans(info.run), info, mas, path)
+
+
+def _trees(plans: Iterator[object], info: RunInfo, expected: MAS | None, path: str | Path) -> Iterator[LabelledTree]:
+    mas = info.mas
+    if expected is not None and graph_of(expected) != graph_of(mas):
+        raise DataError(
+            f"expected trees of the MAS {expected.name!r} in {path}, but run {info.run[:8]} is of {mas.name!r} with "
+            "other agents or edges; make rollouts with the MAS that the critic is for, or name another run"
+        )
+    task, seed = str(info.facts.get("task") or "problems"), int(info.config["seed"])
+    for plan in plans:
+        tree = getattr(plan, "tree", None)
+        if tree is not None:
+            yield LabelledTree(tree, mas, task, getattr(plan, "problem_id", ""), seed)

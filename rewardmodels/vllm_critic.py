@@ -1,0 +1,95 @@
+"""A trained critic on vLLM's pooling runner, for machines where agents run on vLLM too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mas_gym.errors import ConfigError, CriticError
+from mas_gym.policies.vllm_engine import require_vllm
+from rewardmodels.backbone import load_tokenizer
+from rewardmodels.encode import Encoded
+from rewardmodels.folder import read_info
+from rewardmodels.learned import LearnedCritic
+from rewardmodels.prefixes import Counts
+from rewardmodels.serialise import View
+
+
+class VLLMCritic(LearnedCritic):
+    """Scores states with a trained model inside vLLM: ``tanh`` of its raw logit, as `LearnedCritic` does.
+
+    Common prefixes come from vLLM's prefix cache; scoring runs beside generation.
+
+    Args:
+        folder: A folder that training wrote.
+        view: The view that is wanted; None takes the critic's own.
+        force: Score graphs and views that the critic was not trained for.
+        prefixes: Let an outcome critic score states that are not terminal.
+        dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is the folder's own.
+        max_batch: How many states it likes to get at once.
+        gpu_memory_utilization: Share of the GPU's memory that it may take, where the agents need the rest.
+        engine: Further arguments of ``vllm.LLM``.
+
+    Raises:
+        MissingDependencyError: vLLM is not installed.
+        ConfigError: No folder is named, or the view is another than the critic's.
+        CriticError: vLLM does not start.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        view: View | None = None,
+        force: bool = False,
+        prefixes: bool = False,
+        dtype: str = "auto",
+        max_batch: int = 256,
+        gpu_memory_utilization: float | None = None,
+        engine: dict[str, Any] | None = None,
+    ) -> None:
+        """Start the engine."""
+        if not str(folder):
+            raise ConfigError("expected 'vllm:FOLDER', got no folder")
+        require_vllm()
+        info = read_info(Path(folder))
+        self._begin(info, load_tokenizer(str(folder)), view, force, prefixes)
+        self.concurrent, self.max_batch = True, max_batch
+        arguments: dict[str, Any] = {"dtype": dtype, "enable_prefix_caching": True, **(engine or {})}
+        if gpu_memory_utilization is not None:
+            arguments["gpu_memory_utilization"] = gpu_memory_utilization
+        self._scorer = _PoolingScorer(str(folder), arguments)
+        self.counts = self._scorer.counts
+
+
+class _PoolingScorer:
+    """Computes logits of encoded states; the counterpart of `rewardmodels.prefixes.PrefixScorer`."""
+
+    def __init__(self, folder: str, arguments: dict[str, Any]) -> None:
+        from vllm import LLM
+
+        try:
+            self._llm = LLM(folder, runner="pooling", **arguments)
+        except Exception as error:
+            raise CriticError(
+                f"expected vLLM to start on the critic {folder!r} with {arguments}, got {type(error).__name__}: {error}; "
+                "its log above has the cause"
+            ) from error
+        self.counts = Counts()
+
+    def logits(self, states: Sequence[Encoded], open_end: Sequence[bool]) -> list[float]:
+        """Return the logit of each state."""
+        from vllm import PoolingParams
+        from vllm.inputs import tokens_input
+
+        prompts = [tokens_input([token for part in state.parts for token in part]) for state in states]
+        # With its activation vLLM would answer the sigmoid of the logit.
+        params = PoolingParams(use_activation=False)
+        outputs = self._llm.encode(prompts, params, use_tqdm=False, pooling_task="classify")
+        self.counts.states += len(states)
+        self.counts.whole += sum(state.length for state in states)
+        self.counts.shortened += sum(state.dropped > 0 for state in states)
+        cached = sum(output.num_cached_tokens or 0 for output in outputs)
+        self.counts.encoded += sum(state.length for state in states) - cached
+        return [float(output.outputs.data.reshape(-1)[0]) for output in outputs]

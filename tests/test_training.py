@@ -1,0 +1,462 @@
+"""Training: the losses are the paper's, batches share what can be shared, runs resume, folders load anywhere."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers", reason="training needs the extra 'train'")
+pytest.importorskip("accelerate", reason="training needs the extra 'train'")
+pytest.importorskip("tensorboard", reason="training needs the extra 'train'")
+
+import torch
+import transformers
+from grove import MODEL, chain, grove, save_base
+
+import rewardmodels.trainer as trainer_module
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError
+from rewardmodels import PAPER, TINY, LearnedCritic, RewardData, Settings, Trained, collect, split, train
+from rewardmodels.backbone import can_share, load_scalar, logits_at
+from rewardmodels.batches import as_batch, bundles, gather, schedule
+from rewardmodels.encode import Encoder
+from rewardmodels.metrics import auc, calibration, interval, outcome_metrics, pair_metrics, point_metrics
+from rewardmodels.packing import collate_plain, pack
+from rewardmodels.settings import settings_for
+from rewardmodels.trainer import last_checkpoint, loss_of
+from search import ScoringContext
+
+QUICK: dict[str, Any] = {
+    "epochs": 1,
+    "batch_size": 12,
+    "learning_rate": 3e-3,
+    "evaluations": 2,
+    "checkpoints": 4,
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_base(tmp_path_factory.mktemp("bases") / "qwen2")
+
+
+@pytest.fixture(scope="session")
+def data() -> RewardData:
+    return collect(grove(), "pairs")
+
+
+@pytest.fixture(scope="session")
+def trained(base: Path, data: RewardData, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    out = tmp_path_factory.mktemp("critics") / "masprm"
+    return train(data, out, base=str(base), points=collect(grove(), "points"), **QUICK)
+
+
+def model_of(base: Path) -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    return load_scalar(str(base), torch.float32, tokenizer.pad_token_id, new_head=True).eval(), tokenizer
+
+
+@pytest.mark.parametrize("head", ["bt", "mse", "bce"])
+@pytest.mark.parametrize("bt_on", ["tanh", "raw"])
+def test_losses_are_the_papers(head: Any, bt_on: Any) -> None:
+    logits = torch.tensor([0.3, -1.2, 2.0, 0.0])
+    tensors = {
+        "better": torch.tensor([0, 2]),
+        "worse": torch.tensor([1, 3]),
+        "target": torch.tensor([1.0, -1.0]),
+    }
+    z, t = logits.double().numpy(), np.array([1.0, -1.0])
+    value = np.tanh(z) if bt_on == "tanh" else z
+    expected = {
+        "bt": np.mean(
+            [-math.log(math.exp(value[a]) / (math.exp(value[a]) + math.exp(value[b]))) for a, b in ((0, 1), (2, 3))]
+        ),
+        "mse": np.mean((np.tanh(z[[0, 2]]) - t) ** 2),
+        "bce": np.mean([-math.log((1 + s * math.tanh(x)) / 2) for x, s in zip(z[[0, 2]], t, strict=True)]),
+    }[head]
+    found = loss_of(Settings(head=head, bt_on=bt_on), logits, tensors)
+    assert float(found) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_packed_rows_compute_the_same_as_whole_states(base: Path, data: RewardData) -> None:
+    model, tokenizer = model_of(base)
+    assert can_share(model, tokenizer.pad_token_id)
+    found = bundles(data, Encoder(tokenizer, 512), 8)[:5]
+    both = []
+    for share in (True, False):
+        tensors = gather(found, tokenizer.pad_token_id, torch.float32, share)
+        model.zero_grad()
+        logits, _ = logits_at(model, as_batch(tensors))
+        loss = loss_of(Settings(), logits, tensors)
+        loss.backward()
+        grads = torch.cat([p.grad.flatten() for p in model.parameters()])
+        both.append((logits.detach(), grads, tensors["input_ids"].numel()))
+    assert torch.allclose(both[0][0], both[1][0], atol=1e-5)
+    assert torch.allclose(both[0][1], both[1][1], atol=1e-5)
+    assert both[0][2] < both[1][2] / 2
+
+
+def test_the_head_reads_what_transformers_reads(base: Path) -> None:
+    model, tokenizer = model_of(base)
+    states = [e.parts for e in Encoder(tokenizer, 512).encode([(MODEL.mas, chain(["a b", "c"][:n])) for n in (1, 2)])]
+    batch = collate_plain(states, tokenizer.pad_token_id)
+    with torch.no_grad():
+        assert torch.allclose(logits_at(model, batch)[0], model(**batch.inputs).logits[:, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Gemma", "Phi3", "Qwen3", "GPT2"])
+def test_other_decoders_share_or_fall_back(kind: str, tmp_path: Path) -> None:
+    changes = {"head_dim": 32} if kind in ("Gemma", "Qwen3") else {}
+    if kind == "GPT2":
+        changes = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 512}
+    model, tokenizer = model_of(save_base(tmp_path, kind, **changes))
+    assert can_share(model, tokenizer.pad_token_id)
+
+
+def test_a_window_of_attention_is_not_shared(tmp_path: Path) -> None:
+    model, tokenizer = model_of(save_base(tmp_path, "Mistral", sliding_window=4))
+    assert not can_share(model, tokenizer.pad_token_id)
+
+
+def test_each_epoch_takes_every_bundle_once_in_its_own_order(base: Path, data: RewardData) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    found = bundles(data, Encoder(tokenizer, 512), 8)
+    steps = schedule(found, 16, 2, seed=1)
+    flat = [i for step in steps for i in step]
+    half = len(found)
+    assert sorted(flat[:half]) == sorted(flat[half:]) == list(range(half))
+    assert flat[:half] != flat[half:]
+    assert all(sum(len(found[i].rows) for i in step) <= 16 for step in steps)
+    assert schedule(found, 16, 2, seed=1) == steps != schedule(found, 16, 2, seed=2)
+    assert 0 < len(schedule(found, 16, 0.5, seed=1)) < len(steps) / 2
+
+
+def test_like_lengths_go_together(base: Path, data: RewardData) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    found = bundles(data, Encoder(tokenizer, 512), 4)
+    steps = schedule(found, 16, 1, seed=1)
+    padded = sum(len(step) * max(found[i].tokens for i in step) for step in steps)
+    assert padded < 1.25 * sum(bundle.tokens for bundle in found)
+
+
+def test_defaults_follow_the_size_of_the_backbone() -> None:
+    assert settings_for(2_000_000, {}) == TINY
+    large = settings_for(1_500_000_000, {})
+    assert large == PAPER
+    assert (large.lora_rank, large.lora_dropout, large.batch_size, large.accumulation) == (256, 0.05, 8, 16)
+    assert (large.learning_rate, large.epochs, large.weight_decay, large.nf4) == (1e-5, 5, 0.01, True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ({"rank": 4}, "unknown setting 'rank'"),
+        ({"head": "bce"}, "expected head 'bt' or 'mse'"),
+        ({"kind": "orm", "head": "bt"}, "expected head 'bce' or 'mse'"),
+        ({"kind": "prm"}, "expected kind"),
+        ({"learning_rate": -1.0}, "learning_rate"),
+        ({"nf4": True, "lora_rank": 0}, "nf4"),
+        ({"held_out": 1.0}, "held_out"),
+        ({"bt_on": "logit"}, "bt_on"),
+    ],
+)
+def test_wrong_settings_are_told(wrong: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        settings_for(2_000_000, wrong)
+
+
+def test_rows_must_fit_the_head(base: Path, data: RewardData, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected outcomes .* got pairs"):
+        train(data, tmp_path / "o", base=str(base), kind="orm", head="bce", **QUICK)
+    with pytest.raises(ConfigError, match="view 'local', got 'full'"):
+        train(data, tmp_path / "o", base=str(base), view="local", **QUICK)
+
+
+def test_a_trained_folder_says_what_it_is(trained: Trained) -> None:
+    info = trained.info
+    assert (info.kind, info.head, info.view, info.base) == ("masprm", "bt", "full", "qwen2")
+    assert info.graphs["rpsv"]["agents"] == ["Reader", "Planner", "Solver", "Verifier"]
+    metrics = info.metrics
+    assert 0 <= metrics["accuracy_interval"][0] <= metrics["accuracy"] <= metrics["accuracy_interval"][1] <= 1
+    assert set(metrics["accuracy_by_depth"]) == {"0", "1", "2", "3"}
+    assert set(metrics["points"]["calibration"]) == {"0", "1", "2", "3"}
+    card = (trained.folder / "README.md").read_text(encoding="utf-8")
+    assert "rpsv: Reader -> Planner" in card and "accuracy" in card and str(trained.folder) not in card
+    assert not list(trained.folder.glob(".saving*"))
+
+
+def test_curves_are_written_for_tensorboard(trained: Trained) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(trained.folder / "curves"))
+    events.Reload()
+    names = set(events.Tags()["scalars"])
+    assert {"loss", "held_out/accuracy", "held_out/margin", "held_out/auc", "held_out/bt_loss"} <= names
+    assert len(events.Scalars("held_out/accuracy")) >= 2
+
+
+def test_plain_transformers_gives_the_critics_scores(trained: Trained) -> None:
+    states = [chain(["Facts: has 3.", "Plan: start 3."][:n]) for n in (1, 2)]
+    ours = LearnedCritic(trained.folder, device="cpu").score([ScoringContext(s, MODEL.mas, None) for s in states])
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(trained.folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(trained.folder)
+    from rewardmodels import state_text
+
+    for state, value in zip(states, ours, strict=True):
+        ids = tokenizer(state_text(MODEL.mas, state), return_tensors="pt", add_special_tokens=False)
+        with torch.no_grad():
+            assert math.tanh(float(model(**ids).logits)) == pytest.approx(value, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "rows"), [("orm", "bce", "outcomes"), ("orm", "mse", "outcomes"), ("masprm", "mse", "points")]
+)
+def test_the_other_heads_learn(base: Path, tmp_path: Path, kind: str, head: str, rows: Any) -> None:
+    done = train(collect(grove(), rows), tmp_path / "c", base=str(base), kind=kind, head=head, **{**QUICK, "epochs": 2})
+    first, last = done.history[0], done.history[-1]
+    assert last["mse"] <= first["mse"] * 1.05
+    assert "calibration" in last and done.info.head == head
+
+
+def test_a_finished_run_is_not_repeated(trained: Trained, base: Path, data: RewardData) -> None:
+    before = (trained.folder / "model.safetensors").stat().st_mtime_ns
+    again = train(data, trained.folder, base=str(base), points=collect(grove(), "points"), **QUICK)
+    assert again.info == trained.info and len(again.history) == len(trained.history)
+    assert (trained.folder / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_another_run_does_not_overwrite_a_folder(
+    trained: Trained, base: Path, data: RewardData, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"another training run \(settings\)"):
+        train(data, trained.folder, base=str(base), **{**QUICK, "epochs": 3})
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(ConfigError, match="not empty"):
+        train(data, tmp_path, base=str(base), **QUICK)
+
+
+class Stop(Exception):
+    """Stands for a crash."""
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return dict(load_file(folder / "model.safetensors"))
+
+
+def test_a_run_resumes_to_the_same_result(
+    trained: Trained, base: Path, data: RewardData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = trainer_module.loss_of
+    calls = 0
+
+    def crash(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 6:
+            raise Stop
+        return real(*args)
+
+    out = tmp_path / "masprm"
+    monkeypatch.setattr(trainer_module, "loss_of", crash)
+    with pytest.raises(Stop):
+        train(data, out, base=str(base), **QUICK)
+    monkeypatch.setattr(trainer_module, "loss_of", real)
+    assert last_checkpoint(out / "checkpoints") is not None and not (out / "critic.json").exists()
+    lines: list[str] = []
+    train(data, out, base=str(base), log=lines.append, **QUICK)
+    assert any(line.startswith("going on from checkpoint-") for line in lines)
+    resumed, whole = weights(out), weights(trained.folder)
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_same_result(
+    trained: Trained, base: Path, data: RewardData, tmp_path: Path
+) -> None:
+    out = tmp_path / "masprm"
+    code = (
+        "import sys; from grove import grove; from rewardmodels import collect, train\n"
+        f"train(collect(grove(), 'pairs'), sys.argv[1], base=sys.argv[2], **{QUICK!r})"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    child = subprocess.Popen([sys.executable, "-c", code, str(out), str(base)], env=environment, stderr=subprocess.PIPE)
+    while child.poll() is None and not list((out / "checkpoints").glob("checkpoint-*/model.safetensors")):
+        time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    assert child.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+    train(data, out, base=str(base), **QUICK)
+    resumed, whole = weights(out), weights(trained.folder)
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+def test_a_checkpoint_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
+    for step, done in ((5, True), (10, True), (15, False)):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        if done:
+            (folder / "complete.json").write_text("{}", encoding="utf-8")
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
+
+
+def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(
+    base: Path, data: RewardData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = trainer_module.loss_of
+    calls = 0
+
+    def poisoned(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return real(*args) * (math.nan if calls > 6 else 1.0)
+
+    monkeypatch.setattr(trainer_module, "loss_of", poisoned)
+    with pytest.raises(TrainingError, match=r"loss of step 7 is nan.*last good checkpoint is kept: checkpoint-"):
+        train(data, tmp_path / "c", base=str(base), **QUICK)
+    last = last_checkpoint(tmp_path / "c" / "checkpoints")
+    assert last is not None and all(bool(t.isfinite().all()) for t in weights(last).values())
+
+
+def test_weights_that_are_no_numbers_are_not_saved(base: Path, data: RewardData, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"not a number|not all numbers"):
+        train(data, tmp_path / "c", base=str(base), **{**QUICK, "learning_rate": 1e30, "warmup": 0.0})
+    assert not (tmp_path / "c" / "critic.json").exists()
+
+
+def test_a_full_disk_stops_training_and_can_be_gone_on_from(
+    trained: Trained, base: Path, data: RewardData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = torch.save
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(TrainingError, match=r"No space left.*Free some space"):
+        train(data, tmp_path / "c", base=str(base), **QUICK)
+    monkeypatch.setattr(torch, "save", real)
+    train(data, tmp_path / "c", base=str(base), **QUICK)
+    resumed, whole = weights(tmp_path / "c"), weights(trained.folder)
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+def test_a_base_without_weights_or_with_broken_ones_is_told(base: Path, data: RewardData, tmp_path: Path) -> None:
+    with pytest.raises(DataNotFoundError, match="no tokenizer at"):
+        train(data, tmp_path / "c", base=str(tmp_path / "nothing"), **QUICK)
+    broken = tmp_path / "broken"
+    save_base(broken)
+    file = broken / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(DataError, match="cut off or damaged"):
+        train(data, tmp_path / "c", base=str(broken), **QUICK)
+
+
+@pytest.mark.parametrize("nf4", [False, True])
+def test_lora_and_qlora_save_reload_and_score_the_same(base: Path, data: RewardData, tmp_path: Path, nf4: bool) -> None:
+    peft = pytest.importorskip("peft")
+    if nf4:
+        pytest.importorskip("bitsandbytes")
+    settings = {**QUICK, "lora_rank": 16, "lora_alpha": 32, "lora_dropout": 0.05, "nf4": nf4}
+    seen: dict[str, Any] = {}
+    real = trainer_module.HeldOut.logits
+
+    def remember(self: Any, model: Any) -> Any:
+        seen["logits"], seen["rows"] = real(self, model), self.rows
+        return seen["logits"]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer_module.HeldOut, "logits", remember)
+        done = train(data, tmp_path / "c", base=str(base), **settings)
+    before = weights(base)
+    after = weights(done.folder)
+    moved = [name for name in before if name in after and not torch.allclose(before[name], after[name], atol=1e-4)]
+    assert any("q_proj" in name for name in moved) and "score.weight" in after
+    critic = LearnedCritic(done.folder, device="cpu")
+    texts = [row.chosen for row in seen["rows"]]
+    merged = critic._scorer.logits(critic._encoder.encode_texts(texts), [False] * len(texts))
+    assert np.allclose(merged, seen["logits"][0], atol=2e-3)
+    plain = transformers.AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
+    plain.config.pad_token_id = critic._scorer.pad
+    adapted = peft.PeftModel.from_pretrained(plain, done.folder / "adapter").eval()
+    batch = collate_plain([e.parts for e in critic._encoder.encode_texts(texts)], critic._scorer.pad)
+    with torch.no_grad():
+        beside = logits_at(adapted, batch)[0].numpy()
+    # A 4-bit backbone differs from the one it was made of; the adapter alone does not know by how much.
+    assert np.corrcoef(beside, merged)[0, 1] > 0.9 if nf4 else np.allclose(beside, merged, atol=1e-4)
+
+
+def test_metrics_of_pairs_by_hand() -> None:
+    rows = collect(grove(), "pairs").rows[:4]
+    better, worse = np.array([1.0, 0.0, 2.0, 0.5]), np.array([0.0, 1.0, 0.0, 0.5])
+    found = pair_metrics(rows, better, worse)
+    assert found["accuracy"] == pytest.approx((1 + 0 + 1 + 0.5) / 4)
+    assert found["margin"] == pytest.approx(np.mean(np.tanh(better) - np.tanh(worse)))
+    assert found["bt_loss"] == pytest.approx(np.mean(np.log1p(np.exp(np.tanh(worse) - np.tanh(better)))))
+    assert sum(part["count"] for part in found["accuracy_by_agent"].values()) == 4
+
+
+def test_auc_agrees_with_scikit_learn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    scores, labels = rng.integers(0, 6, 200).astype(float), rng.random(200) < 0.4
+    assert auc(scores, labels) == pytest.approx(metrics.roc_auc_score(labels, scores))
+    assert auc(scores, np.ones(200)) == 0.5
+
+
+def test_calibration_is_told_by_depth() -> None:
+    rows = collect(grove(), "points").rows
+    exact = np.arctanh(np.clip([row.chosen_target for row in rows], -0.999999, 0.999999))
+    for part in calibration(rows, exact).values():
+        assert part["gap"] < 1e-5 and part["score"] == pytest.approx(part["target"], abs=1e-5)
+    shifted = calibration(rows, np.full(len(rows), 3.0))
+    assert all(part["gap"] == pytest.approx(abs(part["score"] - part["target"])) for part in shifted.values())
+    assert point_metrics(rows, exact)["correlation"] == pytest.approx(1.0)
+
+
+def test_intervals_resample_problems() -> None:
+    rows = [row for row in collect(grove(), "points").rows if row.depth == 0]
+    values = {p: float(i % 2) for i, p in enumerate(dict.fromkeys(row.problem_id for row in rows))}
+    per_row = np.array([values[row.problem_id] for row in rows])
+    low, high = interval(rows, lambda i: float(per_row[i].mean()))
+    # 40 problems of value 0 or 1: the interval is as wide as 40 coin flips make it, however many rows they have.
+    assert high - low == pytest.approx(4 * math.sqrt(0.25 / len(values)), rel=0.25)
+
+
+def test_outcome_metrics_of_a_perfect_critic() -> None:
+    rows = collect(grove(), "outcomes").rows
+    found = outcome_metrics(rows, np.array([4.0 * row.chosen_target for row in rows]))
+    assert found["auc"] == 1.0 == found["accuracy"] and found["bce_loss"] < 1e-3
+    assert found["auc_interval"] == [1.0, 1.0]
+
+
+def test_packing_writes_shared_parts_once() -> None:
+    row = pack([[(1, 2), (3,)], [(1, 2), (4, 5)], [(1, 2)]], offset=10)
+    assert row.ids.tolist() == [1, 2, 3, 4, 5]
+    assert row.positions.tolist() == [10, 11, 12, 12, 13]
+    assert row.ends.tolist() == [2, 4, 1]
+    assert row.sees.astype(int).tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 0, 1, 0],
+        [1, 1, 0, 1, 1],
+    ]
+
+
+def test_held_out_problems_are_not_learned_from(trained: Trained, data: RewardData) -> None:
+    learned, held = split(data, trained.info.settings["held_out"])
+    assert trained.info.data["pairs"] == len(learned) and trained.info.data["pairs held out"] == len(held)
+    assert json.loads((trained.folder / "metrics.json").read_text(encoding="utf-8"))["final"]["pairs"] == len(held)
