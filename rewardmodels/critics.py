@@ -103,8 +103,8 @@ def load_critic(spec: str, **options: Any) -> Critic:
 
     Args:
         spec: A folder saved by training, ``"policy-likelihood"``, ``"constant:0.5"``, ``"vllm:FOLDER"`` to score such a
-            folder with vLLM, ``"ensemble:A,B"`` with a spec for each member, or ``"NAME:ARGUMENT"`` of a loader that is registered under the entry-point group
-            ``mas_gym.critics``.
+            folder with vLLM, ``"ensemble:A,B"`` with a spec for each member, or ``"NAME:ARGUMENT"`` of a loader that
+            is registered under the entry-point group ``mas_gym.critics``.
         options: What the loader takes; for folders see `LearnedCritic`.
 
     Raises:

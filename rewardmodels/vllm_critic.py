@@ -62,6 +62,10 @@ class VLLMCritic(LearnedCritic):
         self._scorer = _PoolingScorer(str(folder), arguments)
         self.counts = self._scorer.counts
 
+    def close(self) -> None:
+        """Stop the engine; the critic cannot be used again."""
+        self._scorer.close()
+
 
 class _PoolingScorer:
     """Computes logits of encoded states; the counterpart of `rewardmodels.prefixes.PrefixScorer`."""
@@ -73,8 +77,8 @@ class _PoolingScorer:
             self._llm = LLM(folder, runner="pooling", **arguments)
         except Exception as error:
             raise CriticError(
-                f"expected vLLM to start on the critic {folder!r} with {arguments}, got {type(error).__name__}: {error}; "
-                "its log above has the cause"
+                f"expected vLLM to start on the critic {folder!r} with {arguments}, got "
+                f"{type(error).__name__}: {error}; its log above has the cause"
             ) from error
         self.counts = Counts()
 
@@ -93,3 +97,7 @@ class _PoolingScorer:
         cached = sum(output.num_cached_tokens or 0 for output in outputs)
         self.counts.encoded += sum(state.length for state in states) - cached
         return [float(output.outputs.data.reshape(-1)[0]) for output in outputs]
+
+    def close(self) -> None:
+        """Stop the engine."""
+        self._llm.llm_engine.engine_core.shutdown()

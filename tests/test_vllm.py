@@ -184,6 +184,39 @@ def test_bad_adapters_and_late_ones(tmp_path: Path) -> None:
         engine.add_adapter("late")
 
 
+def test_the_critic_scores_as_transformers_does(tmp_path: Path) -> None:
+    import torch
+
+    import mas_gym
+    from mas_gym.tiny import path
+    from rewardmodels import load_critic
+    from rewardmodels.backbone import load_scalar, load_tokenizer
+    from rewardmodels.dataset import graph_of
+    from rewardmodels.folder import CriticInfo, save_folder
+    from search import ScoringContext
+
+    mas = mas_gym.load_mas("rpsv")
+    tokenizer = load_tokenizer(str(path()))
+    model = load_scalar(str(path()), torch.float32, tokenizer.pad_token_id, new_head=True)
+    graphs: dict[str, dict[str, object]] = {"rpsv": graph_of(mas)}  # type: ignore[dict-item]
+    info = CriticInfo("masprm", "bt", "full", 1024, graphs, ["arithmetic"], "tiny", {}, {}, {}, {})
+    save_folder(model, tokenizer, tmp_path, info, "A critic that was not trained.")
+    dynamics = mas_gym.Dynamics(mas)
+    contexts = []
+    for problem in mas_gym.load_task("arithmetic", split="test")[:6]:
+        state = dynamics.initial_state(problem.question)
+        while not dynamics.is_terminal(state):
+            contexts.append(ScoringContext(state, mas, None))
+            state = dynamics.transition(state, mas_gym.Action(f"{problem.answer} and so on", mas.ALL))
+        contexts.append(ScoringContext(state, mas, None))
+    theirs = load_critic(str(tmp_path)).score(contexts)
+    critic = load_critic(f"vllm:{tmp_path}", dtype="float32", engine=ENGINE)
+    assert critic.score(contexts) == pytest.approx(theirs, abs=1e-4)
+    assert len({round(value, 3) for value in theirs}) > 10
+    assert critic.counts.encoded < critic.counts.whole  # type: ignore[attr-defined]
+    critic.close()  # type: ignore[attr-defined]
+
+
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[str]:
     """vLLM's own OpenAI server on loopback."""
