@@ -172,5 +172,7 @@ def _line(part: Any) -> int:
 
 def _one_line(error: Exception) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark is not None:
-        return f"line {error.problem_mark.line + 1}: {' '.join(filter(None, (error.context, error.problem)))}"
+        said = " ".join(filter(None, (error.context, error.problem)))
+        hint = " (a text with a colon in it needs quotes, or a | block)" if "mapping values" in said else ""
+        return f"line {error.problem_mark.line + 1}: {said}{hint}"
     return " ".join(str(error).split())

@@ -52,6 +52,8 @@ def validate(data: object, name: str, where: Callable[[Place], str] = place_text
     mas = reader.read(data, name)
     if reader.faults:
         count = len(reader.faults)
+        if isinstance(data, Mapping) and isinstance(data.get("name"), str):
+            name = data["name"]
         head = f"MAS config {name!r} has {count} fault{'s' if count > 1 else ''}:"
         raise ConfigError("\n".join([head, *(f"  {fault}" for fault in reader.faults)]), tuple(reader.faults))
     assert mas is not None

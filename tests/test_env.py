@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import runpy
 import subprocess
 import sys
 from itertools import pairwise
@@ -675,3 +676,17 @@ def test_data_sets_are_shared_by_equal_environments(tmp_path: Path) -> None:
     path = write_rows("gsm8k", tmp_path)
     first, second = (MASEnv("gsm8k", data=path) for _ in range(2))
     assert first.task[0] is second.task[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("environment_loop", "reward -1, answer read: 42, correct: False"),
+        ("own_mas", "MAS config 'writers' has 4 faults"),
+        ("plain_tree_search", "the most visited path answers 26: reward +1"),
+    ],
+)
+def test_the_examples_run(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(__file__).resolve().parents[1] / "examples"
+    runpy.run_path(str(folder / f"{name}.py"), run_name="__main__")
+    assert said in capsys.readouterr().out

@@ -1,0 +1,110 @@
+"""How fast the environment is: steps, snapshots and the import.
+
+Run ``python benchmarks/env_speed.py`` from the repository root. One core, no
+model: agents say canned texts. Times are CPU seconds of this process, and each
+figure is the best of several repeats: what else runs on the machine only adds.
+
+* ``env.step``: `MAS-Arithmetic-v0` (RPSV, four agents) without Gymnasium's wrappers.
+  A step builds the observation (transcript, chat prompt), the mask and the info;
+  the last of four grades the answer. Once for the steps alone, once with the
+  resets, each of which makes a new word problem.
+* snapshots: `clone_state` and `restore_state`, at depths up to 9,999.
+* import: a fresh interpreter, `import mas_gym` against `import gymnasium` alone, wall-clock.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from time import process_time
+
+import gymnasium as gym
+
+import mas_gym
+from mas_gym.tasks import Problem, ProblemTask
+
+EPISODES = 5_000
+REPEATS = 5
+TEXTS = (
+    "Facts: 14 marbles; 3 bags of 6. Question: how many marbles now?",
+    "1. Find what the bags hold: 3 * 6. 2. Add it to 14.",
+    "3 * 6 = 18. 14 + 18 = 32.",
+    "Final Answer: 32",
+)
+
+
+def steps_per_second() -> tuple[float, float]:
+    """Return steps per second of step time, and of step and reset time together."""
+    env = gym.make("MAS-Arithmetic-v0").unwrapped
+    everyone, step, reset = env.ALL, env.step, env.reset
+    env.reset(seed=0)
+    best_step = best_all = 0.0
+    for _ in range(REPEATS):
+        stepping, begin = 0.0, process_time()
+        for _ in range(EPISODES):
+            reset()
+            start = process_time()
+            for text in TEXTS:
+                step((text, everyone))
+            stepping += process_time() - start
+        best_step = max(best_step, EPISODES * len(TEXTS) / stepping)
+        best_all = max(best_all, EPISODES * len(TEXTS) / (process_time() - begin))
+    return best_step, best_all
+
+
+def microseconds(call: Callable[[], object], number: int = 20_000) -> float:
+    """Return the best time of one call."""
+    best = float("inf")
+    for _ in range(REPEATS):
+        start = process_time()
+        for _ in range(number):
+            call()
+        best = min(best, (process_time() - start) / number)
+    return best * 1e6
+
+
+def snapshot_times(depths: tuple[int, ...]) -> list[tuple[int, float, float]]:
+    """Return (depth, clone, restore) in microseconds along a chain of 10,000 agents."""
+    agents = [{"name": f"A{i}", "system_prompt": "Go on."} for i in range(10_000)]
+    edges = [[-1, 0], *([i, i + 1] for i in range(9_999))]
+    env = mas_gym.MASEnv(ProblemTask.of([Problem("one", "1 + 1?", "2")]), {"agents": agents, "edges": edges})
+    env.reset()
+    rows = []
+    for depth in range(max(depths) + 1):
+        if depth in depths:
+            snapshot = env.clone_state()
+            rows.append(
+                (depth, microseconds(env.clone_state), microseconds(lambda kept=snapshot: env.restore_state(kept)))
+            )
+        # The dynamics alone: a step's observation lists the whole transcript, which is linear.
+        env.restore_state(env.clone_state()._replace(state=env.dynamics.transition(env.state, ("on", env.ALL))))
+    return rows
+
+
+def import_seconds(module: str) -> float:
+    """Return the best time of an import in a fresh interpreter."""
+    code = f"from time import perf_counter as t; a = t(); import {module}; print(t() - a)"
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True) for _ in range(REPEATS)]
+    return min(float(run.stdout) for run in runs)
+
+
+def main() -> None:
+    steps, with_resets = steps_per_second()
+    print("env.step, RPSV on Arithmetic, grading included")
+    print(f"  steps alone          {steps:>10,.0f} per CPU second")
+    print(f"  with resets          {with_resets:>10,.0f} per CPU second")
+    print("snapshots, microseconds      clone    restore")
+    for depth, clone, restore in snapshot_times((0, 10, 1_000, 9_999)):
+        print(f"  depth {depth:>6,}          {clone:>10.2f} {restore:>10.2f}")
+    whole, base = import_seconds("mas_gym"), import_seconds("gymnasium")
+    print("import in a fresh process, seconds")
+    print(f"  import mas_gym       {whole:>10.3f}")
+    print(f"  gymnasium alone      {base:>10.3f}")
+    heavy = "import mas_gym, sys; print(sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)) or 'none')"
+    loaded = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True).stdout.strip()
+    print(f"  heavy modules loaded {loaded:>10}")
+
+
+if __name__ == "__main__":
+    main()
