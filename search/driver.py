@@ -217,7 +217,8 @@ class Run(Iterator[Plan]):
             self.stop(reason)
             return False
         self._expire()
-        self._work()
+        if not self._finished:
+            self._work()
         return True
 
     def _admit(self) -> None:

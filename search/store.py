@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.dynamics import Dynamics
-from mas_gym.errors import DataError, StoreError
+from mas_gym.errors import DataError, StoreError, UnknownNameError
 from mas_gym.graph import MAS
 from mas_gym.tasks.base import Problem
 from search.plan import Plan
@@ -148,6 +148,21 @@ class Store:
         with explained(self.path):
             for row in self._reader.rows(self.find(run).run):
                 yield Problem(row["problem"], row["question"], row["reference"], row["kind"])
+
+    def search(self, problem_id: str, run: str | None = None) -> tuple[Problem, Plan]:
+        """Read the search of one problem, with the problem.
+
+        Raises:
+            UnknownNameError: The run has not searched it.
+            StoreError: As in `find`, or the store is damaged.
+        """
+        info = self.find(run)
+        with explained(self.path):
+            row = next(self._reader.rows(info.run, problem_id), None)
+            if row is None:
+                raise UnknownNameError(f"store {self.path}: the run {info.label} has no search of {problem_id!r}")
+            problem = Problem(row["problem"], row["question"], row["reference"], row["kind"])
+            return problem, self._reader.plan(row, Dynamics(info.mas))
 
     def _read(self, info: RunInfo, trees: bool) -> Iterator[tuple[dict[str, Any], Plan]]:
         dynamics = Dynamics(info.mas) if trees else None

@@ -1,0 +1,701 @@
+"""The driver: same results whatever runs beside a search, exact bills, faults that stay where they are."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import pytest
+from search_worlds import HashCritic, by_problem, chain, comparable, problems, talk, talker
+
+import search
+from mas_gym.errors import ConfigError, CriticError, DataError, EngineUnavailableError, PolicyError, SearchError
+from mas_gym.policies import Sample, SamplingReply, ScriptedPolicy
+from mas_gym.state import Action
+from mas_gym.tasks.base import Problem
+from search import MCTS, BestOfN, Budget, ConstantCritic, PolicyLikelihood, SelfConsistency, SinglePass, StepBeamSearch
+
+RPSV = chain(4)
+PLANNERS: list[Any] = [
+    SinglePass(),
+    SelfConsistency(5),
+    SelfConsistency(5, "critic"),
+    BestOfN(3),
+    StepBeamSearch(5, 3),
+    MCTS(10, 3),
+    MCTS(10, 3, leaf="bootstrap"),
+]
+
+
+class AsyncTalker:
+    """The talker behind awaits of uneven length, so that replies overtake each other."""
+
+    name = "talker"
+
+    def __init__(self, max_concurrency: int = 7) -> None:
+        self.max_concurrency, self.open, self.most = max_concurrency, 0, 0
+
+    async def sample_async(self, request: Any) -> SamplingReply:
+        self.open += 1
+        self.most = max(self.most, self.open)
+        await asyncio.sleep(random.random() * 0.002)
+        self.open -= 1
+        return talker().sample([request])[0]
+
+
+class StreamingTalker:
+    """The talker with a continuous session that answers a few requests per step, newest first."""
+
+    name = "talker"
+
+    def __init__(self, max_batch: int = 8) -> None:
+        self.max_batch, self.steps, self.rows = max_batch, 0, 0
+
+    def sample(self, requests: Sequence[Any]) -> list[SamplingReply]:
+        return talker().sample(requests)
+
+    def open(self) -> Any:
+        return _Session(self)
+
+
+class _Session:
+    def __init__(self, policy: StreamingTalker) -> None:
+        self._policy, self._queue, self.pending = policy, [], 0
+
+    def submit(self, key: Any, request: Any) -> None:
+        self._queue.append((key, request))
+        self.pending += len(request.seeds)
+
+    def step(self) -> list[Any]:
+        self._policy.steps += 1
+        done = [self._queue.pop() for _ in range(min(3, len(self._queue)))]
+        self.pending -= sum(len(request.seeds) for _, request in done)
+        self._policy.rows += sum(len(request.seeds) for _, request in done)
+        return [(key, talker().sample([request])[0]) for key, request in done]
+
+    def close(self) -> None:
+        self._queue.clear()
+
+
+def run(planner: Any, count: int = 12, *, policy: Any = None, critic: Any = None, **options: Any) -> search.Run:
+    critic = HashCritic() if critic is None else critic
+    options.setdefault("mas", RPSV)
+    return search.run(planner, problems(count), policy=policy or talker(), critic=critic, **options)
+
+
+# ---- same results, whatever runs beside a search
+
+
+@pytest.mark.parametrize("planner", PLANNERS, ids=str)
+def test_results_depend_on_nothing_that_runs_beside(planner: Any) -> None:
+    reference = by_problem(run(planner, concurrency=1, policy=talker(1)))
+    others = [
+        run(planner, concurrency=64, policy=talker(256)),
+        run(planner, concurrency=5, policy=talker(3)),
+        run(planner, concurrency=9, policy=StreamingTalker()),
+        run(planner, concurrency=16, policy=AsyncTalker()),
+        run(planner, concurrency=16, critic=HashCritic(max_batch=1)),
+        run(planner, concurrency=16, critic=HashCritic(concurrent=True)),
+        run(planner, concurrency=16, critic=HashCritic(concurrent=True), policy=AsyncTalker(64)),
+    ]
+    for other in others:
+        assert by_problem(other) == reference
+
+
+def test_problems_do_not_influence_each_other() -> None:
+    whole = by_problem(run(MCTS(10, 3), 12))
+    alone = by_problem(
+        search.run(MCTS(10, 3), problems(12)[5:6], mas=RPSV, policy=talker(), critic=HashCritic(), concurrency=1)
+    )
+    assert alone["toy/5"] == whole["toy/5"]
+
+
+def test_the_seed_matters_and_problems_differ() -> None:
+    a, b = by_problem(run(SinglePass(), seed=1)), by_problem(run(SinglePass(), seed=2))
+    assert a != b
+    assert len({plan["tree"]["texts"][-1] for plan in a.values()}) > 1
+
+
+def test_planners_see_the_same_samples() -> None:
+    single = by_problem(run(SinglePass()))
+    five = by_problem(run(SelfConsistency(5)))
+    for name, plan in single.items():
+        assert plan["tree"]["texts"][0] in five[name]["tree"]["texts"]
+
+
+def test_asking_again_at_a_state_gives_fresh_samples() -> None:
+    seen: list[list[str]] = []
+
+    class Again(SinglePass):
+        def plan(self, model: Any, root: Any, rng: Any) -> Any:
+            for n in (2, 3):
+                [proposals] = yield [search.Propose(root, n)]
+                seen.append([p.action.text for p in proposals])
+            [first, second] = yield [search.Propose(root, 2), search.Propose(root, 1)]
+            seen.append([p.action.text for p in [*first, *second]])
+            return (yield from super().plan(model, root, rng))
+
+    class Counting(ScriptedPolicy):
+        seeds: ClassVar[list[int]] = []
+
+        def sample(self, requests: Any) -> Any:
+            self.seeds += [seed for request in requests for seed in request.seeds]
+            return super().sample(requests)
+
+    policy = Counting(talk)
+    list(run(Again(), 1, policy=policy))
+    assert [len(texts) for texts in seen] == [2, 3, 3]
+    assert len(policy.seeds) == len(set(policy.seeds)) == 8 + 4
+
+
+# ---- bills
+
+
+@pytest.mark.parametrize("planner", PLANNERS, ids=str)
+def test_usage_is_exact(planner: Any) -> None:
+    class Counting(ScriptedPolicy):
+        samples = tokens = 0
+
+        def sample(self, requests: Any) -> Any:
+            replies = super().sample(requests)
+            for reply in replies:
+                self.samples += len(reply.samples)
+                self.tokens += sum(sample.tokens for sample in reply.samples)
+            return replies
+
+    policy, critic = Counting(talk), HashCritic()
+    plans = list(run(planner, policy=policy, critic=critic))
+    total = sum((plan.usage for plan in plans), search.Usage())
+    assert (total.agent_calls, total.generated_tokens) == (policy.samples, policy.tokens)
+    assert total.reward_calls == sum(critic.batches)
+    last = [plan.anytime[-1] for plan in plans]
+    assert all(m.agent_calls <= plan.usage.agent_calls for m, plan in zip(last, plans, strict=True))
+
+
+@pytest.mark.parametrize(
+    "planner", [SelfConsistency(5, "critic"), StepBeamSearch(5, 3), StepBeamSearch(5, 1), BestOfN(5)], ids=str
+)
+def test_reward_calls_and_repeats_make_up_the_agent_calls(planner: Any) -> None:
+    for plan in run(planner):
+        assert plan.usage.reward_calls + plan.usage.reward_hits == plan.usage.agent_calls
+
+
+def test_merged_duplicates_stay_on_the_bill() -> None:
+    policy = ScriptedPolicy(lambda request, seed: "Final Answer: 1")
+    [plan] = run(MCTS(10, 3), 1, policy=policy)
+    assert plan.usage.agent_calls == 12
+    assert plan.usage.generated_tokens == 36
+    assert plan.usage.reward_calls == 4
+
+
+def test_policy_likelihood_is_free_and_is_the_sigmoid_of_the_mean() -> None:
+    [plan] = run(BestOfN(2), 1, critic=PolicyLikelihood())
+    assert plan.usage.reward_calls == 0 and plan.tree is not None
+    assert plan.tree[1].value == pytest.approx(0.2689414)
+
+
+def test_an_outcome_critic_is_asked_for_terminal_states_only() -> None:
+    class Outcome(HashCritic):
+        terminal_only = True
+
+        def score(self, contexts: Any) -> list[float]:
+            assert all(context.mas.sink == context.state.acting for context in contexts)
+            return super().score(contexts)
+
+    for plan in run(MCTS(10, 3), critic=Outcome()):
+        assert plan.error is None and plan.usage.reward_calls <= 10
+    for plan in run(SelfConsistency(5, "critic"), critic=Outcome()):
+        assert plan.usage.reward_calls + plan.usage.reward_hits == 5
+
+
+def test_equal_prompts_of_one_search_are_one_request() -> None:
+    class Counting(ScriptedPolicy):
+        requests = 0
+
+        def sample(self, requests: Any) -> Any:
+            self.requests += len(requests)
+            return super().sample(requests)
+
+    policy = Counting(lambda request, seed: "same", max_batch=64)
+    [plan] = run(SelfConsistency(5), 1, policy=policy)
+    assert policy.requests == 4 and plan.usage.agent_calls == 20
+
+
+# ---- full engines
+
+
+def test_batches_are_full_while_there_is_work() -> None:
+    class Sizes(ScriptedPolicy):
+        sizes: ClassVar[list[int]] = []
+
+        def sample(self, requests: Any) -> Any:
+            self.sizes.append(sum(len(request.seeds) for request in requests))
+            return super().sample(requests)
+
+    policy = Sizes(talk, max_batch=24)
+    list(run(MCTS(10, 3), 64, policy=policy, concurrency=32))
+    full = [size for size in policy.sizes if size == 24]
+    assert sum(full) > 0.9 * sum(policy.sizes)
+
+
+def test_states_of_many_searches_are_scored_together() -> None:
+    critic = HashCritic()
+    list(run(MCTS(10, 3), 64, critic=critic, concurrency=64, policy=talker(64)))
+    assert sum(critic.batches) / len(critic.batches) > 30
+
+
+def test_concurrency_bounds_what_is_open() -> None:
+    policy = AsyncTalker(5)
+    seen: list[int] = []
+    list(run(MCTS(4, 2), 20, policy=policy, concurrency=3, progress=lambda p: seen.append(p.open)))
+    assert max(seen) <= 3 and policy.most <= 5
+
+
+def test_problems_are_read_as_searches_start() -> None:
+    taken = 0
+
+    def source() -> Any:
+        nonlocal taken
+        for problem in problems(1000):
+            taken += 1
+            yield problem
+
+    plans = search.run(SinglePass(), source(), mas=RPSV, policy=talker(), concurrency=4)
+    next(plans)
+    plans.close()
+    assert taken <= 5
+
+
+# ---- what must not be reached
+
+
+class Peek:
+    """A planner that wants to know the true reward."""
+
+    def plan(self, model: Any, root: Any, rng: Any) -> Any:
+        state = root
+        while not model.is_terminal(state):
+            [[proposal]] = yield [search.Propose(state)]
+            state = model.transition(state, proposal.action)
+        [[reward]] = yield [search.Reward([state])]
+        return search.Plan.single(state, reward)
+
+
+def test_no_planner_sees_the_true_reward_at_evaluation() -> None:
+    for plan in run(Peek(), 3):
+        assert plan.error is not None and "not available at evaluation" in plan.error
+    for plan in run(MCTS(5, 2, values="reward"), 2):
+        assert plan.error is not None and "not available at evaluation" in plan.error
+    for plan in run(Peek(), 3, training=True):
+        assert plan.best is not None and plan.best.score == (1.0 if plan.correct else -1.0)
+
+
+def test_nothing_a_planner_is_given_holds_the_reference() -> None:
+    secret = "reference-7319"
+    held: list[Any] = []
+
+    class Collect(SinglePass):
+        def plan(self, model: Any, root: Any, rng: Any) -> Any:
+            held.extend([vars(model), root.to_dict(), rng.getstate()])
+            [answers] = yield [search.Extract([root])]
+            held.append(answers)
+            return (yield from super().plan(model, root, rng))
+
+    list(search.run(Collect(), [Problem("p", "What?", secret)], mas=RPSV, policy=talker()))
+    assert secret not in repr(held)
+
+
+def test_training_rewards_are_graded_by_the_task() -> None:
+    for plan in run(MCTS(40, 3), 4, critic=ConstantCritic(), training=True):
+        assert plan.tree is not None
+        values = {node.state.text[-1]: node.value for node in plan.tree if node.value is not None}
+        answer = str(int(plan.problem_id.split("/")[1]) % 4)
+        assert values and all((value == 1.0) == (text == answer) for text, value in values.items())
+
+
+# ---- faults stay where they are
+
+
+def only(problem: int, error: Callable[[], BaseException]) -> Callable[[Any, int], str]:
+    def script(request: Any, seed: int) -> str:
+        if f"Question {problem}:" in request.messages[-1].content:
+            raise error()
+        return talk(request, seed)
+
+    return script
+
+
+@pytest.mark.parametrize("shape", ["batch", "async"])
+def test_a_failed_request_fails_its_search_alone(shape: str) -> None:
+    clean = by_problem(run(MCTS(6, 2)))
+    broken: Any = ScriptedPolicy(only(3, lambda: PolicyError("no more")), "talker", 16)
+    if shape == "async":
+        inner = broken
+
+        class Async:
+            name, max_concurrency = "talker", 8
+
+            async def sample_async(self, request: Any) -> Any:
+                return inner.sample([request])[0]
+
+        broken = Async()
+    plans = by_problem(run(MCTS(6, 2), policy=broken))
+    failed = plans.pop("toy/3")
+    assert "no more" in failed["error"] and failed["correct"] is False
+    del clean["toy/3"]
+    assert plans == clean
+
+
+@pytest.mark.parametrize(
+    ("critic", "message"),
+    [
+        (lambda state: float("nan"), "gave nan"),
+        (lambda state: float("inf"), "gave inf"),
+        (lambda state: 1 / 0, "division"),
+        (lambda state: "much", "could not convert"),
+    ],
+)
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_a_critics_fault_fails_one_search_alone(critic: Any, message: str, concurrent: bool) -> None:
+    class Faulty(HashCritic):
+        def score(self, contexts: Any) -> Any:
+            return [
+                critic(c.state) if "Question 3:" in c.state.question and c.state.depth == 2 else value
+                for c, value in zip(contexts, super().score(contexts), strict=True)
+            ]
+
+    clean = by_problem(run(MCTS(6, 2)))
+    plans = by_problem(run(MCTS(6, 2), critic=Faulty(concurrent=concurrent)))
+    assert message in plans.pop("toy/3")["error"]
+    del clean["toy/3"]
+    assert plans == clean
+
+
+def test_a_critic_with_too_few_values() -> None:
+    class Short(HashCritic):
+        def score(self, contexts: Any) -> list[float]:
+            return super().score(contexts)[1:]
+
+    assert all("expected" in (plan.error or "") for plan in run(MCTS(2, 2), 3, critic=Short()))
+
+
+def test_likelihood_needs_logprobs_and_a_policy() -> None:
+    mute = ScriptedPolicy(lambda request, seed: Sample("Final Answer: 1", 3, None, "stop"))
+    assert all(
+        "no log-probabilities" in (p.error or "") for p in run(BestOfN(2), 2, policy=mute, critic=PolicyLikelihood())
+    )
+
+    class Own:
+        def plan(self, model: Any, root: Any, rng: Any) -> Any:
+            yield [search.Evaluate([model.transition(root, Action("mine", model.mas.ALL))])]
+
+    assert all("no policy wrote" in (p.error or "") for p in run(Own(), 2, critic=PolicyLikelihood()))
+
+
+class Bad:
+    """Planners that break the protocol, each in its own way."""
+
+    def __init__(self, body: Callable[[Any, Any], Any]) -> None:
+        self.body = body
+
+    def plan(self, model: Any, root: Any, rng: Any) -> Any:
+        return self.body(model, root)
+
+
+def _yields(what: Any) -> Any:
+    def body(model: Any, root: Any) -> Any:
+        yield what(model, root) if callable(what) else what
+
+    return body
+
+
+def _intermediate(model: Any, root: Any) -> Any:
+    [[proposal]] = yield [search.Propose(root)]
+    return search.Plan.single(model.transition(root, proposal.action))
+
+
+def _returns(what: Any) -> Any:
+    def body(model: Any, root: Any) -> Any:
+        yield [search.Propose(root)]
+        return what
+
+    return body
+
+
+def _raises(model: Any, root: Any) -> Any:
+    yield [search.Propose(root)]
+    raise ZeroDivisionError("planner bug")
+
+
+def _illegal(model: Any, root: Any) -> Any:
+    [[proposal]] = yield [search.Propose(root)]
+    model.transition(root, Action(proposal.action.text, 99))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (_yields(["what?"]), "expected a list of Propose"),
+        (_yields(None), "NoneType"),
+        (_yields(lambda m, r: [search.Propose(r, 0)]), "n >= 1"),
+        (_returns(None), "expected plan() to return a search.Plan"),
+        (_returns(search.Plan()), "at least one terminal candidate"),
+        (_intermediate, "an intermediate message is no answer"),
+        (_raises, "planner bug"),
+        (_illegal, "cannot route to 99"),
+        (lambda m, r: [], "expected plan() to be a generator"),
+        (lambda m, r: 1 / 0, "division"),
+    ],
+)
+def test_a_planners_fault_is_a_plan_with_its_reason(body: Any, message: str) -> None:
+    plans = list(run(Bad(body), 3))
+    assert len(plans) == 3
+    assert all(message in (plan.error or "") for plan in plans), plans[0].error
+
+
+def test_an_evaluate_without_a_critic() -> None:
+    plans = list(search.run(StepBeamSearch(), problems(1), mas=RPSV, policy=talker(), critic=ConstantCritic()))
+    assert plans[0].error is None
+
+    class Ask(SinglePass):
+        def plan(self, model: Any, root: Any, rng: Any) -> Any:
+            yield [search.Evaluate([root])]
+
+    [plan] = search.run(Ask(), problems(1), mas=RPSV, policy=talker())
+    assert "has no critic" in (plan.error or "")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        lambda request: SamplingReply(()),
+        lambda request: SamplingReply((Sample("x", 1, -1.0, "stop"),) * (len(request.seeds) + 1)),
+        lambda request: "text",
+    ],
+)
+def test_replies_that_do_not_fit(reply: Any) -> None:
+    class Wrong:
+        name, max_batch = "wrong", 8
+
+        def sample(self, requests: Any) -> Any:
+            return [reply(request) for request in requests]
+
+    assert all("samples from the policy" in (plan.error or "") for plan in run(SinglePass(), 3, policy=Wrong()))
+
+
+def test_nan_logprobs_are_unknown_logprobs() -> None:
+    policy = ScriptedPolicy(lambda request, seed: Sample("Final Answer: 1", 3, float("nan"), "stop"))
+    [plan] = run(SinglePass(), 1, policy=policy)
+    assert plan.tree is not None and plan.tree[1].logprob is None
+
+
+# ---- ends
+
+
+def dies_after(calls: int, error: Callable[[], BaseException]) -> ScriptedPolicy:
+    class Dies(ScriptedPolicy):
+        left = calls
+
+        def sample(self, requests: Any) -> Any:
+            self.left -= 1
+            if self.left < 0:
+                raise error()
+            return super().sample(requests)
+
+    return Dies(talk, "talker", 8)
+
+
+@pytest.mark.parametrize("error", [EngineUnavailableError("the server is gone"), RuntimeError("out of memory")])
+def test_a_dead_engine_ends_the_run_after_what_was_finished(error: Exception) -> None:
+    plans = run(SinglePass(), 40, policy=dies_after(12, lambda: error), concurrency=10)
+    got = []
+    with pytest.raises(type(error), match=str(error)):
+        for plan in plans:
+            got.append(plan)
+    assert got and all(plan.error is None for plan in got)
+    assert plans.stopped and str(error) in plans.stopped
+    assert list(plans) == []
+
+
+def test_ctrl_c_keeps_what_was_finished() -> None:
+    plans = run(MCTS(6, 2), 40, policy=dies_after(60, KeyboardInterrupt), concurrency=8)
+    got = []
+    with pytest.raises(KeyboardInterrupt):
+        for plan in plans:
+            got.append(plan)
+    got += list(plans)
+    clean = by_problem(run(MCTS(6, 2), 40))
+    assert got and len(got) < 40
+    assert all(clean[plan.problem_id] == comparable(plan) for plan in got)
+    assert plans.stopped == "interrupted"
+
+
+def test_a_run_can_be_stopped_by_its_user() -> None:
+    with run(SinglePass(), 40, concurrency=4) as plans:
+        first = next(plans)
+        plans.stop("enough")
+        assert first.error is None and plans.stopped == "enough"
+        assert len(list(plans)) < 40
+
+
+@pytest.mark.parametrize("planner", [MCTS(50, 3), MCTS(50, 3, 0.1, "bootstrap")], ids=str)
+def test_a_search_within_its_budget_of_calls_returns_the_best_it_has(planner: Any) -> None:
+    for plan in run(planner, 8, budget=Budget(calls=20)):
+        assert plan.usage.agent_calls <= 20
+        assert plan.stopped == (None if plan.usage.agent_calls + 3 <= 20 else "budget of 20 calls spent")
+        # A bootstrap search may not have met a terminal state yet.
+        assert plan.best is not None or (planner.leaf == "bootstrap" and plan.error is not None)
+
+
+def test_budgets_of_tokens_and_of_searches_that_cannot_answer() -> None:
+    for plan in run(MCTS(50, 3), 4, budget=Budget(tokens=100)):
+        assert plan.error is None and 100 <= plan.usage.generated_tokens < 200
+    for plan in run(SinglePass(), 4, budget=Budget(calls=2)):
+        assert plan.error == "BudgetError: budget of 2 calls spent"
+        assert plan.usage.agent_calls == 2
+
+
+def test_a_budget_of_seconds_ends_a_search_that_waits() -> None:
+    release = threading.Event()
+
+    class Slow:
+        name, max_concurrency = "slow", 64
+
+        async def sample_async(self, request: Any) -> Any:
+            while "Question 1:" in request.messages[-1].content and not release.is_set():
+                await asyncio.sleep(0.01)
+            return talker().sample([request])[0]
+
+    plans = {p.problem_id: p for p in run(SinglePass(), 3, policy=Slow(), budget=Budget(seconds=0.5))}
+    release.set()
+    assert "budget of 0.5 seconds spent" in (plans["toy/1"].error or "")
+    assert plans["toy/0"].error is None and plans["toy/2"].error is None
+
+
+@pytest.mark.parametrize(
+    ("budget", "reason"),
+    [(Budget(calls=50), "budget of 50 calls spent"), (Budget(tokens=300), "budget of 300 tokens spent")],
+)
+def test_a_budget_of_the_run_ends_it_with_what_was_finished(budget: Budget, reason: str) -> None:
+    plans = run(SinglePass(), 40, run_budget=budget, concurrency=4)
+    got = list(plans)
+    assert 0 < len(got) < 40 and plans.stopped == reason
+    assert all(plan.error is None for plan in got)
+    assert plans.usage.agent_calls <= (budget.calls or 400)
+
+
+def test_a_budget_of_seconds_of_the_run() -> None:
+    class Stuck:
+        name, max_concurrency = "stuck", 64
+
+        async def sample_async(self, request: Any) -> Any:
+            await asyncio.sleep(60)
+
+    plans = run(SinglePass(), 3, policy=Stuck(), run_budget=Budget(seconds=0.3))
+    assert list(plans) == [] and plans.stopped == "budget of 0.3 seconds spent"
+
+
+def test_no_thread_of_a_critic_outlives_its_run() -> None:
+    list(run(MCTS(3, 2), 3, critic=HashCritic(concurrent=True)))
+    for _ in range(200):
+        if not any(thread.name == "mas-gym-critic" for thread in threading.enumerate()):
+            return
+        time.sleep(0.01)
+    raise AssertionError("the critic's thread is still there")
+
+
+# ---- what is refused before anything runs
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"concurrency": 0},
+        {"policy": object()},
+        {"progress": "bar"},
+        {"budget": lambda: Budget(calls=0)},
+        {"budget": lambda: Budget(seconds=-1)},
+        {"sampling": lambda: search.Sampling(temperature=-1)},
+        {"sampling": lambda: search.Sampling(top_p=0)},
+        {"sampling": lambda: search.Sampling(max_new_tokens=0)},
+        {"planner": object()},
+        {"planner": MCTS(), "critic": False},
+    ],
+)
+def test_arguments_that_do_not_fit(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        options = {key: value() if callable(value) else value for key, value in options.items()}
+        planner = options.pop("planner", SinglePass())
+        critic = options.pop("critic", None) or None
+        search.run(planner, problems(1), **{"mas": RPSV, "policy": talker(), "critic": critic, **options})
+
+
+def test_two_problems_with_one_id() -> None:
+    with pytest.raises(DataError, match="distinct"):
+        list(search.run(SinglePass(), problems(3) * 2, mas=RPSV, policy=talker(), concurrency=2))
+
+
+def test_specs_and_names_are_accepted() -> None:
+    plans = list(search.run("sc:3", problems(2), mas="rpsv", policy=talker()))
+    assert [plan.usage.agent_calls for plan in plans] == [12, 12]
+
+
+def test_an_engine_that_loses_a_request() -> None:
+    class Forgetful:
+        name, max_batch = "forgetful", 8
+
+        def sample(self, requests: Any) -> Any:
+            raise AssertionError("not used")
+
+        def open(self) -> Any:
+            session = _Session(StreamingTalker())
+            session.step = list  # type: ignore[method-assign]
+            session.submit = lambda key, request: None  # type: ignore[method-assign]
+            return session
+
+    plans = run(SinglePass(), 1, policy=Forgetful(), budget=Budget(seconds=0.2))
+    assert "seconds" in (next(plans).error or "")
+
+
+# ---- progress
+
+
+def test_progress_counts(capsys: Any) -> None:
+    seen: list[search.Progress] = []
+    plans = run(SinglePass(), 6, policy=ScriptedPolicy(only(2, lambda: PolicyError("x")), "t", 4), progress=seen.append)
+    list(plans)
+    last = seen[-1]
+    assert (last.total, last.done, last.failed, last.open) == (6, 6, 1, 0)
+    assert "6/6 searches" in str(last) and "1 failed" in str(last)
+    list(run(SinglePass(), 3, progress=True))
+    assert "3/3 searches" in capsys.readouterr().err
+
+
+def test_the_runs_usage_counts_failed_searches_too() -> None:
+    plans = run(MCTS(6, 2), 6, policy=ScriptedPolicy(only(2, lambda: PolicyError("x")), "t", 4))
+    done = list(plans)
+    assert plans.usage.agent_calls == sum(plan.usage.agent_calls for plan in done)
+
+
+def test_third_party_plans_get_a_tree() -> None:
+    class Greedy:
+        def plan(self, model: Any, root: Any, rng: Any) -> Any:
+            state = root
+            while not model.is_terminal(state):
+                [proposals] = yield [search.Propose(state, n=4)]
+                states = [model.transition(state, p.action) for p in proposals]
+                [values] = yield [search.Evaluate(states)]
+                state = states[max(range(len(values)), key=values.__getitem__)]
+            return search.Plan.single(state)
+
+    for plan in run(Greedy(), 3):
+        assert plan.error is None and plan.tree is not None and plan.best is not None
+        assert plan.best.node == 4 and plan.tree[4].tokens > 0 and plan.usage.agent_calls == 16
+
+
+def test_errors_are_of_the_family() -> None:
+    assert issubclass(SearchError, RuntimeError) and issubclass(CriticError, RuntimeError)

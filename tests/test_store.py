@@ -1,0 +1,439 @@
+"""The run store: nothing lost, nothing doubled, nothing mixed up, whatever happens to the process or the disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from search_worlds import HashCritic, World, by_problem, chain, comparable, problems, talk, talker
+
+import search
+from mas_gym.dynamics import Dynamics
+from mas_gym.errors import DataError, PolicyError, StoreError
+from mas_gym.policies import ScriptedPolicy
+from mas_gym.state import Action
+from mas_gym.tasks.base import Problem
+from search import MCTS, Budget, Proposal, SinglePass, StepBeamSearch, open_store
+from search.store import RunRecord
+from search.store_file import connect
+
+RPSV = chain(4)
+PARTS = ("runs", "searches", "texts", "nodes", "candidates", "moments")
+CLOCKS = {"seconds", "finished", "facts"}
+
+
+def run(store: Path, planner: Any = None, count: int = 12, **options: Any) -> search.Run:
+    options = {"mas": RPSV, "policy": talker(), "training": True, **options}
+    return search.run(planner or MCTS(8, 3), problems(count), store=store, **options)
+
+
+def rows(path: Path) -> dict[str, list[Any]]:
+    """Every row of every table, without the columns that tell the time."""
+    connection = sqlite3.connect(path)
+    found = {}
+    for table in PARTS:
+        names = [row[1] for row in connection.execute(f"PRAGMA table_info({table})") if row[1] not in CLOCKS]
+        found[table] = sorted(connection.execute(f"SELECT {', '.join(names)} FROM {table}").fetchall(), key=repr)
+    connection.close()
+    return found
+
+
+# ---- what goes in comes out
+
+
+@pytest.mark.parametrize(
+    "planner", [SinglePass(), MCTS(8, 3), StepBeamSearch(3, 2), search.SelfConsistency(3)], ids=str
+)
+@pytest.mark.parametrize("mas", ["rpsv", "dylan"])
+def test_plans_come_back_as_they_were(tmp_path: Path, planner: Any, mas: str) -> None:
+    options: dict[str, Any] = {"mas": mas, "critic": HashCritic(), "training": False}
+    first = by_problem(run(tmp_path / "a.db", planner, **options))
+    again = search.run(
+        planner,
+        problems(12),
+        store=tmp_path / "a.db",
+        policy=None or talker(),
+        **{k: v for k, v in options.items() if k != "critic"},
+        critic=HashCritic(),
+    )
+    assert by_problem(again) == first
+    assert again.usage.agent_calls == 0
+    with open_store(tmp_path / "a.db") as store:
+        assert by_problem(store.plans()) == first
+        assert {p.problem_id: p.answer for p in store.plans(trees=False)} == {k: v["answer"] for k, v in first.items()}
+        assert [p.answer for p in store.problems()] == [str(int(p.id.split("/")[1]) % 4) for p in store.problems()]
+        [info] = store.runs()
+        assert info.searches == 12 and info.failed == 0 and info.mas.name == mas
+        assert search.planner_spec(planner) in info.label
+
+
+def test_seeds_and_tokens_of_every_message_are_kept(tmp_path: Path) -> None:
+    list(run(tmp_path / "a.db", count=2))
+    connection = sqlite3.connect(tmp_path / "a.db")
+    found = connection.execute(
+        "SELECT n.parent, n.seed, n.tokens, t.text FROM nodes n JOIN texts t ON t.id = n.text"
+    ).fetchall()
+    assert found and all(seed is not None and tokens > 0 for _, seed, tokens, _ in found)
+    [(q,)] = set(connection.execute("SELECT count(*) FROM nodes WHERE visits > 0 AND abs(q - total / visits) > 1e-12"))
+    assert q == 0
+
+
+def test_texts_are_kept_once(tmp_path: Path) -> None:
+    list(run(tmp_path / "a.db", policy=ScriptedPolicy(lambda request, seed: "the same message " * 50)))
+    texts = rows(tmp_path / "a.db")["texts"]
+    assert len([text for _, text in texts if text.startswith("the same message")]) == 1
+
+
+@pytest.mark.parametrize("text", ["\ud800 lone", "\x00 nul", "", " \u202e right to left", "x" * 1_000_000])
+def test_any_text_can_be_stored(tmp_path: Path, text: str) -> None:
+    policy = ScriptedPolicy(lambda request, seed: search_sample(text))
+    question = Problem("odd \ud801 id", f"What {text[:50]}?", "1")
+    options: dict[str, Any] = {"mas": RPSV, "policy": policy, "store": tmp_path / "a.db"}
+    [plan] = search.run(SinglePass(), [question], **options)
+    [again] = search.run(SinglePass(), [question], **options)
+    assert plan.error is None and plan.text == text
+    assert comparable(again) == comparable(plan)
+
+
+def search_sample(text: str) -> Any:
+    from mas_gym.policies import Sample
+
+    return Sample(text, 1, -1.0, "stop")
+
+
+def test_a_chain_of_ten_thousand_turns_is_stored_and_loaded(tmp_path: Path) -> None:
+    world = World(10_000, value=lambda path: 0.5)
+    proposal = Proposal(Action("on", world.model.mas.ALL), 1, -1.0)
+    generator = MCTS(2, 1).plan(world.model, world.model.initial_state("q"), random.Random(0))
+    replies: Any = None
+    try:
+        while True:
+            requests = generator.send(replies)
+            replies = [[proposal] if hasattr(r, "n") else [0.5] for r in requests]
+    except StopIteration as end:
+        plan = end.value
+    config = {"mas": world.model.mas.to_dict()}
+    record = RunRecord(tmp_path / "a.db", config, {"planner": "mcts:2,1", "started": "x"}, None)
+    problem = Problem("deep", "q", "1")
+    record.save(problem, plan, {})
+    back = record.load(problem)
+    record.close()
+    assert back is not None and back.tree is not None and plan.tree is not None
+    assert back.tree.to_dict() == plan.tree.to_dict()
+
+
+# ---- going on
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole = by_problem(run(tmp_path / "whole.db"))
+    for _ in range(3):
+        part = run(tmp_path / "parts.db", concurrency=3)
+        for _ in range(5):
+            if next(part, None) is None:
+                break
+        part.close()
+    assert by_problem(run(tmp_path / "parts.db", concurrency=7)) == whole
+    assert rows(tmp_path / "parts.db") == rows(tmp_path / "whole.db")
+
+
+def test_more_problems_extend_a_run(tmp_path: Path) -> None:
+    list(run(tmp_path / "a.db", count=4))
+    more = run(tmp_path / "a.db", count=8)
+    assert len(list(more)) == 8
+    with open_store(tmp_path / "a.db") as store:
+        assert [info.searches for info in store.runs()] == [8]
+
+
+def test_failed_searches_are_tried_again(tmp_path: Path) -> None:
+    def flaky(request: Any, seed: int) -> str:
+        if "Question 3:" in request.messages[-1].content:
+            raise PolicyError("not now")
+        return talk(request, seed)
+
+    broken = ScriptedPolicy(flaky, "talker", 16)
+    assert [p.problem_id for p in run(tmp_path / "a.db", policy=broken) if p.error] == ["toy/3"]
+    with open_store(tmp_path / "a.db") as store:
+        assert store.runs()[0].failed == 1
+        assert len(list(store.plans())) == 11 and len(list(store.plans(failed=True))) == 12
+    second = run(tmp_path / "a.db")
+    assert all(plan.error is None for plan in second)
+    list(run(tmp_path / "clean.db"))
+    assert rows(tmp_path / "a.db") == rows(tmp_path / "clean.db")
+
+
+WRITER = """
+import sys
+sys.path.insert(0, {tests!r})
+import search
+from search_worlds import chain, problems, talker
+
+def tell(progress):
+    if progress.done > progress.stored:
+        print(progress.done, flush=True)
+
+options = dict(mas=chain(4), policy=talker(), training=True, concurrency=6, progress=tell)
+for plan in search.run(search.MCTS(8, 3), problems(60), store=sys.argv[1], **options):
+    pass
+"""
+
+
+def writer(path: Path) -> subprocess.Popen[str]:
+    code = WRITER.format(tests=str(Path(__file__).parent))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True, env=env)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
+def test_twenty_kills_lose_and_double_nothing(tmp_path: Path) -> None:
+    killed, rng = tmp_path / "killed.db", random.Random(7)
+    done: list[int] = []
+    for _ in range(20):
+        process = writer(killed)
+        assert process.stdout is not None
+        for _ in range(rng.randint(1, 2)):
+            process.stdout.readline()
+        time.sleep(rng.random() * 0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        check = sqlite3.connect(killed)
+        assert check.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        done.append(check.execute("SELECT count(*) FROM searches").fetchone()[0])
+        check.close()
+    assert done == sorted(done) and 20 <= done[-1] < 60, "each process should die at work"
+    list(run(killed, count=60))
+    list(run(tmp_path / "whole.db", count=60))
+    assert rows(killed) == rows(tmp_path / "whole.db")
+
+
+# ---- several runs, several processes
+
+
+def test_runs_with_other_settings_live_side_by_side(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    list(run(path, count=2))
+    list(run(path, count=2, seed=7))
+    list(run(path, MCTS(9, 3), count=2))
+    list(run(path, count=2, sampling=search.Sampling(temperature=1.0)))
+    list(run(path, count=2, budget=Budget(calls=999)))
+    list(run(path, count=2, mas="rpsv"))
+    list(run(path, count=2, policy=ScriptedPolicy(talk, "another")))
+    list(run(path, count=2, training=False, critic=HashCritic(name="one")))
+    list(run(path, count=2, training=False, critic=HashCritic(name="one", fingerprint="other weights")))
+    with open_store(path) as store:
+        runs = store.runs()
+        assert len(runs) == 9 and all(info.searches == 2 for info in runs)
+        with pytest.raises(StoreError, match="expected one run, found 9"):
+            store.find()
+        assert store.find(runs[3].run[:10]) == runs[3]
+
+
+def test_a_named_run_refuses_other_settings(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    list(run(path, count=2, run_name="rollouts"))
+    assert len(list(run(path, count=3, run_name="rollouts"))) == 3
+    with pytest.raises(StoreError, match=r"other settings: seed was 42, now 7; use the same"):
+        run(path, count=2, run_name="rollouts", seed=7)
+    with pytest.raises(StoreError, match="mas was"):
+        run(path, count=2, run_name="rollouts", mas="rpsv")
+    with open_store(path) as store:
+        assert store.find("rollouts").searches == 3
+
+
+def test_a_changed_problem_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    list(run(path, count=2))
+    changed = [Problem("toy/0", "Another question?", "0")]
+    with pytest.raises(DataError, match="has changed since"):
+        list(search.run(MCTS(8, 3), changed, mas=RPSV, policy=talker(), training=True, store=path))
+
+
+def test_two_writers_of_one_run(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    first = run(path)
+    next(first)
+    with pytest.raises(StoreError, match="another process is writing this run"):
+        run(path)
+    list(run(path, seed=1))
+    rest = list(first)
+    assert len(rest) == 11
+    list(run(path))
+
+
+def test_two_processes_on_one_run(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    process = writer(path)
+    assert process.stdout is not None and process.stdout.readline()
+    try:
+        with pytest.raises(StoreError, match="another process is writing this run"):
+            run(path)
+    finally:
+        process.stdout.read()
+        process.wait()
+        process.stdout.close()
+    assert len(list(run(path, count=60))) == 60
+
+
+def test_reading_while_another_writes(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    plans = run(path)
+    for count, _ in enumerate(plans, 1):
+        if count == 5:
+            with open_store(path) as store:
+                assert store.runs()[0].searches >= 4
+
+
+def test_a_locked_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.db"
+    list(run(path, count=2))
+    monkeypatch.setattr("search.store_file.BUSY_SECONDS", 0.1)
+    blocker = sqlite3.connect(path, isolation_level=None)
+    blocker.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(StoreError, match=r"locked; another process held it"):
+        list(run(path, count=4))
+    blocker.execute("ROLLBACK")
+    blocker.close()
+    assert len(list(run(path, count=4))) == 4
+
+
+# ---- a full disk
+
+
+def test_a_full_disk_keeps_what_was_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.db"
+    list(run(path, count=3))
+    full = connect(path, create=False).execute("PRAGMA page_count").fetchone()[0] + 4
+
+    def small(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+        connection = connect(*args, **kwargs)
+        # The file may not grow beyond this, and SQLite says so as it does on a full disk.
+        connection.execute(f"PRAGMA max_page_count={full}")
+        return connection
+
+    monkeypatch.setattr("search.store.connect", small)
+    plans = run(path, count=40)
+    got = []
+    with pytest.raises(StoreError, match="disk is full; free some space"):
+        for plan in plans:
+            got.append(plan)
+    assert len(got) >= 3
+    monkeypatch.undo()
+    check = sqlite3.connect(path)
+    assert check.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    check.close()
+    list(run(path, count=40))
+    list(run(tmp_path / "clean.db", count=40))
+    assert rows(path) == rows(tmp_path / "clean.db")
+
+
+# ---- what is no store
+
+
+def test_files_that_are_no_store(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no such file"):
+        open_store(tmp_path / "none.db")
+    text = tmp_path / "text.db"
+    text.write_text("not a database, and long enough to be looked at " * 20)
+    foreign = tmp_path / "foreign.db"
+    connection = sqlite3.connect(foreign)
+    connection.execute("CREATE TABLE t (x)")
+    connection.commit()
+    connection.close()
+    empty = tmp_path / "empty.db"
+    empty.touch()
+    for path, reason in [(text, "not a database"), (foreign, "another program"), (empty, "empty file")]:
+        with pytest.raises(StoreError, match=reason):
+            open_store(path)
+    for path in (text, foreign, tmp_path / "no" / "folder.db"):
+        before = path.read_bytes() if path.exists() else None
+        with pytest.raises(StoreError):
+            run(path)
+        assert before is None or path.read_bytes() == before
+    list(run(empty, count=1))
+
+
+def test_a_store_of_another_schema(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    list(run(path, count=1))
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version=99")
+    connection.close()
+    with pytest.raises(StoreError, match="expected schema 1, got 99"):
+        open_store(path)
+    with pytest.raises(StoreError, match="expected schema 1, got 99"):
+        run(path)
+
+
+def test_a_damaged_tree_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    list(run(path, count=1))
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE nodes SET parent = 999 WHERE node = 2")
+    connection.commit()
+    connection.close()
+    with open_store(path) as store, pytest.raises(StoreError, match="its rows are no tree of MAS 'chain4'"):
+        list(store.plans())
+
+
+# ---- export
+
+
+def test_export(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="exporting needs pyarrow")
+    path = tmp_path / "a.db"
+    plans = list(run(path))
+    with open_store(path) as store:
+        count = store.export(tmp_path / "a.parquet")
+    table = parquet.read_table(tmp_path / "a.parquet")
+    assert count == table.num_rows == sum(len(plan.tree) for plan in plans if plan.tree is not None)
+    assert not list(tmp_path.glob("*.part"))
+    about = json.loads(table.schema.metadata[b"mas_gym"])
+    assert about["schema"] == 1 and about["config"]["seed"] == 42
+    by_id = {plan.problem_id: plan.tree for plan in plans}
+    for row in table.to_pylist():
+        tree = by_id[row["problem"]]
+        assert tree is not None
+        node = tree[row["node"]]
+        assert (row["visits"], row["total"], row["q"], row["value"]) == (node.visits, node.total, node.q, node.value)
+        assert row["text"] == (node.state.text if row["node"] else None)
+        assert row["recipients"] == list(node.state.recipients)
+
+
+def test_the_export_of_a_resumed_run_is_the_same(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="exporting needs pyarrow")
+    part = run(tmp_path / "parts.db", concurrency=2)
+    next(part)
+    part.close()
+    list(run(tmp_path / "parts.db"))
+    list(run(tmp_path / "whole.db", concurrency=1))
+    tables = []
+    for name in ("parts", "whole"):
+        with open_store(tmp_path / f"{name}.db") as store:
+            store.export(tmp_path / f"{name}.parquet")
+        tables.append(parquet.read_table(tmp_path / f"{name}.parquet"))
+    assert tables[0].equals(tables[1])
+
+
+def test_a_data_set(tmp_path: Path) -> None:
+    pytest.importorskip("datasets", reason="data sets need datasets")
+    list(run(tmp_path / "a.db", count=2))
+    with open_store(tmp_path / "a.db") as store:
+        rows = store.dataset()
+    assert {"problem", "text", "q", "seed"} <= set(rows.column_names)
+    assert rows[0]["question"].startswith("Question 0")
+
+
+def test_dynamics_of_the_stored_system(tmp_path: Path) -> None:
+    list(run(tmp_path / "a.db", count=1))
+    with open_store(tmp_path / "a.db") as store:
+        assert Dynamics(store.find().mas).max_depth == 4
