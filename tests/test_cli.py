@@ -1,12 +1,16 @@
 """The command line, on real small runs of recorded messages and of the tiny agents."""
 
 import csv
+import html
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gymnasium as gym
@@ -18,7 +22,7 @@ import search
 from mas_gym.cli import app
 from mas_gym.cli.evaluate import arms_of
 from mas_gym.errors import ConfigError, UnknownNameError
-from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy
+from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy, load_policy
 
 PROBLEMS = 6
 HOSTILE = "\x1b[2J[red]</script><script>alert(1)</script>"
@@ -306,6 +310,80 @@ def test_status_of_no_store(run: Run, tmp_path: Path) -> None:
     result = run("status", tmp_path / "none.db")
     assert result.exit_code == 2
     assert "no such file" in result.stderr
+
+
+# view
+
+
+@pytest.fixture(scope="module")
+def store(recording: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with two runs on the same problems."""
+    file = tmp_path_factory.mktemp("store") / "runs.db"
+    policy, task = load_policy(recording), mas_gym.load_task("arithmetic", limit=PROBLEMS)
+    for spec in ("single", "mcts:5,2"):
+        list(search.run(spec, task, mas="rpsv", policy=policy, critic=search.PolicyLikelihood(), store=str(file)))
+    return file
+
+
+@pytest.fixture(scope="module")
+def address(store: Path) -> Iterator[str]:
+    from mas_gym.cli.view import make_server
+
+    server = make_server(store, 0)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def get(url: str, **headers: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_view_lists_runs_side_by_side_and_links_every_tree(address: str) -> None:
+    status, page = get(address + "/")
+    assert status == 200
+    links = [html.unescape(link) for link in re.findall(r'href="(/tree/[^"]+)"', page)]
+    assert len(links) == 2 * PROBLEMS
+    for link in links:
+        status, tree = get(address + link)
+        assert status == 200
+        assert 'type="application/json"' in tree
+        assert "<script>alert" not in tree
+
+
+def test_view_filters_problems(address: str, store: Path) -> None:
+    with search.open_store(store) as opened:
+        [one, two] = [{p.problem_id: p.correct for p in opened.plans(run.run)} for run in opened.runs()]
+    differing = {problem for problem in one if one[problem] != two[problem]}
+    wrong = {problem for problem in one if not one[problem] and not two[problem]}
+    for shown, expected in (("differing", differing), ("wrong", wrong), ("failed", set()), ("nonsense", set(one))):
+        _, page = get(f"{address}/?show={shown}&page=99")
+        assert set(re.findall(r"<tr><th>(arithmetic/[^<]+)</th>", page)) == expected
+
+
+@pytest.mark.parametrize("path", ["/nope", "/tree/none?problem=x", "/tree/?problem=", "/tree/%00?problem=%00"])
+def test_view_answers_404_with_the_reason(address: str, path: str) -> None:
+    status, page = get(address + path)
+    assert status == 404
+    assert "expected" in page
+
+
+def test_view_refuses_requests_under_another_name(address: str) -> None:
+    assert get(address + "/", Host="evil.example")[0] == 403
+
+
+def test_view_says_what_is_wrong(run: Run, tmp_path: Path, store: Path, address: str) -> None:
+    assert "no such file" in run("view", tmp_path / "none.db", "--no-open").stderr
+    taken = address.rpartition(":")[2]
+    assert "choose another with --port" in flat(run("view", store, "--no-open", "--port", taken).stderr)
 
 
 # errors, streams, terminals

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mas_gym.cli import console, demo, envs, evaluate, play, rollouts, serve, solve, status, train
+from mas_gym.cli import console, demo, envs, evaluate, play, rollouts, serve, solve, status, train, view
 from mas_gym.errors import MASGymError
 
 
@@ -69,6 +69,7 @@ app.command("play")(play.play)
 app.command("rollouts")(rollouts.rollouts)
 app.add_typer(train.app, name="train")
 app.command("status")(status.status)
+app.command("view")(view.view)
 app.command("serve")(serve.serve)
 
 

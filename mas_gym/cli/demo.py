@@ -57,12 +57,12 @@ def demo(
 
 
 class _Telling:
-    """Picks the tree worth showing: a search that was right where the single pass was wrong, with a rich tree."""
+    """Picks the tree worth showing: right where the single pass was wrong, with right and wrong leaves, and large."""
 
     def __init__(self) -> None:
         self.best: tuple[Arm, Plan] | None = None
         self._single: dict[str, bool] = {}
-        self._score = (-1, -1.0)
+        self._score: tuple[bool, bool, int, str] = (False, False, 0, "")
 
     def look(self, arm: Arm, plan: Plan) -> None:
         """Consider one finished search."""
@@ -70,12 +70,12 @@ class _Telling:
             self._single[plan.problem_id] = bool(plan.correct)
         if plan.tree is None or plan.error is not None or not arm.name.startswith("mcts"):
             return
-        right = sum(bool(candidate.correct) for candidate in plan.candidates)
-        # Half right, half wrong leaves show best what the search had to tell apart.
-        balance = 1 - abs(2 * right / len(plan.candidates) - 1) if plan.candidates else 0.0
         won = bool(plan.correct) and not self._single.get(plan.problem_id, True)
-        if (won, balance) > self._score:
-            self._score, self.best = (won, balance), (arm, plan)
+        mixed = len({candidate.correct for candidate in plan.candidates}) > 1
+        # The problem's id settles ties, for searches may end in any order.
+        score = (won, mixed, len(plan.tree), plan.problem_id)
+        if score > self._score:
+            self._score, self.best = score, (arm, plan)
 
 
 def _next(out: Path) -> None:

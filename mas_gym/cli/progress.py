@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from search.progress import Progress
 
 _PLAIN_SECONDS = 15.0
-_WIDE = 96
+_BAR = 20
+_FIGURES = 84
 
 
 class _Sum(NamedTuple):
@@ -106,17 +107,17 @@ class RunProgress:
         from rich.table import Table
         from rich.text import Text
 
-        wide = self._console.width >= _WIDE
+        wide = self._console.width >= max(len(line.label) for line in self._lines) + _BAR + _FIGURES
         table = Table.grid(padding=(0, 2))
         table.add_column(no_wrap=True)
         if wide:
-            table.add_column(width=20)
+            table.add_column(width=_BAR)
         for _ in range(5):
             table.add_column(no_wrap=True, justify="right")
         for line in self._shown():
             done = line.sum().done
             style = "dim" if not line.runs else "green" if done == line.total else ""
-            bar = [ProgressBar(line.total, done, width=20)] if wide else []
+            bar = [ProgressBar(line.total, done, width=_BAR)] if wide else []
             table.add_row(Text(line.label), *bar, *map(Text, self._figures(line)), style=style)
         return table
 

@@ -119,7 +119,7 @@
     if (right !== null && right !== undefined) row.append(element("span", `mark ${right ? "good" : "bad"}`, right ? "✓" : "✗"));
     if (nodes.visits) row.append(figure("N", short(nodes.visits[i])));
     if (i && worth(i) !== null && worth(i) !== undefined) {
-      const pill = element("span", "figure pill", worth(i).toFixed(2));
+      const pill = element("span", "figure pill", worth(i).toFixed(3));
       pill.style.background = tint(worth(i));
       pill.title = nodes.q ? "Q, the mean of the values backed up" : "value by the critic";
       row.append(pill);
