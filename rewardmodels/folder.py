@@ -12,7 +12,8 @@ import copy
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ class CriticInfo:
         data: Counts of what it was trained on.
         metrics: What was measured on held-out problems.
         versions: Of the packages that trained it.
+        weights: Fingerprint of the weights, so that a run store can tell critics apart.
     """
 
     kind: str
@@ -56,6 +58,7 @@ class CriticInfo:
     data: dict[str, Any]
     metrics: dict[str, Any]
     versions: dict[str, str]
+    weights: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able form of ``critic.json``."""
@@ -103,8 +106,19 @@ def load_folder(folder: Path, dtype: torch.dtype) -> tuple[Any, Any, CriticInfo]
     return model.eval(), tokenizer, info
 
 
-def save_folder(model: Any, tokenizer: Any, folder: Path, info: CriticInfo, card: str) -> None:
+def _weights(folder: Path) -> str:
+    found = []
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            found.append(file_digest(file, "blake2b").hexdigest()[:32])
+    return "-".join(found)
+
+
+def save_folder(model: Any, tokenizer: Any, folder: Path, info: CriticInfo, card: str) -> CriticInfo:
     """Write a critic; what was there before stays until everything is written.
+
+    Returns:
+        The description as written, with the fingerprint of the weights.
 
     Raises:
         TrainingError: The disk is full or cannot be written.
@@ -121,6 +135,7 @@ def save_folder(model: Any, tokenizer: Any, folder: Path, info: CriticInfo, card
             model.save_pretrained(fresh)
             tokenizer.save_pretrained(fresh)
         (fresh / "README.md").write_text(card, encoding="utf-8")
+        info = replace(info, weights=_weights(fresh))
         text = json.dumps(info.to_dict(), indent=2, ensure_ascii=False)
         (fresh / META).write_text(text + "\n", encoding="utf-8")
         (folder / META).unlink(missing_ok=True)
@@ -136,6 +151,7 @@ def save_folder(model: Any, tokenizer: Any, folder: Path, info: CriticInfo, card
             f"cannot write the critic to {folder}: {error}. Its checkpoints are kept; free some space and run the same "
             "command again"
         ) from error
+    return info
 
 
 def merged(model: Any) -> Any:

@@ -52,6 +52,7 @@ class LearnedCritic:
         info: What the critic is.
         counts: What scoring has cost so far.
         notes: What was forced, for reports.
+        fingerprint: Tells this critic from any other that would score otherwise.
     """
 
     free = False
@@ -85,6 +86,7 @@ class LearnedCritic:
         self.counts = self._scorer.counts
         self.concurrent, self.max_batch = device != "cpu", max_batch
         self._begin(info, tokenizer, view, force, prefixes)
+        self.fingerprint += f"|{dtype}"
 
     def _begin(self, info: CriticInfo, tokenizer: Any, view: View | None, force: bool, prefixes: bool) -> None:
         """Settle what does not depend on where the model runs."""
@@ -95,6 +97,7 @@ class LearnedCritic:
         self.name = info.kind
         self.terminal_only = info.kind == "orm" and not prefixes
         self._encoder = Encoder(tokenizer, info.max_length, view or info.view)
+        self.fingerprint = f"{info.weights}|{view or info.view}"
         self._graphs = list(info.graphs.values())
         self._checked: set[str] = set()
         self._known: dict[tuple[str, MASState], float] = {}

@@ -8,6 +8,7 @@ from pathlib import Path
 from mas_gym.errors import DataError
 from mas_gym.graph import MAS
 from rewardmodels.dataset import LabelledTree, graph_of
+from search.plan import Plan
 from search.store import RunInfo, open_store
 
 
@@ -32,14 +33,14 @@ def stored_trees(path: str | Path, run: str | None = None, mas: MAS | None = Non
         if not chosen:
             held = "; ".join(info.label for info in runs) or "nothing"
             raise DataError(
-                f"expected a training run in {path}, found {held}: trees to learn from come from searches with the true "
-                "reward; make them with mas-gym rollouts"
+                f"expected a training run in {path}, found {held}: trees to learn from come from searches with the "
+                "true reward; make them with mas-gym rollouts"
             )
         for info in chosen:
             yield from _trees(store.plans(info.run), info, mas, path)
 
 
-def _trees(plans: Iterator[object], info: RunInfo, expected: MAS | None, path: str | Path) -> Iterator[LabelledTree]:
+def _trees(plans: Iterator[Plan], info: RunInfo, expected: MAS | None, path: str | Path) -> Iterator[LabelledTree]:
     mas = info.mas
     if expected is not None and graph_of(expected) != graph_of(mas):
         raise DataError(
@@ -48,6 +49,5 @@ def _trees(plans: Iterator[object], info: RunInfo, expected: MAS | None, path: s
         )
     task, seed = str(info.facts.get("task") or "problems"), int(info.config["seed"])
     for plan in plans:
-        tree = getattr(plan, "tree", None)
-        if tree is not None:
-            yield LabelledTree(tree, mas, task, getattr(plan, "problem_id", ""), seed)
+        if plan.tree is not None:
+            yield LabelledTree(plan.tree, mas, task, plan.problem_id, seed)

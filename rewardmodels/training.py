@@ -205,7 +205,7 @@ def _run(
     info = _info(settings, data, learned, held, base, metrics, found)
     history = trainer.history
     (out / "metrics.json").write_text(json.dumps({"final": metrics, "history": history}, indent=2), encoding="utf-8")
-    save_folder(model, tokenizer, out, info, model_card(info))
+    info = save_folder(model, tokenizer, out, info, model_card(info))
     return Trained(out, info, history)
 
 

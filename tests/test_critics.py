@@ -1,0 +1,362 @@
+"""Critics: what they are called, what they refuse, and that sharing and batching never change a score."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", reason="learned critics need the extra 'train'")
+pytest.importorskip("accelerate", reason="training needs the extra 'train'")
+
+from grove import MODEL, chain, grove, other_graph, random_tree, save_base
+
+import mas_gym
+import rewardmodels.critics as critics_module
+from mas_gym.dynamics import Dynamics
+from mas_gym.errors import ConfigError, CriticError, DataError, DataNotFoundError, UnknownNameError
+from mas_gym.graph import MAS
+from mas_gym.state import Action, MASState
+from rewardmodels import Ensemble, LearnedCritic, OracleCritic, collect, known_critics, load_critic, stored_trees, train
+from search import Critic, Proposal, ScoringContext
+
+MAS_RPSV = MODEL.mas
+QUICK: dict[str, Any] = {"epochs": 0.5, "batch_size": 32, "learning_rate": 3e-3, "evaluations": 1, "device": "cpu"}
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A MASPRM and an ORM, and a MASPRM of the local view."""
+    place = tmp_path_factory.mktemp("critics")
+    base = save_base(place / "base")
+    ends = collect(grove(), "outcomes")
+    made = {
+        "masprm": train(collect(grove(), "pairs"), place / "masprm", base=str(base), **QUICK).folder,
+        "orm": train(ends, place / "orm", base=str(base), kind="orm", head="bce", **QUICK).folder,
+        "local": train(
+            collect(grove(), "pairs", "local"), place / "local", base=str(base), view="local", **QUICK
+        ).folder,
+    }
+    return {**made, "base": base}
+
+
+def contexts(states: list[MASState], mas: MAS = MAS_RPSV) -> list[ScoringContext]:
+    return [ScoringContext(state, mas, None) for state in states]
+
+
+def all_states(count: int) -> list[MASState]:
+    return [state for number in range(count) for state in random_tree(number, 4).tree.states[1:]]
+
+
+@pytest.mark.parametrize("view", ["masprm", "local"])
+def test_shared_prefixes_give_the_scores_of_whole_states(folders: dict[str, Path], view: str) -> None:
+    states = all_states(6)
+    shared, whole = (LearnedCritic(folders[view], device="cpu") for _ in range(2))
+    whole._scorer.share = False
+    assert shared._scorer.share
+    one, two = shared.score(contexts(states)), whole.score(contexts(states))
+    assert max(abs(a - b) for a, b in zip(one, two, strict=True)) < 1e-5
+    assert len(set(one)) > len(set(states)) / 2
+    assert shared.counts.encoded < shared.counts.whole == whole.counts.encoded
+
+
+def score_in_pieces(critic: LearnedCritic, states: list[MASState], seed: int) -> list[float]:
+    """Score in random order and in random pieces."""
+    rng = random.Random(seed)
+    order = list(range(len(states)))
+    rng.shuffle(order)
+    found: dict[int, float] = {}
+    while order:
+        piece = [order.pop() for _ in range(min(len(order), rng.choice([1, 2, 7, 40])))]
+        found.update(zip(piece, critic.score(contexts([states[i] for i in piece])), strict=True))
+    return [found[i] for i in range(len(states))]
+
+
+@pytest.mark.parametrize("memory", [256, 0])
+def test_in_float64_a_score_does_not_depend_on_batch_mates_at_all(folders: dict[str, Path], memory: int) -> None:
+    states = all_states(8)
+    reference = LearnedCritic(folders["masprm"], device="cpu", dtype="float64").score(contexts(states))
+    for seed in range(3):
+        critic = LearnedCritic(folders["masprm"], device="cpu", dtype="float64", memory=memory)
+        assert score_in_pieces(critic, states, seed) == reference
+
+
+def test_in_float32_a_score_moves_by_a_millionth_at_most(folders: dict[str, Path]) -> None:
+    states = all_states(8)
+    reference = LearnedCritic(folders["masprm"], device="cpu").score(contexts(states))
+    for seed in range(3):
+        found = score_in_pieces(LearnedCritic(folders["masprm"], device="cpu"), states, seed)
+        assert max(abs(a - b) for a, b in zip(found, reference, strict=True)) < 1.5e-6
+
+
+def test_each_state_runs_once(folders: dict[str, Path]) -> None:
+    critic = LearnedCritic(folders["masprm"], device="cpu")
+    states = all_states(2)
+    first = critic.score(contexts(states + states))
+    spent = critic.counts.encoded
+    assert critic.counts.states == len(set(states))
+    assert critic.score(contexts(states)) == first[: len(states)]
+    assert critic.counts.encoded == spent
+
+
+def test_siblings_cost_their_newest_message(folders: dict[str, Path]) -> None:
+    critic = LearnedCritic(folders["masprm"], device="cpu")
+    state = MODEL.initial_state("Maya has 3 coins. " * 10)
+    while not MODEL.is_terminal(state):
+        before = critic.counts.encoded
+        children = [MODEL.transition(state, Action(f"Facts: has {i}.", MAS_RPSV.ALL)) for i in range(3)]
+        critic.score(contexts(children))
+        newest = [critic._encoder.encode([(MAS_RPSV, child)])[0].parts[-1] for child in children]
+        if state.depth:
+            assert critic.counts.encoded - before == sum(map(len, newest))
+        state = children[1]
+    assert critic.counts.whole > 2.5 * critic.counts.encoded
+
+
+def test_memory_of_prefixes_is_bounded(folders: dict[str, Path]) -> None:
+    critic = LearnedCritic(folders["masprm"], device="cpu", memory=1)
+    for number in range(12):
+        critic.score(contexts(random_tree(number, 6).tree.states[1:]))
+        assert critic._scorer.cache.held <= 2**20
+    assert critic._scorer.cache.held > 2**19
+
+
+def test_a_state_that_is_too_long_is_shortened_and_counted(folders: dict[str, Path]) -> None:
+    critic = LearnedCritic(folders["masprm"], device="cpu")
+    long = chain(["Facts: " + "has 3, " * 90, "Plan: " + "start 3, " * 60, "Work: 3 + 4 = 7."])
+    short = chain(["Facts: has 3."])
+    [a, b] = critic.score(contexts([long, short]))
+    assert critic.counts.shortened == 1 and math.isfinite(a)
+    assert critic.score(contexts([short])) == [b]
+
+
+def test_a_newest_message_that_is_too_long_is_refused(folders: dict[str, Path]) -> None:
+    critic = LearnedCritic(folders["masprm"], device="cpu")
+    with pytest.raises(CriticError, match="never cut"):
+        critic.score(contexts([chain(["Facts: " + "has 3, " * 400])]))
+
+
+def test_another_graph_is_refused_unless_forced(folders: dict[str, Path]) -> None:
+    mas = other_graph()
+    model = Dynamics(mas)
+    state = model.transition(model.initial_state("q"), Action("Final Answer: 3", mas.ALL))
+    with pytest.raises(CriticError, match=r"trained on the graph rpsv, not on single.*force=True"):
+        LearnedCritic(folders["masprm"], device="cpu").score(contexts([state], mas))
+    forced = LearnedCritic(folders["masprm"], device="cpu", force=True)
+    assert -1 <= forced.score(contexts([state], mas))[0] <= 1
+    assert forced.notes == ["forced onto the graph single; trained on others"]
+
+
+def test_other_prompts_are_the_same_graph(folders: dict[str, Path]) -> None:
+    from dataclasses import replace
+
+    agents = tuple(replace(agent, system_prompt="Be brief.") for agent in MAS_RPSV.agents)
+    critic = LearnedCritic(folders["masprm"], device="cpu")
+    critic.score(contexts([chain(["Facts: has 3."])], replace(MAS_RPSV, agents=agents)))
+    assert critic.notes == []
+
+
+def test_another_view_is_refused_unless_forced(folders: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match="trained on the full view, not the local view"):
+        LearnedCritic(folders["masprm"], device="cpu", view="local")
+    forced = LearnedCritic(folders["masprm"], device="cpu", view="local", force=True)
+    assert forced.notes == ["forced to the local view; trained on the full view"]
+    assert LearnedCritic(folders["local"], device="cpu", view="local").notes == []
+
+
+def test_an_outcome_critic_scores_ends_only(folders: dict[str, Path]) -> None:
+    critic = LearnedCritic(folders["orm"], device="cpu")
+    assert critic.terminal_only and critic.name == "orm"
+    assert len(critic.score(contexts([chain(["a", "b", "c", "d"])]))) == 1
+    with pytest.raises(CriticError, match="terminal states only, got one where Planner acts"):
+        critic.score(contexts([chain(["a"])]))
+    prefixes = LearnedCritic(folders["orm"], device="cpu", prefixes=True)
+    assert not prefixes.terminal_only and len(prefixes.score(contexts([chain(["a"])]))) == 1
+
+
+def test_critics_meet_the_protocol(folders: dict[str, Path]) -> None:
+    specs = ["policy-likelihood", "constant:0.5", str(folders["masprm"]), f"ensemble:constant:1,{folders['masprm']}"]
+    for spec in specs:
+        critic = load_critic(spec)
+        assert isinstance(critic, Critic)
+        assert (critic.free, critic.terminal_only) == ("critics" not in spec, False)
+
+
+def test_fingerprints_tell_critics_apart(folders: dict[str, Path]) -> None:
+    prints = {LearnedCritic(folders[name], device="cpu").fingerprint for name in ("masprm", "orm", "local")}
+    prints.add(LearnedCritic(folders["masprm"], device="cpu", dtype="float64").fingerprint)
+    assert len(prints) == 4
+    assert LearnedCritic(folders["orm"], device="cpu").fingerprint in prints
+
+
+def test_constant_and_likelihood() -> None:
+    state = chain(["a"])
+    proposal = Proposal(Action("a", MAS_RPSV.ALL), 4, -2.0)
+    context = [ScoringContext(state, MAS_RPSV, proposal)]
+    assert load_critic("constant:0.5").score(context) == [0.5]
+    assert load_critic("policy-likelihood").score(context) == [pytest.approx(1 / (1 + math.exp(0.5)))]
+
+
+def test_an_ensemble_is_the_mean(folders: dict[str, Path]) -> None:
+    states = contexts(all_states(1))
+    members = [load_critic(str(folders[name])) for name in ("masprm", "local")]
+    scores = load_critic(f"ensemble:{folders['masprm']},{folders['local']}").score(states)
+    one, two = (member.score(states) for member in members)
+    assert scores == pytest.approx([(a + b) / 2 for a, b in zip(one, two, strict=True)])
+    assert Ensemble([*members, load_critic(str(folders["orm"]))]).terminal_only
+    with pytest.raises(ConfigError, match="at least one"):
+        load_critic("ensemble:")
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "words"),
+    [
+        ("policy-likelyhood", UnknownNameError, "did you mean 'policy-likelihood'"),
+        ("oracle", UnknownNameError, "constant, ensemble, policy-likelihood"),
+        ("./models/nothing", UnknownNameError, "expected a folder that training wrote"),
+        ("constant:high", ConfigError, "expected a number"),
+        ("constant:nan", ConfigError, "finite"),
+        ("policy-likelihood:x", ConfigError, "takes no argument"),
+    ],
+)
+def test_unknown_critics_are_told(spec: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        load_critic(spec)
+
+
+def test_unknown_options_are_told(folders: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match=r"takes view, force, prefixes, device, dtype, memory, max_batch"):
+        load_critic(str(folders["masprm"]), gpu=1)
+    with pytest.raises(ConfigError, match="expected dtype"):
+        load_critic(str(folders["masprm"]), dtype="int8")
+
+
+def test_third_parties_register_under_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("shy", "rewardmodels.critics:_constant", critics_module.ENTRY_POINTS)
+    broken = EntryPoint("broken", "no_such_package:critic", critics_module.ENTRY_POINTS)
+    monkeypatch.setattr(critics_module, "entry_points", lambda group: [point, broken])
+    assert {"shy", "broken", "constant"} <= set(known_critics())
+    assert load_critic("shy:3").free
+    with pytest.raises(mas_gym.errors.MissingDependencyError, match="no_such_package"):
+        load_critic("broken:x")
+
+
+def damaged(folders: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folders["masprm"], tmp_path / "critic"))
+
+
+def test_truncated_weights_are_told(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = damaged(folders, tmp_path)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(DataError, match="cut off or damaged"):
+        load_critic(str(folder))
+
+
+def test_a_model_without_its_head_is_told(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = damaged(folders, tmp_path)
+    shutil.copy(folders["base"] / "model.safetensors", folder / "model.safetensors")
+    with pytest.raises(DataError, match=r"score.weight.*without its head"):
+        load_critic(str(folder))
+
+
+def test_a_folder_that_training_did_not_finish_is_told(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = damaged(folders, tmp_path)
+    (folder / "critic.json").unlink()
+    with pytest.raises(DataError, match="not a critic that training finished"):
+        load_critic(str(folder))
+    with pytest.raises(DataNotFoundError, match="no critic at"):
+        LearnedCritic(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"schema": 99}, "schema 1"), ({"text_format": 7}, "text format 1"), ({"kind": None}, "kind")],
+)
+def test_another_version_is_told(folders: dict[str, Path], tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    folder = damaged(folders, tmp_path)
+    file = folder / "critic.json"
+    info = {**json.loads(file.read_text(encoding="utf-8")), **change}
+    file.write_text(json.dumps({k: v for k, v in info.items() if v is not None}), encoding="utf-8")
+    with pytest.raises(DataError, match=words):
+        load_critic(str(folder))
+
+
+def test_weights_that_are_no_numbers_are_told(folders: dict[str, Path], tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = damaged(folders, tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    weights["score.weight"] *= math.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CriticError, match="damaged"):
+        load_critic(str(folder)).score(contexts([chain(["a"])]))
+
+
+def test_the_oracle_knows_rewards_in_tests_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = mas_gym.load_task("arithmetic", split="test")[:3]
+    problem = task[0]
+    right, wrong = (
+        chain(["a", "b", "c", f"Final Answer: {answer}"], problem.question) for answer in (problem.answer, "-1")
+    )
+    oracle = OracleCritic(task, within="tests")
+    assert oracle.score(contexts([right, wrong])) == [1.0, -1.0]
+    with pytest.raises(CriticError, match="terminal states only"):
+        oracle.score(contexts([chain(["a"], problem.question)]))
+    with pytest.raises(CriticError, match="knows no problem"):
+        oracle.score(contexts([chain(["a", "b", "c", "d"], "another question")]))
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    with pytest.raises(CriticError, match="works in tests only"):
+        oracle.score(contexts([right]))
+    with pytest.raises(CriticError, match="works in tests only"):
+        OracleCritic(task, within="tests")
+    with pytest.raises(CriticError, match="train split only"):
+        OracleCritic(task, within="training")
+    OracleCritic(mas_gym.load_task("arithmetic", split="train")[:3], within="training")
+
+
+def test_a_critic_guides_a_search_from_rollouts_to_plans(folders: dict[str, Path], tmp_path: Path) -> None:
+    """The whole way, with a scripted policy: rollouts, store, training, search."""
+    import search
+    from mas_gym.policies import SamplingReply, SamplingRequest
+    from mas_gym.policies.base import Sample
+
+    class Coin:
+        name, max_batch = "coin", 64
+
+        def sample(self, requests: list[SamplingRequest]) -> list[SamplingReply]:
+            return [SamplingReply(tuple(self._one(seed) for seed in request.seeds)) for request in requests]
+
+        def _one(self, seed: int) -> Sample:
+            good = seed % 2 == 0
+            return Sample(f"Final Answer: {'right' if good else 'wrong'} {seed % 5}", 4, -1.0, "stop")
+
+    task = mas_gym.load_task("arithmetic", split="train")[:8]
+    store = tmp_path / "rollouts.db"
+    done = search.run(search.MCTS(12, 3), task, mas="rpsv", policy=Coin(), training=True, store=store)
+    assert all(plan.error is None for plan in done)
+    trees = list(stored_trees(store))
+    assert {tree.problem_id for tree in trees} == {task[i].id for i in range(8)}
+    assert {tree.task for tree in trees} == {"arithmetic"} and len(collect(trees, "points")) > 50
+    with pytest.raises(DataError, match=r"expected trees of the MAS 'single'"):
+        list(stored_trees(store, mas=other_graph()))
+    critic = load_critic(str(folders["masprm"]))
+    evaluated = list(search.run(search.MCTS(4, 3), task, mas="rpsv", policy=Coin(), critic=critic, store=store))
+    assert all(plan.error is None and plan.usage.reward_calls > 0 for plan in evaluated)
+    assert len(list(stored_trees(store))) == len(trees)
+
+
+def test_a_store_without_training_runs_is_told(tmp_path: Path) -> None:
+    from search.store import Store
+
+    Store(tmp_path / "empty.db", create=True).close()
+    with pytest.raises(DataError, match="expected a training run"):
+        list(stored_trees(tmp_path / "empty.db"))
+    with pytest.raises(mas_gym.errors.StoreError):
+        list(stored_trees(tmp_path / "none.db"))
