@@ -38,6 +38,9 @@ from search.store import RunRecord, Store, open_record
 
 logger = logging.getLogger("search")
 
+TELL_SECONDS = 0.25
+"""How often at least progress is told while no search ends, for one search can take minutes."""
+
 
 def run(
     planner: Planner | str,
@@ -73,7 +76,8 @@ def run(
         store: A file (or an open `Store`) to which each finished search is written at once. Searches that it
             already holds are not repeated: their plans are read back. Failed ones are tried again.
         run_name: A name for this run in the store, which then refuses to go on with other settings.
-        progress: True for a bar on standard error; or a function that is called with each `Progress`.
+        progress: True for a bar on standard error; or a function that is called with a `Progress` when a search
+            ends, and a few times a second in between.
 
     Returns:
         An iterator of plans. After Ctrl-C or a stop it still hands out what was finished.
@@ -134,7 +138,7 @@ class Run(Iterator[Plan]):
         self._seen: set[str] = set()
         self._keys = self._calls = 0
         self._ended = Usage()
-        self._started = perf_counter()
+        self._started = self._told = perf_counter()
         self._error: Exception | None = None
         self._closed = False
         self._progress = Progress(total=total)
@@ -219,6 +223,8 @@ class Run(Iterator[Plan]):
         self._expire()
         if not self._finished:
             self._work()
+            if self._listen is not None and perf_counter() - self._told > TELL_SECONDS:
+                self._tell(self._listen)
         return True
 
     def _admit(self) -> None:
@@ -351,7 +357,11 @@ class Run(Iterator[Plan]):
         if plan.error is not None:
             logger.warning("search of %s failed: %s", plan.problem_id, plan.error)
         if self._listen is not None:
-            self._listen.show(self._snapshot())
+            self._tell(self._listen)
+
+    def _tell(self, listen: Listener) -> None:
+        self._told = perf_counter()
+        listen.show(self._snapshot())
 
     def _snapshot(self) -> Progress:
         return self._progress.with_run(self.usage, len(self._active), self.stopped)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import sys
 from typing import Annotated, Any
 
@@ -59,6 +60,12 @@ def front(
     ] = False,
 ) -> None:
     """Build, train and compare test-time search over multi-agent LLM systems."""
+    searches = logging.getLogger("search")
+    if debug:
+        logging.basicConfig(level=logging.INFO)
+    elif not searches.handlers:
+        # Failed searches are counted in the progress and listed with their reasons at the end.
+        searches.addHandler(logging.NullHandler())
 
 
 app.command("demo")(demo.demo)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,6 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
-from mas_gym.errors import DataError
 
 if TYPE_CHECKING:
     from rewardmodels import LabelledTree, Trained
@@ -73,36 +73,16 @@ def _train(
     check_head(kind, head)
     overrides: dict[str, Any] = {**opt.read_pairs(setting), "kind": kind, "head": head, "view": view}
     wanted = rewardmodels.Settings(kind=kind, head=head).data_kind  # type: ignore[arg-type]
-    data = rewardmodels.collect(labelled_trees(stores), wanted, view=view)  # type: ignore[arg-type]
+
+    def trees() -> Iterator[LabelledTree]:
+        return chain.from_iterable(map(rewardmodels.stored_trees, stores))
+
+    data = rewardmodels.collect(trees(), wanted, view=view)  # type: ignore[arg-type]
     for name, counts in rewardmodels.histogram(data).items():
         note(f"{data.kind} by {name}: " + ", ".join(f"{key} {number:,}" for key, number in counts.items()))
-    points = rewardmodels.collect(labelled_trees(stores), "points", view=view) if wanted == "pairs" else None  # type: ignore[arg-type]
+    points = rewardmodels.collect(trees(), "points", view=view) if wanted == "pairs" else None  # type: ignore[arg-type]
     trained = rewardmodels.train(data, out, base, points=points, device=device, log=note, **overrides)
     _show(trained)
-
-
-def labelled_trees(stores: Sequence[Path]) -> Iterator[LabelledTree]:
-    """Read the finished training searches of stores, run by run.
-
-    Raises:
-        DataError: A store holds no training run.
-        StoreError: A file is no store.
-    """
-    from rewardmodels import LabelledTree
-    from search import open_store
-
-    for path in stores:
-        with open_store(path) as store:
-            runs = [run for run in store.runs() if run.config["training"]]
-            if not runs:
-                raise DataError(
-                    f"store {path}: expected trees with true rewards, got none; make them with mas-gym rollouts"
-                )
-            for run in runs:
-                task, seed = str(run.facts.get("task") or "task"), int(run.config["seed"])
-                for plan in store.plans(run.run):
-                    if plan.tree is not None:
-                        yield LabelledTree(plan.tree, run.mas, task, plan.problem_id, seed)
 
 
 def _show(trained: Trained) -> None:
