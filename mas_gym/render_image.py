@@ -55,7 +55,7 @@ def draw_state(mas: MAS, state: MASState, problem_id: str, facts: Mapping[str, A
     try:
         from PIL import Image, ImageDraw
     except ImportError as error:
-        raise MissingDependencyError("rgb_array needs Pillow: pip install pillow") from error
+        raise MissingDependencyError("rgb_array needs Pillow: pip install 'pillow>=10.1'") from error
     image = Image.new("RGB", (WIDTH * _SCALE, HEIGHT * _SCALE), _PAPER)
     canvas = _Canvas(ImageDraw.Draw(image))
     _draw_header(canvas, mas, state, problem_id)

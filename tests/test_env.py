@@ -118,8 +118,9 @@ def test_synchronous_vectors(env_id: str, tmp_path: Path) -> None:
     run_vector(envs, env_id, tmp_path)
 
 
-@pytest.mark.parametrize("env_id", ["MAS-GSM8K-v0", "MAS-GSM8K-DyLAN-v0"])
-@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize(
+    ("env_id", "shared_memory"), [("MAS-GSM8K-v0", True), ("MAS-GSM8K-v0", False), ("MAS-GSM8K-DyLAN-v0", True)]
+)
 def test_asynchronous_vectors(env_id: str, shared_memory: bool, tmp_path: Path) -> None:
     envs = gym.make_vec(
         env_id,
