@@ -288,17 +288,23 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         """Return to a snapshot in constant time; `observe` then gives the observation and info.
 
         Raises:
-            ConfigError: The snapshot is of another system.
+            ConfigError: It is no snapshot, or of another system.
+            DataError: Its generator state cannot be read.
             UnknownNameError: The task has no such problem.
         """
+        if not isinstance(snapshot, Snapshot):
+            raise ConfigError(f"expected a Snapshot, from clone_state(), got {type(snapshot).__name__}")
         if snapshot.mas != self._mas_id:
             raise ConfigError(f"the snapshot is of another system than {self.mas.name!r}; restore it where it was made")
+        if snapshot.rng is not None:
+            try:
+                self.np_random.bit_generator.state = json.loads(snapshot.rng)
+            except (ValueError, TypeError, KeyError) as error:
+                raise DataError(f"the snapshot's generator state cannot be read: {error}; clone it again") from error
         if self._problem is None or self._problem.id != snapshot.problem_id:
             self._problem = self.task.problem(snapshot.problem_id)
         self._state, self._refusals, self._over = snapshot.state, snapshot.refusals, snapshot.over
         self._facts = {}
-        if snapshot.rng is not None:
-            self.np_random.bit_generator.state = json.loads(snapshot.rng)
 
     def render(self) -> Any:
         """Return the episode in the chosen mode.

@@ -535,6 +535,14 @@ def test_snapshots_of_other_systems_are_refused() -> None:
     data = other.clone_state().to_dict()
     with pytest.raises(DataError):
         Snapshot.from_dict(data, rpsv().dynamics)
+    with pytest.raises(ConfigError, match="expected a Snapshot, from clone_state"):
+        rpsv().restore_state(("rpsv", 1))
+    env = rpsv()
+    before = env.clone_state(include_rng=True)
+    for rng in ("{", "3", '{"state": 1}', '{"bit_generator": "MT19937"}'):
+        with pytest.raises(DataError, match="generator state cannot be read"):
+            env.restore_state(before._replace(rng=rng))
+    assert env.clone_state(include_rng=True) == before
     with pytest.raises(UnknownNameError):
         rpsv().restore_state(rpsv().clone_state()._replace(problem_id="gone/1"))
 

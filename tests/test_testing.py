@@ -143,6 +143,41 @@ def test_breaches_of_policies(changes, expected: str) -> None:
     assert expected in breaches(check_policy, policy(**changes))
 
 
+class Streaming(Careful):
+    """A session that answers one request per step."""
+
+    twist = ""
+
+    def open(self):
+        policy, queue = self, []
+
+        class Session:
+            pending = property(lambda self: sum(len(request.seeds) for _, request in queue))
+
+            def submit(self, key, request):
+                queue.append((key, request))
+
+            def step(self):
+                if not queue:
+                    return []
+                key, request = queue.pop()
+                reply = policy.reply(request)
+                first = reply.samples[0]._replace(text=reply.samples[0].text + policy.twist)
+                return [(key, reply._replace(samples=(first, *reply.samples[1:])))]
+
+            def close(self):
+                queue.clear()
+
+        return Session()
+
+
+def test_sessions_answer_as_sample_does() -> None:
+    check_policy(Streaming())
+    twisted = Streaming()
+    twisted.twist = "!"
+    assert "its session gives other samples than sample()" in breaches(check_policy, twisted)
+
+
 def test_what_is_no_policy() -> None:
     assert "it has neither sample(requests)" in breaches(check_policy, object())
 
@@ -187,6 +222,10 @@ def test_good_critics_comply() -> None:
         ({"free": 1}, "free: expected a bool, got 1"),
         ({"terminal_only": "no"}, "terminal_only: expected a bool"),
         ({"score": None}, "it has no method score"),
+        ({"max_batch": 0}, "max_batch: expected an int from 1 on, got 0"),
+        ({"concurrent": "yes"}, "concurrent: expected a bool"),
+        ({"scores_actions": 1}, "scores_actions: expected a bool"),
+        ({"fingerprint": b"x"}, "fingerprint: expected a str"),
         ({"score": lambda self, cs: [0.0]}, "states got 1 values"),
         ({"value": lambda self, c: float("inf")}, "a value: expected a finite float, got inf"),
         ({"value": lambda self, c: "0.1"}, "a value: expected a finite float"),

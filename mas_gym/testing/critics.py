@@ -60,6 +60,7 @@ def check_critic(
     for flag in ("terminal_only", "free"):
         value = getattr(critic, flag, None)
         findings.expect(isinstance(value, bool), f"{flag}: expected a bool, got {describe(value)}")
+    _check_optional(findings, critic)
     if not findings.expect(callable(getattr(critic, "score", None)), "it has no method score(contexts)"):
         findings.settle()
     contexts = _contexts(load_mas(mas), question, bool(getattr(critic, "terminal_only", False)), seed)
@@ -73,6 +74,16 @@ def check_critic(
         _compare(findings, values[:4], singles, tolerance, "a state gets another value alone than in a batch")
     _score(findings, critic, [])
     findings.settle()
+
+
+def _check_optional(findings: Findings, critic: CriticLike) -> None:
+    size = getattr(critic, "max_batch", 1)
+    findings.expect(isinstance(size, int) and size >= 1, f"max_batch: expected an int from 1 on, got {describe(size)}")
+    for flag in ("concurrent", "scores_actions"):
+        value = getattr(critic, flag, False)
+        findings.expect(isinstance(value, bool), f"{flag}: expected a bool, got {describe(value)}")
+    mark = getattr(critic, "fingerprint", "")
+    findings.expect(isinstance(mark, str), f"fingerprint: expected a str, got {describe(mark)}")
 
 
 def _contexts(mas: MAS, question: str, terminal_only: bool, seed: int) -> list[ContextLike]:

@@ -10,12 +10,13 @@ from typing import Any
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import PolicyError
 from mas_gym.loading import MASSource, load_mas
-from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest
+from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest, StreamingPolicy
 from mas_gym.policies.loop import engine_loop
 from mas_gym.prompts import ChatMessage, chat_messages
 from mas_gym.testing.episodes import HOSTILE, ORDINARY, Findings, describe
 
 _CAP = 16
+_MOST_STEPS = 100_000
 
 
 def check_policy(
@@ -80,6 +81,26 @@ def _check_seeds(
         findings.expect(mirrored[::-1] == said, "the order of a batch changes the samples")
         alone = [reply.samples for request in requests[:2] for reply in _ask(findings, policy, [request])]
         findings.expect(alone == said[:2], "a request gets other samples alone than in a batch")
+    if isinstance(policy, StreamingPolicy):
+        streamed = _stream(findings, policy, requests)
+        findings.expect(streamed == said, "its session gives other samples than sample()")
+
+
+def _stream(findings: Findings, policy: StreamingPolicy, requests: list[SamplingRequest]) -> list[Any]:
+    """Return the samples of a session that requests join while others are being written."""
+    session = policy.open()
+    samples: list[Any] = [None] * len(requests)
+    waiting = list(enumerate(requests))
+    for _ in range(_MOST_STEPS):
+        if waiting:
+            session.submit(*waiting.pop(0))
+        for key, outcome in session.step():
+            samples[key] = getattr(outcome, "samples", outcome)  # type: ignore[call-overload]
+        if not waiting and not session.pending:
+            break
+    findings.expect(not session.pending, f"its session still has pending requests after {_MOST_STEPS} steps")
+    session.close()
+    return samples
 
 
 def _requests(mas: MASSource, question: str) -> list[SamplingRequest]:

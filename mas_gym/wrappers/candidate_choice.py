@@ -130,6 +130,8 @@ class CandidateChoice(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
 
     def restore_state(self, snapshot: ChoiceSnapshot) -> None:
         """Return to a snapshot in constant time; the policy is not asked again."""
+        if not isinstance(snapshot, ChoiceSnapshot):
+            raise ConfigError(f"expected a ChoiceSnapshot, from clone_state(), got {type(snapshot).__name__}")
         self.mas_env.restore_state(snapshot.base)
         self._seed, self._samples = snapshot.seed, snapshot.samples
 
