@@ -1,0 +1,97 @@
+"""What a reward call costs: tokens encoded with shared prefixes and without, and its share of a search's CPU time.
+
+Run with one thread::
+
+    OMP_NUM_THREADS=1 python benchmarks/scoring_cost.py --critic models/masprm
+    OMP_NUM_THREADS=1 python benchmarks/scoring_cost.py --critic models/masprm --planner sbs:5,3 --problems 64
+
+The searches are the same in all three passes: with prefixes kept between calls (the default), with every state
+encoded whole, and in float64. It prints tokens per reward call, CPU milliseconds per reward call and per agent call,
+the reward calls' share of CPU time, and the largest difference between the scores of the first two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+
+import torch
+
+import mas_gym
+import search
+from mas_gym.policies import load_policy
+from mas_gym.state import MASState
+from rewardmodels import LearnedCritic
+from search import ScoringContext
+
+
+class Timed:
+    """A critic with a clock."""
+
+    terminal_only = free = False
+
+    def __init__(self, critic: LearnedCritic) -> None:
+        """Time one critic."""
+        self.critic, self.name, self.max_batch = critic, critic.name, critic.max_batch
+        self.terminal_only = critic.terminal_only
+        self.seconds = 0.0
+        self.calls = 0
+        self.scores: dict[MASState, float] = {}
+
+    def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
+        """Score and note the CPU time."""
+        start = time.process_time()
+        values = self.critic.score(contexts)
+        self.seconds += time.process_time() - start
+        self.calls += len(contexts)
+        self.scores.update(zip((context.state for context in contexts), values, strict=True))
+        return values
+
+
+def run_pass(arguments: argparse.Namespace, share: bool, dtype: str) -> Timed:
+    critic = LearnedCritic(arguments.critic, device="cpu", dtype=dtype)
+    critic._scorer.share = critic._scorer.share and share
+    timed = Timed(critic)
+    problems = mas_gym.load_task("arithmetic", split="test")[: arguments.problems]
+    policy = load_policy(arguments.policy)
+    start = time.process_time()
+    run = search.run(
+        arguments.planner, problems, mas="rpsv", policy=policy, critic=timed, seed=42, concurrency=arguments.concurrency
+    )
+    plans = list(run)
+    seconds = time.process_time() - start
+    failed = [plan.error for plan in plans if plan.error]
+    if failed:
+        raise SystemExit(f"{len(failed)} searches failed: {failed[0]}")
+    counts, calls = critic.counts, run.usage.agent_calls
+    name = ("prefixes kept" if share else "states whole") + (", float64" if dtype == "float64" else "")
+    print(
+        f"{name:24} {counts.states:6} states, {counts.encoded / counts.states:6.1f} tokens per reward call "
+        f"({counts.whole / counts.encoded:4.2f} times fewer than whole), "
+        f"{1000 * timed.seconds / counts.states:6.2f} CPU ms per reward call, "
+        f"{1000 * (seconds - timed.seconds) / calls:6.2f} per agent call, "
+        f"{timed.seconds / seconds:5.1%} of the search"
+    )
+    return timed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--critic", required=True, help="folder of a trained critic")
+    parser.add_argument("--policy", default="tiny")
+    parser.add_argument("--planner", default="mcts:10,3")
+    parser.add_argument("--problems", type=int, default=128)
+    parser.add_argument("--concurrency", type=int, default=64)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    shared = run_pass(arguments, True, "float32")
+    whole = run_pass(arguments, False, "float32")
+    run_pass(arguments, True, "float64")
+    both = shared.scores.keys() & whole.scores.keys()
+    worst = max(abs(shared.scores[state] - whole.scores[state]) for state in both)
+    print(f"largest difference of a score, kept against whole: {worst:.1e} over {len(both)} states")
+
+
+if __name__ == "__main__":
+    main()
