@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ import mas_gym.policies.decode as decode_module
 from mas_gym.errors import ConfigError, PolicyError
 from mas_gym.policies import SamplingRequest, StreamingPolicy, TransformersPolicy, load_policy
 from mas_gym.policies.chat import ChatFormat
-from mas_gym.policies.decode import Decoder, DecodeStats, Job, Model, check
+from mas_gym.policies.decode import Decoder, DecodeStats, Job
+from mas_gym.policies.forward import Model, check
+from mas_gym.policies.prefixes import Encoded, PrefixStore
 from mas_gym.policies.sampling import draw, uniforms
 from mas_gym.prompts import ChatMessage
 
@@ -152,7 +155,7 @@ def test_log_probabilities_are_the_models_own_at_temperature_one(policy: Transfo
         jobs = session._decoder.step()
     for written in jobs[0].written:
         ids = torch.tensor([prompt + written.tokens])
-        logits = policy._model.model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+        logits = policy.model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
         expected = torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None]).sum().item()
         assert written.logprob == pytest.approx(expected, abs=decode_module.LOGPROB_GRID / 2 + 1e-3)
 
@@ -187,7 +190,7 @@ def test_special_tokens_do_not_reach_the_text(policy: TransformersPolicy) -> Non
 @pytest.mark.parametrize("cap", [1, 2, 5000])
 def test_the_smallest_of_the_caps_holds(folder: Path, cap: int) -> None:
     small = load_policy(f"transformers:{folder}", window=64)
-    small._eos = frozenset()
+    small.end_tokens = frozenset()
     reply = small.sample([request(4, (1, 2), max_new_tokens=cap)])[0]
     assert {sample.tokens for sample in reply.samples} == {min(cap, 64 - reply.prompt_tokens)}
     assert {sample.finish_reason for sample in reply.samples} == {"length"}
@@ -196,7 +199,7 @@ def test_the_smallest_of_the_caps_holds(folder: Path, cap: int) -> None:
 def test_no_message_is_longer_than_the_global_cap(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr("mas_gym.policies.local.GLOBAL_CAP", 7)
     policy = load_policy(f"transformers:{folder}")
-    policy._eos = frozenset()
+    policy.end_tokens = frozenset()
     assert policy.sample([request(4, (1,), max_new_tokens=5000)])[0].samples[0].tokens == 7
 
 
@@ -206,6 +209,47 @@ def test_samples_of_one_prompt_share_its_encoding(folder: Path) -> None:
     assert policy.stats.prompt_tokens == reply.prompt_tokens
     assert policy.stats.prefills == 1
     assert policy.stats.tokens == sum(sample.tokens for sample in reply.samples)
+
+
+def test_prompts_that_begin_alike_share_that_work_and_nothing_else_changes(folder: Path) -> None:
+    sharing, plain = load_policy(f"transformers:{folder}"), load_policy(f"transformers:{folder}", prefix_megabytes=0)
+    asked = [request(25, (i,), max_new_tokens=4 + i) for i in range(6)]
+    asked += [
+        SamplingRequest((*one.messages, ChatMessage("user", local_models.WORDS[i])), (i,), max_new_tokens=9)
+        for i, one in enumerate(asked)
+    ]
+    for policy in (sharing, plain):
+        policy.max_batch = 3
+    assert sharing.sample(asked) == plain.sample(asked)
+    assert plain.stats.reused_tokens == 0
+    assert sharing.stats.reused_tokens > 0.7 * sharing.stats.prompt_tokens
+
+
+def test_a_sliding_window_forbids_sharing_beginnings() -> None:
+    assert Model(local_models.model("Mistral", sliding_window=None), exact=False).shares
+    assert not Model(local_models.model("Mistral", sliding_window=8), exact=False).shares
+
+
+tokens_ = st.lists(st.integers(0, 1), min_size=1, max_size=40)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(tokens_, max_size=12), tokens_, st.integers(0, 400))
+def test_the_store_of_beginnings_finds_whole_blocks_and_keeps_its_budget(
+    kept: list[list[int]], prompt: list[int], budget: int
+) -> None:
+    store = PrefixStore(4 * budget)
+    for one in kept:
+        memory = torch.tensor(one, dtype=torch.float32)[None, :, None]
+        store.add(Encoded(one, [(memory, memory)]))
+    held = {id(entry): entry for entry in store._entries.values()}
+    assert sum(entry.size for entry in held.values()) == store._held <= 4 * budget
+    assert all(id(owner) in held for owner in store._owners.values())
+    entry, length = store.longest(prompt)
+    assert length < len(prompt)
+    assert entry is None or entry.tokens[:length] == prompt[:length]
+    shared = [len(os.path.commonprefix([e.tokens, prompt[:-1]])) for e in held.values()]
+    assert max(shared, default=0) // 8 * 8 <= length <= max(shared, default=0)
 
 
 def test_more_samples_than_rows_are_drawn_in_turns(folder: Path, policy: TransformersPolicy) -> None:
@@ -224,7 +268,7 @@ def test_logits_that_are_not_finite_fail_the_request_alone(folder: Path) -> None
     policy = load_policy(f"transformers:{folder}")
     poisoned = local_models.WORDS[0]
     index = policy.format.tokenizer.convert_tokens_to_ids(poisoned)
-    lm = policy._model.model
+    lm = policy.model
     with torch.no_grad():
         lm.lm_head.weight = torch.nn.Parameter(lm.lm_head.weight.clone())
         lm.get_input_embeddings().weight[index] = float("nan")
@@ -444,6 +488,7 @@ def test_the_reply_tells_what_was_dropped_and_others_are_answered(folder: Path) 
     [
         ({"max_batch": 0}, "max_batch"),
         ({"window": -1}, "window"),
+        ({"prefix_megabytes": -1}, "prefix_megabytes"),
         ({"batch": 3}, r"unexpected keyword argument 'batch'; it takes .*max_batch"),
         ({"exact": True, "dtype": "bfloat16"}, "float32"),
     ],

@@ -12,7 +12,8 @@ import transformers
 from mas_gym.errors import ConfigError, PolicyError
 from mas_gym.policies.base import Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.chat import ChatFormat
-from mas_gym.policies.decode import GLOBAL_CAP, Decoder, DecodeStats, Job, Model, check
+from mas_gym.policies.decode import GLOBAL_CAP, Decoder, DecodeStats, Job
+from mas_gym.policies.forward import Model, check
 
 _EXACT_LIMIT = 100_000_000
 _DEFAULT_WINDOW = 4096
@@ -27,6 +28,7 @@ class TransformersPolicy:
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ...; ``"auto"`` takes a GPU if there is one.
         dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is float32 on the CPU and the model's own elsewhere.
         max_batch: Sequences decoded at once.
+        prefix_megabytes: Memory in which each session keeps encoded prompts, for others that begin alike; 0 for none.
         window: Tokens of prompt and answer together; the model's own limit by default.
         threads: CPU threads of torch, for the whole process; left alone by default.
         exact: Make replies independent of the batch to the last bit (see `mas_gym.policies.decode`), at the price
@@ -38,6 +40,8 @@ class TransformersPolicy:
         name: As above.
         max_batch: As above.
         stats: Counters of everything decoded so far.
+        format: The tokenizer and its chat conventions.
+        end_tokens: Ids that end a message: the generation config's and the tokenizer's.
 
     Raises:
         ConfigError: An option is wrong.
@@ -51,7 +55,8 @@ class TransformersPolicy:
         name: str | None = None,
         device: str = "auto",
         dtype: str = "auto",
-        max_batch: int = 64,
+        max_batch: int = 128,
+        prefix_megabytes: int = 128,
         window: int | None = None,
         threads: int | None = None,
         exact: bool | None = None,
@@ -61,10 +66,13 @@ class TransformersPolicy:
         for option, value in (("max_batch", max_batch), ("window", window), ("threads", threads)):
             if value is not None and value < 1:
                 raise ConfigError(f"{option}: expected a positive number, got {value}")
+        if prefix_megabytes < 0:
+            raise ConfigError(f"prefix_megabytes: expected 0 or more, got {prefix_megabytes}")
         if threads is not None:
             torch.set_num_threads(threads)
         self.name = name or Path(model).name
         self.max_batch = max_batch
+        self.prefix_megabytes = prefix_megabytes
         self.stats = DecodeStats()
         lm, tokenizer = _load(str(model), _device(device), dtype)
         self._model = Model(lm, exact=_exact(lm, exact))
@@ -74,7 +82,12 @@ class TransformersPolicy:
                 raise ConfigError(f"exact=True: {type(lm).__name__} cannot run in float64; leave exact out")
             self._model.exact = False
         self.format = ChatFormat(tokenizer, window or _window(lm), chat_options)
-        self._eos = _end_tokens(lm, tokenizer)
+        self.end_tokens = _end_tokens(lm, tokenizer)
+
+    @property
+    def model(self) -> Any:
+        """The transformers model."""
+        return self._model.model
 
     def open(self) -> TransformersSession:
         """Start a session; each session has a batch of its own."""
@@ -100,7 +113,9 @@ class TransformersSession:
     def __init__(self, policy: TransformersPolicy) -> None:
         """Start empty."""
         self._policy = policy
-        self._decoder: Decoder | None = Decoder(policy._model, policy.max_batch, policy._eos, policy.stats)
+        self._decoder: Decoder | None = Decoder(
+            policy._model, policy.max_batch, policy.end_tokens, policy.stats, policy.prefix_megabytes << 20
+        )
         self._refused: list[tuple[Hashable, SamplingReply | PolicyError]] = []
         self._open: dict[Hashable, int] = {}
         self.pending = 0

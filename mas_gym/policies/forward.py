@@ -1,0 +1,144 @@
+"""Forward passes of a causal LM: prompts in batches, one token for every row, and a float64 reference for one row."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers.cache_utils import DynamicCache
+
+from mas_gym.errors import PolicyError
+from mas_gym.policies.prefixes import Encoded, PrefixStore, gathered
+from mas_gym.policies.slots import Prefilled, Slots
+
+
+class Model:
+    """A causal LM with the two calls that decoding needs, and the reference for doubtful draws."""
+
+    def __init__(self, model: Any, *, exact: bool) -> None:
+        """Wrap ``model``; ``exact`` turns the float64 reference on."""
+        self.model = model
+        self.device = model.device
+        self.exact = exact
+        self._reference: Any = None
+        accepted = inspect.signature(model.forward).parameters
+        self._last = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+        self._positions = "position_ids" in accepted
+        # A shared beginning leaves a gap in the columns, which a sliding window would count as tokens.
+        self.shares = not any(DynamicCache(config=model.config).is_sliding)
+
+    def prefill(self, prompts: Sequence[list[int]], store: PrefixStore | None = None) -> tuple[torch.Tensor, Prefilled]:
+        """Encode prompts together and return the next-token logits ``[n, V]``.
+
+        The batch is ``[shared beginnings, right-aligned | the rest, left-padded]``; only the rest is computed.
+        """
+        found = [store.longest(p) if store is not None else (None, 0) for p in prompts]
+        cache, shared = gathered(found)
+        lengths, begun = np.array([len(p) for p in prompts]), np.array([length for _, length in found])
+        rest = int((lengths - begun).max())
+        ids = np.zeros((len(prompts), rest), dtype=np.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, rest - lengths[row] + begun[row] :] = prompt[begun[row] :]
+        # Column and position of each token: the beginning ends at `shared`, the rest at `shared + rest`.
+        place = np.arange(-int(lengths.max()), 0) + lengths[:, None]
+        early = place < begun[:, None]
+        columns = place + np.where(early, shared - begun[:, None], shared + rest - lengths[:, None])
+        mask = np.zeros((len(prompts), shared + rest), dtype=np.int64)
+        rows, at = np.nonzero(place >= 0)
+        mask[rows, columns[rows, at]] = 1
+        positions = np.maximum(np.arange(-rest, 0) + lengths[:, None], 0)
+        inputs = [torch.from_numpy(array).to(self.device) for array in (ids, mask, positions)]
+        logits = self._forward(inputs[0], inputs[1], inputs[2], cache)
+        prefilled = Prefilled(cache, lengths, np.maximum(columns, 0), int(begun.sum()))
+        if store is not None:
+            for row, prompt in enumerate(prompts):
+                store.add(_kept(prompt, prefilled, row))
+        return logits, prefilled
+
+    def decode(self, tokens: npt.NDArray[np.int64], slots: Slots) -> torch.Tensor:
+        """Feed each row its newest token; return the next-token logits ``[N, V]``."""
+        mask, positions = slots.view(self.device)
+        ids = torch.from_numpy(tokens[:, None].copy()).to(self.device)
+        logits = self._forward(ids, mask, positions, slots.cache)
+        slots.advance()
+        return logits
+
+    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Any) -> torch.Tensor:
+        extra = {"position_ids": positions} if self._positions else {}
+        out = self.model(
+            input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **extra, **self._last
+        )
+        logits: torch.Tensor = out.logits[:, -1]
+        return logits
+
+    def has_reference(self) -> bool:
+        """Return whether the model can run in float64; some kernels, such as those of mixtures of experts, cannot."""
+        try:
+            with torch.inference_mode():
+                return bool(torch.isfinite(self.reference([0, 1], 1)).all())
+        except (RuntimeError, TypeError, ValueError):
+            return False
+
+    def reference(self, ids: list[int], last: int) -> torch.Tensor:
+        """Return float64 logits ``[last, V]`` at the last positions of one sequence, alone and unpadded."""
+        if self._reference is None:
+            self._reference = deepcopy(self.model).double()
+        keep = {"logits_to_keep": last} if self._last else {}
+        out = self._reference(input_ids=torch.tensor([ids], device=self.device), use_cache=False, **keep)
+        logits: torch.Tensor = out.logits[0, -last:]
+        return logits
+
+
+def _kept(prompt: list[int], prefilled: Prefilled, row: int) -> Encoded:
+    layers = prefilled.cache.layers
+    at = torch.from_numpy(prefilled.columns[row, -len(prompt) :]).to(layers[0].keys.device)
+    return Encoded(prompt, [tuple(t[row].index_select(1, at) for t in (la.keys, la.values)) for la in layers])
+
+
+def check(model: Model, vocabulary: int) -> None:
+    """Make sure that batched decoding with padding computes what the model computes alone.
+
+    Turns `Model.shares` off where only the sharing of beginnings goes wrong.
+
+    Raises:
+        PolicyError: It does not, as for architectures that keep a state other than keys and values.
+    """
+    generator = np.random.default_rng(0)
+    prompts = [generator.integers(0, vocabulary, size).tolist() for size in (5, 19, 3)]
+    following = generator.integers(0, vocabulary, 3)
+    longer = [[*p, int(t)] for p, t in zip(prompts, following, strict=True)]
+    store = PrefixStore(1 << 30)
+    try:
+        with torch.inference_mode():
+            first, prefilled = model.prefill(prompts, store)
+            slots = Slots(3)
+            slots.admit(prefilled, [0, 1, 2])
+            second = model.decode(following, slots)
+            alone = torch.cat([model.prefill([p])[0] for p in (*prompts, *longer)])
+            gap = _gap(torch.cat([first, second]), alone)
+            if model.shares and not _gap(model.prefill(longer, store)[0], alone[3:]) < _tolerance(alone):
+                model.shares = False
+    except (TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
+        raise PolicyError(_unsupported(f"its forward pass failed: {error}")) from error
+    if not gap < _tolerance(alone):
+        raise PolicyError(_unsupported(f"probabilities differ by {gap:.3g}"))
+
+
+def _gap(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((torch.softmax(logits.float(), -1) - torch.softmax(expected.float(), -1)).abs().max())
+
+
+def _tolerance(logits: torch.Tensor) -> float:
+    return 1e-3 if logits.dtype in (torch.float32, torch.float64) else 0.1
+
+
+def _unsupported(reason: str) -> str:
+    return (
+        "expected a causal LM whose only state is attention keys and values, so that rows can be batched with padding; "
+        f"this one is not: {reason}; serve it with vLLM or another server and use 'openai:MODEL@URL'"
+    )
