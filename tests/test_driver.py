@@ -546,7 +546,8 @@ def test_a_run_can_be_stopped_by_its_user() -> None:
 def test_a_search_within_its_budget_of_calls_returns_the_best_it_has(planner: Any) -> None:
     for plan in run(planner, 8, budget=Budget(calls=20)):
         assert plan.usage.agent_calls <= 20
-        assert plan.stopped == (None if plan.usage.agent_calls + 3 <= 20 else "budget of 20 calls spent")
+        # A bootstrap search may end by itself, in the state that it likes best.
+        assert plan.stopped == "budget of 20 calls spent" or (planner.leaf == "bootstrap" and plan.error is None)
         # A bootstrap search may not have met a terminal state yet.
         assert plan.best is not None or (planner.leaf == "bootstrap" and plan.error is not None)
 
