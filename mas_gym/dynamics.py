@@ -1,6 +1,6 @@
 """The transition model of a MAS: pure functions on immutable states.
 
-Two schedules, as in DESIGN and the paper:
+Two schedules, as in the paper:
 
 * without conditions the schedule is fixed, one turn per agent in listed order,
   and routing decides only who reads what (Sec. "Preliminaries");

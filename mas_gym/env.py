@@ -61,7 +61,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
 
     Args:
         task: A task's name, such as ``"gsm8k"``, or a `Task` object.
-        mas: A shipped MAS name, a config's path or dict (DESIGN 4.1).
+        mas: A shipped MAS name, a config's path or dict.
         split: ``"train"``, ``"dev"`` or ``"test"``; for tasks given by name.
         data: A local file or folder instead of the hub; for tasks given by name.
         view: ``"full"`` transcript in observations, or the acting agent's ``"local"`` view.

@@ -30,7 +30,7 @@ def agent_inputs(mas: MAS, state: MASState) -> list[str]:
 
 
 def chat_messages(mas: MAS, state: MASState) -> tuple[ChatMessage, ...]:
-    """Return the acting agent's prompt (FIDELITY: inputs joined by a blank line, no sender labels).
+    """Return the acting agent's prompt: inputs joined by a blank line, without sender labels.
 
     Args:
         mas: The system.

@@ -1,4 +1,4 @@
-"""The Gymnasium ids (DESIGN 4.2): which task and which multi-agent system each one pairs."""
+"""The Gymnasium ids: which task and which multi-agent system each one pairs."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def place_text(place: Place) -> str:
 
 
 def validate(data: object, name: str, where: Callable[[Place], str] = place_text) -> MAS:
-    """Build the MAS that a config describes (DESIGN 4.1).
+    """Build the MAS that a config describes.
 
     Args:
         data: Mappings, lists and scalars, as YAML or JSON gives them.
