@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +247,10 @@ def test_the_store_of_beginnings_finds_whole_blocks_and_keeps_its_budget(
     entry, length = store.longest(prompt)
     assert length < len(prompt)
     assert entry is None or entry.tokens[:length] == prompt[:length]
-    shared = [len(os.path.commonprefix([e.tokens, prompt[:-1]])) for e in held.values()]
+    shared = [
+        next(i for i in range(min(len(e.tokens), len(prompt) - 1), -1, -1) if e.tokens[:i] == prompt[:i])
+        for e in held.values()
+    ]
     assert max(shared, default=0) // 8 * 8 <= length <= max(shared, default=0)
 
 

@@ -57,7 +57,9 @@ class Model:
         prefilled = Prefilled(cache, lengths, np.maximum(columns, 0), int(begun.sum()))
         if store is not None:
             for row, prompt in enumerate(prompts):
-                store.add(_kept(prompt, prefilled, row))
+                entry = found[row][0]
+                if entry is None or entry.tokens != prompt:
+                    store.add(_kept(prompt, prefilled, row))
         return logits, prefilled
 
     def decode(self, tokens: npt.NDArray[np.int64], slots: Slots) -> torch.Tensor:

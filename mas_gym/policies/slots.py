@@ -49,12 +49,12 @@ class _SlotLayer(DynamicLayer):  # type: ignore[misc]
         """Return length and offset of the columns that a mask must cover."""
         return self.get_seq_length() + query_length, 0
 
-    def relocate(self, n: int, columns: slice, to: int, capacity: int) -> None:
+    def relocate(self, n: int, columns: slice, to: int, rows: int, capacity: int) -> None:
         """Move the columns in use of the first ``n`` rows, into larger memory if asked."""
         for name in ("keys", "values"):
             old = getattr(self, name)
             kept = old[:n, :, columns]
-            new = old if capacity == old.shape[2] else self._empty(old, old.shape[0], capacity)
+            new = old if (rows, capacity) == (old.shape[0], old.shape[2]) else self._empty(old, rows, capacity)
             new[:n, :, to : to + kept.shape[2]] = kept.clone() if new is old else kept
             setattr(self, name, new)
 
@@ -76,22 +76,23 @@ class Prefilled(NamedTuple):
 
 
 class Slots:
-    """Up to ``rows`` sequences that are decoded together, one column at a time.
+    """Sequences that are decoded together, one column at a time; memory grows with need, in both directions.
 
     Attributes:
-        rows: Capacity in sequences.
+        rows: Sequences for which there is memory.
+        capacity: Columns for which there is memory.
         n: Sequences now held, in rows ``0 .. n-1``.
         lengths: ``[rows]`` tokens held of each sequence.
         cache: What to hand to the model as ``past_key_values``.
     """
 
-    def __init__(self, rows: int) -> None:
-        """Start empty; memory is taken at the first admission, whose shapes it copies."""
-        self.rows = rows
+    def __init__(self, most: int) -> None:
+        """Start empty, for up to ``most`` sequences; the first admission's shapes are copied."""
+        self._most = most
+        self.rows = self.capacity = 0
         self.n = 0
-        self.lengths = np.zeros(rows, dtype=np.int64)
+        self.lengths = np.zeros(most, dtype=np.int64)
         self.end = 0
-        self.capacity = 0
         self.cache: Cache | None = None
 
     @property
@@ -103,7 +104,7 @@ class Slots:
         """Add sequences; ``source`` names each one's row in ``prompts``, and one prompt may serve several."""
         lengths = prompts.lengths[source]
         longest = int(lengths.max())
-        self._make_room(longest)
+        self._make_room(longest, len(source))
         layers = prompts.cache.layers
         if self.cache is None:
             self.cache = Cache(layers=[_SlotLayer(self, layer.keys, layer.values) for layer in layers])
@@ -118,7 +119,7 @@ class Slots:
 
     def view(self, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the attention mask ``[N, W + 1]`` and the positions ``[N, 1]`` of the next token of each sequence."""
-        self._make_room(0)
+        self._make_room(0, 0)
         lengths = self.lengths[: self.n]
         width = self.end - self.start + 1
         mask = np.arange(width) >= (width - 1 - lengths)[:, None]
@@ -144,14 +145,15 @@ class Slots:
         self.n = kept
         return list(zip(movers, holes, strict=True))
 
-    def _make_room(self, prompt: int) -> None:
-        """Make sure that ``prompt`` columns fit before the common end and one after it."""
-        if self.end >= prompt and self.end < self.capacity:
+    def _make_room(self, prompt: int, more: int) -> None:
+        """Make sure that ``more`` rows fit, ``prompt`` columns before the common end, and one after it."""
+        rows = self.rows if self.n + more <= self.rows else min(self._most, 2 * (self.n + more))
+        if rows == self.rows and prompt <= self.end < self.capacity:
             return
         live = self.end - self.start
         need = max(prompt, live)
         capacity = max(self.capacity, -(-(need + _GROWTH) // _GROWTH) * _GROWTH)
         if self.cache is not None:
             for layer in self.cache.layers:
-                layer.relocate(self.n, slice(self.start, self.end), need - live, capacity)
-        self.end, self.capacity = need, capacity
+                layer.relocate(self.n, slice(self.start, self.end), need - live, rows, capacity)
+        self.end, self.rows, self.capacity = need, rows, capacity

@@ -2,8 +2,8 @@
 
 Run with one thread, on an otherwise idle core::
 
-    OMP_NUM_THREADS=1 python benchmarks/engine.py
-    OMP_NUM_THREADS=1 python benchmarks/engine.py --model transformers:PATH --problems 64
+    OMP_NUM_THREADS=1 python benchmarks/local_engine.py
+    OMP_NUM_THREADS=1 python benchmarks/local_engine.py --model transformers:PATH --problems 64
 
 It prints three things: the throughput of MCTS at concurrency 64 over that of ``generate`` at batch 64, given the very
 prompts that the search asked for, once as they came and once sorted by length, the kindest order; the throughput of
