@@ -5,6 +5,7 @@ import html
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import threading
@@ -492,7 +493,7 @@ def test_help_needs_nothing_heavy(arguments: tuple[str, ...]) -> None:
 
 @pytest.mark.slow
 def test_demo_ends_with_table_picture_and_page(run: Run, tmp_path: Path) -> None:
-    result = run("demo", "--out", tmp_path / "demo", "-n", 3)
+    result = run("demo", "--out", tmp_path / "demo", "-n", 2)
     assert result.exit_code == 0, result.output
     files = {path.name for path in (tmp_path / "demo").iterdir()}
     assert files >= {"results.json", "results.csv", "accuracy-tokens.png", "tree.html", "runs.db"}
@@ -500,3 +501,13 @@ def test_demo_ends_with_table_picture_and_page(run: Run, tmp_path: Path) -> None
     assert [row["planner"] for row in document["rows"]] == ["single", "sc:5", "sbs:5,1", "sbs:5,3", "mcts:10,3"]
     assert [row["agent_calls"] for row in document["rows"][:4]] == [4, 20, 20, 50]
     assert not any(row["failed"] for row in document["rows"])
+
+
+# examples
+
+
+def test_the_own_planner_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    example = Path(__file__).resolve().parents[1] / "examples" / "own_planner.py"
+    runpy.run_path(str(example))["main"](2)
+    shown = capsys.readouterr().out
+    assert "2 right, 16.0 agent calls per problem" in re.sub(r"\d of 2", "2", shown)

@@ -1,0 +1,40 @@
+"""A planner of one's own: at each step, sample four messages and keep the one the critic likes best.
+
+A planner says what it wants to know and is told; the driver does the rest: many
+problems at once, full batches, seeds, budgets, grading, the bill.
+Run ``python examples/own_planner.py``.
+"""
+
+import mas_gym
+import search
+from mas_gym.policies import load_policy
+
+
+class Greedy:
+    """The best of four messages at every step; AC = 4 D."""
+
+    def plan(self, model, root, rng):
+        """Walk to a terminal state."""
+        state = root
+        while not model.is_terminal(state):
+            [proposals] = yield [search.Propose(state, n=4)]
+            states = [model.transition(state, p.action) for p in proposals]
+            [values] = yield [search.Evaluate(states)]
+            state = states[max(range(len(values)), key=values.__getitem__)]
+        return search.Plan.single(state)
+
+
+def main(problems: int = 50) -> None:
+    """Compare it with the planners that come along, on the same samples."""
+    task = mas_gym.load_task("arithmetic", split="test")[:problems]
+    policy, critic = load_policy("tiny"), search.PolicyLikelihood()
+    for planner in (search.SinglePass(), Greedy(), search.StepBeamSearch(b2=4, b1=1)):
+        plans = list(search.run(planner, task, mas="rpsv", policy=policy, critic=critic))
+        right = sum(bool(plan.correct) for plan in plans)
+        calls = sum(plan.usage.agent_calls for plan in plans)
+        name = search.planner_spec(planner)
+        print(f"{name:10} {right}/{len(plans)} right with {calls / len(plans):.0f} agent calls per problem")
+
+
+if __name__ == "__main__":
+    main()
