@@ -119,6 +119,14 @@ class TestPerAgent:
         policies: dict[str, Policy] = policy.policies  # type: ignore[union-attr]
         assert policies["A"] is policies["B"]
 
+    def test_a_mapping_may_be_written_as_a_string(self) -> None:
+        pytest.importorskip("openai", reason="the openai package is not installed")
+        policy = load_policy("{Solver: 'openai:m@http://127.0.0.1:9/v1#timeout=3', '*': 'openai:m'}")
+        assert policy.name == "Solver=openai:m, *=openai:m"
+        for wrong in ("{Solver", "{Solver: 3}", "{3: tiny}"):
+            with pytest.raises(ConfigError, match="expected a mapping"):
+                load_policy(wrong)
+
     def test_an_agent_without_a_policy_is_an_error(self) -> None:
         policy = load_policy({"Solver": ScriptedPolicy(say)})
         [error] = ask(policy, [request(0, agent="Reader")])  # type: ignore[arg-type]
@@ -211,6 +219,27 @@ class TestCache:
             with pytest.raises(DataError, match="response cache"):
                 CachedPolicy(ScriptedPolicy(say), file)
             assert (file.read_bytes() if file.exists() else None) == before
+
+    @pytest.mark.parametrize("options", ["#cache={}", "#cache={}&max_batch=7", "#max_batch=7&cache={}"])
+    def test_the_option_cache_puts_one_before_any_policy(self, tmp_path: Path, options: str) -> None:
+        pytest.importorskip("torch", reason="torch is not installed")
+        import local_models
+
+        folder = local_models.save(tmp_path / "model")
+        file = tmp_path / "c.db"
+        for misses in (2, 0):
+            policy = load_policy(f"transformers:{folder}" + options.format(file))
+            assert isinstance(policy, CachedPolicy)
+            ask(policy, [request(0, max_new_tokens=4)])
+            assert policy.misses == misses
+            policy.close()
+        # Other weights at the same place are another model.
+        local_models.save(folder, seed=1)
+        again = load_policy(f"transformers:{folder}", cache=file)
+        assert isinstance(again, CachedPolicy)
+        ask(again, [request(0, max_new_tokens=4)])
+        assert again.misses == 2
+        again.close()
 
     @pytest.mark.slow
     def test_processes_share_it_and_a_killed_one_harms_nothing(self, tmp_path: Path) -> None:

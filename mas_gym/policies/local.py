@@ -13,6 +13,7 @@ from mas_gym.errors import ConfigError, PolicyError
 from mas_gym.policies.base import Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.chat import ChatFormat
 from mas_gym.policies.decode import GLOBAL_CAP, Decoder, DecodeStats, Job
+from mas_gym.policies.fingerprint import model_stamp
 from mas_gym.policies.forward import Model, check
 
 _EXACT_LIMIT = 100_000_000
@@ -39,6 +40,7 @@ class TransformersPolicy:
     Attributes:
         name: As above.
         max_batch: As above.
+        fingerprint: Tells its samples from another model's in a response cache.
         stats: Counters of everything decoded so far.
         format: The tokenizer and its chat conventions.
         end_tokens: Ids that end a message: the generation config's and the tokenizer's.
@@ -83,6 +85,8 @@ class TransformersPolicy:
             self._model.exact = False
         self.format = ChatFormat(tokenizer, window or _window(lm), chat_options)
         self.end_tokens = _end_tokens(lm, tokenizer)
+        chosen = (lm.dtype, self._model.exact, self.format.window, sorted((chat_options or {}).items()))
+        self.fingerprint = f"transformers|{model_stamp(str(model))}|{chosen}"
 
     @property
     def model(self) -> Any:

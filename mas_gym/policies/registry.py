@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -38,7 +39,8 @@ def load_policy(spec: PolicySpec, **options: Any) -> Policy | AsyncPolicy:
             ``mas_gym.policies``. Options may also be written into it, as
             ``"transformers:PATH#dtype=bfloat16&max_batch=128"``. A mapping from agents' names, or ``"*"`` for all
             others, to such strings or to loaded policies gives different agents different policies; equal strings
-            are loaded once.
+            are loaded once. It may be written as a string, too: ``"{Solver: 'openai:M@URL', '*': tiny}"``. The option
+            ``cache=FILE`` puts a response cache before any policy.
         options: What the loader takes, such as ``max_batch``, ``threads``, ``device`` and ``window`` for local
             models (`TransformersPolicy`), or what `OpenAIOptions` lists for servers.
 
@@ -48,11 +50,19 @@ def load_policy(spec: PolicySpec, **options: Any) -> Policy | AsyncPolicy:
         ConfigError: An option or argument is wrong.
         PolicyError: The model or file cannot be loaded.
     """
+    if isinstance(spec, str) and spec.startswith("{"):
+        spec = _written_mapping(spec)
     if isinstance(spec, Mapping):
         return _per_agent(spec, options)
+    spec, cache = _written_cache(spec)
+    cache = options.pop("cache", cache)
     name = spec.partition(":")[0].partition("#")[0]
     policy: Policy | AsyncPolicy = build(name, _loader(name), spec[len(name) :].removeprefix(":"), **options)
-    return policy
+    if cache is None:
+        return policy
+    from mas_gym.policies.cache import CachedPolicy
+
+    return CachedPolicy(policy, cache)
 
 
 def known_policies() -> list[str]:
@@ -114,6 +124,26 @@ def local_module() -> Any:
         raise MissingDependencyError(
             f"policies that run a model here need torch and transformers ({error}): pip install 'mas-gym[local]'"
         ) from error
+
+
+def _written_mapping(spec: str) -> Mapping[str, str]:
+    try:
+        read = yaml.safe_load(spec)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"expected a mapping such as {{Solver: 'openai:M@URL', '*': tiny}}, got {spec!r}") from error
+    if not isinstance(read, dict) or not all(isinstance(part, str) for pair in read.items() for part in pair):
+        raise ConfigError(f"expected a mapping from agents' names to policy strings, got {spec!r}")
+    return read
+
+
+def _written_cache(spec: str) -> tuple[str, str | None]:
+    """Take the option ``cache=FILE``, which is every policy's, out of a policy string."""
+    found = re.search(r"[#&]cache=([^&]*)", spec)
+    if found is None:
+        return spec, None
+    rest = spec[: found.start()] + spec[found.end() :]
+    # Where it was the first option, the next one takes over the sign that opens them.
+    return (rest.replace("&", "#", 1) if found[0][0] == "#" else rest), found[1]
 
 
 def _per_agent(specs: Mapping[str, str | Policy | AsyncPolicy], options: Mapping[str, Any]) -> AsyncPolicy:

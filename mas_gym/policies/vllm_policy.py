@@ -11,6 +11,7 @@ from typing import Any
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.policies.base import Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.chat import ChatFormat, Prompt
+from mas_gym.policies.fingerprint import model_stamp
 from mas_gym.policies.loop import on_engine_loop
 from mas_gym.policies.meter import Meter
 from mas_gym.policies.openai_wire import SEED_MASK
@@ -29,6 +30,7 @@ class VLLMPolicy:
     Attributes:
         name: As given.
         max_concurrency: As given.
+        fingerprint: Tells its samples from another model's in a response cache.
         meter: Calls and tokens so far.
     """
 
@@ -72,6 +74,9 @@ class VLLMPolicy:
         self._format: ChatFormat | None = None
         self.name = name or Path(model).name + (f"+{Path(lora).name}" if lora else "")
         self.max_concurrency = max_concurrency
+        adapter = "" if lora is None else model_stamp(lora)
+        chosen = (sorted(map(str, arguments.items())), sorted((chat_options or {}).items()))
+        self.fingerprint = f"vllm|{model_stamp(model)}|{adapter}|{chosen}"
         self.meter = Meter()
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:

@@ -1,0 +1,252 @@
+"""How full search keeps an engine that works elsewhere: vLLM in this process, or a server.
+
+    python benchmarks/engines.py efficiency --policy vllm:PATH --problems 128
+    python benchmarks/engines.py efficiency --policy openai:MODEL@URL --problems 128 --critic models/masprm
+    python benchmarks/engines.py baseline --policy vllm:PATH --problems 128 --baseline-problems 8
+    python benchmarks/engines.py prefix --policy vllm:PATH --problems 64
+    python benchmarks/engines.py memory --searches 10000
+
+``efficiency``: generated tokens per second in MCTS(10,3) over those of the same engine given the same requests all at
+once. ``baseline``: wall-clock seconds per problem against one search at a time with one prompt per call and states
+scored one by one, the way of the authors' released code. ``prefix``: share of prompt tokens served from vLLM's prefix
+cache, and the throughput without it. ``memory``: what open searches hold. The engine's cache is emptied before each
+measurement where it can be (for vLLM's server, start it with ``VLLM_SERVER_DEV_MODE=1``). Needs psutil.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import resource
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import psutil
+
+import mas_gym
+import search
+from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
+from mas_gym.policies.as_async import as_async
+from mas_gym.policies.base import AsyncPolicy, Sample
+from mas_gym.policies.loop import on_engine_loop
+from rewardmodels import load_critic
+
+PLANNER = "mcts:10,3"
+ROUNDS = 12
+
+
+class Watched:
+    """Passes requests on and remembers them."""
+
+    def __init__(self, policy: AsyncPolicy) -> None:
+        self.policy, self.name, self.max_concurrency = policy, policy.name, policy.max_concurrency
+        self.heard: list[SamplingRequest] = []
+        self.prompt_tokens = self.cached_tokens = 0
+
+    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+        self.heard.append(request)
+        reply = await self.policy.sample_async(request)
+        self.prompt_tokens += reply.prompt_tokens
+        self.cached_tokens += reply.cached_tokens
+        return reply
+
+
+class OneByOne:
+    """A critic that is given one state at a time."""
+
+    def __init__(self, critic: Any) -> None:
+        self.critic, self.max_batch = critic, 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.critic, name)
+
+    def score(self, contexts: Sequence[search.ScoringContext]) -> list[float]:
+        return [self.critic.score([context])[0] for context in contexts]
+
+
+class Figure(NamedTuple):
+    """One measurement: generated tokens, wall-clock and CPU seconds of this process and its children, problems."""
+
+    tokens: int
+    seconds: float
+    cpu: float
+    problems: int
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+def searched(policy: Watched, critic: Any, problems: int, concurrency: int, seed: int = 42) -> Figure:
+    task = mas_gym.load_task("arithmetic", split="test")[:problems]
+    start, cpu = time.perf_counter(), cpu_seconds()
+    run = search.run(PLANNER, task, mas="rpsv", policy=policy, critic=critic, seed=seed, concurrency=concurrency)
+    plans = list(run)
+    seconds, cpu = time.perf_counter() - start, cpu_seconds() - cpu
+    failed = [plan.error for plan in plans if plan.error]
+    assert not failed, failed[0]
+    return Figure(sum(plan.usage.generated_tokens for plan in plans), seconds, cpu, problems)
+
+
+def at_once(policy: AsyncPolicy, requests: Sequence[SamplingRequest]) -> Figure:
+    """Give the engine everything it can take at any time."""
+
+    async def run() -> int:
+        gate = asyncio.Semaphore(policy.max_concurrency)
+
+        async def one(request: SamplingRequest) -> int:
+            async with gate:
+                return sum(sample.tokens for sample in (await policy.sample_async(request)).samples)
+
+        return sum(await asyncio.gather(*map(one, requests)))
+
+    start, cpu = time.perf_counter(), cpu_seconds()
+    tokens = asyncio.run(on_engine_loop(run()))
+    return Figure(tokens, time.perf_counter() - start, cpu_seconds() - cpu, 0)
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds that this process and its living children have used."""
+    me = psutil.Process()
+    return sum(sum(process.cpu_times()[:2]) for process in (me, *me.children(recursive=True)))
+
+
+def empty_cache(policy: Any) -> bool:
+    """Empty the engine's prefix cache; say whether that could be done."""
+    if hasattr(policy, "base_url"):
+        url = policy.base_url.removesuffix("/v1") + "/reset_prefix_cache"
+        try:
+            urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30).close()
+        except urllib.error.HTTPError:
+            return False
+        return True
+    if not hasattr(policy, "_engine"):
+        return False
+
+    async def reset() -> bool:
+        llm = await policy._engine.llm()
+        await llm.reset_prefix_cache()
+        return True
+
+    return asyncio.run(on_engine_loop(reset()))
+
+
+def load(arguments: argparse.Namespace, **options: Any) -> tuple[Any, Any]:
+    policy = load_policy(arguments.policy, **options)
+    at_once(as_async(policy), [SamplingRequest((mas_gym.ChatMessage("user", "1 + 1"),), (1,))])
+    return policy, load_critic(arguments.critic)
+
+
+def efficiency(arguments: argparse.Namespace) -> None:
+    policy, critic = load(arguments)
+    ratios = []
+    for repeat in range(arguments.repeats):
+        watched = Watched(as_async(policy))
+        emptied = empty_cache(policy)
+        ours = searched(watched, critic, arguments.problems, arguments.concurrency, seed=42 + repeat)
+        share = watched.cached_tokens / max(watched.prompt_tokens, 1)
+        empty_cache(policy)
+        full = at_once(watched.policy, watched.heard)
+        ratios.append(ours.rate / full.rate)
+        print(f"MCTS(10,3), {ours.problems} problems, {ours.tokens} tokens, cache emptied first: {emptied}")
+        print(f"  search                     {ours.rate:9.0f} tokens/s  ({ours.seconds:.1f} s)")
+        print(f"  same requests, all at once {full.rate:9.0f} tokens/s  ({full.seconds:.1f} s)")
+        print(f"  search / all at once       {ratios[-1]:9.2f}")
+        # On a machine that does other things too, the same ratio in CPU seconds is the one to trust.
+        print(f"  the same in CPU seconds    {(ours.tokens / ours.cpu) / (full.tokens / full.cpu):9.2f}")
+        print(f"  prompt tokens from cache   {share:9.1%}")
+    print(f"efficiency, median of {len(ratios)}: {sorted(ratios)[len(ratios) // 2]:.2f}")
+
+
+def baseline(arguments: argparse.Namespace) -> None:
+    policy, critic = load(arguments)
+    empty_cache(policy)
+    steps = getattr(policy, "stats", None)
+    before = steps.steps if steps else 0
+    alone = searched(Watched(as_async(policy)), OneByOne(critic), arguments.baseline_problems, 1)
+    between = steps.steps if steps else 0
+    empty_cache(policy)
+    ours = searched(Watched(as_async(policy)), critic, arguments.problems, arguments.concurrency)
+    per = [figure.seconds / figure.problems for figure in (alone, ours)]
+    print(f"one search at a time, one prompt per call, states scored one by one: {per[0]:.3f} s per problem")
+    print(f"driver, concurrency {arguments.concurrency}: {per[1]:.3f} s per problem; {per[0] / per[1]:.1f} times less")
+    cpu = alone.cpu / alone.problems, ours.cpu / ours.problems
+    print(f"CPU seconds per problem: {cpu[0]:.3f} and {cpu[1]:.3f}, {cpu[0] / cpu[1]:.1f} times less")
+    if steps:
+        was, now = (between - before) / alone.problems, (steps.steps - between) / ours.problems
+        print(f"sequential decode steps per problem: {was:.0f} and {now:.1f}, {was / now:.0f} times fewer")
+
+
+def prefix(arguments: argparse.Namespace) -> None:
+    for caching in (True, False):
+        policy, critic = load(arguments, engine={"enable_prefix_caching": caching, **arguments.engine})
+        watched = Watched(policy)
+        figure = searched(watched, critic, arguments.problems, arguments.concurrency)
+        share = watched.cached_tokens / max(watched.prompt_tokens, 1)
+        print(f"prefix caching {caching}: {figure.rate:.0f} tokens/s, {share:.1%} of prompt tokens from the cache")
+        policy.close()
+
+
+def memory(arguments: argparse.Namespace) -> None:
+    """Open many searches over a policy that holds its answers when each has asked about `ROUNDS` times."""
+
+    class Holding:
+        name, max_concurrency = "holding", 10**9
+
+        def __init__(self) -> None:
+            self.asked, self.held, self.all_asked = 0, 0, asyncio.Event()
+
+        async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+            self.asked += 1
+            if self.asked == arguments.searches * ROUNDS:
+                self.held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+                self.all_asked.set()
+            if self.asked > arguments.searches * (ROUNDS - 1):
+                await self.all_asked.wait()
+            text = "The plan is to add what was bought to what was there, step by step. " * 4
+            return SamplingReply(tuple(Sample(f"{text}{s}", 60, -30.0, "stop") for s in request.seeds), 100)
+
+    policy = Holding()
+    problems = [
+        replace(problem, id=f"{problem.id}/{i}")
+        for i, problem in enumerate(mas_gym.load_task("arithmetic", split="test")[:1])
+        for i in range(arguments.searches)
+    ]
+    start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    run = search.run(
+        PLANNER, problems, mas="rpsv", policy=policy, critic=search.PolicyLikelihood(), concurrency=arguments.searches
+    )
+    while not policy.held:
+        run._turn()
+    run.close()
+    grown = (policy.held - start) / 1024
+    print(
+        f"{arguments.searches} searches open: {grown:.0f} MiB, {1024 * grown / arguments.searches:.1f} KiB per search"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("efficiency", "baseline", "prefix", "memory"))
+    parser.add_argument("--policy", default="tiny")
+    parser.add_argument("--critic", default="policy-likelihood")
+    parser.add_argument("--problems", type=int, default=128)
+    parser.add_argument("--baseline-problems", type=int, default=8)
+    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--searches", type=int, default=10_000)
+    arguments = parser.parse_args()
+    arguments.engine = {}
+    if arguments.policy.startswith("vllm:") and "engine=" in arguments.policy:
+        from mas_gym.policies.registry import written_options
+
+        arguments.engine = written_options(arguments.policy)[1].get("engine", {})
+    globals()[arguments.what](arguments)
+
+
+if __name__ == "__main__":
+    main()
