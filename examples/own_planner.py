@@ -31,9 +31,8 @@ def main(problems: int = 50) -> None:
     for planner in (search.SinglePass(), Greedy(), search.StepBeamSearch(b2=4, b1=1)):
         plans = list(search.run(planner, task, mas="rpsv", policy=policy, critic=critic))
         right = sum(bool(plan.correct) for plan in plans)
-        calls = sum(plan.usage.agent_calls for plan in plans)
-        name = search.planner_spec(planner)
-        print(f"{name:10} {right}/{len(plans)} right with {calls / len(plans):.0f} agent calls per problem")
+        calls = sum(plan.usage.agent_calls for plan in plans) / len(plans)
+        print(f"{search.planner_spec(planner):8} {right} of {len(plans)} right, {calls:.1f} agent calls per problem")
 
 
 if __name__ == "__main__":
