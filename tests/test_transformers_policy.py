@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from transformers.utils import logging as hf_logging
 
 import mas_gym.policies.decode as decode_module
-from mas_gym.errors import ConfigError, PolicyError
+from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.policies import SamplingRequest, StreamingPolicy, TransformersPolicy, load_policy
 from mas_gym.policies.chat import ChatFormat
 from mas_gym.policies.decode import Decoder, DecodeStats, Job
@@ -285,6 +285,13 @@ def test_logits_that_are_not_finite_fail_the_request_alone(folder: Path) -> None
     assert isinstance(replies["bad"], PolicyError)
     assert "'Reader'" in str(replies["bad"])
     assert replies["good"].samples[0].tokens >= 1
+
+
+def test_an_engine_that_breaks_ends_the_run_with_a_reason(folder: Path) -> None:
+    policy = load_policy(f"transformers:{folder}")
+    policy.model.model.layers[0].mlp.up_proj = torch.nn.Linear(1, 1)
+    with pytest.raises(EngineUnavailableError, match="max_batch"):
+        policy.sample([request(3)])
 
 
 # Drawing from logits

@@ -5,11 +5,18 @@ batch when they finish and waiting ones take their place; log-probabilities are
 those of the very logits that were sampled from.
 
 **Same request, same reply.** The result of a float32 forward depends a little on
-the shape of the batch, and a draw that falls within that error of a boundary
-could go either way. With ``exact`` such draws, and sums of log-probabilities
-that fall as close to a rounding boundary, are settled by a reference: the same
-row alone, unpadded, in float64. So a reply is a function of its request alone,
-whatever the batch mates, the order and the concurrency.
+the shape of the batch (about 1e-6 in a log-probability), and a draw that falls
+within that error of a boundary could go either way. With ``exact`` such draws,
+and sums of log-probabilities that fall as close to a rounding boundary, are
+settled by a reference: the same row alone, unpadded, in float64. So a reply is a
+function of its request alone, whatever the batch mates, the order, the
+concurrency and the number of threads, as long as the error stays within the
+tolerances below; ``benchmarks/local_engine.py`` measures both.
+
+Without ``exact`` (bfloat16, float16, models that are large or cannot run in
+float64) replies have the same distribution, but a sample may now and then
+change with its batch mates; one request at a time (``max_batch=1``,
+``prefix_megabytes=0``) makes them equal again on the same machine.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from mas_gym.errors import ConfigError, PolicyError
+from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.policies.base import Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.chat import ChatFormat
 from mas_gym.policies.decode import GLOBAL_CAP, Decoder, DecodeStats, Job
@@ -143,8 +143,14 @@ class TransformersSession:
         if self._decoder is None:
             raise PolicyError("the session is closed; open another")
         done, self._refused = self._refused, []
-        for job in self._decoder.step():
-            done.append((job.key, self._reply(job)))
+        try:
+            finished = self._decoder.step()
+        except RuntimeError as error:
+            raise EngineUnavailableError(
+                f"{self._policy.name}: the forward pass failed ({error}); if memory ran out, lower max_batch (now "
+                f"{self._policy.max_batch}), window or prefix_megabytes"
+            ) from error
+        done += [(job.key, self._reply(job)) for job in finished]
         for key, _ in done:
             self.pending -= self._open.pop(key)
         return done
