@@ -168,6 +168,24 @@ def test_hit_at_k_never_falls() -> None:
     assert [outcome.hit(k) for k in (1, 3, 5)] == [True, True, True]
 
 
+def test_the_curve_says_what_smaller_budgets_would_have_reached() -> None:
+    # Answers that turn right at 60 tokens for one problem, and wrong at 80 for the other.
+    one = Outcome("mcts:10,3", "", 0, "p", True, 1, 4, 100, moments=((20, False), (60, True)))
+    two = Outcome("mcts:10,3", "", 0, "q", False, 2, 4, 200, moments=((30, True), (80, False)))
+    [row] = summarise([one, two])
+    hits = dict(row.curve)
+    assert [hit for _, hit in row.curve if _ < 50] == [0.5] * sum(spent < 50 for spent, _ in row.curve)
+    assert max(hits.values()) == 1.0
+    assert row.curve[-1] == (row.tokens.mean, row.hits[1].mean) == (150, 0.5)
+    assert list(hits) == sorted(hits)
+
+
+def test_a_method_whose_answer_never_changes_has_no_curve() -> None:
+    steady = Outcome("sc:5", "", 0, "p", True, 1, 5, 100, moments=((20, True),))
+    unknown = [Outcome("sbs:5,1", "", 0, f"p{i}", True, 1, 1, 100) for i in range(3)]
+    assert [row.curve for row in summarise([steady, *unknown])] == [(), ()]
+
+
 def rendered(rows: list[Row], width: int) -> str:
     console = Console(width=width, file=io.StringIO(), force_terminal=False)
     console.print(report(rows, "Arithmetic", width))

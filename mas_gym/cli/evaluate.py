@@ -197,6 +197,7 @@ def outcome_of(plan: Plan, arm: Arm, seed: int) -> Outcome:
         agent_calls=plan.usage.agent_calls,
         reward_calls=plan.usage.reward_calls,
         error=plan.error,
+        moments=tuple((moment.generated_tokens, bool(moment.correct)) for moment in plan.anytime),
     )
 
 

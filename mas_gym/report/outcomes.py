@@ -12,6 +12,8 @@ from mas_gym.report.stats import Difference, Interval, mean_std, paired_bootstra
 
 HIT_RANKS = (1, 3, 5)
 SCHEMA = 1
+_CURVE_POINTS = 40
+_ANSWERED = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Outcome:
         agent_calls: LLM generations (AC).
         reward_calls: Critic forwards (RC).
         error: Why the search failed; None if it did not.
+        moments: Each change of the answer while it searched: tokens spent by then, and whether that answer was right.
     """
 
     planner: str
@@ -43,6 +46,7 @@ class Outcome:
     agent_calls: int = 0
     reward_calls: int = 0
     error: str | None = None
+    moments: tuple[tuple[int, bool], ...] = ()
 
     def hit(self, k: int) -> bool:
         """Return whether the chosen answer or one of the first ``k`` candidates was right."""
@@ -73,6 +77,8 @@ class Row:
         reward_calls: RC per problem.
         failures: Reason to number of failed searches, most frequent first.
         shares: Problem id to the share of its searches that were right.
+        curve: Tokens per problem and Hit@1 if every search had stopped at one budget, for growing budgets; empty for
+            methods whose answer never changes.
     """
 
     planner: str
@@ -86,6 +92,7 @@ class Row:
     reward_calls: Spread
     failures: dict[str, int]
     shares: dict[str, float]
+    curve: tuple[tuple[float, float], ...] = ()
 
     @property
     def label(self) -> str:
@@ -151,7 +158,33 @@ def _row(planner: str, critic: str, group: list[Outcome]) -> Row:
         reward_calls=_spread([[o.reward_calls for o in run] for run in ended]),
         failures=dict(Counter(o.error for o in group if o.error is not None).most_common()),
         shares=shares,
+        curve=_curve([outcome for outcome in group if outcome.error is None]),
     )
+
+
+def _curve(group: list[Outcome]) -> tuple[tuple[float, float], ...]:
+    """Average the anytime answers at growing token budgets, from where nearly all searches have an answer."""
+    changing = [outcome for outcome in group if outcome.moments]
+    if not changing or len(changing) < _ANSWERED * len(group) or max(len(o.moments) for o in changing) < 2:
+        return ()
+    first = sorted(outcome.moments[0][0] for outcome in changing)
+    low = max(1, first[min(len(first) - 1, int(_ANSWERED * len(group)))])
+    high = max(low, *(outcome.tokens for outcome in group))
+    budgets = [round(low * (high / low) ** (step / (_CURVE_POINTS - 1))) for step in range(_CURVE_POINTS)]
+    points = [(_spent(group, budget), _right(group, budget)) for budget in sorted(set(budgets))]
+    return tuple(points)
+
+
+def _spent(group: list[Outcome], budget: int) -> float:
+    return sum(min(outcome.tokens, budget) for outcome in group) / len(group)
+
+
+def _right(group: list[Outcome], budget: int) -> float:
+    right = 0
+    for outcome in group:
+        known = [correct for tokens, correct in outcome.moments if tokens <= budget]
+        right += outcome.correct if budget >= outcome.tokens else bool(known and known[-1])
+    return right / len(group)
 
 
 def _spread(runs: list[list[bool]] | list[list[int]]) -> Spread:

@@ -23,6 +23,8 @@ _INK, _FAINT = "#22262b", "#d9dde2"
 def tradeoff_figure(rows: Sequence[Row], title: str = "") -> Figure:
     """Draw Hit@1 with its 95% interval against generated tokens per problem; colour is critic, marker search method.
 
+    A line that ends in a marker shows what that search would have reached with fewer tokens.
+
     Args:
         rows: From `mas_gym.report.summarise`.
         title: Heading of the picture.
@@ -67,6 +69,9 @@ def _assign(names: Sequence[str], looks: Sequence[str]) -> dict[str, str]:
 
 
 def _draw_row(axes: Any, row: Row, colour: str, marker: str) -> None:
+    if row.curve:
+        spent, hits = zip(*row.curve, strict=True)
+        axes.plot(spent, [100 * hit for hit in hits], color=colour, linewidth=1.4, alpha=0.55, zorder=2)
     hit = 100 * row.hits[1].mean
     below, above = (abs(100 * end - hit) for end in row.interval)
     # Broad pale bars stay readable where methods of one budget share a place on the axis.

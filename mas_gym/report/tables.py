@@ -212,7 +212,7 @@ def to_json(rows: Sequence[Row], meta: Mapping[str, Any] | None = None) -> str:
     document = {
         "schema": SCHEMA,
         "meta": dict(meta or {}),
-        "rows": [{**_finite(row.to_dict()), "shares": row.shares} for row in rows],
+        "rows": [{**_finite(row.to_dict()), "shares": row.shares, "curve": row.curve} for row in rows],
         "differences": [{"of": a.label, "to": b.label, **gap._asdict()} for a, b, gap in differences(list(rows))]
         if rows
         else [],
