@@ -21,6 +21,7 @@ from mas_gym.policies import ScriptedPolicy, load_policy
 from mas_gym.policies.as_async import as_async
 from mas_gym.policies.base import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.cache import CachedPolicy
+from mas_gym.policies.fingerprint import model_stamp
 from mas_gym.prompts import ChatMessage
 
 
@@ -102,6 +103,23 @@ class TestAsAsync:
 
         asyncio.run(run())
         assert policy.batches == [2]
+
+
+def test_a_model_folder_is_known_by_its_content(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "model.safetensors").write_bytes(bytes(range(256)) * 8192)
+    first, second = str(tmp_path / "a"), str(tmp_path / "b")
+    assert model_stamp(first) == model_stamp(second)
+    (tmp_path / "b" / "config.json").write_text("{ }")
+    assert model_stamp(first) != model_stamp(second)
+    with (tmp_path / "a" / "model.safetensors").open("r+b") as stream:
+        before = model_stamp(first)
+        stream.seek(2_097_000)
+        stream.write(b"changed")
+    assert model_stamp(first) != before
+    assert model_stamp("Qwen/Qwen2.5-1.5B") == "Qwen/Qwen2.5-1.5B"
 
 
 class TestPerAgent:

@@ -41,6 +41,7 @@ class CachedPolicy:
     Attributes:
         name: The inner policy's.
         max_concurrency: The inner policy's.
+        fingerprint: The inner policy's; empty if it has none.
         hits: Samples found.
         misses: Samples asked for.
     """
@@ -60,6 +61,8 @@ class CachedPolicy:
         self._inner = as_async(policy)
         self.name, self.max_concurrency = policy.name, self._inner.max_concurrency
         self._identity = str(getattr(policy, "fingerprint", policy.name))
+        # A store takes the samples for what they are, cached or not.
+        self.fingerprint = str(getattr(policy, "fingerprint", ""))
         # Where one call brings all samples of a prompt, they belong together.
         self._whole = not getattr(policy, "independent_samples", True)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mas-gym-cache")

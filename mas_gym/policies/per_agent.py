@@ -18,6 +18,7 @@ class PerAgentPolicy:
     Attributes:
         name: The policies' names, each with its agents.
         max_concurrency: The sum over the policies.
+        fingerprint: The policies' fingerprints, or their names, each with its agents.
         policies: The policy of each key.
     """
 
@@ -36,6 +37,8 @@ class PerAgentPolicy:
         views = {id(policy): as_async(policy) for policy in self.policies.values()}
         self._routes = {agent: views[id(policy)] for agent, policy in self.policies.items()}
         self.name = ", ".join(f"{agent}={policy.name}" for agent, policy in self._routes.items())
+        prints = {agent: getattr(policy, "fingerprint", policy.name) for agent, policy in self.policies.items()}
+        self.fingerprint = "; ".join(f"{agent}={prints[agent]}" for agent in sorted(prints))
         self.max_concurrency = sum(view.max_concurrency for view in views.values())
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
