@@ -8,7 +8,18 @@ is another.
 from search.critics import ConstantCritic, PolicyLikelihood
 from search.driver import Run, run
 from search.plan import Candidate, Moment, Plan, Usage
-from search.planners import MCTS, BestOfN, SelfConsistency, SinglePass, StepBeamSearch
+from search.planners import (
+    DVTS,
+    MCTS,
+    PUCT,
+    REBASE,
+    AdaptiveBranching,
+    BestOfN,
+    SelfConsistency,
+    SequentialHalving,
+    SinglePass,
+    StepBeamSearch,
+)
 from search.progress import Progress
 from search.protocol import Critic, Evaluate, Extract, Model, Planner, Proposal, Propose, Reward, ScoringContext
 from search.registry import load_planner, planner_names, planner_spec
@@ -17,7 +28,11 @@ from search.store import RunInfo, Store, open_store
 from search.tree import Node, Tree
 
 __all__ = [
+    "DVTS",
     "MCTS",
+    "PUCT",
+    "REBASE",
+    "AdaptiveBranching",
     "BestOfN",
     "Budget",
     "Candidate",
@@ -40,6 +55,7 @@ __all__ = [
     "Sampling",
     "ScoringContext",
     "SelfConsistency",
+    "SequentialHalving",
     "SinglePass",
     "StepBeamSearch",
     "Store",

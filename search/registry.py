@@ -13,7 +13,18 @@ from typing import Any
 
 from mas_gym.errors import ConfigError
 from mas_gym.names import unknown_name
-from search.planners import MCTS, BestOfN, SelfConsistency, SinglePass, StepBeamSearch
+from search.planners import (
+    DVTS,
+    MCTS,
+    PUCT,
+    REBASE,
+    AdaptiveBranching,
+    BestOfN,
+    SelfConsistency,
+    SequentialHalving,
+    SinglePass,
+    StepBeamSearch,
+)
 from search.protocol import Planner
 
 GROUP = "mas_gym.planners"
@@ -23,6 +34,11 @@ _SHIPPED: dict[str, Callable[..., Any]] = {
     "bon": BestOfN,
     "sbs": StepBeamSearch,
     "mcts": MCTS,
+    "puct": PUCT,
+    "halving": SequentialHalving,
+    "dvts": DVTS,
+    "rebase": REBASE,
+    "adaptive": AdaptiveBranching,
 }
 _SHORT = {"c": "c_uct"}
 _WORDS = {"true": True, "false": False, "none": None}
@@ -86,17 +102,17 @@ def planner_spec(planner: Planner) -> str:
 
 
 def _settings(planner: Planner) -> str:
+    """Return the leading whole numbers by position, and by name whatever else is not the default."""
     shown: list[str] = []
+    leading = True
     for parameter in inspect.signature(type(planner)).parameters.values():
         value = getattr(planner, parameter.name)
+        leading = leading and isinstance(parameter.default, int)
         # What the values mean is settled by the run and its critic, whose name stands beside the planner's.
-        if parameter.name == "values":
+        if parameter.name == "values" or (not leading and value == parameter.default):
             continue
-        if isinstance(parameter.default, int) and not isinstance(parameter.default, bool):
-            shown.append(str(value))
-        elif value != parameter.default:
-            text = f"{value:g}" if isinstance(value, float) else str(value).lower()
-            shown.append(f"{parameter.name.replace('c_uct', 'c')}={text}")
+        text = f"{value:g}" if isinstance(value, float) else str(value).lower()
+        shown.append(text if leading else f"{parameter.name.replace('c_uct', 'c')}={text}")
     return ":" + ",".join(shown) if shown else ""
 
 

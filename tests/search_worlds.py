@@ -38,7 +38,7 @@ class World:
     """Answers a planner by itself, without a driver, and keeps the bill."""
 
     depth: int = 2
-    messages: Callable[[str, int], str] = lambda path, index: "abcdefgh"[index]
+    messages: Callable[[str, int], str] = lambda path, index: chr(ord("a") + index)
     value: Callable[[str], float] = lambda path: noise("value", path)
     reward: Callable[[str], float] = lambda path: 1.0 if noise("reward", path) < 0.5 else -1.0
     calls: int = 0

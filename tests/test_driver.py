@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +19,19 @@ from mas_gym.errors import ConfigError, CriticError, DataError, EngineUnavailabl
 from mas_gym.policies import Sample, SamplingReply, ScriptedPolicy
 from mas_gym.state import Action
 from mas_gym.tasks.base import Problem
-from search import MCTS, BestOfN, Budget, ConstantCritic, PolicyLikelihood, SelfConsistency, SinglePass, StepBeamSearch
+from search import (
+    MCTS,
+    PUCT,
+    REBASE,
+    AdaptiveBranching,
+    BestOfN,
+    Budget,
+    ConstantCritic,
+    PolicyLikelihood,
+    SelfConsistency,
+    SinglePass,
+    StepBeamSearch,
+)
 
 RPSV = chain(4)
 PLANNERS: list[Any] = [
@@ -28,6 +42,9 @@ PLANNERS: list[Any] = [
     StepBeamSearch(5, 3),
     MCTS(10, 3),
     MCTS(10, 3, leaf="bootstrap"),
+    PUCT(10, 3),
+    REBASE(6),
+    AdaptiveBranching(12),
 ]
 
 
@@ -531,6 +548,25 @@ def test_ctrl_c_keeps_what_was_finished() -> None:
     clean = by_problem(run(MCTS(6, 2), 40))
     assert got and len(got) < 40
     assert all(clean[plan.problem_id] == comparable(plan) for plan in got)
+    assert plans.stopped == "interrupted"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs signals")
+def test_ctrl_c_while_waiting_for_an_engine() -> None:
+    class Stuck:
+        name, max_concurrency = "stuck", 64
+
+        async def sample_async(self, request: Any) -> Any:
+            if "Question 0:" not in request.messages[-1].content and "agent 0" in request.messages[0].content:
+                await asyncio.sleep(60)
+            return talker().sample([request])[0]
+
+    plans = run(SinglePass(), 3, policy=Stuck())
+    assert next(plans).problem_id == "toy/0"
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        next(plans)
     assert plans.stopped == "interrupted"
 
 

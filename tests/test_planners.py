@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -17,8 +18,21 @@ import search
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import BudgetError, ConfigError, MASGymError, UnknownNameError
 from mas_gym.loading import load_mas
-from search import MCTS, BestOfN, SelfConsistency, SinglePass, StepBeamSearch
+from mas_gym.testing import check_planner
+from search import (
+    DVTS,
+    MCTS,
+    PUCT,
+    REBASE,
+    AdaptiveBranching,
+    BestOfN,
+    SelfConsistency,
+    SequentialHalving,
+    SinglePass,
+    StepBeamSearch,
+)
 from search.planners.chains import vote
+from search.planners.trees import share
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.json"))
 
@@ -421,6 +435,88 @@ def test_a_budget_ends_the_simulations_and_keeps_the_answer() -> None:
     assert end.value.value.best is not None
 
 
+# ---- beyond the paper
+
+
+@pytest.mark.parametrize(
+    ("planner", "calls"),
+    [
+        (DVTS(3, 5), lambda d: 15 * d),
+        (REBASE(15), lambda d: 15 * d),
+        (REBASE(7, choose="best"), lambda d: 7 * d),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("depth", [1, 3, 4])
+def test_agent_calls_of_fixed_widths(planner: Any, calls: Any, depth: int) -> None:
+    world = World(depth)
+    plan = world.plan(planner)
+    assert world.calls == calls(depth) and plan.best is not None
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["rollout", "bootstrap"]), st.sampled_from([0.3, 1.0, 30.0]))
+def test_puct_and_halving_answer_within_their_bounds(seed: int, leaf: Any, temperature: float) -> None:
+    def world() -> World:
+        return World(4, value=lambda path: noise(seed, path))
+
+    puct, halving = world(), world()
+    assert puct.plan(PUCT(10, 3, 1.0, leaf, temperature=temperature)).best is not None
+    assert puct.calls <= (69 if leaf == "rollout" else 30)
+    plan = halving.plan(SequentialHalving(16, 3, 1.0, leaf, width=6))
+    assert plan.best is not None and plan.tree is not None
+    visits = sorted(plan.tree.visits[child] for child in plan.tree.children(0))
+    # 6, 3, 2 messages with 16 // 18 -> 1, 16 // 9 = 1 and 16 // 6 = 2 simulations each, and the virtual visit.
+    assert visits == [2, 2, 2, 3, 5, 5]
+
+
+def test_even_priors_and_flat_likelihoods_are_the_same() -> None:
+    class Likely(World):
+        def propose(self, state: Any, n: int) -> Any:
+            return [p._replace(logprob=-9.0 if i else -0.1) for i, p in enumerate(super().propose(state, n))]
+
+    flat = lambda path: 0.5  # noqa: E731
+    even, led = World(2, value=flat), Likely(2, value=flat)
+    spread = [even.plan(PUCT(30, 3, 2.0)).tree, led.plan(PUCT(30, 3, 2.0)).tree]
+    visits = [[tree.visits[i] for i in tree.children(0)] for tree in spread if tree is not None]
+    assert max(visits[0]) - min(visits[0]) <= 1
+    assert visits[1][0] > 3 * visits[1][1]
+
+
+def test_rebase_gives_more_to_better_states() -> None:
+    values = {"a": 0.9, "b": 0.5, "c": 0.5}
+    world = World(2, value=lambda path: values.get(path, 0.5))
+    tree = world.plan(REBASE(3, temperature=0.2)).tree
+    assert tree is not None
+    assert [len(tree.children(i)) for i in tree.children(0)] == [3, 0, 0]
+
+
+@given(st.integers(0, 50), st.lists(st.floats(-50, 50), min_size=1, max_size=20))
+def test_shares_add_up_and_follow_the_order(amount: int, logits: list[float]) -> None:
+    counts = share(amount, logits)
+    assert sum(counts) == amount and min(counts) >= 0
+    ranked = sorted(zip(logits, counts, strict=True))
+    assert all(few <= many or low == high for (low, few), (high, many) in itertools.pairwise(ranked))
+
+
+def test_adaptive_branching_goes_wide_until_something_good_turns_up() -> None:
+    def visits(value: Any) -> list[int]:
+        world = World(2, value=value)
+        plan = world.plan(AdaptiveBranching(60, 0.1))
+        assert plan.tree is not None and plan.best is not None and world.calls <= 60 * 2
+        return [plan.tree.visits[child] for child in plan.tree.children(0)]
+
+    assert len(visits(lambda path: 0.5)) >= 8
+    late = visits(lambda path: float(path[0] == "d"))
+    assert 4 <= len(late) <= 7 and late[3] >= 40
+
+
+@pytest.mark.parametrize("planner", [PUCT(), SequentialHalving(), DVTS(), REBASE(), AdaptiveBranching()], ids=str)
+def test_planners_beyond_the_paper_need_a_critic(planner: Any) -> None:
+    with pytest.raises(ConfigError, match="needs a critic"):
+        planner.for_run(None, False)
+    check_planner(planner)
+
+
 # ---- what planners refuse
 
 
@@ -477,6 +573,11 @@ def test_planners_suit_themselves_to_the_critic() -> None:
         ("mcts:10,3,leaf=bootstrap,c=0.5,rank=leaf", MCTS(10, 3, 0.5, "bootstrap", rank="leaf")),
         ("mcts:n_simulations=7", MCTS(7)),
         ("mcts:7,virtual_visits=false", MCTS(7, virtual_visits=False)),
+        ("puct:10,3,c=1,temperature=0.5", PUCT(10, 3, 1, temperature=0.5)),
+        ("halving:16,3,width=4", SequentialHalving(16, 3, width=4)),
+        ("dvts:3,5", DVTS(3, 5)),
+        ("rebase:15,choose=best", REBASE(15, choose="best")),
+        ("adaptive:20,spread=0.5", AdaptiveBranching(20, 0.5)),
     ],
 )
 def test_specs(spec: str, planner: Any) -> None:
@@ -486,7 +587,7 @@ def test_specs(spec: str, planner: Any) -> None:
 
 @pytest.mark.parametrize("spec", ["mtcs:10", "", "MCTS 10", "beam"])
 def test_unknown_names_come_with_the_known_ones(spec: str) -> None:
-    with pytest.raises(UnknownNameError, match=r"bon, mcts, sbs, sc, single"):
+    with pytest.raises(UnknownNameError, match=r"expected one of: .*bon, .*mcts, .*sbs, sc, single"):
         search.load_planner(spec)
 
 

@@ -1,0 +1,74 @@
+"""MCTS with priors: AlphaZero's PUCT rule in place of Eq. 1 (Silver et al., 2017).
+
+The prior of a child is the softmax of its message's mean token log-probability among
+its siblings; without log-probabilities it is uniform. The paper adds no priors to UCT;
+this is for comparison.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mas_gym.errors import ConfigError
+from mas_gym.state import MASState
+from search.planners.common import Steps
+from search.planners.mcts import MCTS
+from search.planners.simulation import Simulation
+from search.protocol import Model
+
+
+@dataclass(frozen=True)
+class PUCT(MCTS):
+    """MCTS that selects by ``Q + c P sqrt(1 + sum N) / (1 + N)``; all else as in `MCTS`, ``c_uct`` being ``c``.
+
+    Attributes:
+        temperature: Of the softmax that makes the priors; the larger, the more even they are.
+    """
+
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(f"PUCT: expected temperature to be a positive number, got {self.temperature!r}")
+
+    def simulation(self, model: Model, root: MASState) -> Simulation:
+        """Return the machinery, with priors."""
+        return _WithPriors(self, model, root)
+
+
+class _WithPriors(Simulation):
+    def __init__(self, planner: PUCT, model: Model, root: MASState) -> None:
+        super().__init__(planner, model, root)
+        self.temperature = planner.temperature
+        self.priors = [1.0]
+
+    def expand(self, path: list[int], count: int) -> Steps:
+        yield from super().expand(path, count)
+        tree = self.tree
+        children = tree.children(path[-1])
+        means = [tree.logprobs[child] / max(tree.tokens[child], 1) / self.temperature for child in children]
+        top = max(means)
+        # An unknown log-probability makes the sum NaN, and the priors even.
+        weights = [math.exp(mean - top) for mean in means]
+        total = math.fsum(weights)
+        self.priors += [1 / len(means)] * len(means) if math.isnan(total) else [w / total for w in weights]
+
+    def descend(self, path: list[int]) -> int:
+        tree = self.tree
+        node = path[-1]
+        while tree.first[node] > 0:
+            children = tree.children(node)
+            total = sum(tree.visits[child] for child in children)
+            best, best_score = -1, -math.inf
+            for child in children:
+                n = tree.visits[child]
+                bonus = self.c_uct * self.priors[child] * math.sqrt(1 + total) / (1 + n)
+                score = tree.totals[child] / n + bonus if n else math.inf
+                if score > best_score:
+                    best, best_score = child, score
+            node = best
+            path.append(node)
+        return node

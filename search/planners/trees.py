@@ -1,0 +1,121 @@
+"""Beam-like planners that spread a fixed width: diverse verifier trees, and reward-balanced search."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mas_gym.errors import ConfigError
+from mas_gym.state import MASState
+from search.plan import Plan
+from search.planners.chains import sigmoid, vote
+from search.planners.common import append, check_at_least, evaluate, path_scores, ranked, step_values
+from search.protocol import Critic, Extract, Model, PlanGenerator, Propose
+from search.tree import Tree
+
+
+@dataclass(frozen=True)
+class DVTS:
+    """Diverse verifier tree search (Beeching et al., 2024): independent greedy searches side by side.
+
+    Each of ``trees`` searches samples ``width`` messages per step and keeps the best; the best
+    path score among their ends wins. With a fixed schedule AC = trees width D.
+
+    Attributes:
+        trees: Number of independent searches.
+        width: Messages sampled per step in each.
+    """
+
+    trees: int = 3
+    width: int = 5
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_at_least(self, 1, trees=self.trees, width=self.width)
+
+    def for_run(self, critic: Critic | None, training: bool) -> DVTS:
+        """Refuse a run whose values are not defined on intermediate states."""
+        step_values("DVTS", critic, training)
+        return self
+
+    def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
+        """Grow the searches in step."""
+        tree = Tree(root)
+        ends = [0] * self.trees
+        while growing := [i for i, node in enumerate(ends) if not tree.is_terminal(node)]:
+            replies = yield [Propose(tree.states[ends[i]], self.width) for i in growing]
+            groups = [[append(tree, model, ends[i], p) for p in ps] for i, ps in zip(growing, replies, strict=True)]
+            yield from evaluate(tree, [node for group in groups for node in group])
+            for i, group in zip(growing, groups, strict=True):
+                ends[i] = max(group, key=tree.values.__getitem__)
+        scores = path_scores(tree, ends, "process")
+        return Plan(ranked(tree, ends, scores, max(ends, key=scores.__getitem__)), tree)
+
+
+@dataclass(frozen=True)
+class REBASE:
+    """Reward-balanced search (Wu et al., 2024): a fixed width, shared among states by their values.
+
+    At each depth the messages that are left to sample go to the states in proportion to the
+    softmax of their values; a state that is terminal keeps its place in the width. With a
+    fixed schedule AC = width D.
+
+    Attributes:
+        width: Messages sampled per depth.
+        temperature: Of the softmax; the smaller, the more the best state gets.
+        choose: ``"vote"``: the answers vote, weighted by the sigmoid of their path scores; ``"best"``: the best
+            path score wins.
+    """
+
+    width: int = 15
+    temperature: float = 0.1
+    choose: Literal["vote", "best"] = "vote"
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_at_least(self, 1, width=self.width)
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(f"REBASE: expected temperature to be a positive number, got {self.temperature!r}")
+        if self.choose not in ("vote", "best"):
+            raise ConfigError(f"REBASE: expected choose to be 'vote' or 'best', got {self.choose!r}")
+
+    def for_run(self, critic: Critic | None, training: bool) -> REBASE:
+        """Refuse a run whose values are not defined on intermediate states."""
+        step_values("REBASE", critic, training)
+        return self
+
+    def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
+        """Widen depth by depth, and choose among the ends."""
+        tree = Tree(root)
+        ends: list[int] = []
+        shares = {0: self.width}
+        while shares:
+            replies = yield [Propose(tree.states[node], n) for node, n in shares.items()]
+            fresh = [append(tree, model, node, p) for node, ps in zip(shares, replies, strict=True) for p in ps]
+            yield from evaluate(tree, fresh)
+            ends += [node for node in fresh if tree.is_terminal(node)]
+            growing = [node for node in fresh if not tree.is_terminal(node)]
+            values = [tree.values[node] / self.temperature for node in growing]
+            counts = share(self.width - len(ends), values) if growing else []
+            shares = {node: n for node, n in zip(growing, counts, strict=True) if n}
+        scores = path_scores(tree, ends, "process")
+        chosen = max(ends, key=scores.__getitem__)
+        if self.choose == "vote":
+            [answers] = yield [Extract([tree.states[end] for end in ends])]
+            chosen = ends[vote(answers, [sigmoid(scores[end]) for end in ends])]
+        return Plan(ranked(tree, ends, scores, chosen), tree)
+
+
+def share(amount: int, logits: Sequence[float]) -> list[int]:
+    """Divide ``amount`` in proportion to the softmax of ``logits``; what rounding leaves goes to the largest parts."""
+    top = max(logits)
+    weights = [math.exp(logit - top) for logit in logits]
+    exact = [amount * weight / math.fsum(weights) for weight in weights]
+    counts = [math.floor(part) for part in exact]
+    order = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], i))
+    for i in order[: amount - sum(counts)]:
+        counts[i] += 1
+    return counts
