@@ -137,8 +137,9 @@ def test_failed_searches_are_listed_by_reason(run: Run, recording: str) -> None:
     assert "no recorded message of agent 'Reader'" in flat(result.stdout)
 
 
-INTERRUPTED = """
+CUT_SHORT = """
 import os, signal, sys
+from mas_gym.errors import EngineUnavailableError
 import mas_gym.cli.options as options
 from mas_gym.cli import main
 from mas_gym.policies import ScriptedPolicy
@@ -148,6 +149,8 @@ def script(request, seed):
     global calls
     calls += 1
     if calls == 30:
+        if os.environ["CAUSE"] == "gone":
+            raise EngineUnavailableError("the engine is gone")
         os.kill(os.getpid(), signal.SIGINT)
     return f"Final Answer: {seed % 5}"
 
@@ -156,16 +159,18 @@ main()
 """
 
 
-def test_ctrl_c_prints_what_is_finished_and_keeps_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("cause", "code"), [("ctrl-c", 130), ("gone", 2)])
+def test_a_run_cut_short_prints_what_is_finished_and_keeps_it(cause: str, code: int, tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
-    arguments = ["eval", "-n", "40", "--concurrency", "2", "--store", str(store)]
-    command = [sys.executable, "-c", INTERRUPTED, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 130, done.stderr
+    command = [sys.executable, "-c", CUT_SHORT, "eval", "-n", "40", "--concurrency", "2", "--store", str(store)]
+    env = {**os.environ, "CAUSE": cause}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+    assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     [finished] = re.findall(r"^(\d+) problems, seed 42", done.stdout, re.MULTILINE)
     assert 0 < int(finished) < 40
-    assert f"goes on from {store}" in done.stderr
+    assert f"the same command goes on from {store}" in done.stderr
+    assert ("the engine is gone" in done.stderr) is (cause == "gone")
     with search.open_store(store) as kept:
         assert kept.find().searches == int(finished)
 
@@ -392,7 +397,7 @@ def test_view_says_what_is_wrong(run: Run, tmp_path: Path, store: Path, address:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--planner", "mtcs:10,3"), "unknown planner 'mtcs'; expected one of: bon, mcts, sbs, sc, single; did you"),
+        (("--planner", "mtcs:10,3"), "did you mean 'mcts'?"),
         (("--planner", "mcts:0,3"), "n_simulations"),
         (("--planner", "mcts:10,3", "--critic", "policy-likelyhood"), "did you mean 'policy-likelihood'?"),
         (("--policy", "tinny"), "did you mean 'tiny'?"),

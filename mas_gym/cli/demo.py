@@ -9,7 +9,7 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
-from mas_gym.cli.evaluate import Arm, Bench, Files, arms_of, measure, show
+from mas_gym.cli.evaluate import Arm, Bench, Files, arms_of, end_early, measure, show
 from mas_gym.cli.solve import write_page
 from mas_gym.errors import MissingDependencyError
 
@@ -41,7 +41,7 @@ def demo(
     bench = Bench(task, mas_gym.load_mas("rpsv"), opt.read_policy("tiny"), [seed], concurrency, out / "runs.db")
     note(f"{len(task)} Arithmetic problems, four tiny agents (RPSV), {len(arms)} search methods; results in {out}/")
     telling = _Telling()
-    outcomes, finished = measure(arms, bench, telling.look)
+    outcomes, stop = measure(arms, bench, telling.look)
     files = Files(json=out / "results.json", csv=out / "results.csv", plot=out / "accuracy-tokens.png")
     try:
         show(outcomes, f"Arithmetic test, RPSV, tiny agents, seed {seed}", files, {"command": "demo", "seed": seed})
@@ -50,9 +50,8 @@ def demo(
     if telling.best is not None:
         arm, plan = telling.best
         write_page(plan, bench, arm, out / "tree.html", graded=True)
-    if not finished:
-        note(f"Interrupted: mas-gym demo --out {out} goes on from here.", "yellow")
-        raise typer.Exit(130)
+    if stop is not None:
+        end_early(stop, f"mas-gym demo --out {out} goes on from here")
     _next(out)
 
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout, version
 from mas_gym.cli.progress import RunProgress
-from mas_gym.errors import ConfigError
+from mas_gym.errors import ConfigError, MASGymError
 from mas_gym.report.outcomes import Outcome, summarise
 
 if TYPE_CHECKING:
@@ -94,12 +94,11 @@ def evaluate(
     system = mas_gym.load_mas(mas)
     bench = Bench(problems, system, opt.read_policy(policy), numbers, concurrency, store)
     title = f"{task} {split}, {system.name}, policy {policy}"
-    outcomes, finished = measure(arms, bench)
+    outcomes, stop = measure(arms, bench)
     show(outcomes, title, files, _meta(bench, task, policy))
-    if not finished:
-        keep = f"the same command goes on from {store}" if store else "add --store runs.db to go on from here next time"
-        note(f"Interrupted: the table has what was finished; {keep}.", "yellow")
-        raise typer.Exit(130)
+    if stop is not None:
+        goes_on = f"the same command goes on from {store}" if store else "with --store runs.db it would go on from here"
+        end_early(stop, f"the table has what was finished; {goes_on}")
 
 
 def arms_of(planners: Sequence[str], critics: Sequence[str]) -> list[Arm]:
@@ -136,33 +135,58 @@ def arms_of(planners: Sequence[str], critics: Sequence[str]) -> list[Arm]:
 
 def measure(
     arms: Sequence[Arm], bench: Bench, look: Callable[[Arm, Plan], None] = lambda arm, plan: None
-) -> tuple[list[Outcome], bool]:
-    """Run every arm with every seed, showing progress; return the outcomes and whether all of it ran.
-
-    After Ctrl-C the outcomes are those of the searches that had ended.
+) -> tuple[list[Outcome], BaseException | None]:
+    """Run every arm with every seed, showing progress.
 
     Args:
         arms: What to measure.
         bench: What they have in common.
         look: Sees every plan.
+
+    Returns:
+        The outcomes of the searches that ended, and what ended the measurement early: Ctrl-C or an error that
+        concerns all searches, such as an engine that is gone; None if it is complete.
     """
     outcomes: list[Outcome] = []
-
-    def take(run: Run, arm: Arm, seed: int) -> None:
-        for plan in run:
-            outcomes.append(outcome_of(plan, arm, seed))
-            look(arm, plan)
-
     with RunProgress([arm.label for arm in arms], len(bench.task) * len(bench.seeds)) as progress:
         for line, arm in enumerate(arms):
             for seed in bench.seeds:
-                run = start(arm, bench, seed, partial(progress.update, line, seed))
-                try:
-                    take(run, arm, seed)
-                except KeyboardInterrupt:
-                    take(run, arm, seed)
-                    return outcomes, False
-    return outcomes, True
+
+                def take(plan: Plan, arm: Arm = arm, seed: int = seed) -> None:
+                    outcomes.append(outcome_of(plan, arm, seed))
+                    look(arm, plan)
+
+                stop = drain(start(arm, bench, seed, partial(progress.update, line, seed)), take)
+                if stop is not None:
+                    return outcomes, stop
+    return outcomes, None
+
+
+def drain(run: Run, take: Callable[[Plan], None]) -> BaseException | None:
+    """Take every plan of a run; after Ctrl-C or an error those that were finished. Return what ended it early."""
+    stop: BaseException | None = None
+    while True:
+        try:
+            for plan in run:
+                take(plan)
+            return stop
+        except (KeyboardInterrupt, MASGymError) as error:
+            # What had ended by then is still handed out.
+            stop = stop or error
+
+
+def end_early(stop: BaseException, remark: str) -> NoReturn:
+    """End a command whose run was cut short.
+
+    Args:
+        stop: What `drain` returned.
+        remark: What is kept, and how to go on.
+    """
+    if isinstance(stop, KeyboardInterrupt):
+        note(f"Interrupted: {remark}.", "yellow")
+        raise typer.Exit(130)
+    note(f"Stopped by an error: {remark}.", "yellow")
+    raise stop
 
 
 def start(arm: Arm, bench: Bench, seed: int, listen: Callable[[Progress], None] | bool = False) -> Run:

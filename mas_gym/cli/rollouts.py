@@ -10,11 +10,12 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
+from mas_gym.cli.evaluate import drain, end_early
 from mas_gym.cli.progress import RunProgress
 from mas_gym.errors import ConfigError
 
 if TYPE_CHECKING:
-    from search import Plan, Run
+    from search import Plan
 
 
 class _Harvest:
@@ -63,29 +64,17 @@ def rollouts(
     name, method = opt.read_planner(planner)
     problems = opt.read_task(task, split, data, number, "strict", option)
     run_of = partial(search.run, method, problems, mas=mas_gym.load_mas(mas), policy=opt.read_policy(policy))
+    harvest = _Harvest()
     with RunProgress([f"{name}, true reward"], len(problems)) as progress:
         listen = partial(progress.update, 0, seed)
         run = run_of(seed=seed, concurrency=concurrency, training=True, store=str(store), progress=listen)
-        harvest, finished = _gather(run)
+        stop = drain(run, harvest.add)
     _summary(harvest, len(problems), store)
     if export is not None:
         with search.open_store(store) as opened:
             note(f"wrote {opened.export(export):,} nodes to {export}")
-    if not finished:
-        note(f"Interrupted: the same command goes on from {store}.", "yellow")
-        raise typer.Exit(130)
-
-
-def _gather(run: Run) -> tuple[_Harvest, bool]:
-    harvest = _Harvest()
-    try:
-        for plan in run:
-            harvest.add(plan)
-    except KeyboardInterrupt:
-        for plan in run:
-            harvest.add(plan)
-        return harvest, False
-    return harvest, True
+    if stop is not None:
+        end_early(stop, f"the same command goes on from {store}")
 
 
 def _summary(harvest: _Harvest, wanted: int, store: Path) -> None:
