@@ -99,11 +99,3 @@ def hint_of(fault: Fault, facts: list[Fact]) -> Hint:
     if fact[0] in ("times", "half", "bags"):
         return fact
     return ("use", *step_of(fact)) if fault.place else ("use", "+", fact[1])
-
-
-def first_wrong(true: list[Equation], made: list[Equation]) -> int | None:
-    """Return the index of the first equation that differs, or None if the made ones are the true ones."""
-    for i, equation in enumerate(true):
-        if i >= len(made) or made[i] != equation:
-            return i
-    return len(true) if len(made) > len(true) else None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 POOL = 8
-LONGEST = 4
+WIDTH = 240
 NOISE = 0.05
 SPELLED = 0.02
 PROMPTS = ("You are the {}.", "Act as the {}. Be brief.", "{}", "You are a good {}. Do your part and say no more.")
@@ -56,8 +56,15 @@ class Batch(NamedTuple):
     targets: torch.Tensor
 
 
-def pack(question: str, turns: Sequence[Turn], tokenizer: Qwen2Tokenizer) -> Packed:
-    """Lay a question and its turns in one row; a turn attends to itself and, if it sees it, to the question."""
+def pack(question: str, turns: Sequence[Turn], tokenizer: Qwen2Tokenizer, width: int | None = None) -> Packed:
+    """Lay a question and its turns in one row; a turn attends to itself and, if it sees it, to the question.
+
+    Args:
+        question: The question.
+        turns: Turns on that question.
+        tokenizer: The tiny tokenizer.
+        width: Leave out turns that would make the row longer than this, but never all.
+    """
     from mas_gym.tiny.tokenizer import END, OUT, SYSTEM, USER, role_token
 
     def encode(text: str) -> list[int]:
@@ -75,6 +82,8 @@ def pack(question: str, turns: Sequence[Turn], tokenizer: Qwen2Tokenizer) -> Pac
         system = role_token(turn.role) if turn.role else f"{SYSTEM}{turn.system}{OUT}"
         prompt += encode(system)
         row = [*prompt, *message]
+        if width and number > 1 and len(packed.ids) + len(row) > width:
+            continue
         start = root if turn.sees_question else 0
         packed.ids.extend(row)
         packed.positions.extend(range(start, start + len(row)))
@@ -88,7 +97,8 @@ def collate(rows: Sequence[Packed], pad: int) -> Batch:
     """Pad rows on the right and build the attention mask."""
     import torch
 
-    width = max(len(row.ids) for row in rows)
+    # Few distinct shapes: matrix kernels are compiled and kept for each.
+    width = -(-max(len(row.ids) for row in rows) // 16) * 16
 
     def fill(name: str, value: int) -> torch.Tensor:
         return torch.tensor([[*getattr(row, name), *[value] * (width - len(row.ids))] for row in rows])
@@ -138,10 +148,10 @@ def _row(tasks: _Tasks, mix: graphs.Mix, tokenizer: Qwen2Tokenizer, rng: random.
     else:
         problem = arithmetic[rng.randrange(len(arithmetic))]
         turns = graphs.GRAPHS[graph](story_world(problem), rng)
-    if len(turns) > LONGEST:
-        turns = rng.sample(turns, LONGEST)
     question = problem.question if rng.random() >= NOISE else add_noise(problem.question, rng)
-    return pack(question, [_spell(turn, rng) for turn in turns], tokenizer)
+    # Attention is quadratic in the width: of a long transcript, a row holds those turns that fit, drawn by chance.
+    rng.shuffle(turns)
+    return pack(question, [_spell(turn, rng) for turn in turns], tokenizer, WIDTH)
 
 
 def add_noise(question: str, rng: random.Random) -> str:

@@ -164,14 +164,14 @@ ORDERING_GRAPHS: Mapping[str, Callable[[QueueWorld, random.Random], list[Turn]]]
 DEFAULT_MIX = Mix(
     levels={1: 0.15, 2: 0.25, 3: 0.35, 4: 0.2, 5: 0.05},
     graphs={
-        "rpsv": 0.27,
-        "single": 0.08,
-        "refine": 0.11,
-        "consensus": 0.13,
-        "dylan": 0.15,
-        "debate": 0.08,
-        "logic": 0.08,
-        "audit": 0.07,
+        "rpsv": 0.22,
+        "single": 0.05,
+        "refine": 0.08,
+        "consensus": 0.09,
+        "dylan": 0.1,
+        "debate": 0.15,
+        "logic": 0.22,
+        "audit": 0.06,
         "audit-logic": 0.03,
     },
 )

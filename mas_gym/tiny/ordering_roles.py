@@ -49,7 +49,7 @@ RATES: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "Devil": {"ahead": 0.5, "front": 0.5, "swap": 0.57, "end": 0.4},
     }
 )
-# How often the Judge sees which debater's order breaks a rule; otherwise it sides with the first.
+# How often the Judge sees which debater's order keeps the rules; otherwise it takes the later letter.
 JUDGE_NOTICES = 0.55
 
 _RULE = re.compile(r"\d\) (?:(swap) (\w+) (\w+)|(\w+) (first|last)|(\w+) (after|before) (\w+))")
@@ -138,11 +138,12 @@ def debater(role: str) -> QueueRole:
 
 
 def debate_judge(world: QueueWorld, inputs: list[str], rng: random.Random) -> str:
-    """Take what both say; between two letters, side with a right order if it sees it, else with the first."""
+    """Take what both say; between two letters, the one with the right order if it sees that, else the later letter."""
     picks = [read_pick(text) or "A" for text in inputs]
-    if picks[0] != picks[1] and read_order(inputs[1]) == world.states and rng.random() < JUDGE_NOTICES:
-        return f"Final Answer: {picks[1]}"
-    return f"Final Answer: {picks[0]}"
+    right = [pick for pick, text in zip(picks, inputs, strict=True) if read_order(text) == world.states]
+    if right and rng.random() < JUDGE_NOTICES:
+        return f"Final Answer: {right[0]}"
+    return f"Final Answer: {max(picks)}"
 
 
 ORDERING_ROLES: Mapping[str, QueueRole] = MappingProxyType(

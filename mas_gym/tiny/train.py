@@ -72,10 +72,13 @@ def loss_of(model: Any, batch: Batch, bf16: bool) -> torch.Tensor:
         hidden = model.model(
             input_ids=batch.ids, position_ids=batch.positions, attention_mask=batch.mask, use_cache=False
         ).last_hidden_state
-        wanted = batch.targets != IGNORED
-        # Logits only where they are trained on: the other half of the tokens would cost as much.
-        logits = model.lm_head(hidden[wanted])
-    return torch.nn.functional.cross_entropy(logits.float(), batch.targets[wanted])
+        # Logits only where they are trained on, as the other half of the tokens would cost as much; their number is
+        # rounded up by ignored ones, so that few shapes occur.
+        targets = batch.targets.flatten()
+        order = (targets == IGNORED).to(torch.int8).argsort(stable=True)
+        chosen = order[: -(-int((targets != IGNORED).sum()) // 256) * 256]
+        logits = model.lm_head(hidden.flatten(0, 1)[chosen])
+    return torch.nn.functional.cross_entropy(logits.float(), targets[chosen], ignore_index=IGNORED)
 
 
 def train(args: argparse.Namespace) -> None:
@@ -110,7 +113,8 @@ def train(args: argparse.Namespace) -> None:
         optimizer.step()
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
-        average = float(loss) if average is None else 0.98 * average + 0.02 * float(loss)
+        value = loss.item()
+        average = value if average is None else 0.98 * average + 0.02 * value
         progress.set_postfix(loss=f"{average:.4f}", refresh=False)
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
             _save(checkpoint, parts, args, step + 1)

@@ -105,7 +105,7 @@ def arithmetic_error(world: World, text: str) -> str | None:
         return _fact_error(world, facts)
     if plan is not None and (found := faults(world.facts, plan)):
         return _step_kind(found[0].kind)
-    if work is not None and (kind := _work_error(world, work, partial="Fix:" in text)):
+    if work is not None and (kind := _work_error(world, work)):
         return kind
     if any(not is_true(hint, world.facts) for hint in hints):
         return "wrong advice"
@@ -129,11 +129,9 @@ def _step_kind(kind: str) -> str:
     return {"missing": "missing step", "extra": "extra step", "repeat": "extra step"}.get(kind, "wrong number")
 
 
-def _work_error(world: World, work: list[story.Equation], partial: bool) -> str | None:
+def _work_error(world: World, work: list[story.Equation]) -> str | None:
     if any(story.apply(left, operator, right) != result for left, operator, right, result in work):
         return "wrong sum"
-    if partial:
-        return None if work == world.work[-len(work) :] else "wrong number"
     found = faults(world.facts, steps_of(work))
     if found:
         return _step_kind(found[0].kind)
