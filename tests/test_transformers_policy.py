@@ -21,13 +21,14 @@ from transformers.utils import logging as hf_logging
 
 import mas_gym.policies.decode as decode_module
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
-from mas_gym.policies import SamplingRequest, StreamingPolicy, TransformersPolicy, load_policy
+from mas_gym.policies import SamplingRequest, ScriptedPolicy, StreamingPolicy, TransformersPolicy, load_policy
 from mas_gym.policies.chat import ChatFormat
 from mas_gym.policies.decode import Decoder, DecodeStats, Job
 from mas_gym.policies.forward import Model, check
 from mas_gym.policies.prefixes import Encoded, PrefixStore
 from mas_gym.policies.sampling import draw, uniforms
 from mas_gym.prompts import ChatMessage
+from mas_gym.testing import check_policy
 
 hf_logging.disable_progress_bar()
 
@@ -562,3 +563,8 @@ def test_the_embedded_model_speaks() -> None:
     replies = policy.sample(asked)
     assert policy.name == "tiny"
     assert [policy.sample([one])[0] for one in asked] == replies
+
+
+def test_local_and_scripted_policies_pass_the_compliance_suite(folder: Path) -> None:
+    check_policy(load_policy(f"transformers:{folder}"))
+    check_policy(ScriptedPolicy(lambda one, seed: f"{seed % 97}"))
