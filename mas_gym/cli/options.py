@@ -20,7 +20,12 @@ LIKELIHOOD = "policy-likelihood"
 TaskName = Annotated[str, typer.Option("--task", help="Task: arithmetic, ordering, gsm8k, math, mmlu or logiqa.")]
 Data = Annotated[Path | None, typer.Option("--data", help="Local file or folder of the task, instead of the hub.")]
 Split = Annotated[str, typer.Option("--split", help="train, dev or test.")]
-Number = Annotated[int | None, typer.Option("-n", "--number", min=1, help="Only the first N problems.")]
+Number = Annotated[
+    int | None,
+    typer.Option(
+        "-n", "--number", min=1, help="Only N problems: the first, or a fixed sample of a benchmark's test split."
+    ),
+]
 Grading = Annotated[str, typer.Option("--grading", help="strict, or paper for the paper's letter.")]
 TaskOptions = Annotated[
     list[str] | None, typer.Option("-o", "--option", help="Option of the task, such as difficulty=3. Repeatable.")
