@@ -54,6 +54,8 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, window: int, options: Mapping[str, Any] | None = None) -> None:
         """Look at the tokenizer's special tokens and at what its template does with a system prompt."""
         self.tokenizer = tokenizer
+        # The window is seen to here; the tokenizer would only add a warning of its own.
+        tokenizer.model_max_length = 1 << 40
         self.window = window
         self._options = dict(options or {})
         names = sorted({str(t) for t in tokenizer.all_special_tokens if len(str(t).strip()) > 1}, key=len, reverse=True)
