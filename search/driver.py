@@ -18,6 +18,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sized
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any
@@ -149,7 +150,7 @@ class Run(Iterator[Plan]):
         spent = self._ended
         for search in self._active:
             spent += search.usage
-        return Usage(**{**_fields(spent), "seconds": perf_counter() - self._started})
+        return replace(spent, seconds=perf_counter() - self._started)
 
     def __iter__(self) -> Run:
         """Return the run itself."""
@@ -217,8 +218,7 @@ class Run(Iterator[Plan]):
         self._admit()
         if not self._active:
             return bool(self._finished)
-        if self._budget != Budget() and (reason := self._budget.spent(self.usage)):
-            self.stop(reason)
+        if self._over_budget(0):
             return False
         self._expire()
         if not self._finished:
@@ -252,10 +252,10 @@ class Run(Iterator[Plan]):
             if work is None:
                 self._end(search)
                 return
-            self._calls += sum(len(sampled.request.seeds) for sampled in work.sampling)
-            if self._budget.calls is not None and self._calls > self._budget.calls:
-                self.stop(f"budget of {self._budget.calls} calls spent")
+            wanted = sum(len(sampled.request.seeds) for sampled in work.sampling)
+            if self._over_budget(wanted):
                 return
+            self._calls += wanted
             for sampled in work.sampling:
                 self._policy.submit(self._key(search, sampled), sampled.request)
             if not work.scoring:
@@ -269,6 +269,16 @@ class Run(Iterator[Plan]):
                 return
             if search.waiting:
                 return
+
+    def _over_budget(self, wanted: int) -> bool:
+        """Stop the run if its budget forbids ``wanted`` more agent calls."""
+        if self._budget == Budget():
+            return False
+        # Calls that are under way are spent, though no search has been billed for them yet.
+        reason = self._budget.spent(replace(self.usage, agent_calls=self._calls), wanted)
+        if reason:
+            self.stop(reason)
+        return bool(reason)
 
     def _score_free(self, search: ActiveSearch, contexts: Any) -> None:
         critic = self._setup.critic
@@ -385,10 +395,6 @@ class Run(Iterator[Plan]):
         for search in [s for s in self._active if s.deadline is not None and s.deadline <= now]:
             search.stop(f"budget of {self._setup.budget.seconds:g} seconds spent")
             self._end(search)
-
-
-def _fields(usage: Usage) -> dict[str, Any]:
-    return {name: getattr(usage, name) for name in Usage.__slots__}
 
 
 __all__ = ["Run", "run"]

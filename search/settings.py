@@ -30,11 +30,14 @@ class Budget:
             if limit is not None and not (isinstance(limit, int | float) and 0 < limit < math.inf):
                 raise ConfigError(f"budget: expected {field.name} to be a positive number or None, got {limit!r}")
 
-    def spent(self, usage: Usage, wanted: int = 0) -> str | None:
-        """Say which limit forbids ``wanted`` more agent calls, ``"budget of 30 calls spent"``; None if none does."""
-        if self.calls is not None and usage.agent_calls + max(wanted, 1) > self.calls:
+    def spent(self, usage: Usage, wanted: int) -> str | None:
+        """Say which limit forbids ``wanted`` more agent calls, ``"budget of 30 calls spent"``; None if none does.
+
+        When no calls are wanted, only the seconds can be spent.
+        """
+        if wanted and self.calls is not None and usage.agent_calls + wanted > self.calls:
             return f"budget of {self.calls} calls spent"
-        if self.tokens is not None and usage.generated_tokens >= self.tokens:
+        if wanted and self.tokens is not None and usage.generated_tokens >= self.tokens:
             return f"budget of {self.tokens} tokens spent"
         if self.seconds is not None and usage.seconds >= self.seconds:
             return f"budget of {self.seconds:g} seconds spent"

@@ -625,6 +625,11 @@ def test_a_budget_of_the_run_ends_it_with_what_was_finished(budget: Budget, reas
     assert plans.usage.agent_calls <= (budget.calls or 400)
 
 
+def test_a_budget_that_is_just_enough_ends_nothing() -> None:
+    plans = run(StepBeamSearch(3, 1), 5, run_budget=Budget(calls=60), budget=Budget(calls=12))
+    assert len(list(plans)) == 5 and plans.stopped is None and plans.usage.agent_calls == 60
+
+
 def test_a_budget_of_seconds_of_the_run() -> None:
     class Stuck:
         name, max_concurrency = "stuck", 64

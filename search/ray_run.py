@@ -1,0 +1,347 @@
+"""Many engines on one or many machines: searches spread over Ray actors, one writer, the same rows.
+
+Each actor owns an engine and runs the ordinary driver. A free actor takes the next
+problems; an actor that dies is replaced and its open problems are searched again,
+which gives the same plans, because a plan depends on its problem and the seed alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from mas_gym.dynamics import Dynamics
+from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependencyError
+from mas_gym.graph import MAS
+from mas_gym.policies.base import AsyncPolicy, Policy
+from mas_gym.tasks.base import Problem
+from search.active import Made, Setup
+from search.driver import Run
+from search.plan import Plan
+from search.protocol import Critic, Planner
+from search.settings import Budget, Sampling
+from search.store import Store, open_record
+
+logger = logging.getLogger("search")
+
+_READY = "ready"
+_CRITIC_FACTS = ("name", "fingerprint", "terminal_only", "free", "scores_actions")
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Where the engines run.
+
+    Attributes:
+        actors: Engines wanted; those that the cluster has no room for join when it has.
+        gpus: GPUs of each, fractions allowed.
+        cpus: CPU cores of each.
+        address: Of a Ray cluster; None uses the running one, or starts one on this machine.
+        replacements: Deaths of actors to make up for; one more ends the run.
+    """
+
+    actors: int = 2
+    gpus: float = 0.0
+    cpus: float = 1.0
+    address: str | None = None
+    replacements: int = 8
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if self.actors < 1 or self.gpus < 0 or self.cpus < 0 or self.replacements < 0:
+            raise ConfigError(f"expected at least one actor and no negative numbers, got {self}")
+
+
+class Job(NamedTuple):
+    """What every actor is told; see `search.run`."""
+
+    planner: Planner
+    mas: MAS
+    seed: int
+    concurrency: int
+    training: bool
+    sampling: Sampling
+    budget: Budget
+
+
+class _Found(NamedTuple):
+    problem: Problem
+    plan: Plan
+    made: Mapping[tuple[bytes, str], Made]
+
+
+class _Outbox:
+    """Stands in for the store inside an actor: keeps what is finished until it is sent off."""
+
+    def __init__(self) -> None:
+        self.found: deque[_Found] = deque()
+
+    def load(self, problem: Problem) -> None:
+        return None
+
+    def save(self, problem: Problem, plan: Plan, made: Mapping[tuple[bytes, str], Made]) -> None:
+        self.found.append(_Found(problem, plan, made))
+
+    def close(self) -> None:
+        return None
+
+
+class _Inbox(Iterator[Problem]):
+    """The problems that an actor is given, with the task's own grading; ends at None."""
+
+    def __init__(self, graders: Any) -> None:
+        self.problems: queue.SimpleQueue[Problem | None] = queue.SimpleQueue()
+        if hasattr(graders, "grade") and hasattr(graders, "extract"):
+            self.grade, self.extract = graders.grade, graders.extract
+
+    def __next__(self) -> Problem:
+        problem = self.problems.get()
+        if problem is None:
+            raise StopIteration
+        return problem
+
+
+class Worker:
+    """An engine with its driver, on some machine."""
+
+    def __init__(
+        self,
+        job: Job,
+        graders: Any,
+        make_policy: Callable[[], Policy | AsyncPolicy],
+        make_critic: Callable[[], Critic] | None,
+    ) -> None:
+        """Load the engines."""
+        self._job, self._inbox = job, _Inbox(graders)
+        self._policy = make_policy()
+        self._critic = make_critic() if make_critic is not None else None
+
+    def facts(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Return what the head must know of policy and critic."""
+        critic = self._critic
+        told = {name: getattr(critic, name) for name in _CRITIC_FACTS if hasattr(critic, name)}
+        policy = {"name": self._policy.name, "fingerprint": getattr(self._policy, "fingerprint", "")}
+        return policy, told if critic is not None else None
+
+    def give(self, problems: Sequence[Problem | None]) -> None:
+        """Take more problems; None says that these were the last."""
+        for problem in problems:
+            self._inbox.problems.put(problem)
+
+    def work(self) -> Iterator[Any]:
+        """Say that the engine is there, then yield what is found until the problems end."""
+        yield _READY
+        outbox = _Outbox()
+        setup = _setup(self._job, self._critic)
+        outbox_as_record: Any = outbox
+        with Run(setup, self._inbox, self._policy, self._job.concurrency, Budget(), outbox_as_record, None) as run:
+            for _ in run:
+                while outbox.found:
+                    yield outbox.found.popleft()
+
+
+@dataclass
+class _Member:
+    """An actor as the head sees it."""
+
+    actor: Any
+    stream: Any
+    ready: bool = False
+    told_last: bool = False
+    open: dict[str, Problem] = field(default_factory=dict)
+
+
+def run_ray(
+    planner: Planner | str,
+    problems: Iterable[Problem],
+    *,
+    mas: MAS | str,
+    make_policy: Callable[[], Policy | AsyncPolicy],
+    make_critic: Callable[[], Critic] | None = None,
+    seed: int = 42,
+    concurrency: int = 64,
+    training: bool = False,
+    sampling: Sampling | None = None,
+    budget: Budget | None = None,
+    store: Store | str | os.PathLike[str] | None = None,
+    run_name: str | None = None,
+    fleet: Fleet | None = None,
+) -> Iterator[Plan]:
+    """Search every problem on a fleet of actors and stream the plans as they are finished.
+
+    Args:
+        planner: As for `search.run`, like all that is not listed here.
+        problems: A task or a slice of one, or any iterable of problems with distinct ids.
+        mas: The system.
+        make_policy: Loads the policy inside an actor, such as ``functools.partial(load_policy, "vllm:PATH")``.
+        make_critic: Loads the critic there.
+        seed: As for `search.run`.
+        concurrency: Searches open at once in each actor.
+        training: As for `search.run`.
+        sampling: As for `search.run`.
+        budget: As for `search.run`.
+        store: Written by this process alone.
+        run_name: As for `search.run`.
+        fleet: How many actors, with what, and where.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
+        EngineUnavailableError: More actors died than may be replaced; what is finished is in the store.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingDependencyError("running on a fleet needs Ray: pip install 'mas-gym[ray]'") from error
+    from mas_gym.loading import load_mas
+    from search.registry import load_planner
+
+    algorithm = load_planner(planner) if isinstance(planner, str) else planner
+    system = load_mas(mas)
+    job = Job(algorithm, system, seed, concurrency, training, sampling or Sampling(), budget or Budget())
+    if not ray.is_initialized():
+        ray.init(address=fleet.address if fleet else None, include_dashboard=False, log_to_driver=False)
+    head = _Head(job, problems, make_policy, make_critic, fleet or Fleet())
+    return head.run(store, run_name)
+
+
+class _Head:
+    """Gives problems out, takes plans in, and makes up for the dead."""
+
+    def __init__(self, job: Job, problems: Iterable[Problem], make_policy: Any, make_critic: Any, fleet: Fleet) -> None:
+        self.job, self.problems, self.fleet = job, problems, fleet
+        self._arguments = (job, _graders(problems), make_policy, make_critic)
+        self._source = iter(problems)
+        self._again: deque[Problem] = deque()
+        self._members: list[_Member] = []
+        self._deaths = 0
+        self._dry = False
+
+    def run(self, store: Any, run_name: str | None) -> Iterator[Plan]:
+        import ray
+
+        try:
+            for _ in range(self.fleet.actors):
+                self._hire()
+            try:
+                policy, critic = ray.get(self._members[0].actor.facts.remote())
+            except ray.exceptions.RayError as error:
+                raise _cause(error) from error
+            told = None if critic is None else SimpleNamespace(**critic)
+            record = None
+            if store is not None:
+                setup = _setup(self.job, told)
+                record = open_record(store, setup, self.problems, SimpleNamespace(**policy), run_name)
+            try:
+                yield from self._collect(record)
+            finally:
+                if record is not None:
+                    record.close()
+        finally:
+            for member in self._members:
+                ray.kill(member.actor)
+
+    def _hire(self) -> None:
+        import ray
+
+        actor_class = ray.remote(Worker).options(
+            num_cpus=self.fleet.cpus, num_gpus=self.fleet.gpus, max_concurrency=3, max_restarts=0
+        )
+        actor = actor_class.remote(*self._arguments)
+        stream = actor.work.options(num_returns="streaming").remote()
+        self._members.append(_Member(actor, stream))
+
+    def _collect(self, record: Any) -> Iterator[Plan]:
+        import ray
+
+        while True:
+            yield from self._share(record)
+            if self._dry and not self._again and not any(member.open for member in self._members):
+                return
+            [stream], _ = ray.wait([member.stream for member in self._members], num_returns=1)
+            member = next(member for member in self._members if member.stream is stream)
+            try:
+                found = ray.get(next(stream))
+            except StopIteration:
+                self._members.remove(member)
+                ray.kill(member.actor)
+                continue
+            except ray.exceptions.RayError as error:
+                self._replace(member, error)
+                continue
+            if found == _READY:
+                member.ready = True
+                continue
+            del member.open[found.problem.id]
+            if record is not None:
+                record.save(found.problem, found.plan, found.made)
+            yield found.plan
+
+    def _share(self, record: Any) -> Iterator[Plan]:
+        """Keep every actor supplied a little beyond what it can have open; plans in the store are handed out."""
+        ahead = self.job.concurrency + self.job.concurrency // 8 + 1
+        for member in self._members:
+            given: list[Problem | None] = []
+            while member.ready and not member.told_last and len(member.open) < ahead:
+                problem = self._again.popleft() if self._again else next(self._source, None)
+                if problem is None:
+                    self._dry = member.told_last = True
+                    given.append(None)
+                    break
+                stored = record.load(problem) if record is not None else None
+                if stored is not None:
+                    yield stored
+                    continue
+                member.open[problem.id] = problem
+                given.append(problem)
+            if given:
+                member.actor.give.remote(given)
+
+    def _replace(self, member: _Member, error: Exception) -> None:
+        """Make up for a dead actor; its open problems come first."""
+        import ray
+
+        self._members.remove(member)
+        ray.kill(member.actor)
+        self._again.extend(member.open.values())
+        self._deaths += 1
+        if self._deaths > self.fleet.replacements:
+            raise EngineUnavailableError(
+                f"{self._deaths} actors died, one more than may be replaced; the last: {_cause(error)}. "
+                "Mend the cause and repeat the command; finished searches are kept in the store"
+            ) from error
+        logger.warning(
+            "an actor died and is replaced, %d searches begin anew: %s", len(member.open), _first_line(error)
+        )
+        if member.open or not self._dry:
+            self._hire()
+
+
+def _setup(job: Job, critic: Critic | None) -> Setup:
+    for_run = getattr(job.planner, "for_run", None)
+    settled = for_run(critic, job.training) if for_run is not None else job.planner
+    return Setup(settled, Dynamics(job.mas), critic, job.seed, job.sampling, job.budget, job.training)
+
+
+def _graders(problems: Any) -> Any:
+    """Return the task without its problems, for its grading alone."""
+    return problems[:0] if hasattr(problems, "grade") else None
+
+
+def _cause(error: Any) -> Exception:
+    """Return what an actor raised, if it told."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, Exception) else EngineUnavailableError(_first_line(error))
+
+
+def _first_line(error: object) -> str:
+    """Return the part of Ray's long messages that says what happened."""
+    return str(error).strip().partition("\n")[0]
+
+
+__all__ = ["Fleet", "run_ray"]
