@@ -315,9 +315,7 @@ class _Head:
                 f"{self._deaths} actors died, one more than may be replaced; the last: {_cause(error)}. "
                 "Mend the cause and repeat the command; finished searches are kept in the store"
             ) from error
-        logger.warning(
-            "an actor died and is replaced, %d searches begin anew: %s", len(member.open), _first_line(error)
-        )
+        logger.warning("an actor died and is replaced, %d searches begin anew: %s", len(member.open), _said(error))
         if member.open or not self._dry:
             self._hire()
 
@@ -336,12 +334,13 @@ def _graders(problems: Any) -> Any:
 def _cause(error: Any) -> Exception:
     """Return what an actor raised, if it told."""
     cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, Exception) else EngineUnavailableError(_first_line(error))
+    return cause if isinstance(cause, Exception) else EngineUnavailableError(f"an actor failed: {_said(error)}")
 
 
-def _first_line(error: object) -> str:
-    """Return the part of Ray's long messages that says what happened."""
-    return str(error).strip().partition("\n")[0]
+def _said(error: object) -> str:
+    """Return the line of Ray's long messages that says what happened: a traceback's last, else the first."""
+    lines = str(error).strip().splitlines()
+    return lines[-1] if any("Traceback" in line or "creation task" in line for line in lines) else lines[0]
 
 
 __all__ = ["Fleet", "run_ray"]

@@ -238,26 +238,26 @@ class TestCache:
                 CachedPolicy(ScriptedPolicy(say), file)
             assert (file.read_bytes() if file.exists() else None) == before
 
-    @pytest.mark.parametrize("options", ["#cache={}", "#cache={}&max_batch=7", "#max_batch=7&cache={}"])
+    @pytest.mark.parametrize("options", ["#cache={}", "#cache={}&timeout=7", "#timeout=7&cache={}&api=chat"])
     def test_the_option_cache_puts_one_before_any_policy(self, tmp_path: Path, options: str) -> None:
+        pytest.importorskip("openai", reason="the openai package is not installed")
+        policy = load_policy("openai:m@http://127.0.0.1:9/v1" + options.format(tmp_path / "c.db"))
+        assert isinstance(policy, CachedPolicy) and policy.file == tmp_path / "c.db"
+        assert policy._inner.options.timeout == (7 if "timeout" in options else 300)
+        policy.close()
+
+    def test_other_weights_at_the_same_place_are_another_model(self, tmp_path: Path) -> None:
         pytest.importorskip("torch", reason="torch is not installed")
         import local_models
 
-        folder = local_models.save(tmp_path / "model")
-        file = tmp_path / "c.db"
-        for misses in (2, 0):
-            policy = load_policy(f"transformers:{folder}" + options.format(file))
+        for seed in (0, 1):
+            folder = local_models.save(tmp_path / "model", seed=seed)
+            policy = load_policy(f"transformers:{folder}", cache=tmp_path / "c.db")
             assert isinstance(policy, CachedPolicy)
-            ask(policy, [request(0, max_new_tokens=4)])
-            assert policy.misses == misses
+            for misses in (2, 2):
+                ask(policy, [request(0, max_new_tokens=4)])
+                assert policy.misses == misses
             policy.close()
-        # Other weights at the same place are another model.
-        local_models.save(folder, seed=1)
-        again = load_policy(f"transformers:{folder}", cache=file)
-        assert isinstance(again, CachedPolicy)
-        ask(again, [request(0, max_new_tokens=4)])
-        assert again.misses == 2
-        again.close()
 
     @pytest.mark.slow
     def test_processes_share_it_and_a_killed_one_harms_nothing(self, tmp_path: Path) -> None:
