@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rewardmodels.dataset import RewardData, Row
+from rewardmodels.dataset import Row
 from rewardmodels.encode import Encoder, Ids
 from rewardmodels.packing import Batch, collate, collate_plain, pack
 
@@ -29,9 +29,9 @@ class Bundle(NamedTuple):
 
     Attributes:
         states: Parts of each distinct state.
-        rows: The rows.
+        rows: The rows, pairs first.
         better: For each row the index of its ``chosen`` state.
-        worse: For each row the index of its ``rejected`` state; empty for points.
+        worse: For each pair the index of its ``rejected`` state.
         tokens: Tokens when shared beginnings are written once.
     """
 
@@ -42,13 +42,13 @@ class Bundle(NamedTuple):
     tokens: int
 
 
-def bundles(data: RewardData, encoder: Encoder, most: int) -> list[Bundle]:
-    """Encode a set tree by tree, at most ``most`` rows to a bundle."""
+def bundles(rows: Sequence[Row], encoder: Encoder, most: int) -> list[Bundle]:
+    """Encode rows tree by tree, at most ``most`` to a bundle."""
     by_tree: dict[str, list[Row]] = defaultdict(list)
-    for row in data.rows:
+    for row in rows:
         by_tree[row.tree].append(row)
-    chunks = [rows[i : i + most] for rows in by_tree.values() for i in range(0, len(rows), most)]
-    return [_bundle(rows, encoder) for rows in chunks]
+    chunks = [tree[i : i + most] for tree in by_tree.values() for i in range(0, len(tree), most)]
+    return [_bundle(sorted(chunk, key=lambda row: row.rejected is None), encoder) for chunk in chunks]
 
 
 def _bundle(rows: list[Row], encoder: Encoder) -> Bundle:
@@ -104,8 +104,8 @@ def gather(chosen: Sequence[Bundle], pad: int, dtype: torch.dtype, share: bool) 
         share: Whether shared beginnings are encoded once.
 
     Returns:
-        The inputs of the model, ``rows`` and ``columns`` of the states' ends, ``better`` and ``worse`` indices of
-        states, and ``target`` of the better ones.
+        The inputs of the model, ``rows`` and ``columns`` of the states' ends, indices of the states that are
+        ``better`` and ``worse`` in pairs or ``points``, and the points' ``target``.
     """
     import torch
 
@@ -115,15 +115,18 @@ def gather(chosen: Sequence[Bundle], pad: int, dtype: torch.dtype, share: bool) 
         if share
         else collate_plain([state for b in chosen for state in b.states], pad)
     )
-    better = [int(o) + i for o, b in zip(offsets, chosen, strict=True) for i in b.better]
-    worse = [int(o) + i for o, b in zip(offsets, chosen, strict=True) for i in b.worse]
-    target = [row.chosen_target for b in chosen for row in b.rows]
+    placed = list(zip(offsets.tolist(), chosen, strict=True))
+    better = [start + i for start, b in placed for i in b.better[: len(b.worse)]]
+    worse = [start + i for start, b in placed for i in b.worse]
+    points = [start + i for start, b in placed for i in b.better[len(b.worse) :]]
+    target = [row.chosen_target for b in chosen for row in b.rows[len(b.worse) :]]
     return {
         **batch.inputs,
         "rows": batch.rows,
         "columns": batch.columns,
         "better": torch.tensor(better, dtype=torch.long),
         "worse": torch.tensor(worse, dtype=torch.long),
+        "points": torch.tensor(points, dtype=torch.long),
         "target": torch.tensor(target, dtype=torch.float32),
     }
 

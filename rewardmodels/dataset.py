@@ -217,7 +217,8 @@ def merge(parts: Sequence[RewardData]) -> RewardData:
 def split(data: RewardData, held_out: float = 0.1, seed: int = 42) -> tuple[RewardData, RewardData]:
     """Split by problem into what is learned from and what is held out.
 
-    A problem is on one side whatever run its trees come from and whatever else is in the set.
+    The side of a problem depends on its name and the seed alone, whatever run its trees come from and whatever else
+    is in the set; but where a small set leaves one side empty, one problem changes sides.
 
     Args:
         data: The rows.
@@ -233,9 +234,10 @@ def split(data: RewardData, held_out: float = 0.1, seed: int = 42) -> tuple[Rewa
     problems = {(row.task, row.problem_id) for row in data.rows}
     if len(problems) < 2:
         raise DataError(f"expected rows of at least two problems, got {len(problems)}; one side would be empty")
-    ranked = sorted(problems, key=lambda p: blake2b(f"{seed}|{p[0]}|{p[1]}".encode()).digest())
-    count = min(max(1, round(held_out * len(ranked))), len(ranked) - 1)
-    out = set(ranked[:count])
+    place = {p: int.from_bytes(blake2b(f"{seed}|{p[0]}|{p[1]}".encode(), digest_size=8).digest()) for p in problems}
+    ranked = sorted(problems, key=place.__getitem__)
+    count = sum(place[problem] < held_out * 2**64 for problem in ranked)
+    out = set(ranked[: min(max(1, count), len(ranked) - 1)])
     sides = [tuple(row for row in data.rows if ((row.task, row.problem_id) in out) is side) for side in (False, True)]
     return replace(data, rows=sides[0]), replace(data, rows=sides[1])
 

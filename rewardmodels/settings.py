@@ -29,6 +29,9 @@ class Settings:
         kind: ``"masprm"`` or ``"orm"``.
         head: ``"bt"`` or ``"mse"`` for MASPRM, ``"bce"`` or ``"mse"`` for ORM.
         bt_on: What the Bradley-Terry loss compares: the ``"tanh"`` scores, as the paper, or the ``"raw"`` logits.
+        anchor: Weight of a labelled state beside a pair's 1 in the Bradley-Terry loss: its squared error to the
+            target. Pairs compare siblings alone, so a value learned from them need not mean the same in another
+            branch or at another depth; 0 is the paper's loss.
         view: What the critic sees of a state.
         max_length: The most tokens of a state.
         lora_rank: Rank of the LoRA adapters; 0 trains the whole model.
@@ -51,6 +54,7 @@ class Settings:
     kind: CriticKind = "masprm"
     head: Head = "bt"
     bt_on: Literal["tanh", "raw"] = "tanh"
+    anchor: float = 0.0
     view: View = "full"
     max_length: int = 2048
     lora_rank: int = 256
@@ -126,6 +130,8 @@ def check_head(kind: str, head: str) -> None:
 def _faults(s: Settings) -> list[str]:
     checks = [
         (s.bt_on in ("tanh", "raw"), f'bt_on: expected "tanh" or "raw", got {s.bt_on!r}'),
+        (s.anchor >= 0, f"anchor: expected 0 or more, got {s.anchor}"),
+        (s.anchor == 0 or s.head == "bt", f"anchor: only head 'bt' has one, got head {s.head!r}"),
         (s.view in ("full", "local"), f'view: expected "full" or "local", got {s.view!r}'),
         (s.max_length >= 64, f"max_length: expected at least 64, got {s.max_length}"),
         (s.lora_rank >= 0, f"lora_rank: expected 0 or more, got {s.lora_rank}"),

@@ -33,16 +33,17 @@ def loss_of(settings: Settings, logits: torch.Tensor, tensors: dict[str, Any]) -
         logits: Of the states, shape (K,).
         tensors: As `rewardmodels.batches.gather` returns them.
     """
-    better, target = logits[tensors["better"]], tensors["target"]
-    if settings.head == "bt":
-        gap = logits[tensors["worse"]] - better
-        if settings.bt_on == "tanh":
-            gap = torch.tanh(logits[tensors["worse"]]) - torch.tanh(better)
-        return torch.nn.functional.softplus(gap).mean()
+    points, target = logits[tensors["points"]], tensors["target"]
+    if settings.head == "bce":
+        # A logit of z means p = sigmoid(2 z), so that tanh(z) = 2 p - 1 is on the scale of the other heads.
+        return torch.nn.functional.softplus(-2 * torch.sign(target) * points).mean()
+    errors = (torch.tanh(points) - target) ** 2
     if settings.head == "mse":
-        return torch.nn.functional.mse_loss(torch.tanh(better), target)
-    # A logit of z means p = sigmoid(2 z), so that tanh(z) = 2 p - 1 is on the scale of the other heads.
-    return torch.nn.functional.softplus(-2 * torch.sign(target) * better).mean()
+        return errors.mean()
+    worse, better = logits[tensors["worse"]], logits[tensors["better"]]
+    gap = worse - better if settings.bt_on == "raw" else torch.tanh(worse) - torch.tanh(better)
+    total = torch.nn.functional.softplus(gap).sum() + settings.anchor * errors.sum()
+    return total / (len(gap) + settings.anchor * len(errors))
 
 
 class Steps(Dataset):  # type: ignore[misc]
@@ -94,7 +95,8 @@ class HeldOut:
             for step in self.steps:
                 tensors = {k: v.to(device) for k, v in gather(step, *self.options).items()}
                 logits = logits_at(model, as_batch(tensors))[0]
-                better.append(logits[tensors["better"]].double().cpu().numpy())
+                first = tensors["better"] if len(tensors["better"]) else tensors["points"]
+                better.append(logits[first].double().cpu().numpy())
                 worse.append(logits[tensors["worse"]].double().cpu().numpy())
         model.train(training)
         return np.concatenate(better), np.concatenate(worse)

@@ -71,7 +71,8 @@ def train(
         data: Pairs for head ``"bt"``, points for MASPRM's ``"mse"``, outcomes for ORM.
         out: Folder of the critic; also holds ``checkpoints`` and TensorBoard ``curves``.
         base: ``"tiny"``, or a folder or hub id of a decoder.
-        points: Labelled states of the same trees, for the calibration of a Bradley-Terry critic.
+        points: Labelled states of the same trees: to measure the calibration of a Bradley-Terry critic, and to
+            anchor it.
         device: ``"cpu"``, ``"cuda"``; None takes a GPU where there is one.
         resume: False refuses a folder that already has something in it.
         log: Told what happens, line by line.
@@ -98,7 +99,10 @@ def train(
         )
     if settings.view != data.view:
         raise ConfigError(f"expected rows of view {settings.view!r}, got {data.view!r}; collect them with that view")
-    done = _claim(out, {"settings": settings.to_dict(), "data": data.fingerprint(), "base": base}, resume)
+    if settings.anchor and (points is None or points.kind != "points"):
+        raise ConfigError("an anchor needs labelled states: collect the same trees with kind='points' and pass points=")
+    prints = [part.fingerprint() for part in (data, points if settings.anchor else None) if part is not None]
+    done = _claim(out, {"settings": settings.to_dict(), "data": prints, "base": base}, resume)
     if done is not None:
         log(f"{out} is already trained")
         return done
@@ -177,10 +181,11 @@ def _run(
     encoder = Encoder(tokenizer, settings.max_length, settings.view)
     pad, share = tokenizer.pad_token_id, can_share(model, tokenizer.pad_token_id)
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    found = bundles(learned, encoder, settings.batch_size)
+    rows = [*learned.rows, *(split(points, settings.held_out)[0].rows if settings.anchor and points else ())]
+    found = bundles(rows, encoder, settings.batch_size)
     order = schedule(found, settings.batch_size, settings.epochs, settings.seed)
     rest = (_EVALUATION_ROWS, pad, dtype, share)
-    held_out = HeldOut(bundles(held, encoder, _EVALUATION_ROWS), *rest)
+    held_out = HeldOut(bundles(held.rows, encoder, _EVALUATION_ROWS), *rest)
     log(
         f"{len(learned)} {data.kind} of {data.trees} trees to learn from, {len(held)} held out; {len(order)} steps; "
         f"{'shared beginnings once' if share else 'states written out whole'}"
@@ -215,7 +220,7 @@ def _calibration(
     from rewardmodels.metrics import point_metrics
     from rewardmodels.trainer import HeldOut
 
-    held: HeldOut = HeldOut(bundles(split(points, settings.held_out)[1], encoder, _EVALUATION_ROWS), *rest)
+    held: HeldOut = HeldOut(bundles(split(points, settings.held_out)[1].rows, encoder, _EVALUATION_ROWS), *rest)
     return point_metrics(held.rows, held.logits(model)[0])
 
 

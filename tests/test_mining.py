@@ -232,16 +232,15 @@ def test_the_split_holds_out_problems() -> None:
     learned, held = split(data, 0.25)
     problems = [{row.problem_id for row in side.rows} for side in (learned, held)]
     assert not problems[0] & problems[1]
-    assert len(problems[1]) == round(0.25 * len(problems[0] | problems[1]))
+    assert 0.1 < len(problems[1]) / len(problems[0] | problems[1]) < 0.4
     assert len(learned) + len(held) == len(data)
 
 
-def test_the_split_of_a_problem_does_not_depend_on_the_kind_of_row() -> None:
-    sides = []
-    for kind in ("points", "outcomes"):
-        held = split(collect(grove(), kind), 0.25)[1]  # type: ignore[arg-type]
-        sides.append({row.problem_id for row in held.rows})
-    assert sides[0] == sides[1]
+def test_the_side_of_a_problem_does_not_depend_on_what_else_is_there() -> None:
+    whole = {row.problem_id for row in split(collect(grove(), "points"), 0.25)[1].rows}
+    data = collect(grove()[:20], "pairs")
+    part = {row.problem_id for row in split(data, 0.25)[1].rows}
+    assert part == whole & {row.problem_id for row in data.rows} != set()
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.5])

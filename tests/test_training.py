@@ -67,32 +67,38 @@ def model_of(base: Path) -> tuple[Any, Any]:
     return load_scalar(str(base), torch.float32, tokenizer.pad_token_id, new_head=True).eval(), tokenizer
 
 
-@pytest.mark.parametrize("head", ["bt", "mse", "bce"])
 @pytest.mark.parametrize("bt_on", ["tanh", "raw"])
-def test_losses_are_the_papers(head: Any, bt_on: Any) -> None:
-    logits = torch.tensor([0.3, -1.2, 2.0, 0.0])
+@pytest.mark.parametrize("anchor", [0.0, 0.5])
+def test_the_bradley_terry_loss_is_the_papers(bt_on: Any, anchor: float) -> None:
+    z, t = np.array([0.3, -1.2, 2.0, 0.0, 0.7]), 0.25
     tensors = {
         "better": torch.tensor([0, 2]),
         "worse": torch.tensor([1, 3]),
-        "target": torch.tensor([1.0, -1.0]),
+        "points": torch.tensor([4]),
+        "target": torch.tensor([t]),
     }
-    z, t = logits.double().numpy(), np.array([1.0, -1.0])
-    value = np.tanh(z) if bt_on == "tanh" else z
-    expected = {
-        "bt": np.mean(
-            [-math.log(math.exp(value[a]) / (math.exp(value[a]) + math.exp(value[b]))) for a, b in ((0, 1), (2, 3))]
-        ),
-        "mse": np.mean((np.tanh(z[[0, 2]]) - t) ** 2),
-        "bce": np.mean([-math.log((1 + s * math.tanh(x)) / 2) for x, s in zip(z[[0, 2]], t, strict=True)]),
-    }[head]
-    found = loss_of(Settings(head=head, bt_on=bt_on), logits, tensors)
-    assert float(found) == pytest.approx(float(expected), rel=1e-6)
+    v = np.tanh(z) if bt_on == "tanh" else z
+    pairs = [-math.log(math.exp(v[a]) / (math.exp(v[a]) + math.exp(v[b]))) for a, b in ((0, 1), (2, 3))]
+    expected = (sum(pairs) + anchor * (math.tanh(z[4]) - t) ** 2) / (2 + anchor)
+    found = loss_of(Settings(bt_on=bt_on, anchor=anchor), torch.tensor(z), tensors)
+    assert float(found) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("head", ["mse", "bce"])
+def test_pointwise_losses_are_the_papers(head: Any) -> None:
+    z, t = np.array([0.3, -1.2, 2.0]), np.array([1.0, -1.0, -1.0])
+    none = torch.tensor([], dtype=torch.long)
+    tensors = {"better": none, "worse": none, "points": torch.arange(3), "target": torch.tensor(t)}
+    squared = np.mean((np.tanh(z) - t) ** 2)
+    entropy = np.mean([-math.log((1 + s * math.tanh(x)) / 2) for x, s in zip(z, t, strict=True)])
+    found = loss_of(Settings(kind="orm", head=head), torch.tensor(z), tensors)
+    assert float(found) == pytest.approx(squared if head == "mse" else entropy, rel=1e-6)
 
 
 def test_packed_rows_compute_the_same_as_whole_states(base: Path, data: RewardData) -> None:
     model, tokenizer = model_of(base)
     assert can_share(model, tokenizer.pad_token_id)
-    found = bundles(data, Encoder(tokenizer, 512), 8)[:5]
+    found = bundles(data.rows, Encoder(tokenizer, 512), 8)[:5]
     both = []
     for share in (True, False):
         tensors = gather(found, tokenizer.pad_token_id, torch.float32, share)
@@ -131,7 +137,7 @@ def test_a_window_of_attention_is_not_shared(tmp_path: Path) -> None:
 
 def test_each_epoch_takes_every_bundle_once_in_its_own_order(base: Path, data: RewardData) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
-    found = bundles(data, Encoder(tokenizer, 512), 8)
+    found = bundles(data.rows, Encoder(tokenizer, 512), 8)
     steps = schedule(found, 16, 2, seed=1)
     flat = [i for step in steps for i in step]
     half = len(found)
@@ -144,7 +150,7 @@ def test_each_epoch_takes_every_bundle_once_in_its_own_order(base: Path, data: R
 
 def test_like_lengths_go_together(base: Path, data: RewardData) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
-    found = bundles(data, Encoder(tokenizer, 512), 4)
+    found = bundles(data.rows, Encoder(tokenizer, 512), 4)
     steps = schedule(found, 16, 1, seed=1)
     padded = sum(len(step) * max(found[i].tokens for i in step) for step in steps)
     assert padded < 1.25 * sum(bundle.tokens for bundle in found)
@@ -169,6 +175,8 @@ def test_defaults_follow_the_size_of_the_backbone() -> None:
         ({"nf4": True, "lora_rank": 0}, "nf4"),
         ({"held_out": 1.0}, "held_out"),
         ({"bt_on": "logit"}, "bt_on"),
+        ({"anchor": -1.0}, "anchor"),
+        ({"kind": "orm", "head": "mse", "anchor": 1.0}, "only head 'bt'"),
     ],
 )
 def test_wrong_settings_are_told(wrong: dict[str, Any], word: str) -> None:
@@ -227,6 +235,18 @@ def test_the_other_heads_learn(base: Path, tmp_path: Path, kind: str, head: str,
     first, last = done.history[0], done.history[-1]
     assert last["mse"] <= first["mse"] * 1.05
     assert "calibration" in last and done.info.head == head
+
+
+def test_an_anchor_brings_scores_to_the_targets(base: Path, data: RewardData, tmp_path: Path) -> None:
+    points = collect(grove(), "points")
+    gaps = []
+    for anchor in (0.0, 1.0):
+        settings = {**QUICK, "epochs": 3, "anchor": anchor}
+        done = train(data, tmp_path / str(anchor), base=str(base), points=points, **settings)
+        gaps.append(done.info.metrics["points"]["mse"])
+    assert gaps[1] < 0.8 * gaps[0]
+    with pytest.raises(ConfigError, match="needs labelled states"):
+        train(data, tmp_path / "none", base=str(base), **{**QUICK, "anchor": 1.0})
 
 
 def test_a_finished_run_is_not_repeated(trained: Trained, base: Path, data: RewardData) -> None:
