@@ -180,9 +180,10 @@ from search_worlds import chain, problems, talker
 def tell(progress):
     if progress.done > progress.stored:
         print(progress.done, flush=True)
+        sys.stdin.readline()
 
 options = dict(mas=chain(4), policy=talker(), training=True, concurrency=6, progress=tell)
-for plan in search.run(search.MCTS(8, 3), problems(60), store=sys.argv[1], **options):
+for plan in search.run(search.MCTS(8, 3), problems(80), store=sys.argv[1], **options):
     pass
 """
 
@@ -190,7 +191,15 @@ for plan in search.run(search.MCTS(8, 3), problems(60), store=sys.argv[1], **opt
 def writer(path: Path) -> subprocess.Popen[str]:
     code = WRITER.format(tests=str(Path(__file__).parent))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True, env=env)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", code, str(path)], text=True, env=env, **pipes)
+
+
+def let_it_finish_one(process: subprocess.Popen[str]) -> None:
+    """Let a writer that waits at the end of a search go on: it stores that search and works on the next."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
@@ -199,20 +208,25 @@ def test_twenty_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     done: list[int] = []
     for _ in range(20):
         process = writer(killed)
-        assert process.stdout is not None
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline()
         for _ in range(rng.randint(1, 2)):
-            process.stdout.readline()
+            let_it_finish_one(process)
+            assert process.stdout.readline()
+        # Now it may be anywhere: storing, searching, or waiting for the next line.
+        let_it_finish_one(process)
         time.sleep(rng.random() * 0.01)
         process.send_signal(signal.SIGKILL)
         process.wait()
+        process.stdin.close()
         process.stdout.close()
         check = sqlite3.connect(killed)
         assert check.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         done.append(check.execute("SELECT count(*) FROM searches").fetchone()[0])
         check.close()
-    assert done == sorted(done) and 20 <= done[-1] < 60, "each process should die at work"
-    list(run(killed, count=60))
-    list(run(tmp_path / "whole.db", count=60))
+    assert done == sorted(done) and 20 <= done[-1] <= 60
+    list(run(killed, count=80))
+    list(run(tmp_path / "whole.db", count=80))
     assert rows(killed) == rows(tmp_path / "whole.db")
 
 
@@ -278,10 +292,8 @@ def test_two_processes_on_one_run(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="another process is writing this run"):
             run(path)
     finally:
-        process.stdout.read()
-        process.wait()
-        process.stdout.close()
-    assert len(list(run(path, count=60))) == 60
+        process.communicate()
+    assert len(list(run(path, count=80))) == 80
 
 
 def test_reading_while_another_writes(tmp_path: Path) -> None:
