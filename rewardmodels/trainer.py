@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -207,8 +208,9 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def arguments(settings: Settings, folder: Path, steps: int, device: str) -> TrainingArguments:
-    """Return transformers' arguments for a run of this many steps."""
-    updates = max(1, math.ceil(steps / settings.accumulation))
+    """Return transformers' arguments for a run of this many steps, shared by the processes that torchrun started."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    updates = max(1, math.ceil(steps / (settings.accumulation * processes)))
     on_cpu = device == "cpu"
     return TrainingArguments(
         output_dir=str(folder),
@@ -231,6 +233,7 @@ def arguments(settings: Settings, folder: Path, steps: int, device: str) -> Trai
         save_steps=max(1, updates // settings.checkpoints),
         save_total_limit=2,
         dataloader_pin_memory=False,
+        ddp_find_unused_parameters=False,
         remove_unused_columns=False,
         disable_tqdm=True,
         report_to="none",

@@ -209,8 +209,11 @@ def _run(
         metrics["points"] = _calibration(points, settings, encoder, rest, model)
     info = _info(settings, data, learned, held, base, metrics, found)
     history = trainer.history
-    (out / "metrics.json").write_text(json.dumps({"final": metrics, "history": history}, indent=2), encoding="utf-8")
-    info = save_folder(model, tokenizer, out, info, model_card(info))
+    if trainer.is_world_process_zero():
+        text = json.dumps({"final": metrics, "history": history}, indent=2)
+        (out / "metrics.json").write_text(text, encoding="utf-8")
+        info = save_folder(model, tokenizer, out, info, model_card(info))
+    trainer.accelerator.wait_for_everyone()
     return Trained(out, info, history)
 
 

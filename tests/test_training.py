@@ -480,3 +480,27 @@ def test_held_out_problems_are_not_learned_from(trained: Trained, data: RewardDa
     learned, held = split(data, trained.info.settings["held_out"])
     assert trained.info.data["pairs"] == len(learned) and trained.info.data["pairs held out"] == len(held)
     assert json.loads((trained.folder / "metrics.json").read_text(encoding="utf-8"))["final"]["pairs"] == len(held)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_processes_train_one_critic(base: Path, data: RewardData, tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import sys; from grove import grove; from rewardmodels import collect, train\n"
+        f"train(collect(grove(), 'pairs'), sys.argv[1], base=sys.argv[2], **{QUICK!r})\n",
+        encoding="utf-8",
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    out = tmp_path / "masprm"
+    done = subprocess.run([*command, str(out), str(base)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    history = json.loads((out / "metrics.json").read_text(encoding="utf-8"))["history"]
+    steps = len(schedule(bundles(split(data, TINY.held_out)[0].rows, _encoder(base), 12), 12, 1, seed=42))
+    assert history[-1]["step"] == math.ceil(steps / 2)
+    assert LearnedCritic(out, device="cpu").info.data["pairs"] == len(split(data, TINY.held_out)[0])
+
+
+def _encoder(base: Path) -> Encoder:
+    return Encoder(transformers.AutoTokenizer.from_pretrained(base), 512)
