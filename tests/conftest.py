@@ -1,9 +1,13 @@
 """What every test may rely on."""
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# The models here are small: a second thread only waits, and on a busy machine for long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The same examples in every run: a test that passes here passes there.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
