@@ -21,6 +21,7 @@ from mas_gym.tasks.base import Problem
 from mas_gym.tasks.ordering import Ordering
 from mas_gym.tiny import graphs, language, ordering_roles, roles, team_roles
 from mas_gym.tiny.compare import faults, steps_of
+from mas_gym.tiny.foreign import foreign_facts, foreign_text, foreign_turns
 from mas_gym.tiny.roles import World
 from mas_gym.tiny.truth import KINDS, first_error, queue_world, story_world
 
@@ -223,9 +224,9 @@ def test_the_first_wrong_message_is_found(texts: list[str], expected: tuple[int,
         (["1) Ann first 2) Ben after Ann 3) Kim before Ben"], None),
         (["1) Ann first 2) Ben after Ann"], (0, "missing fact")),
         (["1) Ann first 2) Ben after Ann 3) Kim after Ben"], (0, "wrong rule")),
-        (["Order: Ann; Ann Ben; Ann Kim Ben.", "Final Answer: B"], None),
+        (["Order: Ann; Ann Ben; Ann Kim Ben.", "Kim is second\nFinal Answer: B"], None),
         (["Order: Ann; Ann Ben; Ann Ben Kim."], (0, "wrong place")),
-        (["Order: Ann; Ann Ben; Ann Kim Ben. So I pick C"], (0, "wrong answer")),
+        (["Order: Ann; Ann Ben; Ann Kim Ben. Kim is second, I pick C"], (0, "wrong answer")),
         (["hello"], (0, "unreadable")),
     ],
 )
@@ -337,6 +338,35 @@ def test_a_packed_row_equals_the_prompts_it_holds(tokenizer: Any) -> None:
         with torch.no_grad():
             alone.append(model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1])
     torch.testing.assert_close(packed, torch.cat(alone), atol=1e-4, rtol=1e-4)
+
+
+def test_foreign_questions_get_short_answers_in_the_same_language() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        text = foreign_text(rng)
+        facts = foreign_facts(text)
+        for turn in foreign_turns(text, rng):
+            for read, right in ((language.read_facts, facts), (language.read_plan, story.plan_of(facts))):
+                assert read(turn.text) in (None, right)
+            work = language.read_work(turn.text)
+            assert work is None or all(story.apply(a, op, b) == c <= story.LIMIT for a, op, b, c in work)
+            assert len(turn.text) < 200
+
+
+def test_stretching_keeps_the_order_of_positions(tokenizer: Any) -> None:
+    from mas_gym.tiny.data import pack, stretch
+
+    rng = random.Random(0)
+    text = foreign_text(rng)
+    row = pack(text, foreign_turns(text, rng), tokenizer, 240)
+    stretched = [stretch(row, rng) for _ in range(20)]
+    assert any(max(other.positions) > 500 for other in stretched)
+    for other in stretched:
+        assert max(other.positions) < 1024
+        moved = dict(zip(row.positions, other.positions, strict=True))
+        # equal positions stay equal, later ones stay later
+        assert [moved[position] for position in row.positions] == other.positions
+        assert sorted(moved.values()) == [moved[position] for position in sorted(moved)]
 
 
 def arguments(out: Path) -> argparse.Namespace:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 import re
 import string
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from mas_gym.tasks.arithmetic import Arithmetic
 from mas_gym.tasks.ordering import Ordering
 from mas_gym.tiny import graphs
-from mas_gym.tiny.graphs import Turn
+from mas_gym.tiny.foreign import foreign_text, foreign_turns
+from mas_gym.tiny.tokenizer import CONTEXT, END, OUT, SYSTEM, USER, role_token
 from mas_gym.tiny.truth import queue_world, story_world
+from mas_gym.tiny.turns import Turn
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +68,6 @@ def pack(question: str, turns: Sequence[Turn], tokenizer: Qwen2Tokenizer, width:
         tokenizer: The tiny tokenizer.
         width: Leave out turns that would make the row longer than this, but never all.
     """
-    from mas_gym.tiny.tokenizer import END, OUT, SYSTEM, USER, role_token
 
     def encode(text: str) -> list[int]:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
@@ -140,8 +142,11 @@ def batches(
 
 
 def _row(tasks: _Tasks, mix: graphs.Mix, tokenizer: Qwen2Tokenizer, rng: random.Random) -> Packed:
-    arithmetic, ordering = tasks[rng.choices(list(mix.levels), list(mix.levels.values()))[0]]
     graph = rng.choices(list(mix.graphs), list(mix.graphs.values()))[0]
+    if graph == graphs.FOREIGN:
+        text = foreign_text(rng)
+        return stretch(pack(text, foreign_turns(text, rng), tokenizer, WIDTH), rng)
+    arithmetic, ordering = tasks[rng.choices(list(mix.levels), list(mix.levels.values()))[0]]
     if graph in graphs.ORDERING_GRAPHS:
         problem = ordering[rng.randrange(len(ordering))]
         turns = graphs.ORDERING_GRAPHS[graph](queue_world(problem), rng)
@@ -152,6 +157,15 @@ def _row(tasks: _Tasks, mix: graphs.Mix, tokenizer: Qwen2Tokenizer, rng: random.
     # Attention is quadratic in the width: of a long transcript, a row holds those turns that fit, drawn by chance.
     rng.shuffle(turns)
     return pack(question, [_spell(turn, rng) for turn in turns], tokenizer, WIDTH)
+
+
+def stretch(row: Packed, rng: random.Random) -> Packed:
+    """Spread the positions of a row, so that distances up to the whole context occur in training without long rows."""
+    room = CONTEXT - 1 - max(row.positions)
+    if room < 2 or rng.random() < 0.4:
+        return row
+    jumps = sorted(rng.choices(range(max(row.positions) + 1), k=rng.randint(1, room)))
+    return row._replace(positions=[position + bisect_right(jumps, position) for position in row.positions])
 
 
 def add_noise(question: str, rng: random.Random) -> str:

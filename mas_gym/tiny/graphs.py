@@ -13,24 +13,10 @@ from mas_gym.tiny.compare import faults, hint_of, steps_of
 from mas_gym.tiny.ordering_roles import ORDERING_ROLES, QueueWorld, read_order, read_rules
 from mas_gym.tiny.roles import ROLES, World
 from mas_gym.tiny.team_roles import TEAM_ROLES
+from mas_gym.tiny.turns import Turn
 
-
-class Turn(NamedTuple):
-    """One agent's turn: what it saw and what it wrote.
-
-    Attributes:
-        role: Name of the role in the tokenizer; None if the system prompt is spelled out.
-        sees_question: Whether the question reaches the agent.
-        inputs: The messages that reach it, in speaker order.
-        text: Its message.
-        system: The system prompt in words, where no role token stands for it.
-    """
-
-    role: str | None
-    sees_question: bool
-    inputs: list[str]
-    text: str
-    system: str = ""
+FOREIGN = "foreign"
+"""Name in a mix for random text (`mas_gym.tiny.foreign`)."""
 
 
 class Mix(NamedTuple):
@@ -164,14 +150,15 @@ ORDERING_GRAPHS: Mapping[str, Callable[[QueueWorld, random.Random], list[Turn]]]
 DEFAULT_MIX = Mix(
     levels={1: 0.15, 2: 0.25, 3: 0.35, 4: 0.2, 5: 0.05},
     graphs={
-        "rpsv": 0.22,
-        "single": 0.05,
-        "refine": 0.08,
-        "consensus": 0.09,
-        "dylan": 0.1,
-        "debate": 0.15,
-        "logic": 0.22,
-        "audit": 0.06,
-        "audit-logic": 0.03,
+        "rpsv": 0.16,
+        "single": 0.04,
+        "refine": 0.06,
+        "consensus": 0.07,
+        "dylan": 0.08,
+        "debate": 0.19,
+        "logic": 0.3,
+        "audit": 0.04,
+        "audit-logic": 0.02,
+        FOREIGN: 0.04,
     },
 )

@@ -3,7 +3,8 @@
 =====  ===========================================================
 rules  ``1) Ann first 2) Ben after Ann 3) Kim last 4) swap Ann Kim``
 order  ``Order: Ann; Ann Ben; Ann Ben Kim; Kim Ben Ann.``
-pick   ``So I pick B`` (debaters) or ``Final Answer: B``
+place  ``Kim is second``
+pick   ``I pick B`` (debaters) or ``Final Answer: B``
 =====  ===========================================================
 """
 
@@ -16,7 +17,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from mas_gym.tasks import queue
-from mas_gym.tasks.ordering import LETTERS
+from mas_gym.tasks.ordering import LETTERS, ORDINALS
 from mas_gym.tasks.queue import Rule, Slip, State
 
 
@@ -36,6 +37,11 @@ class QueueWorld(NamedTuple):
     def letter(self, name: str, otherwise: str = "A") -> str:
         """Return the option that names a person; another letter if no option does."""
         return LETTERS[self.options.index(name)] if name in self.options else otherwise
+
+    def point(self, state: State, place: int) -> str:
+        """Return the words that name who stands at a place of a state, as asked for."""
+        asked = "last" if self.place == len(self.states[-1]) - 1 else ORDINALS[self.place]
+        return f"{state[place] if place < len(state) else 'no one'} is {asked}"
 
 
 QueueRole = Callable[[QueueWorld, list[str], random.Random], str]
@@ -123,7 +129,7 @@ def query_checker(world: QueueWorld, inputs: list[str], rng: random.Random) -> s
     place = world.place
     if place == 1 and len(state) > 3 and rng.random() < RATES["QueryChecker"]["second"]:
         place = len(state) - 2
-    return f"Final Answer: {world.letter(state[place] if place < len(state) else '')}"
+    return f"{world.point(state, place)}\nFinal Answer: {world.letter(state[place] if place < len(state) else '')}"
 
 
 def debater(role: str) -> QueueRole:
@@ -132,7 +138,8 @@ def debater(role: str) -> QueueRole:
     def write(world: QueueWorld, inputs: list[str], rng: random.Random) -> str:
         slips = _take(role, queue.reader_slips(world.rules, world.phrases), rng)
         states = build(queue.apply_reader_slips(world.rules, slips), role, rng)
-        return f"{write_order(states)} So I pick {world.letter(states[-1][world.place])}"
+        who = states[-1][world.place] if world.place < len(states[-1]) else ""
+        return f"{write_order(states)} {world.point(states[-1], world.place)}, I pick {world.letter(who)}"
 
     return write
 

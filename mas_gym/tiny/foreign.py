@@ -1,0 +1,128 @@
+"""Text of other worlds: what the model is taught to do with questions that it cannot understand.
+
+Real questions are full of words it never saw. Without practice it would answer
+them with endless babble; so a few rows of training hold random text, on which
+each agent does the shortest sensible thing: the Reader lists the numbers it
+sees, the Planner adds them up, the Solver does what stays in range, and
+whoever must pick an option picks one.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+
+from mas_gym.tasks import story
+from mas_gym.tasks.ordering import LETTERS
+from mas_gym.tasks.story import Equation, Fact, Step
+from mas_gym.tiny import language
+from mas_gym.tiny.turns import Turn
+from mas_gym.tiny.vocabulary import WORDS
+
+_ONSETS = (
+    "b",
+    "c",
+    "ch",
+    "d",
+    "dr",
+    "f",
+    "g",
+    "gr",
+    "h",
+    "j",
+    "k",
+    "l",
+    "m",
+    "n",
+    "p",
+    "pl",
+    "r",
+    "s",
+    "sh",
+    "st",
+    "t",
+    "w",
+    "z",
+)
+_VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "ee", "oo", "ou")
+_CODAS = ("b", "ck", "d", "g", "ll", "m", "n", "nd", "ng", "nt", "p", "r", "s", "ss", "st", "t", "th", "x", "y")
+_ASKS = ("How many {}?", "What is {}?", "How much {}?", "{}?", "Which of these is {}?")
+_SMALL = re.compile(r"(?<![\d.,$])\d{1,2}(?![\d.,%])")
+MOST_FACTS = 4
+
+
+def foreign_text(rng: random.Random) -> str:
+    """Return some sentences of made-up words, known words and numbers of all kinds."""
+    sentences = []
+    for _ in range(rng.randint(1, 4)):
+        words = [_word(rng) for _ in range(rng.randint(3, 12))]
+        words[0] = words[0][0].upper() + words[0][1:]
+        sentences.append(" ".join(words) + rng.choice(".....?!;:"))
+    ask = " ".join(_word(rng) for _ in range(rng.randint(1, 6)))
+    sentences.append(rng.choice(_ASKS).format(ask))
+    if rng.random() < 0.3:
+        sentences.append(" ".join(f"{letter}) {_word(rng)} {_word(rng)}" for letter in LETTERS))
+    return rng.choice((" ", " ", "\n")).join(sentences)
+
+
+def _word(rng: random.Random) -> str:
+    draw = rng.random()
+    if draw < 0.45:
+        syllables = rng.choices((1, 2, 3), (0.6, 0.3, 0.1))[0]
+        return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(syllables))
+    if draw < 0.82:
+        return rng.choice(WORDS)
+    if draw < 0.92:
+        return str(rng.randint(1, 99))
+    forms = ("{}", "${}", "{}%", "{},000", "{}.5", "{}/3", "x^{}", r"\frac{{{}}}{{2}}", "({})", "{}-year-old")
+    return rng.choice(forms).format(rng.randint(1, 2000))
+
+
+def foreign_facts(question: str) -> list[Fact]:
+    """Return what the Reader makes of a foreign question: the first small numbers in it, one after the other."""
+    numbers = [int(number) for number in _SMALL.findall(question)][:MOST_FACTS] or [1]
+    return [("has", numbers[0]), *[("buys", number) for number in numbers[1:]]]
+
+
+def work_in_range(plan: list[Step]) -> list[Equation]:
+    """Carry out a plan as far as results stay in range; steps that would leave it are left out."""
+    value = int(plan[0][1])
+    work: list[Equation] = []
+    for step in plan[1:]:
+        equations = story.equations_of(step, value)
+        if equations is not None:
+            work += equations
+            value = work[-1][3]
+    return work or [(value, "+", 0, value)]
+
+
+def foreign_turns(question: str, rng: random.Random) -> list[Turn]:
+    """Return turns of agents of all graphs on a foreign question."""
+    facts = foreign_facts(question)
+    plan = story.plan_of(facts)
+    work = work_in_range(plan)
+    read = f"{language.write_facts(facts)} Question: how many?"
+    done, end = language.write_work(work), work[-1][3]
+    final, upper = language.write_answer(end), language.write_answer(end, True)
+    pick = rng.choice(LETTERS)
+    rules, order = "1) A first 2) B last", "Order: A; A B."
+    turns = [
+        Turn("Reader", True, [], read),
+        Turn("Planner", True, [read], language.write_plan(plan)),
+        Turn("Solver", False, [language.write_plan(plan)], done),
+        Turn("Verifier", True, [done], final),
+        Turn(rng.choice(("Single", "ArithmeticReasoner")), True, [], f"{done}\n{final}"),
+        Turn("RefineSolver", True, [], f"{language.write_facts(facts)}\n{done}\n{upper}"),
+        Turn("Reviser", True, ["TIP: keep all steps"], f"{done}\n{upper}"),
+        Turn(rng.choice(("SolverA", "SolverB")), True, [read], f"{done}\n{upper}"),
+        Turn("ConsensusJudge", True, [read, f"{done}\n{upper}", f"{done}\n{upper}"], final),
+        Turn("MathAnalyst", True, [], f"{language.write_facts(facts)}\n{done}\n{final}"),
+        Turn("AlgebraSolver", True, [], f"{language.write_plan(plan)}\n{done}\n{final}"),
+        Turn("DylanJudge", True, [f"{done}\n{final}"] * 3, f"VERDICT: AGREE\n{final}"),
+        Turn(rng.choice(("Angel", "Devil")), True, [], f"{order} I pick {pick}"),
+        Turn("DebateJudge", True, [f"{order} I pick {pick}"] * 2, f"Final Answer: {pick}"),
+        Turn("ConstraintExtractor", True, [], rules),
+        Turn("WorldBuilder", False, [rules], order),
+        Turn("QueryChecker", True, [order], f"Final Answer: {pick}"),
+    ]
+    return rng.sample(turns, len(turns))

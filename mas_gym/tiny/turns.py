@@ -1,0 +1,23 @@
+"""What one agent saw and wrote."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Turn(NamedTuple):
+    """One agent's turn: what it saw and what it wrote.
+
+    Attributes:
+        role: Name of the role in the tokenizer; None if the system prompt is spelled out.
+        sees_question: Whether the question reaches the agent.
+        inputs: The messages that reach it, in speaker order.
+        text: Its message.
+        system: The system prompt in words, where no role token stands for it.
+    """
+
+    role: str | None
+    sees_question: bool
+    inputs: list[str]
+    text: str
+    system: str = ""
