@@ -55,6 +55,10 @@ def _stop() -> None:
     _, loop, thread = _running
 
     async def close_all() -> None:
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
         await asyncio.gather(*(closer() for closer in _closers), return_exceptions=True)
 
     try:
