@@ -26,6 +26,9 @@ Key = bytes
 
 MOST_TOKENS = 8192
 
+FORWARD_COST = {"cpu": 48, "cuda": 2048}
+"""What starting a forward costs, in tokens: padding below that is cheaper than another forward."""
+
 
 @dataclass(slots=True)
 class Counts:
@@ -132,7 +135,7 @@ class PrefixScorer:
     def _whole(self, states: Sequence[Encoded]) -> list[float]:
         found = [0.0] * len(states)
         order = sorted(range(len(states)), key=lambda i: states[i].length)
-        for chunk in _chunks(order, [states[i].length for i in order]):
+        for chunk in self._chunks(order, [states[i].length for i in order]):
             batch = to_device(collate_plain([states[i].parts for i in chunk], self.pad), self._device)
             self.counts.encoded += sum(states[i].length for i in chunk)
             for i, value in zip(chunk, logits_at(self.model, batch)[0].tolist(), strict=True):
@@ -144,7 +147,7 @@ class PrefixScorer:
         keys = [part_keys(state.parts) for state in states]
         closed = {keys[i][-1] for i in range(len(states)) if not open_end[i]}
         rows = sorted(self._rows(states, keys), key=lambda row: (len(row.packed.ids), row.length, row.keys[0]))
-        for chunk in _chunks(list(range(len(rows))), [len(row.packed.ids) + row.length for row in rows]):
+        for chunk in self._chunks(range(len(rows)), [len(row.packed.ids) for row in rows]):
             part = [rows[i] for i in chunk]
             values = iter(self._forward(part, closed))
             for row in part:
@@ -152,6 +155,10 @@ class PrefixScorer:
                     found[i] = next(values)
         self.cache.trim()
         return found
+
+    def _chunks(self, order: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+        start = FORWARD_COST.get(self._device.type, FORWARD_COST["cuda"])
+        return [[order[i] for i in range(a, b)] for a, b in cut(sizes, start, MOST_TOKENS)]
 
     def _rows(self, states: Sequence[Encoded], keys: Sequence[list[Key]]) -> list[_Row]:
         """Group states of one question by the longest prefix that is already encoded."""
@@ -214,14 +221,32 @@ def part_keys(parts: Sequence[Ids]) -> list[Key]:
     return keys
 
 
-def _chunks(order: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
-    """Cut sorted work into forwards of a bounded number of tokens, padding included."""
-    chunks: list[list[int]] = []
-    widest = 0
-    for i, size in zip(order, sizes, strict=True):
-        widest = max(widest, size)
-        if not chunks or (len(chunks[-1]) + 1) * widest > MOST_TOKENS:
-            chunks.append([])
-            widest = size
-        chunks[-1].append(i)
-    return chunks
+def cut(sizes: Sequence[int], start: int, most: int) -> list[tuple[int, int]]:
+    """Cut sorted rows into forwards at the least cost.
+
+    Args:
+        sizes: Tokens of each row, ascending; a forward pads its rows to the last one's.
+        start: What a forward costs beside its tokens.
+        most: The most tokens of a forward, padding included; a single row may have more.
+
+    Returns:
+        The first row of each forward and one past its last.
+    """
+    best = [0.0]
+    begins = [0]
+    for end in range(1, len(sizes) + 1):
+        width, found, begin = sizes[end - 1], float("inf"), end - 1
+        for first in range(end - 1, -1, -1):
+            tokens = (end - first) * width
+            if tokens > most and first < end - 1:
+                break
+            if best[first] + start + tokens < found:
+                found, begin = best[first] + start + tokens, first
+        best.append(found)
+        begins.append(begin)
+    cuts = []
+    end = len(sizes)
+    while end:
+        cuts.append((begins[end], end))
+        end = begins[end]
+    return cuts[::-1]
