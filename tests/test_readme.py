@@ -1,0 +1,65 @@
+"""What README.md shows is typed here, so that it cannot go stale."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import mas_gym
+import search
+from mas_gym.cli import app
+from mas_gym.policies import load_policy
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+PYTHON = re.findall(r"^```python\n(.*?)^```", TEXT, re.M | re.S)
+COMMANDS = [
+    line for block in re.findall(r"^```console\n(.*?)^```", TEXT, re.M | re.S) for line in block.splitlines() if line
+]
+
+
+def block(mark: str) -> str:
+    [found] = [code for code in PYTHON if mark in code]
+    return found
+
+
+def test_the_environment_block(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    exec(block("gym.make("), names)
+    assert names["reward"] == 0.0
+    assert names["env"].unwrapped.clone_state() == names["snapshot"]
+
+
+def test_the_search_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"question": f"What is {n} plus 1?", "answer": f"It is.\n#### {n + 1}"} for n in range(3)]
+    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(block("search.run("), names)
+    assert {plan.problem_id for plan in search.run("single", names["task"], policy=names["policy"], mas=names["mas"])}
+    assert (tmp_path / "runs.db").is_file()
+
+
+def test_the_planner_block() -> None:
+    names: dict[str, Any] = {"search": search}
+    exec(block("class Greedy"), names)
+    task = mas_gym.load_task("arithmetic", limit=2)
+    policy, critic = load_policy("tiny"), search.PolicyLikelihood()
+    plans = list(search.run(names["Greedy"](), task, mas="rpsv", policy=policy, critic=critic))
+    assert [plan.error for plan in plans] == [None, None]
+    assert all(plan.usage.agent_calls == 16 for plan in plans)
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if line.startswith("mas-gym ")])
+def test_the_commands_are_understood(line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    # Parsing alone: an option or an argument that is not there raises.
+    with command.make_context(line, words) as context:
+        assert context.params
