@@ -5,6 +5,7 @@
 is another.
 """
 
+from search.ask_tell import AskTell
 from search.critics import ConstantCritic, PolicyLikelihood
 from search.driver import Run, run
 from search.plan import Candidate, Moment, Plan, Usage
@@ -33,6 +34,7 @@ __all__ = [
     "PUCT",
     "REBASE",
     "AdaptiveBranching",
+    "AskTell",
     "BestOfN",
     "Budget",
     "Candidate",

@@ -1,0 +1,131 @@
+"""Ask/tell libraries as planners: the library chooses what to extend, this project samples and scores it.
+
+Any object with TreeQuest's three methods will do (``pip install treequest``)::
+
+    planner = AskTell(treequest.StandardMCTS(samples_per_action=3), n_trials=30)
+    search.run(planner, task, mas=mas, policy=policy, critic=critic)
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from mas_gym.errors import BudgetError
+from mas_gym.state import MASState
+from search.plan import Plan
+from search.planners.common import Steps, check_at_least, evaluate, path_scores, ranked, step_values
+from search.protocol import Critic, Model, PlanGenerator, Proposal, Propose, ValueKind
+from search.tree import Tree
+
+ACTION = "message"
+
+
+class AskTellAlgorithm(Protocol):
+    """What is asked of a library's algorithm; its own state passes through untouched."""
+
+    def init_tree(self) -> Any:
+        """Return the state of an empty search."""
+        ...
+
+    def ask_batch(self, state: Any, batch_size: int, actions: list[str]) -> tuple[Any, Sequence[Any]]:
+        """Return the state and trials, each with ``trial_id`` and ``parent_state`` (None for the root)."""
+        ...
+
+    def tell(self, state: Any, trial_id: Any, result: tuple[Any, float]) -> Any:
+        """Return the state after a trial's node and its score in [0, 1]."""
+        ...
+
+
+@dataclass(frozen=True)
+class AskTell:
+    """A planner that leaves the choice of states to an ask/tell algorithm; AC is at most ``n_trials`` + D.
+
+    A node is a transcript, and a trial is one sampled message. Such libraries know no
+    terminal states: asked to extend one, the planner tells it that state and its score
+    again, at no cost. The answer is the terminal state with the best path score; if no
+    trial reached one, the best transcript is carried on to its end. An algorithm that draws
+    from a generator of its own is as reproducible as that generator.
+
+    Attributes:
+        algorithm: An object with ``init_tree``, ``ask_batch`` and ``tell``.
+        n_trials: Number of trials.
+        batch: Trials asked for at a time, sampled and scored together.
+        values: Kind of the run's values; settled by the driver.
+    """
+
+    algorithm: AskTellAlgorithm
+    n_trials: int = 30
+    batch: int = 1
+    values: ValueKind = "process"
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_at_least(self, 1, n_trials=self.n_trials, batch=self.batch)
+
+    def for_run(self, critic: Critic | None, training: bool) -> AskTell:
+        """Refuse a run whose values are not defined on intermediate states."""
+        return AskTell(self.algorithm, self.n_trials, self.batch, step_values("AskTell", critic, training))
+
+    def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
+        """Run the trials; a spent budget ends them early."""
+        tree = Tree(root)
+        try:
+            yield from self._search(tree, model)
+            yield from _carry_on(tree, model)
+        except BudgetError:
+            if not _ends(tree):
+                raise
+        ends = _ends(tree)
+        scores = path_scores(tree, ends, self.values)
+        return Plan(ranked(tree, ends, scores, max(ends, key=scores.__getitem__)), tree)
+
+    def _search(self, tree: Tree, model: Model) -> Steps:
+        state, told = self.algorithm.init_tree(), 0
+        while told < self.n_trials:
+            state, trials = self.algorithm.ask_batch(state, min(self.batch, self.n_trials - told), [ACTION])
+            nodes = [0 if trial.parent_state is None else int(trial.parent_state) for trial in trials]
+            yield from _extend(tree, model, nodes)
+            for trial, node in zip(trials, nodes, strict=True):
+                value = tree.values[node]
+                state = self.algorithm.tell(state, trial.trial_id, (node, self._score(value)))
+                for step in tree.path(node):
+                    tree.visits[step] += 1
+                    tree.totals[step] += value
+            told += len(trials)
+
+    def _score(self, value: float) -> float:
+        """Map a value to the [0, 1] that such libraries expect; likelihoods are there already."""
+        return value if self.values == "likelihood" else (max(-1.0, min(1.0, value)) + 1) / 2
+
+
+def _extend(tree: Tree, model: Model, nodes: list[int]) -> Steps:
+    """Replace each node that is not terminal by a new child of it, sampled and scored."""
+    open_ones = [i for i, node in enumerate(nodes) if not tree.is_terminal(node)]
+    if not open_ones:
+        return
+    replies = yield [Propose(tree.states[nodes[i]], 1) for i in open_ones]
+    for i, [proposal] in zip(open_ones, replies, strict=True):
+        nodes[i] = _child(tree, model, nodes[i], proposal)
+    yield from evaluate(tree, [node for node in dict.fromkeys(nodes) if node and math.isnan(tree.values[node])])
+
+
+def _child(tree: Tree, model: Model, parent: int, proposal: Proposal) -> int:
+    """Return the child that a message leads to: a new one, or the one that an equal message led to before."""
+    state = model.transition(tree.states[parent], proposal.action)
+    known = (child for child in tree.children(parent) if tree.states[child] == state)
+    found = next(known, None)
+    return tree.add(parent, state, proposal, model.is_terminal(state)) if found is None else found
+
+
+def _carry_on(tree: Tree, model: Model) -> Steps:
+    nodes = [max(range(1, len(tree)), key=lambda node: (tree.values[node], node))]
+    while not _ends(tree):
+        yield from _extend(tree, model, nodes)
+
+
+def _ends(tree: Tree) -> list[int]:
+    return [node for node in range(len(tree)) if tree.is_terminal(node)]
