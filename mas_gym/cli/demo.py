@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,79 +14,190 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
-from mas_gym.cli.evaluate import Arm, Bench, Files, arms_of, end_early, measure, show
+from mas_gym.cli.evaluate import Arm, Bench, Files, end_early, measure, show
+from mas_gym.cli.scratch import grow, teach, trees
 from mas_gym.cli.solve import write_page
-from mas_gym.errors import MissingDependencyError
+from mas_gym.errors import MissingDependencyError, UnknownNameError
+from mas_gym.report.outcomes import Outcome
 
 if TYPE_CHECKING:
-    from search import Plan
+    from search import Critic, Plan
 
-PLANNERS = ("single", "sc:5", "sbs:5,1", "sbs:5,3", "mcts:10,3")
-"""The search methods of the paper's Table 1."""
+MASPRM, ORM = "tiny-masprm", "tiny-orm"
+"""The critics that are shipped for the embedded agents."""
+
+GUIDED_PLANNERS = ("sc:5,weights=critic", "sbs:5,1", "sbs:5,3", "mcts:10,3")
+"""The search methods of the paper's Table 1 that a critic guides."""
+
+FULL_SEEDS, FULL_PROBLEMS = (14, 24, 42), 500
 
 
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the table, the picture and the page.")] = Path("demo"),
-    number: Annotated[int, typer.Option("-n", "--number", min=1, help="Number of problems.")] = 200,
+    number: Annotated[int | None, typer.Option("-n", "--number", min=1, help="Problems.  [default: 300]")] = None,
     critic: Annotated[
-        list[str] | None, typer.Option("--critic", help="A trained critic's folder, for more rows. Repeatable.")
+        list[str] | None, typer.Option("--critic", help="Critics to compare instead of the shipped ones. Repeatable.")
     ] = None,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Make rollouts and train MASPRM and ORM first, into --out.")
+    ] = False,
+    number_of_trees: Annotated[
+        int, typer.Option("--trees", min=2, help="Training searches, with --from-scratch.")
+    ] = 2000,
+    full: Annotated[
+        bool, typer.Option("--full", help="From scratch, 500 problems, three seeds, then the paper's other tables.")
+    ] = False,
     seed: opt.Seed = 42,
     concurrency: opt.Concurrency = 64,
 ) -> None:
-    """Let tiny agents solve word problems with five search methods: a table, a picture and a tree to walk in.
+    """Let tiny agents solve word problems with the paper's search methods and critics: table, picture, tree to walk.
 
     Needs no GPU, no key and no network. Stopped and started again, it goes on where it was.
     """
     import mas_gym
 
     out.mkdir(parents=True, exist_ok=True)
-    arms = arms_of(PLANNERS, [opt.LIKELIHOOD, *(critic or [])])
-    task = mas_gym.load_task("arithmetic", split="test", limit=number)
-    bench = Bench(task, mas_gym.load_mas("rpsv"), opt.read_policy("tiny"), [seed], concurrency, out / "runs.db")
-    note(f"{len(task)} Arithmetic problems, four tiny agents (RPSV), {len(arms)} search methods; results in {out}/")
+    task = mas_gym.load_task("arithmetic", split="test", limit=number or (FULL_PROBLEMS if full else 300))
+    seeds = FULL_SEEDS if full else (seed,)
+    bench = Bench(task, mas_gym.load_mas("rpsv"), opt.read_policy("tiny"), seeds, concurrency, out / "runs.db")
+    trained = from_scratch or full
+    specs = _train(bench, out, number_of_trees) if trained else critic or _shipped()
+    arms = paper_arms(named([opt.LIKELIHOOD, *specs]))
+    note(f"{len(task)} Arithmetic problems, four tiny agents (RPSV), {len(arms)} rows; results in {out}/")
     telling = _Telling()
-    outcomes, stop = measure(arms, bench, telling.look)
+    outcomes: list[Outcome] = []
+    stop: BaseException | None = None
+    for one in seeds:
+        more, stop = measure(arms, replace(bench, seeds=[one]), partial(telling.look, seed=one))
+        outcomes += more
+        if stop is not None:
+            break
     files = Files(json=out / "results.json", csv=out / "results.csv", plot=out / "accuracy-tokens.png")
+    title = f"Arithmetic test, RPSV, tiny agents, seed {', '.join(map(str, seeds))}"
     try:
-        show(outcomes, f"Arithmetic test, RPSV, tiny agents, seed {seed}", files, {"command": "demo", "seed": seed})
+        show(outcomes, title, files, {"command": "demo", "seeds": list(seeds), "critics": list(specs)})
     except MissingDependencyError as error:
         note(str(error), "yellow")
     if telling.best is not None:
-        arm, plan = telling.best
-        write_page(plan, bench, arm, out / "tree.html", graded=True)
+        arm, plan, of = telling.best
+        write_page(plan, replace(bench, seeds=[of]), arm, out / "tree.html", graded=True)
     if stop is not None:
-        end_early(stop, f"mas-gym demo --out {out} goes on from here")
-    _next(out)
+        end_early(stop, f"the same command goes on from {out}")
+    if full:
+        _tables(out, specs, len(task), number_of_trees)
+    _next(out, trained)
+
+
+def paper_arms(critics: Mapping[str, Critic]) -> list[Arm]:
+    """Return the rows of the paper's main table: every search method with each critic that it can use.
+
+    Args:
+        critics: What tables call each critic, and the critic.
+    """
+    arms = [Arm(*opt.read_planner(spec)) for spec in ("single", "sc:5")]
+    for spec in GUIDED_PLANNERS:
+        label, planner = opt.read_planner(spec)
+        # An ORM scores finished transcripts only, so the paper has no beam search with it.
+        takes = {name: c for name, c in critics.items() if not (c.terminal_only and label.startswith("sbs"))}
+        arms += [Arm(label, planner, critic, name) for name, critic in takes.items()]
+    return arms
+
+
+def named(specs: Sequence[str]) -> dict[str, Critic]:
+    """Load critics and name them as tables do: by kind, or by path where two are of one kind."""
+    loaded = {spec: opt.read_critic(spec) for spec in dict.fromkeys(specs)}
+    kinds = Counter(critic.name for critic in loaded.values())
+    return {critic.name if kinds[critic.name] == 1 else spec: critic for spec, critic in loaded.items()}
+
+
+def _shipped() -> list[str]:
+    """Return the shipped critics that there are, and say what is compared."""
+    found: list[str] = []
+    for name in (ORM, MASPRM):
+        try:
+            opt.read_critic(name)
+        except UnknownNameError:
+            continue
+        found.append(name)
+    if found:
+        note(
+            f"Critics: {', '.join(found)}, shipped with this package, trained by its own recipe on training problems; "
+            "--from-scratch trains them here, --critic compares others."
+        )
+    else:
+        note("No trained critic is shipped with this build: --from-scratch trains MASPRM and ORM first.", "yellow")
+    return found
+
+
+def _train(bench: Bench, out: Path, number: int) -> list[str]:
+    """Make rollouts and train both critics; what is already there is kept."""
+    import mas_gym
+
+    learning = replace(
+        bench,
+        task=mas_gym.load_task("arithmetic", split="train", limit=number),
+        seeds=(42,),
+        store=out / "rollouts.db",
+    )
+    note(f"{number:,} training searches, MCTS(40, 3) with the true reward, into {learning.store}")
+    stop = grow(learning)
+    if stop is not None:
+        end_early(stop, f"the same command goes on from {learning.store}")
+    for kind, head in (("orm", "bce"), ("masprm", "bt")):
+        note(f"Training {kind} ({head}); curves in {out / kind / 'curves'}")
+        teach(lambda: trees(learning), out / kind, kind, head, log=note)  # type: ignore[arg-type]
+    return [str(out / "orm"), str(out / "masprm")]
+
+
+def _tables(out: Path, critics: Sequence[str], problems: int, number: int) -> None:
+    """Run the paper's other tables, which live beside the package in a checkout."""
+    import subprocess
+
+    import mas_gym
+
+    checkout = Path(mas_gym.__file__).resolve().parents[1]
+    if not (checkout / "benchmarks" / "paper").is_dir():
+        note("The paper's other tables are scripts of the source checkout: python -m benchmarks.paper.all", "yellow")
+        return
+    orm, masprm = (str(Path(critic).resolve()) for critic in critics)
+    sizes = ["-n", str(problems), "--trees", str(number), "--seeds", ",".join(map(str, FULL_SEEDS))]
+    command = [sys.executable, "-m", "benchmarks.paper.all", "--out", str((out / "paper").resolve()), *sizes]
+    done = subprocess.run([*command, "--orm", orm, "--masprm", masprm], cwd=checkout, check=False)
+    if done.returncode:
+        note("The paper's tables were not finished; the same command goes on from there.", "yellow")
+        raise typer.Exit(done.returncode)
 
 
 class _Telling:
     """Picks the tree worth showing: right where the single pass was wrong, with right and wrong leaves, and large."""
 
     def __init__(self) -> None:
-        self.best: tuple[Arm, Plan] | None = None
+        self.best: tuple[Arm, Plan, int] | None = None
         self._single: dict[str, bool] = {}
-        self._score: tuple[bool, bool, int, str] = (False, False, 0, "")
+        self._score: tuple[bool, bool, bool, int, str] = (False, False, False, 0, "")
 
-    def look(self, arm: Arm, plan: Plan) -> None:
+    def look(self, arm: Arm, plan: Plan, seed: int) -> None:
         """Consider one finished search."""
         if arm.name == "single":
-            self._single[plan.problem_id] = bool(plan.correct)
+            self._single.setdefault(plan.problem_id, bool(plan.correct))
         if plan.tree is None or plan.error is not None or not arm.name.startswith("mcts"):
             return
         won = bool(plan.correct) and not self._single.get(plan.problem_id, True)
         mixed = len({candidate.correct for candidate in plan.candidates}) > 1
+        learned = arm.critic is not None and not arm.critic.free and not arm.critic.terminal_only
         # The problem's id settles ties, for searches may end in any order.
-        score = (won, mixed, len(plan.tree), plan.problem_id)
+        score = (won, mixed, learned, len(plan.tree), plan.problem_id)
         if score > self._score:
-            self._score, self.best = score, (arm, plan)
+            self._score, self.best = score, (arm, plan, seed)
 
 
-def _next(out: Path) -> None:
+def _next(out: Path, trained: bool) -> None:
     from rich.text import Text
 
     lines = [
         f"Open {out / 'tree.html'} in a browser to walk a search tree; {out / 'accuracy-tokens.png'} has the picture.",
         "Next: mas-gym solve --task arithmetic --tree tree.html, or mas-gym eval --help",
     ]
+    if trained:
+        lines.insert(1, f"Training curves of both critics: tensorboard --logdir {out}")
     stdout().print(Text("\n".join(lines)))
