@@ -94,11 +94,15 @@ class MAS:
         name: What reports call it, such as ``"rpsv"``.
         agents: In the order in which they act (fixed schedule) or are visited (dynamic schedule).
         edges: Explicit edges, in file order. The last scheduled agent's edge to ``sink`` is implicit.
+        policies: Pairs of an agent's name, or ``"*"`` for all others, and the policy string of what writes its
+            messages where a run names no policy. Not part of what the system is: `to_dict`, the fingerprint and
+            equality leave them out, so that a stored run goes on when a server has moved.
     """
 
     name: str
     agents: tuple[Agent, ...]
     edges: tuple[Edge, ...]
+    policies: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     @property
     def sink(self) -> int:

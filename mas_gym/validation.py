@@ -17,7 +17,10 @@ from mas_gym.regexes import regex_fault
 
 DEFAULT_MAX_NEW_TOKENS = 1024
 MAX_NEW_TOKENS = 1_000_000
-_RESERVED = {"q", "sink", "all"}
+ANYONE = "*"
+"""In ``policies``: every agent without an entry of its own."""
+
+_RESERVED = {"q", "sink", "all", ANYONE}
 _KINDS: tuple[str, ...] = get_args(ConditionKind)
 
 Place = tuple[str | int, ...]
@@ -74,7 +77,7 @@ class _Reader:
         if not isinstance(data, Mapping):
             self.fault((), f"expected a mapping with agents and edges, got {_shown(data)}")
             return None
-        self._keys((), data, ("schema", "name", "agents", "edges"))
+        self._keys((), data, ("schema", "name", "agents", "edges", "policies"))
         if data.get("schema", SCHEMA) != SCHEMA or isinstance(data.get("schema"), bool):
             self.fault(("schema",), f"expected {SCHEMA}, got {_shown(data['schema'])}: only that form is read")
         title = data.get("name", name)
@@ -83,13 +86,15 @@ class _Reader:
         agents = self._agents(data.get("agents"))
         names = {agent.name: i for i, agent in reversed(list(enumerate(agents))) if agent}
         edges = self._edges(data.get("edges"), len(agents), names)
+        policies = self._policies(data.get("policies"), agents)
         labels = [agent.name if agent else f"agent {i}" for i, agent in enumerate(agents)]
         for index, problem in graph_faults(labels, edges) if agents and edges else ():
             self.fault(index, problem)
         if self.faults:
             return None
         good = tuple(agent for agent in agents if agent)
-        return MAS(cast(str, title), good, tuple(Edge(e[0], e[1], e[2]) for e in edges))  # type: ignore[arg-type]
+        read = tuple(Edge(e[0], e[1], e[2]) for e in edges)  # type: ignore[arg-type]
+        return MAS(cast(str, title), good, read, policies)
 
     def _keys(self, place: Place, data: Mapping[Any, Any], known: Sequence[str]) -> None:
         for key in data:
@@ -139,6 +144,27 @@ class _Reader:
             )
             cap = 1
         return Agent(name, prompt, cap) if name else None
+
+    def _policies(self, data: object, agents: Sequence[Agent | None]) -> tuple[tuple[str, str], ...]:
+        """Read who writes whose messages; whether a policy of that name exists is for its loader to say."""
+        if data is None:
+            return ()
+        if not isinstance(data, Mapping) or not data:
+            self.fault(("policies",), f"expected a mapping from agents' names to policy strings, got {_shown(data)}")
+            return ()
+        names = [agent.name for agent in agents if agent]
+        readable = len(names) == len(agents)
+        for agent, policy in data.items():
+            place = ("policies", str(agent))
+            if readable and agent != ANYONE and agent not in names:
+                near = _near(str(agent), names)
+                self.fault(place, f"unknown agent {_shown(agent)}: expected {_or([*names, repr(ANYONE)])}{near}")
+            if not isinstance(policy, str) or not policy.strip():
+                self.fault(place, f"expected a policy string such as 'openai:MODEL@URL' or tiny, got {_shown(policy)}")
+        missing = [name for name in names if name not in data]
+        if missing and ANYONE not in data:
+            self.fault(("policies",), f"no policy for {', '.join(missing)}: add each, or '{ANYONE}' for all others")
+        return tuple((str(agent), str(policy)) for agent, policy in data.items())
 
     def _edges(self, data: object, agents: int, names: Mapping[str, int]) -> list[ReadEdge]:
         if not _is_list(data) or not data:

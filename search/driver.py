@@ -31,7 +31,7 @@ from mas_gym.tasks.base import Problem
 from search.active import ActiveSearch, Sampled, Setup
 from search.grading import Grader
 from search.plan import Plan, Usage
-from search.ports import BATCH_DONE, CriticPort, Events, PolicyPort, ScoringJob, policy_port
+from search.ports import BATCH_DONE, CriticPort, Events, PolicyPort, ScoringJob, policy_port, settled_policy
 from search.progress import Listener, Progress, listener
 from search.protocol import Critic, Planner
 from search.settings import Budget, Sampling
@@ -48,7 +48,7 @@ def run(
     problems: Iterable[Problem],
     *,
     mas: MAS | str,
-    policy: Policy | AsyncPolicy,
+    policy: Policy | AsyncPolicy | None = None,
     critic: Critic | None = None,
     seed: int = 42,
     concurrency: int = 64,
@@ -66,7 +66,7 @@ def run(
         planner: The algorithm, or its short form such as ``"mcts:10,3"``.
         problems: A task or a slice of one, or any iterable of problems with distinct ids; read as searches start.
         mas: The system, or the name or path that `mas_gym.load_mas` takes.
-        policy: Writes the messages.
+        policy: Writes the messages; by default what the MAS names under ``policies``.
         critic: Scores states; not needed by planners that ask for no values.
         seed: With the problem's id it determines every sample and every choice of a search.
         concurrency: How many searches are open at once; memory grows with it, results do not depend on it.
@@ -99,6 +99,7 @@ def run(
         from mas_gym.loading import load_mas
 
         mas = load_mas(mas)
+    policy = settled_policy(mas, policy)
     for_run = getattr(planner, "for_run", None)
     settled = for_run(critic, training) if for_run is not None else planner
     setup = Setup(settled, Dynamics(mas), critic, seed, sampling or Sampling(), budget or Budget(), training)

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from mas_gym.errors import ConfigError, CriticError, EngineUnavailableError, PolicyError
+from mas_gym.graph import MAS
 from mas_gym.policies.base import AsyncPolicy, Policy, SamplingReply, SamplingRequest
 from search.protocol import Critic, ScoringContext
 
@@ -24,6 +25,24 @@ Events = SimpleQueue[tuple[Hashable, Outcome]]
 """Outcomes of work that was done in other threads."""
 
 DEFAULT_CRITIC_BATCH = 64
+
+
+def settled_policy(mas: MAS, policy: Policy | AsyncPolicy | None) -> Policy | AsyncPolicy:
+    """Return the policy that was given, else the one that the MAS names.
+
+    Raises:
+        ConfigError: There is neither.
+    """
+    if policy is not None:
+        return policy
+    if not mas.policies:
+        raise ConfigError(
+            f"expected a policy, and the MAS {mas.name!r} names none: pass policy=load_policy('tiny'), "
+            "or write policies: into its config"
+        )
+    from mas_gym.policies import load_policy
+
+    return load_policy(dict(mas.policies))
 
 
 class PolicyPort(Protocol):

@@ -8,22 +8,27 @@ which gives the same plans, because a plan depends on its problem and the seed a
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from mas_gym.dynamics import Dynamics
-from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependencyError
+from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, MissingDependencyError
 from mas_gym.graph import MAS
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.tasks.base import Problem
 from search.active import Made, Setup
 from search.driver import Run
-from search.plan import Plan
+from search.plan import Plan, Usage
+from search.ports import settled_policy
+from search.progress import Listener, Progress, listener
 from search.protocol import Critic, Planner
 from search.settings import Budget, Sampling
 from search.store import Store, open_record
@@ -42,7 +47,7 @@ class Fleet:
         actors: Engines wanted; those that the cluster has no room for join when it has.
         gpus: GPUs of each, fractions allowed.
         cpus: CPU cores of each.
-        address: Of a Ray cluster; None uses the running one, or starts one on this machine.
+        address: Of a Ray cluster, or ``"local"`` to start one on this machine; None uses a running one, or starts one.
         replacements: Deaths of actors to make up for; one more ends the run.
     """
 
@@ -162,7 +167,7 @@ def run_ray(
     problems: Iterable[Problem],
     *,
     mas: MAS | str,
-    make_policy: Callable[[], Policy | AsyncPolicy],
+    make_policy: Callable[[], Policy | AsyncPolicy] | None = None,
     make_critic: Callable[[], Critic] | None = None,
     seed: int = 42,
     concurrency: int = 64,
@@ -171,6 +176,7 @@ def run_ray(
     budget: Budget | None = None,
     store: Store | str | os.PathLike[str] | None = None,
     run_name: str | None = None,
+    progress: bool | Callable[[Progress], None] = False,
     fleet: Fleet | None = None,
 ) -> Iterator[Plan]:
     """Search every problem on a fleet of actors and stream the plans as they are finished.
@@ -179,7 +185,8 @@ def run_ray(
         planner: As for `search.run`, like all that is not listed here.
         problems: A task or a slice of one, or any iterable of problems with distinct ids.
         mas: The system.
-        make_policy: Loads the policy inside an actor, such as ``functools.partial(load_policy, "vllm:PATH")``.
+        make_policy: Loads the policy inside an actor, such as ``functools.partial(load_policy, "vllm:PATH")``; by
+            default what the MAS names under ``policies``.
         make_critic: Loads the critic there.
         seed: As for `search.run`.
         concurrency: Searches open at once in each actor.
@@ -188,6 +195,7 @@ def run_ray(
         budget: As for `search.run`.
         store: Written by this process alone.
         run_name: As for `search.run`.
+        progress: As for `search.run`; usage is that of the searches that have ended.
         fleet: How many actors, with what, and where.
 
     Raises:
@@ -203,24 +211,42 @@ def run_ray(
 
     algorithm = load_planner(planner) if isinstance(planner, str) else planner
     system = load_mas(mas)
+    make_policy = make_policy or partial(settled_policy, system, None)
+    fleet = fleet or Fleet()
+    if isinstance(problems, Sized):
+        # Where there are few problems, an actor that is ready first leaves the others theirs.
+        concurrency = max(1, min(concurrency, math.ceil(len(problems) / fleet.actors)))
     job = Job(algorithm, system, seed, concurrency, training, sampling or Sampling(), budget or Budget())
     if not ray.is_initialized():
-        ray.init(address=fleet.address if fleet else None, include_dashboard=False, log_to_driver=False)
-    head = _Head(job, problems, make_policy, make_critic, fleet or Fleet())
+        # An actor is the search itself: at Ray's default niceness any other program on the machine would starve it.
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        ray.init(address=fleet.address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    head = _Head(job, problems, make_policy, make_critic, fleet, listener(progress))
     return head.run(store, run_name)
 
 
 class _Head:
     """Gives problems out, takes plans in, and makes up for the dead."""
 
-    def __init__(self, job: Job, problems: Iterable[Problem], make_policy: Any, make_critic: Any, fleet: Fleet) -> None:
-        self.job, self.problems, self.fleet = job, problems, fleet
+    def __init__(
+        self,
+        job: Job,
+        problems: Iterable[Problem],
+        make_policy: Any,
+        make_critic: Any,
+        fleet: Fleet,
+        listen: Listener | None,
+    ) -> None:
+        self.job, self.problems, self.fleet, self._listen = job, problems, fleet, listen
         self._arguments = (job, _graders(problems), make_policy, make_critic)
         self._source = iter(problems)
         self._again: deque[Problem] = deque()
         self._members: list[_Member] = []
+        self._seen: set[str] = set()
         self._deaths = 0
         self._dry = False
+        self._progress = Progress(total=len(problems) if isinstance(problems, Sized) else None)
+        self._spent, self._started = Usage(), perf_counter()
 
     def run(self, store: Any, run_name: str | None) -> Iterator[Plan]:
         import ray
@@ -245,6 +271,19 @@ class _Head:
         finally:
             for member in self._members:
                 ray.kill(member.actor)
+            if self._listen is not None:
+                self._listen.close(self._snapshot())
+
+    def _tell(self, plan: Plan, fresh: bool) -> None:
+        self._progress = self._progress.with_plan(plan, fresh)
+        if fresh:
+            self._spent += plan.usage
+        if self._listen is not None:
+            self._listen.show(self._snapshot())
+
+    def _snapshot(self) -> Progress:
+        spent = replace(self._spent, seconds=perf_counter() - self._started)
+        return self._progress.with_run(spent, sum(len(member.open) for member in self._members), None)
 
     def _hire(self) -> None:
         import ray
@@ -280,6 +319,7 @@ class _Head:
             del member.open[found.problem.id]
             if record is not None:
                 record.save(found.problem, found.plan, found.made)
+            self._tell(found.plan, fresh=True)
             yield found.plan
 
     def _share(self, record: Any) -> Iterator[Plan]:
@@ -288,19 +328,28 @@ class _Head:
         for member in self._members:
             given: list[Problem | None] = []
             while member.ready and not member.told_last and len(member.open) < ahead:
-                problem = self._again.popleft() if self._again else next(self._source, None)
+                problem = self._again.popleft() if self._again else self._next()
                 if problem is None:
                     self._dry = member.told_last = True
                     given.append(None)
                     break
                 stored = record.load(problem) if record is not None else None
                 if stored is not None:
+                    self._tell(stored, fresh=False)
                     yield stored
                     continue
                 member.open[problem.id] = problem
                 given.append(problem)
             if given:
                 member.actor.give.remote(given)
+
+    def _next(self) -> Problem | None:
+        problem = next(self._source, None)
+        if problem is not None:
+            if problem.id in self._seen:
+                raise DataError(f"two problems have the id {problem.id!r}; ids must be distinct within a run")
+            self._seen.add(problem.id)
+        return problem
 
     def _replace(self, member: _Member, error: Exception) -> None:
         """Make up for a dead actor; its open problems come first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pickle
 import random
 import sqlite3
 import subprocess
@@ -15,9 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+import mas_gym
+import search
+from mas_gym.cli import app
 from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, PolicyError, UnknownNameError
-from mas_gym.policies import ScriptedPolicy, load_policy
+from mas_gym.policies import RecordingPolicy, ScriptedPolicy, load_policy
 from mas_gym.policies.as_async import as_async
 from mas_gym.policies.base import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.cache import CachedPolicy
@@ -298,3 +303,97 @@ class TestCache:
 
 def _env(here: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": f"{here.parent}{os.pathsep}{here}"}
+
+
+class TestPoliciesOfAMAS:
+    """``policies:`` in a MAS config: who writes whose messages where a run names no policy."""
+
+    AGENTS = (
+        "agents:\n  - {name: A, system_prompt: Say.}\n  - {name: B, system_prompt: Say.}\nedges: [[-1, 0], [0, 1]]\n"
+    )
+
+    def write(self, folder: Path, policies: str) -> Path:
+        path = folder / "team.yaml"
+        path.write_text(self.AGENTS + policies, encoding="utf-8")
+        return path
+
+    def recorded(self, folder: Path, name: str, text: str, mas: mas_gym.MAS, problems: Any) -> str:
+        """Record what an agent says in every search of ``problems``, and return the policy that says it again."""
+        file = folder / f"{name}.jsonl"
+        policy = RecordingPolicy(ScriptedPolicy(lambda request, seed: f"{text} by {request.agent}"), file)
+        list(search.run("single", problems, mas=mas, policy=policy))
+        return f"recorded:{file}"
+
+    def test_a_run_without_a_policy_takes_them(self, tmp_path: Path) -> None:
+        problems = mas_gym.load_task("arithmetic", limit=3)
+        one = self.recorded(tmp_path, "one", "one", mas_gym.load_mas(self.write(tmp_path, "")), problems)
+        first = mas_gym.load_mas(self.write(tmp_path, f"policies: {{A: '{one}', '*': tiny}}\n"))
+        assert first.policies == (("A", one), ("*", "tiny"))
+        plans = list(search.run("single", problems, mas=first))
+        for plan in plans:
+            assert plan.error is None and plan.best is not None
+            said = [state.text for state in plan.best.state.path()[1:]]
+            assert said[0] == "one by A" and "one" not in said[1]
+
+    def test_they_are_no_part_of_what_the_system_is(self, tmp_path: Path) -> None:
+        bare = mas_gym.load_mas(self.write(tmp_path, ""))
+        mas = mas_gym.load_mas(self.write(tmp_path, "policies: {'*': tiny}\n"))
+        assert mas == bare and hash(mas) == hash(bare) and mas.fingerprint == bare.fingerprint
+        assert mas_gym.load_mas(mas.to_dict()) == mas
+        assert pickle.loads(pickle.dumps(mas)).policies == mas.policies == (("*", "tiny"),)
+
+    def test_a_run_with_neither_says_so(self) -> None:
+        with pytest.raises(ConfigError, match=r"expected a policy, and the MAS 'rpsv' names none"):
+            search.run("single", mas_gym.load_task("arithmetic", limit=1), mas="rpsv")
+
+    @pytest.mark.parametrize(
+        ("policies", "fault"),
+        [
+            ("tiny", "team.yaml:5: policies: expected a mapping from agents' names to policy strings, got 'tiny'"),
+            ("{}", "team.yaml:5: policies: expected a mapping"),
+            ("{A: tiny}", "team.yaml:5: policies: no policy for B: add each, or '*' for all others"),
+            ("{A: tiny, Bb: tiny, '*': tiny}", "team.yaml:5: policies.Bb: unknown agent 'Bb': expected A, B or '*'"),
+            ("{A: 3, B: tiny}", "team.yaml:5: policies.A: expected a policy string such as 'openai:MODEL@URL' or tiny"),
+            ("{A: ' ', B: tiny}", "team.yaml:5: policies.A: expected a policy string"),
+        ],
+    )
+    def test_faults_have_their_place_and_remedy(self, tmp_path: Path, policies: str, fault: str) -> None:
+        with pytest.raises(ConfigError) as caught:
+            mas_gym.load_mas(self.write(tmp_path, f"policies: {policies}\n"))
+        assert [found for found in caught.value.faults if found.startswith(fault)], caught.value.faults
+        assert len(caught.value.faults) == 1
+
+    def test_an_agent_cannot_be_called_anyone(self) -> None:
+        with pytest.raises(ConfigError, match="name of a special node"):
+            mas_gym.load_mas({"agents": [{"name": "*", "system_prompt": "x"}], "edges": [[-1, 0]]})
+
+    def test_the_command_line_honours_them_and_policy_overrides(self, tmp_path: Path) -> None:
+        problems = mas_gym.load_task("arithmetic", limit=2)
+        bare = mas_gym.load_mas(self.write(tmp_path, ""))
+        said = {name: self.recorded(tmp_path, name, f"Final Answer: {name}", bare, problems) for name in ("1", "2")}
+        path = self.write(tmp_path, f"policies: {{'*': '{said['1']}'}}\n")
+        shared = ("--task", "arithmetic", "--mas", str(path), "--planner", "single")
+        for options, answer in (((), "1"), (("--policy", said["2"]), "2")):
+            done = CliRunner(env={"COLUMNS": "120"}).invoke(app, ["solve", *shared, *options])
+            assert done.exit_code == 0, done.output
+            assert f"Answer: {answer}" in done.output
+        done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["eval", *shared, "-n", "2"])
+        assert done.exit_code == 0 and "*=recorded:" in done.output
+
+    def test_a_cache_before_every_policy_of_a_team(self, tmp_path: Path) -> None:
+        problems = mas_gym.load_task("arithmetic", limit=2)
+        mas = mas_gym.load_mas(self.write(tmp_path, ""))
+        inner = Counting()
+        for _ in range(2):
+            team = load_policy({"A": inner, "*": "tiny"}, cache=str(tmp_path / "replies.db"))
+            plans = list(search.run("single", problems, mas=mas, policy=team))
+            assert all(plan.error is None for plan in plans)
+        assert sum(inner.batches) == 2
+        with pytest.raises(ConfigError, match="no options but cache"):
+            load_policy({"*": "tiny"}, max_batch=3)
+
+
+@pytest.mark.parametrize("options", [("--actors", "2"), ("--gpus-per-actor", "0.5")])
+def test_actors_need_a_fleet(options: tuple[str, str]) -> None:
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["eval", "-n", "1", *options])
+    assert done.exit_code == 2 and "--ray local" in done.output

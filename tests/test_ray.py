@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,7 +19,7 @@ import ray
 
 import mas_gym
 import search
-from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
+from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, PolicyError
 from mas_gym.policies import ScriptedPolicy
 from search.ray_run import Fleet, run_ray
 
@@ -65,6 +68,10 @@ def told(plans: Any) -> dict[str, Any]:
     return {p.problem_id: (p.error, p.answer, [(c.text, c.score) for c in p.candidates]) for p in plans}
 
 
+def trees(store: search.Store) -> list[Any]:
+    return [(plan.problem_id, plan.tree.to_dict() if plan.tree else None) for plan in store.plans()]
+
+
 def fleet_run(policy: Any, problems: int = 20, actors: int = 2, replacements: int = 3, **options: Any) -> Iterator[Any]:
     return run_ray(
         PLANNER,
@@ -96,7 +103,54 @@ def test_a_dead_actor_is_replaced_and_its_searches_redone(tmp_path: Path) -> Non
     fatal = tmp_path / "died"
     plans = list(fleet_run(partial(make_policy, str(fatal)), store=tmp_path / "fleet.db"))
     assert fatal.exists()
-    assert len(plans) == 20 and told(plans) == told(plain_run())
+    assert len(plans) == 20 and told(plans) == told(plain_run(store=tmp_path / "plain.db"))
+    with search.open_store(tmp_path / "fleet.db") as fleet, search.open_store(tmp_path / "plain.db") as plain:
+        [one], [other] = fleet.runs(), plain.runs()
+        assert (one.run, one.searches, one.failed) == (other.run, other.searches, other.failed)
+        assert trees(fleet) == trees(plain)
+
+
+def test_the_command_line_gives_the_same_table(tmp_path: Path) -> None:
+    def table(name: str, *options: str) -> Any:
+        command = [
+            sys.executable,
+            "-m",
+            "mas_gym.cli",
+            "eval",
+            "-n",
+            "6",
+            "--planner",
+            "sc:2",
+            "--critic",
+            "constant:0.5",
+        ]
+        command += ["--json", f"{name}.json", *options]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+
+    expected = table("plain", "--cache", "replies.db")
+    assert table("fleet", "--ray", "local", "--actors", "2", "--store", "runs.db", "--cache", "replies.db") == expected
+    # What a fleet stored, a run without one takes up.
+    assert table("again", "--store", "runs.db", "--policy", "tiny") == expected
+
+
+def test_two_problems_with_one_id() -> None:
+    with pytest.raises(DataError, match="ids must be distinct"):
+        list(
+            run_ray(
+                PLANNER, [TASK[0], TASK[0]], mas="rpsv", make_policy=make_policy, make_critic=search.PolicyLikelihood
+            )
+        )
+
+
+def test_progress_of_a_fleet(tmp_path: Path) -> None:
+    for stored in (0, 6):
+        told: list[search.Progress] = []
+        list(fleet_run(make_policy, 6, progress=told.append, store=tmp_path / "runs.db"))
+        last = told[-1]
+        assert (last.total, last.done, last.failed, last.stored, last.open) == (6, 6, 0, stored, 0)
+        assert (last.usage.agent_calls > 0) == (stored == 0)
 
 
 def test_actors_that_cannot_live_end_the_run() -> None:

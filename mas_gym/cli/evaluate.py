@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,9 +21,11 @@ from mas_gym.report.outcomes import Outcome, summarise
 if TYPE_CHECKING:
     from mas_gym.graph import MAS
     from mas_gym.policies import AsyncPolicy, Policy
+    from mas_gym.policies.registry import PolicySpec
     from mas_gym.tasks.base import Task
-    from search import Critic, Plan, Planner, Run
+    from search import Critic, Plan, Planner
     from search.progress import Progress
+    from search.ray_run import Fleet
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Arm:
     planner: Planner
     critic: Critic | None = None
     critic_name: str = ""
+    critic_spec: str = ""
 
     @property
     def label(self) -> str:
@@ -49,16 +52,24 @@ class Files(NamedTuple):
     plot: Path | None = None
 
 
+class Remote(NamedTuple):
+    """A fleet, and what each of its actors loads."""
+
+    fleet: Fleet
+    make_policy: Callable[[], Policy | AsyncPolicy]
+
+
 @dataclass(frozen=True)
 class Bench:
-    """What every arm has in common."""
+    """What every arm has in common; ``policy`` is None where a fleet's actors load it."""
 
     task: Task
     mas: MAS
-    policy: Policy | AsyncPolicy
+    policy: Policy | AsyncPolicy | None
     seeds: Sequence[int]
     concurrency: int = 64
     store: Path | None = None
+    remote: Remote | None = None
 
 
 def evaluate(
@@ -67,12 +78,16 @@ def evaluate(
     split: opt.Split = "test",
     number: opt.Number = None,
     mas: opt.MASName = "rpsv",
-    policy: opt.PolicyName = "tiny",
+    policy: opt.PolicyName = None,
     critic: opt.CriticNames = None,
     planner: opt.PlannerNames = None,
     seeds: Annotated[str, typer.Option("--seeds", help="Run seeds, with commas.")] = "42",
     concurrency: opt.Concurrency = 64,
     store: opt.Store = None,
+    cache: opt.Cache = None,
+    ray: opt.RayAddress = None,
+    actors: opt.Actors = None,
+    gpus_per_actor: opt.GPUs = None,
     grading: opt.Grading = "strict",
     option: opt.TaskOptions = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write rows, intervals and differences.")] = None,
@@ -92,13 +107,25 @@ def evaluate(
     arms = arms_of(planner or ["single"], critic or [opt.LIKELIHOOD])
     problems = opt.read_task(task, split, data, number, grading, option)
     system = mas_gym.load_mas(mas)
-    bench = Bench(problems, system, opt.read_policy(policy), numbers, concurrency, store)
-    title = f"{task} {split}, {system.name}, policy {policy}"
+    spec = opt.chosen_policy(policy, system)
+    fleet = opt.read_fleet(ray, actors, gpus_per_actor)
+    local, remote = engines(spec, cache, fleet)
+    bench = Bench(problems, system, local, numbers, concurrency, store, remote)
+    title = f"{task} {split}, {system.name}, policy {opt.policy_label(spec)}"
     outcomes, stop = measure(arms, bench)
-    show(outcomes, title, files, _meta(bench, task, policy))
+    show(outcomes, title, files, _meta(bench, task, opt.policy_label(spec)))
     if stop is not None:
         goes_on = f"the same command goes on from {store}" if store else "with --store runs.db it would go on from here"
         end_early(stop, f"the table has what was finished; {goes_on}")
+
+
+def engines(
+    spec: PolicySpec, cache: Path | None, fleet: Fleet | None
+) -> tuple[Policy | AsyncPolicy | None, Remote | None]:
+    """Load the policy here, or say how a fleet's actors load it."""
+    if fleet is None:
+        return opt.read_policy(spec, cache), None
+    return None, Remote(fleet, partial(opt.read_policy, spec, None if cache is None else cache.absolute()))
 
 
 def arms_of(planners: Sequence[str], critics: Sequence[str]) -> list[Arm]:
@@ -112,12 +139,12 @@ def arms_of(planners: Sequence[str], critics: Sequence[str]) -> list[Arm]:
     wanted = {spec: opt.read_critic(spec) for spec in critics} if guided else {}
     common = Counter(critic.name for critic in wanted.values())
     # Two folders of one kind of critic are told apart by their paths.
-    named = [(spec if common[critic.name] > 1 else critic.name, critic) for spec, critic in wanted.items()]
+    named = [(spec if common[critic.name] > 1 else critic.name, critic, spec) for spec, critic in wanted.items()]
     arms: dict[str, Arm] = {}
     refusals: list[str] = []
     for name, planner in loaded:
-        for critic_name, critic in named if opt.takes_critic(planner) else [("", None)]:
-            arm = Arm(name, planner, critic, critic_name)
+        for critic_name, critic, spec in named if opt.takes_critic(planner) else [("", None, "")]:
+            arm = Arm(name, planner, critic, critic_name, spec)
             try:
                 settle = getattr(planner, "for_run", None)
                 if settle is not None:
@@ -151,18 +178,21 @@ def measure(
     with RunProgress([arm.label for arm in arms], len(bench.task) * len(bench.seeds)) as progress:
         for line, arm in enumerate(arms):
             for seed in bench.seeds:
+                found: list[Outcome] = []
 
-                def take(plan: Plan, arm: Arm = arm, seed: int = seed) -> None:
-                    outcomes.append(outcome_of(plan, arm, seed))
+                def take(plan: Plan, arm: Arm = arm, seed: int = seed, found: list[Outcome] = found) -> None:
+                    found.append(outcome_of(plan, arm, seed))
                     look(arm, plan)
 
                 stop = drain(start(arm, bench, seed, partial(progress.update, line, seed)), take)
+                # Sums over searches are the same to the last bit, whichever ended first.
+                outcomes += sorted(found, key=lambda outcome: outcome.problem_id)
                 if stop is not None:
                     return outcomes, stop
     return outcomes, None
 
 
-def drain(run: Run, take: Callable[[Plan], None]) -> BaseException | None:
+def drain(run: Iterator[Plan], take: Callable[[Plan], None]) -> BaseException | None:
     """Take every plan of a run; after Ctrl-C or an error those that were finished. Return what ended it early."""
     stop: BaseException | None = None
     while True:
@@ -189,21 +219,28 @@ def end_early(stop: BaseException, remark: str) -> NoReturn:
     raise stop
 
 
-def start(arm: Arm, bench: Bench, seed: int, listen: Callable[[Progress], None] | bool = False) -> Run:
-    """Start searching every problem with one arm and one seed."""
+def start(
+    arm: Arm, bench: Bench, seed: int, listen: Callable[[Progress], None] | bool = False, training: bool = False
+) -> Iterator[Plan]:
+    """Start searching every problem with one arm and one seed, in this process or on a fleet."""
     import search
 
-    return search.run(
-        arm.planner,
-        bench.task,
-        mas=bench.mas,
-        policy=bench.policy,
-        critic=arm.critic,
-        seed=seed,
-        concurrency=bench.concurrency,
-        store=None if bench.store is None else str(bench.store),
-        progress=listen,
-    )
+    common: dict[str, Any] = {
+        "mas": bench.mas,
+        "seed": seed,
+        "concurrency": bench.concurrency,
+        "training": training,
+        "store": None if bench.store is None else str(bench.store),
+        "progress": listen,
+    }
+    if bench.remote is None:
+        return search.run(arm.planner, bench.task, policy=bench.policy, critic=arm.critic, **common)
+    from rewardmodels import load_critic
+    from search.ray_run import run_ray
+
+    make_critic = None if arm.critic is None else partial(load_critic, arm.critic_spec)
+    fleet, make_policy = bench.remote
+    return run_ray(arm.planner, bench.task, make_policy=make_policy, make_critic=make_critic, fleet=fleet, **common)
 
 
 def outcome_of(plan: Plan, arm: Arm, seed: int) -> Outcome:

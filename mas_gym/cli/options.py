@@ -11,9 +11,12 @@ import typer
 from mas_gym.errors import ConfigError
 
 if TYPE_CHECKING:
+    from mas_gym.graph import MAS
     from mas_gym.policies import AsyncPolicy, Policy
+    from mas_gym.policies.registry import PolicySpec
     from mas_gym.tasks.base import Task
     from search import Critic, Planner
+    from search.ray_run import Fleet
 
 LIKELIHOOD = "policy-likelihood"
 
@@ -32,7 +35,25 @@ TaskOptions = Annotated[
 ]
 MASName = Annotated[str, typer.Option("--mas", help="Shipped MAS (rpsv, refine, ...) or the path of a YAML file.")]
 PolicyName = Annotated[
-    str, typer.Option("--policy", help="tiny, transformers:PATH, openai:MODEL@URL, recorded:FILE, ...")
+    str | None,
+    typer.Option(
+        "--policy",
+        help="tiny, transformers:PATH, vllm:PATH, openai:MODEL@URL, recorded:FILE, ...; by default what the MAS names "
+        "under policies, else tiny.",
+    ),
+]
+Cache = Annotated[
+    Path | None, typer.Option("--cache", help="SQLite file of the policy's replies; what it holds is not asked again.")
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option("--ray", metavar="local|ADDRESS", help="Search on Ray actors: of this machine, or of a cluster."),
+]
+Actors = Annotated[
+    int | None, typer.Option("--actors", min=1, help="With --ray: engines; each loads policy and critic. [default: 2]")
+]
+GPUs = Annotated[
+    float | None, typer.Option("--gpus-per-actor", min=0, help="With --ray: GPUs of each, fractions allowed.")
 ]
 CriticNames = Annotated[
     list[str] | None, typer.Option("--critic", help=f"{LIKELIHOOD} or a folder saved by training. Repeatable.")
@@ -92,11 +113,37 @@ def read_seeds(text: str) -> list[int]:
     return seeds
 
 
-def read_policy(spec: str) -> Policy | AsyncPolicy:
-    """Load a policy."""
+def chosen_policy(spec: str | None, mas: MAS) -> PolicySpec:
+    """Return what a command was told to use, else what the MAS names, else the embedded model."""
+    return spec or dict(mas.policies) or "tiny"
+
+
+def policy_label(spec: PolicySpec) -> str:
+    """Return what titles call a policy."""
+    return spec if isinstance(spec, str) else ", ".join(f"{agent}={policy}" for agent, policy in spec.items())
+
+
+def read_policy(spec: PolicySpec, cache: Path | None = None) -> Policy | AsyncPolicy:
+    """Load a policy, behind a response cache if there is a file for one."""
     from mas_gym.policies import load_policy
 
-    return load_policy(spec)
+    check_folder(cache)
+    return load_policy(spec) if cache is None else load_policy(spec, cache=str(cache))
+
+
+def read_fleet(ray: str | None, actors: int | None, gpus: float | None) -> Fleet | None:
+    """Return the fleet to search on; None for this process.
+
+    Raises:
+        ConfigError: Actors were asked for and no place for them.
+    """
+    if ray is None:
+        if actors is not None or gpus is not None:
+            raise ConfigError("--actors and --gpus-per-actor are of a Ray fleet: add --ray local, or --ray ADDRESS")
+        return None
+    from search.ray_run import Fleet
+
+    return Fleet(actors=2 if actors is None else actors, gpus=gpus or 0.0, address=ray)
 
 
 def read_critic(spec: str) -> Critic:

@@ -10,7 +10,7 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
-from mas_gym.cli.evaluate import drain, end_early
+from mas_gym.cli.evaluate import Arm, Bench, drain, end_early, engines, start
 from mas_gym.cli.progress import RunProgress
 from mas_gym.errors import ConfigError
 
@@ -46,10 +46,14 @@ def rollouts(
     split: Annotated[str, typer.Option("--split", help="train or dev; the test split stays unseen.")] = "train",
     number: opt.Number = None,
     mas: opt.MASName = "rpsv",
-    policy: opt.PolicyName = "tiny",
+    policy: opt.PolicyName = None,
     planner: Annotated[str, typer.Option("--planner", help="A planner that takes the true reward.")] = "mcts:40,3",
     seed: opt.Seed = 42,
     concurrency: opt.Concurrency = 64,
+    cache: opt.Cache = None,
+    ray: opt.RayAddress = None,
+    actors: opt.Actors = None,
+    gpus_per_actor: opt.GPUs = None,
     option: opt.TaskOptions = None,
     export: Annotated[Path | None, typer.Option("--export", help="Also write every node to a Parquet file.")] = None,
 ) -> None:
@@ -63,12 +67,14 @@ def rollouts(
     opt.check_folder(export)
     name, method = opt.read_planner(planner)
     problems = opt.read_task(task, split, data, number, "strict", option)
-    run_of = partial(search.run, method, problems, mas=mas_gym.load_mas(mas), policy=opt.read_policy(policy))
+    system = mas_gym.load_mas(mas)
+    fleet = opt.read_fleet(ray, actors, gpus_per_actor)
+    local, remote = engines(opt.chosen_policy(policy, system), cache, fleet)
+    bench = Bench(problems, system, local, [seed], concurrency, store, remote)
     harvest = _Harvest()
     with RunProgress([f"{name}, true reward"], len(problems)) as progress:
         listen = partial(progress.update, 0, seed)
-        run = run_of(seed=seed, concurrency=concurrency, training=True, store=str(store), progress=listen)
-        stop = drain(run, harvest.add)
+        stop = drain(start(Arm(name, method), bench, seed, listen, training=True), harvest.add)
     _summary(harvest, len(problems), store)
     if export is not None:
         with search.open_store(store) as opened:

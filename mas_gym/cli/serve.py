@@ -20,7 +20,8 @@ def serve(
     planner: Annotated[
         str, typer.Option("--planner", help="single, sc:5, bon:5, sbs:5,3, mcts:10,3, ...")
     ] = "mcts:10,3",
-    policy: opt.PolicyName = "tiny",
+    policy: opt.PolicyName = None,
+    cache: opt.Cache = None,
     critic: Annotated[
         str, typer.Option("--critic", help="policy-likelihood or a folder saved by training.")
     ] = opt.LIKELIHOOD,
@@ -58,10 +59,11 @@ def serve(
     if key is None and host not in _LOOPBACK:
         note(f"Anyone who reaches {host} can use this service: set {key_env} to ask for a key.", "yellow")
     _, algorithm = opt.read_planner(planner)
+    system = mas_gym.load_mas(mas)
     service = Service(
         planner=algorithm,
-        mas=mas_gym.load_mas(mas),
-        policy=opt.read_policy(policy),
+        mas=system,
+        policy=opt.read_policy(opt.chosen_policy(policy, system), cache),
         critic=opt.read_critic(critic) if opt.takes_critic(algorithm) else None,
         kind=kind,  # type: ignore[arg-type]
         budget=Budget(seconds=seconds),

@@ -27,7 +27,8 @@ def solve(
     planner: Annotated[
         str, typer.Option("--planner", help="single, sc:5, bon:5, sbs:5,3, mcts:10,3, ...")
     ] = "mcts:10,3",
-    policy: opt.PolicyName = "tiny",
+    policy: opt.PolicyName = None,
+    cache: opt.Cache = None,
     critic: Annotated[
         str, typer.Option("--critic", help="policy-likelihood or a folder saved by training.")
     ] = opt.LIKELIHOOD,
@@ -56,7 +57,7 @@ def solve(
         problems = _known(opt.read_task(task, split, data, None, "strict", option), problem_id)
     system = mas_gym.load_mas(mas)
     [arm] = arms_of([planner], [critic])
-    bench = Bench(problems, system, opt.read_policy(policy), [seed], concurrency=1)
+    bench = Bench(problems, system, opt.read_policy(opt.chosen_policy(policy, system), cache), [seed], concurrency=1)
     with RunProgress([arm.label], 1, graded=task is not None) as progress:
         plans = list(start(arm, bench, seed, partial(progress.update, 0, seed)))
     show(plans[0], bench, graded=task is not None)
@@ -133,7 +134,7 @@ def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, graded: bool) -> 
         "planner": arm.name,
         "critic": arm.critic_name or "none",
         "MAS": bench.mas.name,
-        "policy": bench.policy.name,
+        "policy": "" if bench.policy is None else bench.policy.name,
         "seed": ", ".join(map(str, bench.seeds)),
     }
     reference = bench.task.problem(plan.problem_id).answer if graded else None

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from mas_gym.errors import ConfigError, PolicyError
 from mas_gym.policies.as_async import as_async
 from mas_gym.policies.base import AsyncPolicy, Policy, SamplingReply, SamplingRequest
-
-ANYONE = "*"
-"""The key of the policy of every agent without a key of its own."""
+from mas_gym.validation import ANYONE
 
 
 class PerAgentPolicy:

@@ -58,11 +58,7 @@ def load_policy(spec: PolicySpec, **options: Any) -> Policy | AsyncPolicy:
     cache = options.pop("cache", cache)
     name = spec.partition(":")[0].partition("#")[0]
     policy: Policy | AsyncPolicy = build(name, _loader(name), spec[len(name) :].removeprefix(":"), **options)
-    if cache is None:
-        return policy
-    from mas_gym.policies.cache import CachedPolicy
-
-    return CachedPolicy(policy, cache)
+    return policy if cache is None else _cached(policy, cache)
 
 
 def known_policies() -> list[str]:
@@ -149,13 +145,23 @@ def _written_cache(spec: str) -> tuple[str, str | None]:
 def _per_agent(specs: Mapping[str, str | Policy | AsyncPolicy], options: Mapping[str, Any]) -> AsyncPolicy:
     from mas_gym.policies.per_agent import PerAgentPolicy
 
-    if options:
-        written = ", ".join(options)
+    others = ", ".join(name for name in options if name != "cache")
+    if others:
         raise ConfigError(
-            f"expected no options beside a mapping of policies, got {written}; write them into each string"
+            f"expected no options but cache beside a mapping of policies, got {others}; write them into each string"
         )
     loaded = {spec: load_policy(spec) for spec in {spec: None for spec in specs.values() if isinstance(spec, str)}}
-    return PerAgentPolicy({agent: loaded[spec] if isinstance(spec, str) else spec for agent, spec in specs.items()})
+    team = {agent: loaded[spec] if isinstance(spec, str) else spec for agent, spec in specs.items()}
+    if "cache" in options:
+        kept = {id(policy): _cached(policy, options["cache"]) for policy in team.values()}
+        team = {agent: kept[id(policy)] for agent, policy in team.items()}
+    return PerAgentPolicy(team)
+
+
+def _cached(policy: Policy | AsyncPolicy, file: str) -> AsyncPolicy:
+    from mas_gym.policies.cache import CachedPolicy
+
+    return policy if isinstance(policy, CachedPolicy) else CachedPolicy(policy, file)
 
 
 def _tiny(argument: str, **options: Any) -> Policy:
