@@ -360,3 +360,31 @@ def test_a_store_without_training_runs_is_told(tmp_path: Path) -> None:
         list(stored_trees(tmp_path / "empty.db"))
     with pytest.raises(mas_gym.errors.StoreError):
         list(stored_trees(tmp_path / "none.db"))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "start", "expected"),
+    [
+        ([], 10, []),
+        ([5], 10, [(0, 1)]),
+        ([5, 5, 5], 10, [(0, 3)]),
+        ([1, 1, 1, 50], 10, [(0, 3), (3, 4)]),
+        ([1, 1, 1, 25], 1000, [(0, 4)]),
+        ([500], 10, [(0, 1)]),
+    ],
+)
+def test_forwards_are_cut_where_padding_costs_more(
+    sizes: list[int], start: int, expected: list[tuple[int, int]]
+) -> None:
+    from rewardmodels.prefixes import cut
+
+    found = cut(sizes, start, most=120)
+    assert found == expected
+
+
+def test_no_forward_is_larger_than_the_bound() -> None:
+    from rewardmodels.prefixes import cut
+
+    found = cut([60] * 7, 10, most=120)
+    assert [i for a, b in found for i in range(a, b)] == list(range(7))
+    assert max(b - a for a, b in found) == 2
