@@ -3,6 +3,7 @@
 Nothing here knows a planner or a model; the input is plain data.
 """
 
+from mas_gym.report.curves import Series, save_curves, save_matrices
 from mas_gym.report.outcomes import HIT_RANKS, Outcome, Row, Spread, differences, summarise
 from mas_gym.report.page import TreeNodes, TreeView, tree_page, write_tree_page
 from mas_gym.report.plots import save_tradeoff, tradeoff_figure
@@ -15,6 +16,7 @@ __all__ = [
     "Interval",
     "Outcome",
     "Row",
+    "Series",
     "Spread",
     "TreeNodes",
     "TreeView",
@@ -23,6 +25,8 @@ __all__ = [
     "paired_bootstrap",
     "report",
     "results_table",
+    "save_curves",
+    "save_matrices",
     "save_tradeoff",
     "summarise",
     "to_csv",

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # The colour-blind safe palette of Okabe and Ito (2008), darkest contrast first.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _NO_CRITIC = "#555555"
 _MARKERS = ("o", "s", "^", "D", "P", "v", "X", "*", "<", ">")
-_INK, _FAINT = "#22262b", "#d9dde2"
+INK, _FAINT = "#22262b", "#d9dde2"
 
 
 def tradeoff_figure(rows: Sequence[Row], title: str = "") -> Figure:
@@ -33,16 +33,13 @@ def tradeoff_figure(rows: Sequence[Row], title: str = "") -> Figure:
         ConfigError: No row has a search that ended.
         MissingDependencyError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError("a plot needs matplotlib; install it with: pip install 'mas-gym[plot]'") from error
+    make = figure_class()
     drawn = [row for row in rows if not math.isnan(row.tokens.mean)]
     if not drawn:
         raise ConfigError("expected at least one search that ended, got none; there is nothing to plot")
-    figure = Figure(figsize=(7.2, 4.4), dpi=200, layout="constrained")
+    figure = make(figsize=(7.2, 4.4), dpi=200, layout="constrained")
     axes = figure.subplots()
-    colours = _assign([row.critic for row in drawn if row.critic], _COLOURS) | {"": _NO_CRITIC}
+    colours = _assign([row.critic for row in drawn if row.critic], COLOURS) | {"": _NO_CRITIC}
     markers = _assign([row.planner for row in drawn], _MARKERS)
     for row in drawn:
         _draw_row(axes, row, colours[row.critic], markers[row.planner])
@@ -53,7 +50,28 @@ def tradeoff_figure(rows: Sequence[Row], title: str = "") -> Figure:
 
 def save_tradeoff(rows: Sequence[Row], path: Path, title: str = "") -> Path:
     """Write `tradeoff_figure` to a file whose suffix names the format (png, svg, pdf); return the path."""
-    figure = tradeoff_figure(rows, title)
+    return save_figure(tradeoff_figure(rows, title), path)
+
+
+def figure_class() -> type[Figure]:
+    """Return matplotlib's figure, which needs no display.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependencyError("a plot needs matplotlib; install it with: pip install 'mas-gym[plot]'") from error
+    return Figure
+
+
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write a figure; return the path.
+
+    Raises:
+        ConfigError: The path's suffix names no format.
+    """
     kinds = figure.canvas.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in kinds:
         raise ConfigError(
@@ -84,17 +102,17 @@ def _dress(axes: Any, rows: Sequence[Row], title: str) -> None:
     if min(costs) > 0 and max(costs) / min(costs) > 3:
         axes.set_xscale("log")
         _plain_log_ticks(axes, min(costs), max(costs))
-    axes.set_xlabel("generated tokens per problem", color=_INK)
-    axes.set_ylabel("Hit@1 (%)", color=_INK)
+    axes.set_xlabel("generated tokens per problem", color=INK)
+    axes.set_ylabel("Hit@1 (%)", color=INK)
     if title:
-        axes.set_title(title, loc="left", color=_INK, fontsize=11, fontweight="bold")
+        axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold")
     axes.grid(True, which="major", color=_FAINT, linewidth=0.7)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(_FAINT)
-    axes.tick_params(colors=_INK, length=0, labelsize=9)
+    axes.tick_params(colors=INK, length=0, labelsize=9)
 
 
 def _plain_log_ticks(axes: Any, low: float, high: float) -> None:
@@ -117,13 +135,13 @@ def _legend(axes: Any, colours: dict[str, str], markers: dict[str, str], critics
     blank: dict[str, Any] = {"linestyle": "none", "marker": ""}
     handles = [
         Line2D([], [], label="search", **blank),
-        *(Line2D([], [], marker=look, color=_INK, label=name, **shape) for name, look in markers.items()),
+        *(Line2D([], [], marker=look, color=INK, label=name, **shape) for name, look in markers.items()),
         Line2D([], [], label="", **blank),
         Line2D([], [], label="critic", **blank),
         *(Line2D([], [], marker="o", color=colours[name], label=name or "none", **shape) for name in critics),
     ]
     legend = axes.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, labelcolor=_INK, fontsize=9
+        handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, labelcolor=INK, fontsize=9
     )
     for text in legend.get_texts():
         if text.get_text() in ("search", "critic"):

@@ -1,0 +1,55 @@
+"""Every table, one after another; stopped and started again, it goes on where it was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from benchmarks.paper import agents, clock, credit, curve, dylan, graphs, heads, main, tasks, views
+from benchmarks.paper.lab import Lab, publish
+from benchmarks.paper.options import Options, read
+from benchmarks.paper.page import Page
+from mas_gym.cli.console import note
+
+TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
+    {
+        "main": main.run,
+        "credit": credit.run,
+        "heads": heads.run,
+        "views": views.run,
+        "graphs": graphs.run,
+        "dylan": dylan.run,
+        "tasks": tasks.run,
+        "curve": curve.run,
+        "clock": clock.run,
+        "agents": agents.run,
+    }
+)
+"""In the order in which they are made; the ones that need a second task or model come late."""
+
+TRUTH = ("arithmetic", "ordering")
+"""Tasks whose first errors are known."""
+
+
+def make(options: Options) -> list[str]:
+    """Make every table that the task can have; return the names."""
+    lab = Lab(options)
+    made: list[str] = []
+    for name, run in TABLES.items():
+        if (name == "credit" and options.task not in TRUTH) or (name in ("graphs", "dylan") and lab.home.mas != "rpsv"):
+            note(f"{name}: not for {options.task} with {lab.home.mas}", "yellow")
+            continue
+        if name == "agents" and options.policy != "tiny" and not options.other_policy:
+            note("agents: left out; name other agents with --other-policy", "yellow")
+            continue
+        started, spent = time.perf_counter(), time.process_time()
+        publish(lab, run(lab))
+        wall, cpu = time.perf_counter() - started, time.process_time() - spent
+        note(f"{name}: {wall / 60:.1f} minutes, {cpu / 60:.1f} CPU minutes")
+        made.append(name)
+    return made
+
+
+if __name__ == "__main__":
+    make(read("python -m benchmarks.paper.all", __doc__ or ""))

@@ -1,0 +1,105 @@
+"""Wall clock: seconds per agent call and per reward call, one search at a time and many at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import search
+from benchmarks.paper.lab import MCTS, SEED, Lab, command
+from benchmarks.paper.page import Page
+from rewardmodels import LearnedCritic
+from search import ScoringContext
+
+PROBLEMS = 64
+ASKS = """
+What an agent call and a reward call cost. The paper measures 18.94 s per agent call of a 1.5B model and 0.16 s per
+reward call on V100s, a ratio of 118, and about 11 minutes per GSM8K problem for MCTS(10,3), 16 for SBS(5,3).
+"""
+
+
+class Cost(NamedTuple):
+    """What one pass cost.
+
+    Attributes:
+        planner: The search method.
+        concurrency: Searches open at once.
+        problems: Problems searched.
+        calls: Agent calls.
+        rewards: Reward calls.
+        wall: Seconds in all and in the critic, by the clock.
+        cpu: The same in CPU seconds of this process.
+    """
+
+    planner: str
+    concurrency: int
+    problems: int
+    calls: int
+    rewards: int
+    wall: tuple[float, float]
+    cpu: tuple[float, float]
+
+
+class Timed:
+    """A critic with two clocks."""
+
+    free = False
+
+    def __init__(self, critic: LearnedCritic) -> None:
+        self.critic, self.name, self.max_batch = critic, critic.name, critic.max_batch
+        self.terminal_only = critic.terminal_only
+        self.wall = self.cpu = 0.0
+
+    def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
+        wall, cpu = time.perf_counter(), time.process_time()
+        values = self.critic.score(contexts)
+        self.wall += time.perf_counter() - wall
+        self.cpu += time.process_time() - cpu
+        return values
+
+
+def run(lab: Lab) -> Page:
+    page = Page("clock", "Wall clock", ASKS)
+    problems = min(PROBLEMS, lab.options.number)
+    _measure(lab, MCTS, 2, 2)  # the first calls of a process warm up what later ones use
+    costs = [
+        _measure(lab, planner, concurrency, problems if concurrency > 1 else max(1, problems // 4))
+        for planner in (MCTS, "sbs:5,3")
+        for concurrency in (1, lab.options.concurrency)
+    ]
+    for name, clock in (("Wall clock", "wall"), ("CPU time of the process", "cpu")):
+        page.blocks.append(f"{name}:\n")
+        rows = [(cost.planner, cost.concurrency, *_cells(cost, *getattr(cost, clock))) for cost in costs]
+        header = ("search", "open at once", "ms per agent call", "ms per reward call", "ratio", "critic's share")
+        page.table((*header, "ms per problem"), rows)
+    page.blocks.append(
+        "A reward call scores one state; with many searches open both kinds of call are batched. Other work on the "
+        "machine lengthens wall clock; CPU time does not include a GPU's.\n"
+    )
+    return page
+
+
+def _measure(lab: Lab, planner: str, concurrency: int, problems: int) -> Cost:
+    timed = Timed(lab.critic(lab.home))
+    bench = lab.bench(lab.home, "test", problems, (SEED,), lab.options.out / "unused.db")
+    wall, cpu = time.perf_counter(), time.process_time()
+    run = search.run(planner, bench.task, mas=bench.mas, policy=bench.policy, critic=timed, concurrency=concurrency)
+    failed = [plan.error for plan in run if plan.error]
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    if failed:
+        raise SystemExit(f"{len(failed)} searches failed: {failed[0]}")
+    usage = run.usage
+    return Cost(
+        planner, concurrency, problems, usage.agent_calls, usage.reward_calls, (wall, timed.wall), (cpu, timed.cpu)
+    )
+
+
+def _cells(cost: Cost, whole: float, critic: float) -> tuple[str, ...]:
+    call, reward = 1000 * (whole - critic) / cost.calls, 1000 * critic / cost.rewards
+    each = 1000 * whole / cost.problems
+    return f"{call:.2f}", f"{reward:.2f}", f"{call / reward:.1f}", f"{critic / whole:.1%}", f"{each:,.0f}"
+
+
+if __name__ == "__main__":
+    command(run, "clock")

@@ -1,0 +1,214 @@
+"""Credit assignment against the truth: does a critic's drop in value point at the agent that erred first?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import search
+from benchmarks.paper.lab import MASPRM, ORM, Lab, Setting, command
+from benchmarks.paper.page import Claim, Page, claim, percent, span
+from mas_gym.graph import MAS
+from mas_gym.report import save_matrices, wilson
+from mas_gym.state import Action
+from mas_gym.tiny.truth import FirstError, first_error
+from search import ScoringContext
+
+FEWEST = 20
+"""Kinds of error that are rarer are counted together."""
+
+ASKS = """
+In a procedural task the first wrong message of every transcript is known. For single passes that failed: how often is
+the largest drop in value from one prefix to the next at the message that was wrong first? The paper's critic learns
+from the final answer alone and cannot be checked like this on its benchmarks.
+
+A value after message t is compared with the value before it, for the first message with the mean value after first
+messages. `drop`: the largest fall. `centred`: the same after taking from each value the mean over all transcripts at
+its depth, so that what is usual at a depth is no fall. The ORM scores unfinished transcripts here, which it was not
+trained for. Policy likelihood scores the message itself. `commonest agent` always blames the agent that errs most
+often, which it is told; `chance` blames any.
+"""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One finished single pass.
+
+    Attributes:
+        problem_id: The problem.
+        agents: Who spoke, in order.
+        values: Critic to the value after each message.
+        error: The first wrong message; None if all were right.
+        correct: Whether the final answer was right.
+    """
+
+    problem_id: str
+    agents: tuple[str, ...]
+    values: Mapping[str, tuple[float, ...]]
+    error: FirstError | None
+    correct: bool
+
+
+def run(lab: Lab) -> Page:
+    page = Page("credit", "Credit assignment against the truth", ASKS)
+    critics: dict[str, Any] = {
+        "MASPRM": lab.critic(lab.home, MASPRM),
+        "ORM": lab.critic(lab.home, ORM, prefixes=True),
+        "PL": search.PolicyLikelihood(),
+    }
+    passes = collect_passes(lab, lab.home, critics)
+    failed = [one for one in passes if not one.correct and one.error is not None]
+    wrong = sum(not one.correct for one in passes)
+    lab.notes.append(f"{len(passes):,} single passes, one per problem and seed; {wrong:,} failed")
+    if not failed:
+        page.blocks.append("No single pass failed, so there is no error to find.\n")
+        return page
+    agents = list(dict.fromkeys(agent for one in passes for agent in one.agents))
+    commonest = Counter(one.error.speaker for one in failed if one.error).most_common(1)[0][0]
+    judges = judges_of(passes, list(critics), commonest)
+    _overall(page, failed, judges, agents)
+    _grouped(page, "agent that erred first", failed, judges, lambda error: error.speaker)
+    rare = {k for k, n in Counter(one.error.kind for one in failed if one.error).items() if n < FEWEST}
+    _grouped(page, "kind of error", failed, judges, lambda error: "other" if error.kind in rare else error.kind)
+    page.claims = _claims(failed, judges, list(critics))
+    return page
+
+
+def collect_passes(lab: Lab, setting: Setting, critics: Mapping[str, Any]) -> list[Pass]:
+    """Take the single passes of the main table and score every prefix with every critic."""
+    bench = lab.bench(setting, "test", lab.options.number, lab.options.seeds, lab.options.out / "searches.db")
+    found: list[Pass] = []
+    names = [agent.name for agent in bench.mas.agents]
+    common = {"mas": bench.mas, "policy": bench.policy, "store": str(bench.store)}
+    for seed in bench.seeds:
+        for plan in search.run("single", bench.task, seed=seed, **common):
+            if plan.error is not None or plan.tree is None or plan.best is None:
+                continue
+            contexts = [_context(plan.tree[node], bench.mas) for node in plan.tree.path(plan.best.node)[1:]]
+            values = {name: tuple(critic.score(contexts)) for name, critic in critics.items()}
+            spoken = [(names[context.state.speaker], context.state.text) for context in contexts]
+            error = first_error(bench.task.problem(plan.problem_id), spoken)
+            speakers = tuple(speaker for speaker, _ in spoken)
+            found.append(Pass(plan.problem_id, speakers, values, error, bool(plan.correct)))
+    return sorted(found, key=lambda one: one.problem_id)
+
+
+def _context(node: Any, mas: MAS) -> ScoringContext:
+    action = Action(node.state.text, mas.ALL)
+    return ScoringContext(node.state, mas, search.Proposal(action, node.tokens, node.logprob))
+
+
+Judge = Callable[[Pass], NDArray[np.float64]]
+"""Spreads one unit of blame over a transcript's messages."""
+
+
+def judges_of(passes: Sequence[Pass], critics: Sequence[str], commonest: str) -> dict[str, Judge]:
+    """Return the ways to blame: each critic's raw and centred drop, and the two baselines."""
+    judges: dict[str, Judge] = {}
+    for name in critics:
+        means = _means([one.values[name] for one in passes])
+        judges[f"{name}, drop"] = lambda one, n=name, m=means: largest_drop(one.values[n], m[0])
+        judges[f"{name}, centred"] = lambda one, n=name, m=means: largest_drop(
+            [value - mean for value, mean in zip(one.values[n], m, strict=False)], 0.0
+        )
+    judges["commonest agent"] = lambda one: _share([agent == commonest for agent in one.agents])
+    judges["chance"] = lambda one: _share([True] * len(one.agents))
+    return judges
+
+
+def largest_drop(values: Sequence[float], before: float) -> NDArray[np.float64]:
+    """Blame the message with the largest fall in value; equal falls share.
+
+    Args:
+        values: After each message.
+        before: The value before the first.
+    """
+    falls = np.array([before, *values[:-1]]) - np.array(values)
+    return _share(list(falls == falls.max()))
+
+
+def _share(chosen: Sequence[bool]) -> NDArray[np.float64]:
+    hits = np.array(chosen, dtype=float)
+    return hits / hits.sum() if hits.any() else np.full(len(hits), 1 / len(hits))
+
+
+def _means(rows: Sequence[Sequence[float]]) -> list[float]:
+    """Average the values at each depth."""
+    depth = max(map(len, rows))
+    return [float(np.mean([row[t] for row in rows if len(row) > t])) for t in range(depth)]
+
+
+def hit(one: Pass, judge: Judge) -> float:
+    """Return how much of the blame falls on the message that was wrong first."""
+    assert one.error is not None
+    return float(judge(one)[one.error.place])
+
+
+def shares(failed: Sequence[Pass], judge: Judge) -> dict[str, float]:
+    """Return problem id to the mean of `hit` over its failed passes."""
+    found: dict[str, list[float]] = {}
+    for one in failed:
+        found.setdefault(one.problem_id, []).append(hit(one, judge))
+    return {key: float(np.mean(hits)) for key, hits in found.items()}
+
+
+def _overall(page: Page, failed: Sequence[Pass], judges: Mapping[str, Judge], agents: Sequence[str]) -> None:
+    rows = []
+    for name, judge in judges.items():
+        hits = [hit(one, judge) for one in failed]
+        low, high = wilson(list(shares(failed, judge).values()), trials=len(failed))
+        rows.append((name, percent(float(np.mean(hits))), span(low, high)))
+    page.table(("blames by", "finds the erring agent, %", "95% interval, over problems"), rows)
+    page.blocks.append(f"{len(failed):,} failed passes of {len(shares(failed, judges['chance'])):,} problems.\n")
+    matrices = {name: blame_matrix(failed, judge, agents) for name, judge in judges.items() if "centred" in name}
+    page.picture("credit.png", "who is blamed for whose error", lambda path: save_matrices(matrices, agents, path))
+
+
+def blame_matrix(failed: Sequence[Pass], judge: Judge, agents: Sequence[str]) -> list[list[float]]:
+    """Return for each agent that erred first how the blame spreads over the agents; zeros where one never errs."""
+    matrix = np.zeros((len(agents), len(agents)))
+    for one in failed:
+        assert one.error is not None
+        for agent, blame in zip(one.agents, judge(one), strict=True):
+            matrix[agents.index(one.error.speaker), agents.index(agent)] += blame
+    return (matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)).tolist()
+
+
+def _grouped(
+    page: Page, what: str, failed: Sequence[Pass], judges: Mapping[str, Judge], key: Callable[[FirstError], str]
+) -> None:
+    groups: dict[str, list[Pass]] = {}
+    for one in failed:
+        assert one.error is not None
+        groups.setdefault(key(one.error), []).append(one)
+    shown = {name: judge for name, judge in judges.items() if name not in ("commonest agent", "chance")}
+    rows = [
+        (name, len(group), *(_cell(group, judge) for judge in shown.values()))
+        for name, group in sorted(groups.items(), key=lambda item: -len(item[1]))
+    ]
+    page.blocks.append(f"By {what}, found in % with 95% intervals:\n")
+    page.table((what, "passes", *shown), rows)
+
+
+def _cell(group: Sequence[Pass], judge: Judge) -> str:
+    mean = float(np.mean([hit(one, judge) for one in group]))
+    return f"{percent(mean)} ({span(*wilson(list(shares(group, judge).values()), trials=len(group)))})"
+
+
+def _claims(failed: Sequence[Pass], judges: Mapping[str, Judge], critics: Sequence[str]) -> list[Claim]:
+    best = {name: shares(failed, judges[f"{name}, centred"]) for name in critics}
+    first, *others = critics
+    baselines = {name: shares(failed, judges[name]) for name in ("commonest agent", "chance")}
+    return [
+        *(claim(f"{first} over {other}, centred", "none", best[first], best[other]) for other in others),
+        *(claim(f"{first}, centred, over {name}", "none", best[first], base) for name, base in baselines.items()),
+    ]
+
+
+if __name__ == "__main__":
+    command(run, "credit")

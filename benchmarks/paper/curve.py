@@ -1,0 +1,110 @@
+"""Learning curves: held-out pairwise accuracy and MCTS Hit@1 over the number of training trees and of pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.paper.held_out import pair_accuracy, pair_cells
+from benchmarks.paper.lab import LIKELIHOOD, MCTS, Lab, Recipe, Score, arm, command, keep_rows
+from benchmarks.paper.page import Page, claim, percent, span
+from rewardmodels import load_critic
+from rewardmodels.folder import read_info
+
+PAIRS = (1, 2, 4, 8)
+ASKS = """
+MASPRM (BT) learned from fewer trees, and from fewer pairs per tree of all trees. The paper shows no such curve; it
+tells whether more data would help. Pairs are of the dev split, the same for every point.
+"""
+
+
+class Point(NamedTuple):
+    """One critic on the curve.
+
+    Attributes:
+        series: What is varied.
+        trees: Training trees.
+        per_tree: Cap of pairs per tree.
+        pairs: Pairs learned from.
+        metrics: On the dev pairs.
+        score: MCTS(10,3) with it.
+    """
+
+    series: str
+    trees: int
+    per_tree: int
+    pairs: int
+    metrics: dict[str, Any]
+    score: Score
+
+
+def run(lab: Lab) -> Page:
+    page = Page("curve", "Learning curves", ASKS)
+    full = lab.options.trees
+    sizes = [size for size in (full // 8, full // 4, full // 2) if size >= 2]
+    recipes = [("trees", Recipe(trees=size)) for size in sizes]
+    recipes += [("pairs per tree", Recipe(pairs=number)) for number in PAIRS[:-1]]
+    recipes += [("all", Recipe(trees=full))]
+    arms = [arm(MCTS, load_critic(LIKELIHOOD), "PL")]
+    for series, recipe in recipes:
+        arms.append(arm(MCTS, lab.critic(lab.home, recipe), _name(series, recipe)))
+    likelihood, *scores = lab.measure(lab.home, arms)
+    points = [_point(lab, *recipe, score) for recipe, score in zip(recipes, scores, strict=True)]
+    header = ("varied", "trees", "pairs per tree", "pairs", "pairwise accuracy, %", "95% interval", "by depth")
+    rows = [
+        (
+            p.series,
+            p.trees,
+            p.per_tree,
+            p.pairs,
+            *pair_cells(p.metrics),
+            percent(p.score.hit),
+            span(*p.score.row.interval),
+        )
+        for p in points
+    ]
+    page.table((*header, "Hit@1", "95% interval"), rows)
+    page.blocks.append(f"Policy likelihood, which learns nothing: Hit@1 {percent(likelihood.hit)}.\n")
+    page.picture("curve.png", "learning curves", lambda path: _draw(points, likelihood, path))
+    first, last = points[0], points[-1]
+    page.claims = [
+        claim(
+            f"{last.trees} trees over {first.trees} trees, MCTS(10,3)", "none", last.score.shares, first.score.shares
+        ),
+        claim("8 pairs per tree over 1, MCTS(10,3)", "none", last.score.shares, points[len(sizes)].score.shares),
+    ]
+    keep_rows(lab, page.name, [likelihood, *scores])
+    return page
+
+
+def _name(series: str, recipe: Recipe) -> str:
+    return f"MASPRM of {recipe.trees} trees" if recipe.trees else f"MASPRM of {recipe.pairs} pairs per tree"
+
+
+def _point(lab: Lab, series: str, recipe: Recipe, score: Score) -> Point:
+    folder = lab.folder(lab.home, recipe)
+    metrics = pair_accuracy(lab, lab.home, lab.critic(lab.home, recipe))
+    pairs = int(read_info(folder).data["pairs"])
+    return Point(series, recipe.trees or lab.options.trees, recipe.pairs, pairs, metrics, score)
+
+
+def _draw(points: Sequence[Point], likelihood: Score, path: Path) -> None:
+    from mas_gym.report import Series, save_curves
+
+    groups: dict[str, list[Point]] = {"trees": [], "pairs per tree": []}
+    for point in points:
+        for name in groups if point.series == "all" else [point.series]:
+            groups[name].append(point)
+    accuracy, hits = [], []
+    for name, group in groups.items():
+        pairs = [point.pairs for point in group]
+        spans = [point.metrics["accuracy_interval"] for point in group]
+        accuracy.append(Series(name, pairs, [point.metrics["accuracy"] for point in group], spans))
+        hits.append(Series(name, pairs, [p.score.hit for p in group], [list(p.score.row.interval) for p in group]))
+    panels = {"pairwise accuracy on dev trees (%)": accuracy, "Hit@1 of MCTS(10,3) (%)": hits}
+    save_curves(panels, "pairs learned from", path)
+
+
+if __name__ == "__main__":
+    command(run, "curve")

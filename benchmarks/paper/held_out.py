@@ -1,0 +1,79 @@
+"""Critics outside search: how they rank and judge the states of dev-split trees, which none of them learned from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.paper.lab import Lab, Setting
+from benchmarks.paper.page import percent, span
+from mas_gym.dynamics import Dynamics
+from mas_gym.state import MASState
+from rewardmodels import LabelledTree, LearnedCritic, mining
+from rewardmodels.dataset import Row
+from rewardmodels.metrics import auc, interval, outcome_metrics, pair_metrics
+from search import ScoringContext
+
+# Scores are rounded to a millionth; the inverse of tanh must stay finite.
+_EDGE = 1 - 1e-7
+
+
+def pair_accuracy(lab: Lab, setting: Setting, critic: LearnedCritic) -> dict[str, Any]:
+    """Measure a process critic on the mined pairs of the dev trees; see `rewardmodels.metrics.pair_metrics`."""
+    rows: list[Row] = []
+    better: list[float] = []
+    worse: list[float] = []
+    for item in lab.dev_trees(setting):
+        found = mining.pairs(item.tree, Dynamics(item.mas).max_depth)
+        rows += [_row(item, pair.chosen.state) for pair in found]
+        better += _logits(critic, item, [pair.chosen.state for pair in found])
+        worse += _logits(critic, item, [pair.rejected.state for pair in found])
+    return pair_metrics(rows, np.array(better), np.array(worse))
+
+
+def outcome_auc(lab: Lab, setting: Setting, critic: LearnedCritic) -> dict[str, Any]:
+    """Measure any critic on the terminal states of the dev trees; see `rewardmodels.metrics.outcome_metrics`."""
+    rows: list[Row] = []
+    logits: list[float] = []
+    for item in lab.dev_trees(setting):
+        found = mining.outcomes(item.tree)
+        rows += [_row(item, labelled.state, labelled.target) for labelled in found]
+        logits += _logits(critic, item, [labelled.state for labelled in found])
+    values = np.array(logits)
+    if critic.info.kind == "orm":
+        return outcome_metrics(rows, values)
+    labels = np.array([row.chosen_target > 0 for row in rows])
+    return {
+        "states": len(rows),
+        "auc": auc(values, labels),
+        "auc_interval": interval(rows, lambda i: auc(values[i], labels[i])),
+    }
+
+
+def by_depth(metrics: dict[str, Any]) -> str:
+    """Return the pairwise accuracy at each agent's turn, in order."""
+    return " / ".join(percent(entry["mean"]) for entry in metrics["accuracy_by_depth"].values())
+
+
+def pair_cells(metrics: dict[str, Any]) -> tuple[str, ...]:
+    """Return pairwise accuracy, its interval and the accuracy by depth."""
+    return percent(metrics["accuracy"]), span(*metrics["accuracy_interval"]), by_depth(metrics)
+
+
+def auc_cells(metrics: dict[str, Any]) -> tuple[str, ...]:
+    """Return AUC and its interval."""
+    low, high = metrics["auc_interval"]
+    return f"{metrics['auc']:.3f}", f"{low:.3f} to {high:.3f}"
+
+
+def _row(item: LabelledTree, state: MASState, target: float = 0.0) -> Row:
+    agent = item.mas.agents[state.speaker].name
+    return Row(item.problem_id, item.task, item.problem_id, item.mas.name, state.depth - 1, agent, "", target)
+
+
+def _logits(critic: LearnedCritic, item: LabelledTree, states: list[MASState]) -> list[float]:
+    if not states:
+        return []
+    scores = np.array(critic.score([ScoringContext(state, item.mas, None) for state in states]))
+    return list(np.arctanh(np.clip(scores, -_EDGE, _EDGE)))

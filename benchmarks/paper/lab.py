@@ -1,0 +1,279 @@
+"""What the tables share: rollouts once per setting, critics once per recipe, each search once, all kept in a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import mas_gym
+from benchmarks.paper.options import PARTNERS, SYSTEMS, Options, read
+from benchmarks.paper.page import Page, write_page
+from mas_gym.cli.console import note
+from mas_gym.cli.evaluate import Arm, Bench, measure
+from mas_gym.cli.options import read_pairs, read_planner, read_policy
+from mas_gym.cli.scratch import grow, teach, trees
+from mas_gym.report import Outcome, Row, summarise, to_json
+from rewardmodels import LearnedCritic, load_critic
+
+if TYPE_CHECKING:
+    from rewardmodels import LabelledTree
+    from search import Critic
+
+SEED = 42
+MCTS = "mcts:10,3"
+LIKELIHOOD = "policy-likelihood"
+OTHER_SIZE = ("--hidden", "128", "--layers", "4")
+"""The second tiny model is narrower than the embedded one (hidden 192, 4 layers)."""
+
+
+class Setting(NamedTuple):
+    """A task that a system of agents plays.
+
+    Attributes:
+        task: The task's name.
+        mas: The system's name or path.
+        policy: The agents.
+        data: Local file or folder of the task.
+    """
+
+    task: str
+    mas: str
+    policy: str
+    data: Path | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a critic is trained, beside the settings of the run.
+
+    Attributes:
+        kind: ``"masprm"`` or ``"orm"``.
+        head: Its loss.
+        view: What it sees.
+        trees: Training searches, the run's number if None.
+        pairs: Pairs per tree.
+    """
+
+    kind: str = "masprm"
+    head: str = "bt"
+    view: str = "full"
+    trees: int | None = None
+    pairs: int = 8
+
+
+MASPRM = Recipe()
+ORM = Recipe("orm", "bce")
+
+
+class Score(NamedTuple):
+    """What a method came to: a row of the table, and the outcomes behind it."""
+
+    row: Row
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """Problem id to the share of its searches that were right."""
+        return self.row.shares
+
+    @property
+    def hit(self) -> float:
+        """Hit@1 in [0, 1]."""
+        return self.row.hits[1].mean
+
+    def hits(self, k: int) -> dict[str, float]:
+        """Return problem id to the share of its searches with a right answer among the first ``k``."""
+        found: dict[str, list[bool]] = {}
+        for outcome in self.outcomes:
+            found.setdefault(outcome.problem_id, []).append(outcome.hit(k))
+        return {key: sum(hits) / len(hits) for key, hits in found.items()}
+
+
+class Lab:
+    """A folder of finished work and the ways to add to it; everything is made once and read back afterwards."""
+
+    def __init__(self, options: Options) -> None:
+        """Keep the options; nothing is done yet."""
+        self.options = options
+        self._policies: dict[str, Any] = {}
+        self.notes: list[str] = []
+
+    @property
+    def home(self) -> Setting:
+        """The setting of the main table."""
+        return Setting(self.options.task, self.options.system, self.options.policy, self.options.data)
+
+    @property
+    def partner(self) -> Setting:
+        """The setting of the other task."""
+        task = self.options.partner or PARTNERS[self.options.task]
+        return Setting(task, SYSTEMS[task], self.options.policy, self.options.partner_data)
+
+    def policy(self, spec: str) -> Any:
+        """Load a policy once."""
+        if spec not in self._policies:
+            self._policies[spec] = read_policy(spec)
+        return self._policies[spec]
+
+    @cached_property
+    def other_policy(self) -> str:
+        """The other agents; a second tiny model is trained if none are named, and goes on if it was stopped."""
+        if self.options.other_policy:
+            return self.options.other_policy
+        out = self.options.out / "other-tiny"
+        if not (out / "config.json").exists():
+            note(f"training a second tiny model into {out}")
+            steps = ("--steps", str(self.options.other_steps))
+            command = [sys.executable, "-m", "mas_gym.tiny.train", "--out", str(out), *OTHER_SIZE, *steps]
+            subprocess.run(command, check=True)
+        return f"transformers:{out}"
+
+    def bench(self, setting: Setting, split: str, number: int | None, seeds: Sequence[int], store: Path) -> Bench:
+        """Put together what searches of a setting have in common."""
+        task = mas_gym.load_task(setting.task, split=split, data=setting.data, limit=number)
+        system = mas_gym.load_mas(setting.mas)
+        return Bench(task, system, self.policy(setting.policy), seeds, self.options.concurrency, store)
+
+    def rollouts(self, setting: Setting, split: str = "train") -> Bench:
+        """Make the training searches of a setting, or find them made."""
+        number = self.options.trees if split == "train" else self.options.dev_trees
+        stamp = _digest(setting, getattr(self.policy(setting.policy), "fingerprint", ""))
+        name = f"{setting.task}-{Path(setting.mas).stem}-{split}-{stamp}"
+        store = self.options.out / "rollouts" / f"{name}.db"
+        store.parent.mkdir(parents=True, exist_ok=True)
+        bench = self.bench(setting, split, number, (SEED,), store)
+        mark = store.with_suffix(".done")
+        if not mark.exists() or int(mark.read_text()) < number:
+            note(f"rollouts: {name}")
+            _go_on(grow(bench))
+            mark.write_text(str(number))
+        return bench
+
+    def folder(self, setting: Setting, recipe: Recipe = MASPRM) -> Path:
+        """Train a critic, or find it trained; return its folder."""
+        chosen = {MASPRM: self.options.masprm, ORM: self.options.orm}.get(recipe)
+        if chosen and setting == self.home:
+            return Path(chosen)
+        bench = self.rollouts(setting)
+        number = recipe.trees or self.options.trees
+        settings = read_pairs(self.options.settings)
+        base_stamp = getattr(self.policy("tiny"), "fingerprint", "") if self.options.base == "tiny" else ""
+        stamp = _digest(
+            bench.store.name if bench.store else "", recipe, number, settings, self.options.base, base_stamp
+        )
+        name = f"{recipe.kind}-{recipe.head}-{recipe.view}-{setting.task}-{Path(setting.mas).stem}-{number}"
+        out = self.options.out / "critics" / f"{name}-{stamp}"
+        if not (out / "critic.json").exists():
+            note(f"training {out.name}")
+
+        def source() -> Iterator[LabelledTree]:
+            return trees(bench, number)
+
+        made: Any = (recipe.kind, recipe.head, self.options.base, recipe.view)
+        return teach(source, out, *made, pairs_per_tree=recipe.pairs, log=note, **settings).folder
+
+    def critic(self, setting: Setting, recipe: Recipe = MASPRM, **options: Any) -> LearnedCritic:
+        """Load a critic, trained first if it is not."""
+        critic: Any = load_critic(str(self.folder(setting, recipe)), **options)
+        return critic
+
+    def guides(self) -> dict[str, Critic]:
+        """Return the guides of the main table, the learned ones trained on the home setting, as tables name them."""
+        learned = {"ORM": self.critic(self.home, ORM), "MASPRM": self.critic(self.home)}
+        return {"PL": load_critic(LIKELIHOOD), **learned}
+
+    def measure(self, setting: Setting, arms: Sequence[Arm]) -> list[Score]:
+        """Run the searches of a table's rows on the test split, or read them back; in the order of the rows."""
+        options = self.options
+        options.out.mkdir(parents=True, exist_ok=True)
+        bench = self.bench(setting, "test", options.number, options.seeds, options.out / "searches.db")
+        outcomes, stop = measure(arms, bench)
+        _go_on(stop)
+        groups: dict[tuple[str, str], list[Outcome]] = {}
+        for outcome in outcomes:
+            groups.setdefault((outcome.planner, outcome.critic), []).append(outcome)
+        found = [Score(summarise(group)[0], tuple(group)) for group in groups.values()]
+        by_key = {(score.row.planner, score.row.critic): score for score in found}
+        return [by_key[arm.name, arm.critic_name] for arm in arms]
+
+    def dev_trees(self, setting: Setting) -> Iterator[LabelledTree]:
+        """Read searches of the dev split, which no critic has learned from."""
+        return trees(self.rollouts(setting, "dev"))
+
+    def facts(self) -> list[str]:
+        """Return what every page says of how its figures came about."""
+        options = self.options
+        seeds = ", ".join(map(str, options.seeds))
+        used = [f"given: {Path(path).name}" for path in (options.masprm, options.orm) if path]
+        learned = f"critics on {options.base} from {options.trees:,} training searches, MCTS(40, 3), seed {SEED}"
+        return [
+            f"{options.number:,} problems of {options.task}, test split; run seeds {seeds}",
+            f"MAS {Path(options.system).stem}; agents {Path(options.policy).name}",
+            learned + (f"; {', '.join(used)}" if used else ""),
+            f"mas-gym {_version()}",
+        ]
+
+
+def arm(spec: str, critic: Critic | None = None, name: str = "") -> Arm:
+    """Return a row: a planner, with a critic and what the table calls it."""
+    label, planner = read_planner(spec)
+    return Arm(label, planner, critic, name)
+
+
+def command(run: Callable[[Lab], Page], module: str, arguments: list[str] | None = None) -> Path:
+    """Make one table: what ``python -m benchmarks.paper.MODULE`` does."""
+    about = (sys.modules[run.__module__].__doc__ or "").split("\n")[0]
+    lab = Lab(read(f"python -m benchmarks.paper.{module}", about, arguments))
+    return publish(lab, run(lab))
+
+
+def publish(lab: Lab, page: Page) -> Path:
+    """Write a page and the figures behind it."""
+    words = f"python -m benchmarks.paper.{page.name} {lab.options.shown()}".strip()
+    path = write_page(page, lab.options.folder, words, [*lab.facts(), *lab.notes])
+    lab.notes.clear()
+    note(f"wrote {path}")
+    return path
+
+
+def keep_rows(lab: Lab, name: str, scores: Sequence[Score]) -> None:
+    """Keep a table's rows as JSON in the run's folder."""
+    folder = lab.options.out / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    text = to_json([score.row for score in scores], {"table": name, "options": lab.options.shown()})
+    (folder / f"{name}.json").write_text(text, encoding="utf-8")
+
+
+def score_cells(score: Score) -> tuple[str, ...]:
+    """Return Hit@1, its interval, TOK, AC and RC as a table shows them."""
+    from mas_gym.report.tables import cells
+
+    line = cells(score.row)
+    return (line[2], line[3], *line[6:9])
+
+
+SCORE_HEADER = ("Hit@1", "95% interval", "TOK", "AC", "RC")
+
+
+def _go_on(stop: BaseException | None) -> None:
+    if isinstance(stop, KeyboardInterrupt):
+        note("Interrupted: the same command goes on from here.", "yellow")
+        raise SystemExit(130)
+    if stop is not None:
+        raise stop
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=4).hexdigest()
+
+
+def _version() -> str:
+    from mas_gym.cli.console import version
+
+    return version()

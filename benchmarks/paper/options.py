@@ -1,0 +1,144 @@
+"""What the table scripts are told on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+SYSTEMS = {
+    "arithmetic": "rpsv",
+    "gsm8k": "rpsv",
+    "math": "rpsv",
+    "ordering": "logic",
+    "logiqa": "logic",
+    "mmlu": "debate",
+}
+"""The paper's graph of each task."""
+
+PARTNERS = {
+    "arithmetic": "ordering",
+    "ordering": "arithmetic",
+    "gsm8k": "math",
+    "math": "gsm8k",
+    "mmlu": "logiqa",
+    "logiqa": "mmlu",
+}
+"""The task that a scorer is transferred to and from."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings of a run of tables; the defaults are the miniature.
+
+    Attributes:
+        out: Folder for stores, critics and pages; the same folder goes on where it was.
+        pages: Folder of the pages.
+        task: The task of every table.
+        data: Its local file or folder.
+        mas: The system; the task's own by default.
+        policy: The agents.
+        base: Backbone of the critics.
+        number: Test problems.
+        seeds: Run seeds.
+        trees: Training searches per task and system.
+        dev_trees: Searches of the dev split, on which critics are compared outside search.
+        concurrency: Searches open at once.
+        settings: Fields of `rewardmodels.Settings` as ``key=value``.
+        masprm: A trained MASPRM to use wherever the main recipe's is meant; trained here if empty.
+        orm: The same for the ORM.
+        partner: The other task of the transfer.
+        partner_data: Its local file or folder.
+        other_policy: The other agents of the transfer; a second tiny model, trained here, if empty.
+        other_steps: Training steps of that second tiny model.
+    """
+
+    out: Path = Path("paper-tables")
+    pages: Path | None = None
+    task: str = "arithmetic"
+    data: Path | None = None
+    mas: str = ""
+    policy: str = "tiny"
+    base: str = "tiny"
+    number: int = 500
+    seeds: tuple[int, ...] = (14, 24, 42)
+    trees: int = 2000
+    dev_trees: int = 300
+    concurrency: int = 64
+    settings: tuple[str, ...] = ()
+    masprm: str = ""
+    orm: str = ""
+    partner: str = ""
+    partner_data: Path | None = None
+    other_policy: str = ""
+    other_steps: int = 3500
+
+    @property
+    def folder(self) -> Path:
+        """Where pages go."""
+        return self.pages or self.out / "pages"
+
+    @property
+    def system(self) -> str:
+        """The MAS of the main task."""
+        return self.mas or SYSTEMS[self.task]
+
+    def shown(self) -> str:
+        """Return the arguments that make these results, without the places of files on this machine."""
+        words: list[str] = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("out", "pages", "concurrency") or value == field.default:
+                continue
+            for one in value if field.name == "settings" else [value]:
+                words += [_flag(field.name), _brief(one)]
+        return shlex.join(words)
+
+
+def _flag(name: str) -> str:
+    return {"number": "-n", "settings": "--set"}.get(name, "--" + name.replace("_", "-"))
+
+
+def _brief(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    text = str(value)
+    return Path(text).name if "/" in text and Path(text).exists() else text
+
+
+def read(prog: str, about: str, arguments: list[str] | None = None) -> Options:
+    """Parse a command line."""
+    parser = argparse.ArgumentParser(prog=prog, description=about)
+    known = Options()
+    number, path = {"type": int, "metavar": "N"}, {"type": Path, "metavar": "PATH"}
+    add = parser.add_argument
+    add("--out", help="stores, critics and pages; the same command goes on from it [paper-tables]", **path)
+    add("--pages", help="folder of the pages [OUT/pages]", **path)
+    add("--task", choices=sorted(SYSTEMS), help=f"[{known.task}]")
+    add("--data", help="local file or folder of the task, instead of the hub", **path)
+    add("--mas", help="shipped name or YAML file [the paper's for the task]")
+    add("--policy", help="the agents, such as vllm:Qwen/Qwen2.5-1.5B-Instruct [tiny]")
+    add("--base", help="backbone of the critics, such as Qwen/Qwen2.5-1.5B [tiny]")
+    add("-n", "--number", help=f"test problems [{known.number}]", **number)
+    add("--seeds", type=_seeds, help="run seeds, with commas [14,24,42]")
+    add("--trees", help=f"training searches per task and system [{known.trees}]", **number)
+    add("--dev-trees", help=f"searches of the dev split, to compare critics on [{known.dev_trees}]", **number)
+    add("--concurrency", help=f"searches open at once [{known.concurrency}]", **number)
+    add("--set", dest="settings", action="append", metavar="KEY=VALUE", help="a training setting; repeatable")
+    add("--masprm", help="a trained MASPRM, instead of training the main recipe's here")
+    add("--orm", help="a trained ORM, likewise")
+    add("--partner", choices=sorted(SYSTEMS), help="other task of the transfer [its partner in the paper]")
+    add("--partner-data", help="its local file or folder", **path)
+    add("--other-policy", help="other agents of the transfer [a second tiny model, trained here]")
+    add("--other-steps", help=f"training steps of that second tiny model [{known.other_steps}]", **number)
+    given = {key: value for key, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    if "settings" in given:
+        given["settings"] = tuple(given["settings"])
+    return Options(**given)
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    from mas_gym.cli.options import read_seeds
+
+    return tuple(read_seeds(text))

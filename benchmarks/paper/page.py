@@ -1,0 +1,150 @@
+"""One table as one Markdown page: what the paper says, what came out, how sure it is, and room for the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mas_gym.report import Difference, paired_bootstrap
+from mas_gym.report.stats import RESAMPLES
+
+REASONS = "## Where it differs, and why"
+"""What stands below this heading is written by people and kept when the page is written again."""
+
+_OPEN = "Nothing is written here yet.\n"
+
+
+class Claim(NamedTuple):
+    """A difference that the paper claims, measured here.
+
+    Attributes:
+        text: What should be larger than what.
+        paper: The paper's figure, in points.
+        here: The difference here, in shares.
+    """
+
+    text: str
+    paper: str
+    here: Difference
+
+    @property
+    def verdict(self) -> str:
+        """What the interval says."""
+        if not self.here.significant:
+            return "undecided"
+        return "holds" if self.here.mean > 0 else "**contrary**"
+
+
+def claim(text: str, paper: str, better: Mapping[str, float], worse: Mapping[str, float]) -> Claim:
+    """Compare two accuracies, each a share per problem, with a paired bootstrap interval."""
+    return Claim(text, paper, paired_bootstrap(better, worse))
+
+
+def claim_of(
+    text: str, paper: str, columns: Sequence[Mapping[str, float]], statistic: Callable[[np.ndarray], np.ndarray]
+) -> Claim:
+    """Measure a statistic of several accuracies' means with a bootstrap interval over their common problems.
+
+    Args:
+        text: What is claimed to be positive.
+        paper: The paper's figure.
+        columns: Problem id to share, one mapping per accuracy.
+        statistic: From means, shape (..., columns), to numbers, shape (...).
+    """
+    common = sorted(set.intersection(*(set(column) for column in columns)))
+    table = np.array([[column[key] for column in columns] for key in common])
+    rng = np.random.default_rng(0)
+    draws = rng.multinomial(len(common), np.full(len(common), 1 / len(common)), size=RESAMPLES) / len(common)
+    low, high = np.quantile(statistic(draws @ table), [0.025, 0.975])
+    return Claim(text, paper, Difference(float(statistic(table.mean(0))), float(low), float(high), len(common)))
+
+
+@dataclass
+class Page:
+    """A page in the making.
+
+    Attributes:
+        name: Of the module and the file.
+        title: Heading.
+        asks: What the paper's table is about and what it found.
+        blocks: Markdown, in order.
+        claims: The paper's differences, measured.
+        files: Pictures beside the page: name to a function that writes the file.
+        data: JSON-able figures behind the page.
+    """
+
+    name: str
+    title: str
+    asks: str
+    blocks: list[str] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
+    files: dict[str, Callable[[Path], object]] = field(default_factory=dict)
+    data: dict[str, object] = field(default_factory=dict)
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1) -> None:
+        """Add a table; the first ``left`` columns are text, the others figures."""
+        self.blocks.append(markdown_table(header, rows, left))
+
+    def picture(self, file: str, alt: str, write: Callable[[Path], object]) -> None:
+        """Add a picture."""
+        self.files[file] = write
+        self.blocks.append(f"![{alt}]({file})\n")
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1) -> str:
+    """Return a GitHub table."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * left + "---:|" * (len(header) - left)]
+    lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def percent(share: float) -> str:
+    """Return a share in per cent."""
+    return f"{100 * share:.1f}"
+
+
+def span(low: float, high: float) -> str:
+    """Return an interval of shares in per cent."""
+    return f"{100 * low:.1f} to {100 * high:.1f}"
+
+
+def write_page(page: Page, folder: Path, command: str, facts: Sequence[str]) -> Path:
+    """Write a page and its pictures; reasons that somebody has written into an earlier version stay."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{page.name}.md"
+    for name, write in page.files.items():
+        write(folder / name)
+    parts = [f"# {page.title}\n", page.asks.strip() + "\n", f"```console\n{command}\n```\n"]
+    parts += ["\n".join(f"- {fact}" for fact in facts) + "\n", *page.blocks]
+    if page.claims:
+        parts += ["## What the paper claims\n", _claims(page.claims)]
+    parts.append(f"{REASONS}\n\n{_kept(path)}")
+    path.write_text("\n".join(parts), encoding="utf-8")
+    return path
+
+
+def _claims(claims: Sequence[Claim]) -> str:
+    rows = [
+        (one.text, one.paper, f"{100 * one.here.mean:+.1f}", _signed(one.here), one.verdict, one.here.problems)
+        for one in claims
+    ]
+    header = ("difference, in points", "paper", "here", "95% interval", "verdict", "problems")
+    note = (
+        "\nPaired bootstrap over problems, seeds averaged per problem. `holds`: the interval is above zero; "
+        "`undecided`: it includes zero; `contrary`: it is below zero.\n"
+    )
+    return markdown_table(header, rows) + note
+
+
+def _signed(gap: Difference) -> str:
+    return f"{100 * gap.low:+.1f} to {100 * gap.high:+.1f}"
+
+
+def _kept(path: Path) -> str:
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    _, found, rest = before.partition(REASONS)
+    return rest.strip() + "\n" if found and rest.strip() else _OPEN
