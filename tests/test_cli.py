@@ -493,21 +493,6 @@ def test_help_needs_nothing_heavy(arguments: tuple[str, ...]) -> None:
     assert "Usage" in done.stdout
 
 
-# demo
-
-
-@pytest.mark.slow
-def test_demo_ends_with_table_picture_and_page(run: Run, tmp_path: Path) -> None:
-    result = run("demo", "--out", tmp_path / "demo", "-n", 2)
-    assert result.exit_code == 0, result.output
-    files = {path.name for path in (tmp_path / "demo").iterdir()}
-    assert files >= {"results.json", "results.csv", "accuracy-tokens.png", "tree.html", "runs.db"}
-    document = json.loads((tmp_path / "demo" / "results.json").read_text())
-    assert [row["planner"] for row in document["rows"]] == ["single", "sc:5", "sbs:5,1", "sbs:5,3", "mcts:10,3"]
-    assert [row["agent_calls"] for row in document["rows"][:4]] == [4, 20, 20, 50]
-    assert not any(row["failed"] for row in document["rows"])
-
-
 # examples
 
 

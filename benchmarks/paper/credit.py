@@ -14,7 +14,7 @@ import search
 from benchmarks.paper.lab import MASPRM, ORM, Lab, Setting, command
 from benchmarks.paper.page import Claim, Page, claim, percent, span
 from mas_gym.graph import MAS
-from mas_gym.report import save_matrices, wilson
+from mas_gym.report import Difference, paired_bootstrap, save_matrices
 from mas_gym.state import Action
 from mas_gym.tiny.truth import FirstError, first_error
 from search import ScoringContext
@@ -160,11 +160,13 @@ def shares(failed: Sequence[Pass], judge: Judge) -> dict[str, float]:
 def _overall(page: Page, failed: Sequence[Pass], judges: Mapping[str, Judge], agents: Sequence[str]) -> None:
     rows = []
     for name, judge in judges.items():
-        hits = [hit(one, judge) for one in failed]
-        low, high = wilson(list(shares(failed, judge).values()), trials=len(failed))
-        rows.append((name, percent(float(np.mean(hits))), span(low, high)))
-    page.table(("blames by", "finds the erring agent, %", "95% interval, over problems"), rows)
-    page.blocks.append(f"{len(failed):,} failed passes of {len(shares(failed, judges['chance'])):,} problems.\n")
+        found = _mean(failed, judge)
+        rows.append((name, percent(found.mean), span(found.low, found.high)))
+    page.table(("blames by", "finds the erring agent, %", "95% interval"), rows)
+    problems = len(shares(failed, judges["chance"]))
+    page.blocks.append(
+        f"{len(failed):,} failed passes of {problems:,} problems; averaged per problem, bootstrap over problems.\n"
+    )
     matrices = {name: blame_matrix(failed, judge, agents) for name, judge in judges.items() if "centred" in name}
     page.picture("credit.png", "who is blamed for whose error", lambda path: save_matrices(matrices, agents, path))
 
@@ -196,8 +198,14 @@ def _grouped(
 
 
 def _cell(group: Sequence[Pass], judge: Judge) -> str:
-    mean = float(np.mean([hit(one, judge) for one in group]))
-    return f"{percent(mean)} ({span(*wilson(list(shares(group, judge).values()), trials=len(group)))})"
+    found = _mean(group, judge)
+    return f"{percent(found.mean)} ({span(found.low, found.high)})"
+
+
+def _mean(group: Sequence[Pass], judge: Judge) -> Difference:
+    """Average over problems, with a bootstrap interval."""
+    found = shares(group, judge)
+    return paired_bootstrap(found, dict.fromkeys(found, 0.0))
 
 
 def _claims(failed: Sequence[Pass], judges: Mapping[str, Judge], critics: Sequence[str]) -> list[Claim]:

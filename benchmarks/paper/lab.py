@@ -169,8 +169,9 @@ class Lab:
         )
         name = f"{recipe.kind}-{recipe.head}-{recipe.view}-{setting.task}-{Path(setting.mas).stem}-{number}"
         out = self.options.out / "critics" / f"{name}-{stamp}"
-        if not (out / "critic.json").exists():
-            note(f"training {out.name}")
+        if (out / "critic.json").exists():
+            return out
+        note(f"training {out.name}")
 
         def source() -> Iterator[LabelledTree]:
             return trees(bench, number)
@@ -188,11 +189,17 @@ class Lab:
         learned = {"ORM": self.critic(self.home, ORM), "MASPRM": self.critic(self.home)}
         return {"PL": load_critic(LIKELIHOOD), **learned}
 
-    def measure(self, setting: Setting, arms: Sequence[Arm]) -> list[Score]:
-        """Run the searches of a table's rows on the test split, or read them back; in the order of the rows."""
+    def measure(self, setting: Setting, arms: Sequence[Arm], seeds: Sequence[int] = ()) -> list[Score]:
+        """Run the searches of a table's rows on the test split, or read them back; in the order of the rows.
+
+        Args:
+            setting: What is played.
+            arms: The rows.
+            seeds: Run seeds; the run's own if empty.
+        """
         options = self.options
         options.out.mkdir(parents=True, exist_ok=True)
-        bench = self.bench(setting, "test", options.number, options.seeds, options.out / "searches.db")
+        bench = self.bench(setting, "test", options.number, seeds or options.seeds, options.out / "searches.db")
         outcomes, stop = measure(arms, bench)
         _go_on(stop)
         groups: dict[tuple[str, str], list[Outcome]] = {}

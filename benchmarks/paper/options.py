@@ -140,5 +140,9 @@ def read(prog: str, about: str, arguments: list[str] | None = None) -> Options:
 
 def _seeds(text: str) -> tuple[int, ...]:
     from mas_gym.cli.options import read_seeds
+    from mas_gym.errors import ConfigError
 
-    return tuple(read_seeds(text))
+    try:
+        return tuple(read_seeds(text))
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

@@ -121,7 +121,7 @@ def write_page(page: Page, folder: Path, command: str, facts: Sequence[str]) -> 
     parts = [f"# {page.title}\n", page.asks.strip() + "\n", f"```console\n{command}\n```\n"]
     parts += ["\n".join(f"- {fact}" for fact in facts) + "\n", *page.blocks]
     if page.claims:
-        parts += ["## What the paper claims\n", _claims(page.claims)]
+        parts += ["## Differences\n", _claims(page.claims)]
     parts.append(f"{REASONS}\n\n{_kept(path)}")
     path.write_text("\n".join(parts), encoding="utf-8")
     return path

@@ -17,7 +17,7 @@ from mas_gym.cli.console import note, stdout
 from mas_gym.cli.evaluate import Arm, Bench, Files, end_early, measure, show
 from mas_gym.cli.scratch import grow, teach, trees
 from mas_gym.cli.solve import write_page
-from mas_gym.errors import MissingDependencyError, UnknownNameError
+from mas_gym.errors import DataNotFoundError, MissingDependencyError, UnknownNameError
 from mas_gym.report.outcomes import Outcome
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _shipped() -> list[str]:
     for name in (ORM, MASPRM):
         try:
             opt.read_critic(name)
-        except UnknownNameError:
+        except (UnknownNameError, DataNotFoundError):
             continue
         found.append(name)
     if found:

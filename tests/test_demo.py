@@ -1,0 +1,96 @@
+"""The README's first command, small: shipped critics, critics from scratch, critics of one's own."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import search
+from mas_gym.cli import app
+from mas_gym.cli.demo import named, paper_arms
+from rewardmodels import load_critic
+
+Run = Callable[..., Result]
+FILES = {"results.json", "results.csv", "accuracy-tokens.png", "tree.html", "runs.db"}
+
+
+@pytest.fixture
+def run() -> Run:
+    def invoke(*arguments: object) -> Result:
+        return CliRunner(env={"COLUMNS": "120"}).invoke(app, ["demo", *map(str, arguments)])
+
+    return invoke
+
+
+def rows_of(out: Path) -> list[tuple[str, str, float]]:
+    rows = json.loads((out / "results.json").read_text())["rows"]
+    assert not any(row["failed"] for row in rows)
+    return [(row["planner"], row["critic"], row["agent_calls"]) for row in rows]
+
+
+class Outcome:
+    name, terminal_only, free = "orm", True, False
+
+    def score(self, contexts: list[search.ScoringContext]) -> list[float]:
+        return [0.0 for _ in contexts]
+
+
+def test_the_rows_are_those_of_the_papers_table() -> None:
+    arms = paper_arms({"PL": search.PolicyLikelihood(), "ORM": Outcome(), "MASPRM": search.ConstantCritic()})
+    assert [(arm.name, arm.critic_name) for arm in arms] == [
+        ("single", ""),
+        ("sc:5", ""),
+        *(("sc:5,weights=critic", name) for name in ("PL", "ORM", "MASPRM")),
+        *(("sbs:5,1", name) for name in ("PL", "MASPRM")),
+        *(("sbs:5,3", name) for name in ("PL", "MASPRM")),
+        *(("mcts:10,3", name) for name in ("PL", "ORM", "MASPRM")),
+    ]
+
+
+def test_two_critics_of_one_kind_are_told_apart_by_their_specs() -> None:
+    assert list(named(["policy-likelihood", "constant:0.5"])) == ["policy-likelihood", "constant(0.5)"]
+    assert list(named(["constant:0", "constant:0.0"])) == ["constant:0", "constant:0.0"]
+
+
+@pytest.mark.slow
+def test_the_demo_ends_with_table_picture_and_page(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    result = run("--out", out, "-n", 2)
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in out.iterdir()} >= FILES
+    assert rows_of(out)[:2] == [("single", "", 4), ("sc:5", "", 20)]
+    calls = {planner: count for planner, _, count in rows_of(out)}
+    assert (calls["sc:5,weights=critic"], calls["sbs:5,1"], calls["sbs:5,3"]) == (20, 20, 50)
+    # Either way it says where its critics come from.
+    assert "tiny-masprm, shipped" in result.stderr or "No trained critic is shipped" in result.stderr
+    assert "tree.html" in result.stdout
+
+
+@pytest.mark.slow
+def test_from_scratch_trains_both_critics_once(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    command = ("--out", out, "-n", 2, "--from-scratch", "--trees", 16, "--concurrency", 16)
+    result = run(*command)
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in out.iterdir()} >= FILES | {"rollouts.db", "orm", "masprm"}
+    critics = [critic for planner, critic, _ in rows_of(out) if planner == "mcts:10,3"]
+    assert critics == ["policy-likelihood", "orm", "masprm"]
+    assert load_critic(str(out / "orm")).terminal_only
+    for kind in ("orm", "masprm"):
+        assert any(path.name.startswith("events.out.tfevents") for path in (out / kind).rglob("*"))
+    assert f"tensorboard --logdir {out}" in re.sub(r"\s*\n\s*", "", result.stdout)
+    again = run(*command)
+    assert again.exit_code == 0, again.output
+    assert again.stderr.count("is already trained") == 2
+    assert again.stdout == result.stdout
+
+
+@pytest.mark.slow
+def test_other_critics_can_be_compared(run: Run, tmp_path: Path) -> None:
+    result = run("--out", tmp_path / "demo", "-n", 1, "--critic", "constant:0.5")
+    assert result.exit_code == 0, result.output
+    critics = [critic for planner, critic, _ in rows_of(tmp_path / "demo") if planner == "sbs:5,1"]
+    assert critics == ["policy-likelihood", "constant(0.5)"]

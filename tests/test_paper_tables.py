@@ -1,0 +1,224 @@
+"""The table scripts, end to end on a few problems with critics that have learned from a handful of trees."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mas_gym.tiny
+from benchmarks.paper import agents, clock, credit, curve, dylan, graphs, heads, main, tasks, views
+from benchmarks.paper.all import TABLES
+from benchmarks.paper.credit import Pass, blame_matrix, judges_of, largest_drop, shares
+from benchmarks.paper.lab import ORM, Lab, publish
+from benchmarks.paper.options import Options, read
+from benchmarks.paper.page import REASONS, Page, claim, claim_of, write_page
+from mas_gym.errors import ConfigError
+from mas_gym.report import Series, save_curves, save_matrices
+from mas_gym.tiny.truth import FirstError
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> Options:
+    out = tmp_path_factory.mktemp("tables")
+    other = f"transformers:{mas_gym.tiny.path()}"
+    few = ("epochs=1", "evaluations=1", "checkpoints=1")
+    return Options(
+        out, number=4, seeds=(14, 42), trees=16, dev_trees=8, concurrency=16, settings=few, other_policy=other
+    )
+
+
+@pytest.fixture(scope="module")
+def lab(options: Options) -> Lab:
+    return Lab(options)
+
+
+def text_of(lab: Lab, page: Page) -> str:
+    return publish(lab, page).read_text(encoding="utf-8")
+
+
+def figures(text: str, first: str) -> list[str]:
+    """Return the cells of the table row that begins with a cell."""
+    line = next(line for line in text.splitlines() if line.startswith(f"| {first} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+# The tables
+
+
+@pytest.mark.slow
+def test_the_main_table_has_the_papers_rows_and_goes_on_from_what_is_done(lab: Lab, options: Options) -> None:
+    text = text_of(lab, main.run(lab))
+    rows = [line for line in text.splitlines() if line.startswith(("| single", "| sc:", "| sbs:", "| mcts:"))][:12]
+    assert [row.split("|")[1].strip() for row in rows] == [
+        *("single", "sc:5"),
+        *["sc:5,weights=critic"] * 3,
+        *["sbs:5,1"] * 2,
+        *["sbs:5,3"] * 2,
+        *["mcts:10,3"] * 3,
+    ]
+    assert [row.split("|")[2].strip() for row in rows[2:]] == ["PL", "ORM", "MASPRM"] + ["PL", "MASPRM"] * 2 + [
+        *("PL", "ORM", "MASPRM")
+    ]
+    assert "python -m benchmarks.paper.main -n 4 --seeds 14,42 --trees 16" in text
+    assert text.count("MASPRM over") == 7
+    assert (options.folder / "main.png").read_bytes().startswith(b"\x89PNG")
+    stores = {path: path.stat().st_mtime_ns for path in options.out.rglob("*.safetensors")}
+    assert text_of(Lab(options), main.run(Lab(options))) == text
+    assert {path: path.stat().st_mtime_ns for path in options.out.rglob("*.safetensors")} == stores
+    document = json.loads((options.out / "results" / "main.json").read_text())
+    assert len(document["rows"]) == 12
+
+
+@pytest.mark.slow
+def test_heads_and_views_compare_critics_of_the_same_trees(lab: Lab) -> None:
+    text = text_of(lab, heads.run(lab))
+    assert len(figures(text, "MASPRM, BT")) == 6
+    assert "MASPRM: BT over MSE" in text
+    assert "ORM: BCE over MSE" in text
+    # An ORM has an AUC and no pairs.
+    [judged] = [line for line in text.splitlines() if line.startswith("| ORM, BCE |")][1:]
+    assert re.fullmatch(r"(\| \W ){3}\| [01]\.\d{3} \| [^|]* \|", judged.removeprefix("| ORM, BCE "))
+    text = text_of(lab, views.run(lab))
+    assert [figures(text, name)[0] for name in ("policy likelihood", "full", "local")]
+    assert lab.critic(lab.home, views.Recipe(view="local")).info.view == "local"
+
+
+@pytest.mark.slow
+def test_one_critic_guides_other_graphs_and_a_dynamic_one_gets_its_own(lab: Lab) -> None:
+    text = text_of(lab, graphs.run(lab))
+    assert len(figures(text, "mcts:10,3")) == 6
+    assert "range over graphs: single pass over mcts:10,3+MASPRM" in text
+    text = text_of(lab, dylan.run(lab))
+    assert text.count("| dynamic schedule |") == 2
+    assert lab.critic(lab.home._replace(mas="dylan")).info.graphs.keys() == {"dylan"}
+
+
+@pytest.mark.slow
+def test_critics_go_to_another_task_and_to_other_agents(lab: Lab) -> None:
+    text = text_of(lab, tasks.run(lab))
+    assert "Hit@1 on ordering (logic)" in text
+    assert len(figures(text, "MASPRM of ordering")) == 3
+    assert "on ordering: its own critic over that of arithmetic" in text
+    text = text_of(lab, agents.run(lab))
+    assert text.count("| mcts:10,3 | ") == 3
+
+
+@pytest.mark.slow
+def test_curves_clock_and_credit(lab: Lab, options: Options) -> None:
+    text = text_of(lab, curve.run(lab))
+    assert [figures(text, "trees")[1], figures(text, "all")[1]] == ["8", "16"]
+    assert (options.folder / "curve.png").exists()
+    text = text_of(lab, clock.run(lab))
+    assert len(re.findall(r"^\| mcts:10,3 \|", text, re.MULTILINE)) == 4
+    text = text_of(lab, credit.run(lab))
+    assert figures(text, "chance")[1] == "25.0"
+    assert (options.folder / "credit.png").exists()
+
+
+def test_every_table_is_in_all_and_has_a_page_of_its_name() -> None:
+    modules = {path.stem for path in Path(main.__file__).parent.glob("*.py")}
+    assert set(TABLES) == modules - {"__init__", "all", "held_out", "lab", "options", "page"}
+
+
+def test_a_given_critic_is_used_where_the_main_recipe_is_meant_and_nowhere_else(tmp_path: Path) -> None:
+    lab = Lab(Options(tmp_path, orm="models/orm"))
+    assert lab.folder(lab.home, ORM) == Path("models/orm")
+
+
+# Credit assignment, by hand
+
+ERRORS = {"a": 1, "b": 2}
+
+
+def passes(values: Mapping[str, tuple[float, ...]]) -> list[Pass]:
+    agents = ("Reader", "Planner", "Solver")
+    return [
+        Pass(key, agents, {"critic": row}, FirstError(ERRORS[key], agents[ERRORS[key]], "wrong sum"), False)
+        for key, row in values.items()
+    ]
+
+
+def test_the_largest_fall_is_blamed_and_equal_falls_share() -> None:
+    assert largest_drop([0.5, -0.5, -0.6], 0.4).tolist() == [0, 1, 0]
+    assert largest_drop([0.2, 0.1, 0.1], 0.9).tolist() == [1, 0, 0]
+    assert largest_drop([0.5, 0.25, 0.0], 0.5).tolist() == [0, 0.5, 0.5]
+
+
+def test_blame_by_hand() -> None:
+    both = passes({"a": (0.8, -0.2, -0.3), "b": (0.8, 0.7, -0.9)})
+    judges = judges_of(both, ["critic"], "Solver")
+    assert shares(both, judges["critic, drop"]) == {"a": 1.0, "b": 1.0}
+    assert shares(both, judges["commonest agent"]) == {"a": 0.0, "b": 1.0}
+    assert shares(both, judges["chance"]) == pytest.approx({"a": 1 / 3, "b": 1 / 3})
+    matrix = blame_matrix(both, judges["critic, drop"], ["Reader", "Planner", "Solver"])
+    assert matrix == [[0, 0, 0], [0, 1, 0], [0, 0, 1]]
+
+
+def test_centring_forgives_what_is_usual_at_a_depth() -> None:
+    # Values fall at the second message everywhere; only "b" falls at the third, where it erred.
+    both = passes({"a": (0.8, -0.4, -0.4), "b": (0.8, -0.1, -0.6)})
+    judges = judges_of(both, ["critic"], "Solver")
+    assert shares(both, judges["critic, drop"])["b"] == 0.0
+    assert shares(both, judges["critic, centred"]) == {"a": 1.0, "b": 1.0}
+
+
+# Pages and options
+
+
+def test_a_claim_says_what_its_interval_says() -> None:
+    sure = claim("x", "+1", {f"p{i}": 1.0 for i in range(40)}, {f"p{i}": float(i % 2) for i in range(40)})
+    assert (sure.verdict, sure.here.mean) == ("holds", 0.5)
+    turned = claim("x", "+1", {f"p{i}": float(i % 2) for i in range(40)}, {f"p{i}": 1.0 for i in range(40)})
+    assert turned.verdict == "**contrary**"
+    assert claim("x", "+1", {"p": 1.0, "q": 0.0}, {"p": 0.0, "q": 1.0}).verdict == "undecided"
+
+
+def test_a_statistic_of_several_accuracies_has_an_interval_over_their_problems() -> None:
+    columns = [{f"p{i}": float(i % k == 0) for i in range(60)} for k in (1, 2, 3)]
+    found = claim_of("range", "+9", columns, lambda means: means.max(axis=-1) - means.min(axis=-1))
+    assert found.here.mean == pytest.approx(1 - 1 / 3)
+    assert found.here.low < found.here.mean < found.here.high
+    assert found.here.problems == 60
+    plain = claim("difference", "", columns[0], columns[1])
+    same = claim_of("difference", "", columns[:2], lambda means: means[..., 0] - means[..., 1])
+    assert np.allclose(same.here[:3], plain.here[:3], atol=0.02)
+
+
+def test_reasons_that_people_wrote_stay_when_a_page_is_written_again(tmp_path: Path) -> None:
+    page = Page("heads", "Heads", "What for.")
+    page.table(("a", "b"), [("x|y", 1)])
+    path = write_page(page, tmp_path, "command", ["fact"])
+    assert "| x\\|y | 1 |" in path.read_text()
+    path.write_text(path.read_text().replace("Nothing is written here yet.", "Too few trees: tested."))
+    page.blocks = ["new figures\n"]
+    text = write_page(page, tmp_path, "command", ["fact"]).read_text()
+    assert "new figures" in text
+    assert text.endswith(f"{REASONS}\n\nToo few trees: tested.\n")
+
+
+def test_a_page_names_its_settings_and_no_place_on_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "masprm").mkdir()
+    words = ["--out", str(tmp_path), "-n", "9", "--seeds", "1,2", "--set", "epochs=1", "--set", "seed=3"]
+    options = read("prog", "about", [*words, "--masprm", str(tmp_path / "masprm"), "--task", "gsm8k"])
+    assert options.shown() == "--task gsm8k -n 9 --seeds 1,2 --set epochs=1 --set seed=3 --masprm masprm"
+    assert (options.system, options.folder) == ("rpsv", tmp_path / "pages")
+    with pytest.raises(SystemExit):
+        read("prog", "about", ["--seeds", "one"])
+    assert "whole numbers with commas" in capsys.readouterr().err
+
+
+# Pictures
+
+
+def test_pictures_refuse_what_does_not_fit(tmp_path: Path) -> None:
+    points = Series("trees", [10, 20], [0.5, 0.7], [[0.4, 0.6], [0.6, 0.8]])
+    assert "<svg" in save_curves({"Hit@1": [points]}, "pairs", tmp_path / "c.svg").read_text(encoding="utf-8")
+    with pytest.raises(ConfigError, match="at least one point"):
+        save_curves({"Hit@1": []}, "pairs", tmp_path / "c.svg")
+    with pytest.raises(ConfigError, match="2 by 2"):
+        save_matrices({"critic": [[1.0]]}, ["A", "B"], tmp_path / "m.png")
