@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from benchmarks.paper.held_out import pair_accuracy, pair_cells
 from benchmarks.paper.lab import LIKELIHOOD, MCTS, Lab, Recipe, Score, arm, command, keep_rows
 from benchmarks.paper.page import Page, claim, percent, span
-from rewardmodels import load_critic
-from rewardmodels.folder import read_info
+from rewardmodels import LearnedCritic, load_critic
 
 PAIRS = (1, 2, 4, 8)
 FEWEST = 8
@@ -49,13 +48,16 @@ def run(lab: Lab) -> Page:
     recipes = [("trees", Recipe(trees=size)) for size in sizes]
     recipes += [("pairs per tree", Recipe(pairs=number)) for number in PAIRS[:-1]]
     recipes += [("all", Recipe(trees=full))]
+    critics = [lab.critic(lab.home, recipe) for _, recipe in recipes]
     arms = [arm(MCTS, load_critic(LIKELIHOOD), "PL")]
-    for series, recipe in recipes:
-        arms.append(arm(MCTS, lab.critic(lab.home, recipe), _name(series, recipe)))
+    arms += [arm(MCTS, critic, _name(recipe)) for (_, recipe), critic in zip(recipes, critics, strict=True)]
     seeds = lab.options.seeds[-1:]
     likelihood, *scores = lab.measure(lab.home, arms, seeds)
     lab.notes.append(f"searches of seed {seeds[0]} alone")
-    points = [_point(lab, *recipe, score) for recipe, score in zip(recipes, scores, strict=True)]
+    points = [
+        _point(lab, series, recipe, critic, score)
+        for (series, recipe), critic, score in zip(recipes, critics, scores, strict=True)
+    ]
     header = ("varied", "trees", "pairs per tree", "pairs", "pairwise accuracy, %", "95% interval", "by depth")
     rows = [
         (
@@ -83,14 +85,13 @@ def run(lab: Lab) -> Page:
     return page
 
 
-def _name(series: str, recipe: Recipe) -> str:
+def _name(recipe: Recipe) -> str:
     return f"MASPRM of {recipe.trees} trees" if recipe.trees else f"MASPRM of {recipe.pairs} pairs per tree"
 
 
-def _point(lab: Lab, series: str, recipe: Recipe, score: Score) -> Point:
-    folder = lab.folder(lab.home, recipe)
-    metrics = pair_accuracy(lab, lab.home, lab.critic(lab.home, recipe))
-    pairs = int(read_info(folder).data["pairs"])
+def _point(lab: Lab, series: str, recipe: Recipe, critic: LearnedCritic, score: Score) -> Point:
+    metrics = pair_accuracy(lab, lab.home, critic)
+    pairs = int(critic.info.data["pairs"])
     return Point(series, recipe.trees or lab.options.trees, recipe.pairs, pairs, metrics, score)
 
 

@@ -6,7 +6,7 @@ import hashlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -162,11 +162,10 @@ class Lab:
             return Path(chosen)
         bench = self.rollouts(setting)
         number = recipe.trees or self.options.trees
+        recipe = replace(recipe, trees=number)
         settings = read_pairs(self.options.settings)
         base_stamp = getattr(self.policy("tiny"), "fingerprint", "") if self.options.base == "tiny" else ""
-        stamp = _digest(
-            bench.store.name if bench.store else "", recipe, number, settings, self.options.base, base_stamp
-        )
+        stamp = _digest(bench.store.name if bench.store else "", recipe, settings, self.options.base, base_stamp)
         name = f"{recipe.kind}-{recipe.head}-{recipe.view}-{setting.task}-{Path(setting.mas).stem}-{number}"
         out = self.options.out / "critics" / f"{name}-{stamp}"
         if (out / "critic.json").exists():

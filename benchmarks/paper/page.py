@@ -129,7 +129,7 @@ def write_page(page: Page, folder: Path, command: str, facts: Sequence[str]) -> 
 
 def _claims(claims: Sequence[Claim]) -> str:
     rows = [
-        (one.text, one.paper, f"{100 * one.here.mean:+.1f}", _signed(one.here), one.verdict, one.here.problems)
+        (one.text, one.paper, _points(one.here.mean), _signed(one.here), one.verdict, one.here.problems)
         for one in claims
     ]
     header = ("difference, in points", "paper", "here", "95% interval", "verdict", "problems")
@@ -141,7 +141,12 @@ def _claims(claims: Sequence[Claim]) -> str:
 
 
 def _signed(gap: Difference) -> str:
-    return f"{100 * gap.low:+.1f} to {100 * gap.high:+.1f}"
+    return f"{_points(gap.low)} to {_points(gap.high)}"
+
+
+def _points(share: float) -> str:
+    # Adding zero turns a minus zero into a plus.
+    return f"{round(100 * share, 1) + 0.0:+.1f}"
 
 
 def _kept(path: Path) -> str:

@@ -34,7 +34,7 @@ FULL_SEEDS, FULL_PROBLEMS = (14, 24, 42), 500
 
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the table, the picture and the page.")] = Path("demo"),
-    number: Annotated[int | None, typer.Option("-n", "--number", min=1, help="Problems.  [default: 300]")] = None,
+    number: Annotated[int | None, typer.Option("-n", "--number", min=1, help="Problems.  [default: 200]")] = None,
     critic: Annotated[
         list[str] | None, typer.Option("--critic", help="Critics to compare instead of the shipped ones. Repeatable.")
     ] = None,
@@ -57,7 +57,7 @@ def demo(
     import mas_gym
 
     out.mkdir(parents=True, exist_ok=True)
-    task = mas_gym.load_task("arithmetic", split="test", limit=number or (FULL_PROBLEMS if full else 300))
+    task = mas_gym.load_task("arithmetic", split="test", limit=number or (FULL_PROBLEMS if full else 200))
     seeds = FULL_SEEDS if full else (seed,)
     bench = Bench(task, mas_gym.load_mas("rpsv"), opt.read_policy("tiny"), seeds, concurrency, out / "runs.db")
     trained = from_scratch or full
