@@ -27,6 +27,17 @@ def check_at_least(planner: object, low: int, **numbers: int) -> None:
             )
 
 
+def check_serial(planner: Any) -> None:
+    """Refuse ``parallel`` where simulations cannot be under way together.
+
+    Raises:
+        ConfigError: It is more than 1.
+    """
+    if planner.parallel > 1:
+        name = type(planner).__name__
+        raise ConfigError(f"{name}: expected parallel=1, got {planner.parallel}: only MCTS has virtual loss")
+
+
 def step_values(planner: str, critic: Critic | None, training: bool) -> ValueKind:
     """Return the kind of values of a run, for a planner that needs a value at every step.
 

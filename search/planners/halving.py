@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mas_gym.state import MASState
-from search.planners.common import Steps, check_at_least
+from search.planners.common import Steps, check_at_least, check_serial
 from search.planners.mcts import MCTS
 from search.planners.simulation import Simulation
 from search.protocol import Model
@@ -31,6 +31,7 @@ class SequentialHalving(MCTS):
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
+        check_serial(self)
         check_at_least(self, 2, width=self.width)
 
     def simulation(self, model: Model, root: MASState) -> Simulation:

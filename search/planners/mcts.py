@@ -29,6 +29,7 @@ from typing import Literal
 from mas_gym.errors import BudgetError, ConfigError
 from mas_gym.state import MASState
 from search.planners.common import check_at_least
+from search.planners.parallel import Parallel
 from search.planners.simulation import Simulation
 from search.protocol import Critic, Model, PlanGenerator, ValueKind, value_kind
 
@@ -50,6 +51,8 @@ class MCTS:
             ``"auto"``: what the run offers.
         rank: What orders the candidates after the chosen one: ``"path"``, the path score,
             or ``"leaf"``, the terminal child's Q.
+        parallel: Simulations under way at once; more than one need fewer replies one after another, and are kept
+            apart by virtual loss, see `search.planners.parallel`.
     """
 
     n_simulations: int = 10
@@ -59,10 +62,13 @@ class MCTS:
     virtual_visits: bool | None = None
     values: ValueKind | Literal["auto"] = "auto"
     rank: Literal["path", "leaf"] = "path"
+    parallel: int = 1
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_at_least(self, 1, n_simulations=self.n_simulations, max_children=self.max_children)
+        check_at_least(
+            self, 1, n_simulations=self.n_simulations, max_children=self.max_children, parallel=self.parallel
+        )
         if self.c_uct is not None and not (isinstance(self.c_uct, int | float) and 0 <= self.c_uct < math.inf):
             raise ConfigError(f"MCTS: expected c_uct to be a finite number >= 0, got {self.c_uct!r}")
         allowed: dict[str, tuple[str, ...]] = {
@@ -101,4 +107,4 @@ class MCTS:
 
     def simulation(self, model: Model, root: MASState) -> Simulation:
         """Return the machinery that this planner runs on."""
-        return Simulation(self, model, root)
+        return Simulation(self, model, root) if self.parallel == 1 else Parallel(self, model, root)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from mas_gym.errors import ConfigError
 from mas_gym.state import MASState
-from search.planners.common import Steps
+from search.planners.common import Steps, check_serial
 from search.planners.mcts import MCTS
 from search.planners.simulation import Simulation
 from search.protocol import Model
@@ -31,6 +31,7 @@ class PUCT(MCTS):
     def __post_init__(self) -> None:
         """Check the settings."""
         super().__post_init__()
+        check_serial(self)
         if not 0 < self.temperature < math.inf:
             raise ConfigError(f"PUCT: expected temperature to be a positive number, got {self.temperature!r}")
 

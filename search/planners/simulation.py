@@ -116,12 +116,17 @@ class Simulation:
                 return self._frontier_value(node)
             node = self.descend(path)
         if math.isnan(tree.values[node]):
-            if self.kind == "reward":
-                [[tree.values[node]]] = yield [Reward([tree.states[node]])]
-            else:
-                yield from evaluate(tree, [node])
-            self._found(path, node)
+            yield from self._score(path)
         return tree.values[node]
+
+    def _score(self, path: list[int]) -> Steps:
+        """Ask for the value of the terminal state at the end of ``path``."""
+        tree, node = self.tree, path[-1]
+        if self.kind == "reward":
+            [[tree.values[node]]] = yield [Reward([tree.states[node]])]
+        else:
+            yield from evaluate(tree, [node])
+        self._found(path, node)
 
     def _frontier_value(self, node: int) -> float:
         """Return V(s) of an expanded state, or the best candidate's likelihood (App. "Policy likelihood guidance")."""
@@ -170,13 +175,16 @@ class Simulation:
         if not self.moments or self.moments[-1].node != node:
             self.moments.append(moment(self.tree, self.calls, self.tokens, node))
 
-    def _affordable(self, node: int) -> bool:
-        """Return whether a bootstrap expansion leaves enough calls for an answer."""
+    def _affordable(self, node: int, in_work: int = 0) -> bool:
+        """Return whether a bootstrap expansion, beside those in work, leaves enough calls for an answer."""
         if self.leads[0] or node == 0:
             return True
         depth: int = getattr(self.model, "max_depth", 1)
         planner = self.planner
-        return self.calls + planner.max_children + depth - 1 <= planner.n_simulations * planner.max_children
+        return (
+            self.calls + (in_work + 1) * planner.max_children + depth - 1
+            <= planner.n_simulations * planner.max_children
+        )
 
     def complete(self) -> Steps:
         """Give a bootstrap search without terminal states one, by single messages from the greedy path's end."""
