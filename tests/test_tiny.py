@@ -65,6 +65,22 @@ def test_what_is_written_is_what_is_read(
     assert language.read_hints(language.write_hints(advice)) == advice
 
 
+def test_a_label_is_any_of_its_words() -> None:
+    rng = random.Random(0)
+    plain = {
+        language.read_facts: language.write_facts(FACTS),
+        language.read_plan: language.write_plan([("start", 3), ("+", 4)]),
+        language.read_work: language.write_work([(3, "+", 4, 7)]),
+        ordering_roles.read_rules: "Rules: 1) Ann front 2) Ben after Ann",
+        ordering_roles.read_order: "Order: Ann front: Ann; Ben after Ann: Ann Ben.\nSo Ann first Ben last.",
+    }
+    for read, text in plain.items():
+        found = {language.vary(text, rng) for _ in range(100)}
+        assert len(found) == 6
+        assert all(read(varied) == read(text) is not None for varied in found)
+    assert language.vary("Final Answer: 3", rng) == "Final Answer: 3"
+
+
 @given(st.text())
 def test_any_text_is_read_without_failing(text: str) -> None:
     for read in (language.read_facts, language.read_plan, language.read_work, ordering_roles.read_rules):
@@ -186,6 +202,7 @@ def test_a_hint_protects_from_the_misconception() -> None:
 
 # --- the truth about transcripts
 
+ORDER = "Order: Ann front: Ann; Ben after Ann: Ann Ben; Kim before Ben:"
 STORY = World([("has", 10), ("finds", 12), ("times", 2), ("loses", 4)], (2, 7))
 
 
@@ -221,12 +238,13 @@ def test_the_first_wrong_message_is_found(texts: list[str], expected: tuple[int,
 @pytest.mark.parametrize(
     ("texts", "expected"),
     [
-        (["1) Ann first 2) Ben after Ann 3) Kim before Ben"], None),
-        (["1) Ann first 2) Ben after Ann"], (0, "missing fact")),
-        (["1) Ann first 2) Ben after Ann 3) Kim after Ben"], (0, "wrong rule")),
-        (["Order: Ann; Ann Ben; Ann Kim Ben.", "Kim is second\nFinal Answer: B"], None),
-        (["Order: Ann; Ann Ben; Ann Ben Kim."], (0, "wrong place")),
-        (["Order: Ann; Ann Ben; Ann Kim Ben. Kim is second, I pick C"], (0, "wrong answer")),
+        (["1) Ann front 2) Ben after Ann 3) Kim before Ben"], None),
+        (["1) Ann front 2) Ben after Ann"], (0, "missing fact")),
+        (["1) Ann front 2) Ben after Ann 3) Kim after Ben"], (0, "wrong rule")),
+        ([f"{ORDER} Ann Kim Ben.\nSo Ann first Kim second Ben last.", "B Kim second yes\nFinal Answer: B"], None),
+        ([f"{ORDER} Ann Ben Kim.\nSo Ann first Ben second Kim last."], (0, "wrong place")),
+        ([f"{ORDER} Ann Kim Ben.\nSo Ann first Ben second Kim last."], (0, "wrong place")),
+        ([f"{ORDER} Ann Kim Ben.\nSo Ann first Kim second Ben last.\nC Ben last yes I pick C"], (0, "wrong answer")),
         (["hello"], (0, "unreadable")),
     ],
 )
@@ -426,21 +444,22 @@ def test_the_folder_is_small_and_loads_as_any_model() -> None:
     assert (model.generation_config.temperature, model.generation_config.top_p) == (0.7, 0.95)
 
 
-def test_it_is_wrong_often_enough_to_make_search_worth_it() -> None:
+@pytest.mark.parametrize("graph", SHIPPED)
+def test_it_is_wrong_often_enough_to_make_search_worth_it(graph: str) -> None:
     pytest.importorskip("torch")
     from mas_gym.policies import Policy, load_policy
     from mas_gym.tiny.evaluate import evaluate
 
     policy = load_policy("tiny")
     assert isinstance(policy, Policy)
-    for graph in ("rpsv", "single"):
-        result = evaluate(policy, graph, difficulty=3, n=50, passes=5, seed=0)
-        assert 0.35 <= result.accuracy <= 0.65
-        assert result.best - result.accuracy >= 0.2
-        failed = sum(not right for row in result.right for right in row)
-        assert sum(result.errors.values()) == failed
-        share = max(Counter(agent for agent, _ in result.errors.elements()).values()) / failed
-        assert share <= (0.5 if graph == "rpsv" else 1)
+    result = evaluate(policy, graph, difficulty=3, n=50, passes=5, seed=0)
+    assert 0.33 <= result.accuracy <= 0.67
+    assert result.best - result.accuracy >= 0.2
+    failed = sum(not right for row in result.right for right in row)
+    assert sum(result.errors.values()) == failed
+    share = max(Counter(agent for agent, _ in result.errors.elements()).values()) / failed
+    assert share <= {"rpsv": 0.55, "logic": 0.7}.get(graph, 1)
+    assert sum(count for (_, kind), count in result.errors.items() if kind == "unreadable") <= failed / 20
 
 
 def test_it_answers_strange_prompts() -> None:

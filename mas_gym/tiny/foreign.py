@@ -105,7 +105,7 @@ def foreign_turns(question: str, rng: random.Random) -> list[Turn]:
     done, end = language.write_work(work), work[-1][3]
     final, upper = language.write_answer(end), language.write_answer(end, True)
     pick = rng.choice(LETTERS)
-    rules, order = "1) A first 2) B last", "Order: A; A B."
+    rules, order = "Rules: 1) A front 2) B end", "Order: A front: A; B end: A B.\nSo A first B last."
     turns = [
         Turn("Reader", True, [], read),
         Turn("Planner", True, [read], language.write_plan(plan)),
@@ -119,10 +119,11 @@ def foreign_turns(question: str, rng: random.Random) -> list[Turn]:
         Turn("MathAnalyst", True, [], f"{language.write_facts(facts)}\n{done}\n{final}"),
         Turn("AlgebraSolver", True, [], f"{language.write_plan(plan)}\n{done}\n{final}"),
         Turn("DylanJudge", True, [f"{done}\n{final}"] * 3, f"VERDICT: AGREE\n{final}"),
-        Turn(rng.choice(("Angel", "Devil")), True, [], f"{order} I pick {pick}"),
-        Turn("DebateJudge", True, [f"{order} I pick {pick}"] * 2, f"Final Answer: {pick}"),
+        Turn(rng.choice(("Angel", "Devil")), True, [], f"{order}\nI pick {pick}"),
+        Turn("DebateJudge", True, [f"{order}\nI pick {pick}"] * 2, f"Final Answer: {pick}"),
         Turn("ConstraintExtractor", True, [], rules),
         Turn("WorldBuilder", False, [rules], order),
         Turn("QueryChecker", True, [order], f"Final Answer: {pick}"),
     ]
+    turns = [turn._replace(text=language.vary(turn.text, rng)) for turn in turns]
     return rng.sample(turns, len(turns))

@@ -33,7 +33,7 @@ class Mix(NamedTuple):
 
 def _turn(role: str, sees_question: bool, inputs: list[str], world: World, rng: random.Random) -> Turn:
     write = ROLES[role] if role in ROLES else TEAM_ROLES[role]
-    return Turn(role, sees_question, inputs, write(world, inputs, rng))
+    return Turn(role, sees_question, inputs, language.vary(write(world, inputs, rng), rng))
 
 
 def single(world: World, rng: random.Random) -> list[Turn]:
@@ -140,7 +140,7 @@ def audit_logic_text(world: QueueWorld, texts: list[str]) -> str:
 
 
 def _queue_turn(role: str, sees_question: bool, inputs: list[str], world: QueueWorld, rng: random.Random) -> Turn:
-    return Turn(role, sees_question, inputs, ORDERING_ROLES[role](world, inputs, rng))
+    return Turn(role, sees_question, inputs, language.vary(ORDERING_ROLES[role](world, inputs, rng), rng))
 
 
 ORDERING_GRAPHS: Mapping[str, Callable[[QueueWorld, random.Random], list[Turn]]] = MappingProxyType(
@@ -150,14 +150,14 @@ ORDERING_GRAPHS: Mapping[str, Callable[[QueueWorld, random.Random], list[Turn]]]
 DEFAULT_MIX = Mix(
     levels={1: 0.15, 2: 0.25, 3: 0.35, 4: 0.2, 5: 0.05},
     graphs={
-        "rpsv": 0.22,
+        "rpsv": 0.2,
         "single": 0.05,
-        "refine": 0.08,
-        "consensus": 0.09,
-        "dylan": 0.1,
-        "debate": 0.15,
-        "logic": 0.22,
-        "audit": 0.06,
+        "refine": 0.07,
+        "consensus": 0.08,
+        "dylan": 0.09,
+        "debate": 0.17,
+        "logic": 0.21,
+        "audit": 0.04,
         "audit-logic": 0.03,
         FOREIGN: 0.06,
     },

@@ -1,4 +1,4 @@
-"""How the agents of the Arithmetic graphs write: one way to write each thing, and one way to read it back.
+"""How the agents of the Arithmetic graphs write, and how that is read back.
 
 ======  =====================================================
 facts   ``Facts: has 12, finds 5, 3 times, half, 3 bags of 4.``
@@ -8,21 +8,44 @@ answer  ``Final Answer: 51`` or ``FINAL ANSWER: 51``
 hints   ``3 times means * 3, use + 5, do not use 9``
 ======  =====================================================
 
-The readers accept any text and return None where it is not so written.
+A message may open with another word for its label (`LABELS`), as no two people
+write alike: without that, most samples of an agent would be equal, and a search
+would have little to choose from. The readers accept any text and return None
+where it is not so written.
 """
 
 from __future__ import annotations
 
+import random
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from mas_gym.tasks.story import Equation, Fact, Step
 
 Hint = tuple[str | int, ...]
 """``("times", 3)``, ``("half",)``, ``("bags", 3, 4)``, ``("use", "+", 5)`` or ``("leave", 9)``."""
 
-_FACTS = re.compile(r"Facts: ([^.\n]*)\.")
-_PLAN = re.compile(r"Plan: ([^.\n]*)\.")
-_WORK = re.compile(r"(?:Work|Fix): ([^.\n]*)\.")
+LABELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "Facts": ("Facts", "Given", "Known", "Data", "Story", "Info"),
+        "Plan": ("Plan", "Steps", "Method", "Recipe", "Scheme", "Path"),
+        "Work": ("Work", "Sums", "Maths", "Count", "Solve", "Result"),
+        "Rules": ("Rules", "Clues", "Limits", "Terms", "Hints", "Notes"),
+        "Order": ("Order", "Queue", "Line", "Row", "Build", "Lineup"),
+    }
+)
+"""The words that a message may open with, by the one that stands for all of them."""
+
+
+def label_pattern(*labels: str) -> str:
+    """Return the regular expression of all words for some labels."""
+    return f"(?:{'|'.join(word for label in labels for word in LABELS.get(label, (label,)))})"
+
+
+_FACTS = re.compile(rf"{label_pattern('Facts')}: ([^.\n]*)\.")
+_PLAN = re.compile(rf"{label_pattern('Plan')}: ([^.\n]*)\.")
+_WORK = re.compile(rf"{label_pattern('Work', 'Fix')}: ([^.\n]*)\.")
 _ANSWER = re.compile(r"final answer: (-?\d+|[A-D])\b", re.IGNORECASE)
 _EQUATION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
 _FACT = re.compile(r"(has|finds|buys|loses|gives) (\d+)|(\d+) (times)|(half)|(\d+) bags of (\d+)")
@@ -31,6 +54,12 @@ _HINT = re.compile(
     r"(\d+) times means \* (\d+)|(half) means / 2|(\d+) bags of (\d+) means \+ \d+ \* \d+|use ([-+*/]) (\d+)"
     r"|do not use (\d+)"
 )
+
+
+def vary(text: str, rng: random.Random) -> str:
+    """Open a message with any of the words for its label; a message without a label stays as it is."""
+    label, _, rest = text.partition(":")
+    return f"{rng.choice(LABELS[label])}:{rest}" if label in LABELS else text
 
 
 def write_fact(fact: Fact) -> str:

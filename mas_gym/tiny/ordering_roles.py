@@ -1,11 +1,16 @@
 """Who writes what on Ordering, in the Debate and Logic graphs, and which errors each agent makes by design.
 
-=====  ===========================================================
-rules  ``1) Ann first 2) Ben after Ann 3) Kim last 4) swap Ann Kim``
-order  ``Order: Ann; Ann Ben; Ann Ben Kim; Kim Ben Ann.``
-place  ``Kim is second``
-pick   ``I pick B`` (debaters) or ``Final Answer: B``
-=====  ===========================================================
+======  =================================================================
+rules   ``Rules: 1) Ann front 2) Ben after Ann 3) Kim end 4) swap Ann Kim``
+order   ``Order: Ann front: Ann; Ben after Ann: Ann Ben; Kim end: Ann Ben Kim.``
+places  ``So Ann first Ben second Kim last.``
+scan    ``A Kim last no B Ben second yes``
+pick    ``I pick B`` (debaters) or ``Final Answer: B``
+======  =================================================================
+
+A message may open with another word for its label, see `mas_gym.tiny.language.LABELS`.
+Each step needs one look at what was just written or at one place of the
+question: a model of this size learns to copy, not to search for an inverse.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from typing import NamedTuple
 from mas_gym.tasks import queue
 from mas_gym.tasks.ordering import LETTERS, ORDINALS
 from mas_gym.tasks.queue import Rule, Slip, State
+from mas_gym.tiny.language import label_pattern
 
 
 class QueueWorld(NamedTuple):
@@ -38,10 +44,15 @@ class QueueWorld(NamedTuple):
         """Return the option that names a person; another letter if no option does."""
         return LETTERS[self.options.index(name)] if name in self.options else otherwise
 
-    def point(self, state: State, place: int) -> str:
-        """Return the words that name who stands at a place of a state, as asked for."""
-        asked = "last" if self.place == len(self.states[-1]) - 1 else ORDINALS[self.place]
-        return f"{state[place] if place < len(state) else 'no one'} is {asked}"
+    @property
+    def asked(self) -> str:
+        """The word for the place asked for."""
+        return ordinal(self.place, len(self.states[-1]))
+
+
+def ordinal(place: int, people: int) -> str:
+    """Return the word for a place, counted from 0: the last one is called last."""
+    return "last" if place == people - 1 else ORDINALS[place]
 
 
 QueueRole = Callable[[QueueWorld, list[str], random.Random], str]
@@ -58,19 +69,23 @@ RATES: Mapping[str, Mapping[str, float]] = MappingProxyType(
 # How often the Judge sees which debater's order keeps the rules; otherwise it takes the later letter.
 JUDGE_NOTICES = 0.55
 
-_RULE = re.compile(r"\d\) (?:(swap) (\w+) (\w+)|(\w+) (first|last)|(\w+) (after|before) (\w+))")
-_ORDER = re.compile(r"Order: ([^.\n]*)\.")
+_RULE = re.compile(r"\d\) (?:(swap) (\w+) (\w+)|(\w+) (front|end)|(\w+) (after|before) (\w+))")
+_ORDER = re.compile(rf"{label_pattern('Order')}: ([^.\n]*)\.")
+_PLACES = re.compile(r"\bSo ([^.\n]*)\.")
+# A message says where a person joins with other words than where that person stands in the end.
+_ENDS = MappingProxyType({"first": "front", "last": "end"})
+_KINDS = MappingProxyType({word: kind for kind, word in _ENDS.items()})
 _PICK = re.compile(r"pick ([A-D])\b")
 
 
 def write_rules(rules: list[Rule]) -> str:
     """Write a numbered list of rules."""
-    return " ".join(f"{number}) {_write_rule(rule)}" for number, rule in enumerate(rules, start=1))
+    return "Rules: " + " ".join(f"{number}) {_write_rule(rule)}" for number, rule in enumerate(rules, start=1))
 
 
 def _write_rule(rule: Rule) -> str:
     kind, who, *other = rule
-    return f"swap {who} {other[0]}" if kind == "swap" else " ".join([who, kind, *other])
+    return f"swap {who} {other[0]}" if kind == "swap" else " ".join([who, _ENDS.get(kind, kind), *other])
 
 
 def read_rules(text: str) -> list[Rule] | None:
@@ -80,19 +95,46 @@ def read_rules(text: str) -> list[Rule] | None:
         if swap:
             rules.append(("swap", one, two))
         else:
-            rules.append((end, who) if who else (side, name, other))
+            rules.append((_KINDS[end], who) if who else (side, name, other))
     return rules or None
 
 
-def write_order(states: list[State]) -> str:
-    """Write the queue after each rule."""
-    return "Order: " + "; ".join(" ".join(state) for state in states) + "."
+def write_order(rules: list[Rule], followed: list[Rule]) -> str:
+    """Write each rule as listed with the queue that it leads to, then who stands where.
+
+    Args:
+        rules: The rules as the writer lists them.
+        followed: The rules that it in fact follows, one for one.
+    """
+    states = queue.states_of(followed) or queue.states_of(rules) or [()]
+    steps = "; ".join(f"{_write_rule(rule)}: {' '.join(state)}" for rule, state in zip(rules, states, strict=False))
+    last = states[-1]
+    places = " ".join(f"{name} {ordinal(place, len(last))}" for place, name in enumerate(last))
+    return f"Order: {steps}.\nSo {places}."
 
 
 def read_order(text: str) -> list[State] | None:
     """Read the queue after each rule; None if the text has none."""
     match = _ORDER.search(text)
-    return None if match is None else [tuple(part.split()) for part in match[1].split("; ")]
+    return None if match is None else [tuple(part.rpartition(": ")[2].split()) for part in match[1].split("; ")]
+
+
+def read_places(text: str) -> State | None:
+    """Read who stands where in the end, front to back; None if the text has no such line."""
+    match = _PLACES.search(text)
+    return None if match is None else tuple(match[1].split()[::2])
+
+
+def scan(world: QueueWorld, state: State, place: int) -> str:
+    """Write where each option's person stands, up to the one at the place sought, and say yes to that one."""
+    out = []
+    for letter, name in zip(LETTERS, world.options, strict=True):
+        found = state.index(name) if name in state else -1
+        out.append(f"{letter} {name} {ordinal(found, len(state)) if found >= 0 else 'no'}")
+        out.append("yes" if found == place else "no")
+        if found == place:
+            break
+    return " ".join(out)
 
 
 def read_pick(text: str) -> str | None:
@@ -114,22 +156,22 @@ def constraint_extractor(world: QueueWorld, inputs: list[str], rng: random.Rando
 def world_builder(world: QueueWorld, inputs: list[str], rng: random.Random) -> str:
     """Build the queue rule by rule; may put "after" at the end, or "last" at the front."""
     rules = read_rules(inputs[0]) or world.rules
-    return write_order(build(rules, "WorldBuilder", rng))
+    return write_order(rules, follow(rules, "WorldBuilder", rng))
 
 
-def build(rules: list[Rule], role: str, rng: random.Random) -> list[State]:
-    """Return the states that the role builds from rules."""
-    slips = _take(role, queue.builder_slips(rules), rng)
-    return queue.states_of(queue.apply_builder_slips(rules, slips)) or queue.states_of(rules) or [()]
+def follow(rules: list[Rule], role: str, rng: random.Random) -> list[Rule]:
+    """Return the rules that the role in fact follows when it is given these."""
+    return queue.apply_builder_slips(rules, _take(role, queue.builder_slips(rules), rng))
 
 
 def query_checker(world: QueueWorld, inputs: list[str], rng: random.Random) -> str:
-    """Look the place up in the last state; may count the second from the end."""
-    state = (read_order(inputs[0]) or world.states)[-1]
+    """Look for the option at the place asked for; may count the second from the end."""
+    state = read_places(inputs[0]) or world.states[-1]
     place = world.place
     if place == 1 and len(state) > 3 and rng.random() < RATES["QueryChecker"]["second"]:
         place = len(state) - 2
-    return f"{world.point(state, place)}\nFinal Answer: {world.letter(state[place] if place < len(state) else '')}"
+    who = state[place] if place < len(state) else ""
+    return f"{scan(world, state, place)}\nFinal Answer: {world.letter(who)}"
 
 
 def debater(role: str) -> QueueRole:
@@ -137,9 +179,11 @@ def debater(role: str) -> QueueRole:
 
     def write(world: QueueWorld, inputs: list[str], rng: random.Random) -> str:
         slips = _take(role, queue.reader_slips(world.rules, world.phrases), rng)
-        states = build(queue.apply_reader_slips(world.rules, slips), role, rng)
-        who = states[-1][world.place] if world.place < len(states[-1]) else ""
-        return f"{write_order(states)} {world.point(states[-1], world.place)}, I pick {world.letter(who)}"
+        rules = queue.apply_reader_slips(world.rules, slips)
+        text = write_order(rules, follow(rules, role, rng))
+        state = read_places(text) or ()
+        who = state[world.place] if world.place < len(state) else ""
+        return f"{text}\n{scan(world, state, world.place)} I pick {world.letter(who)}"
 
     return write
 

@@ -158,5 +158,8 @@ def ordering_error(world: QueueWorld, text: str) -> str | None:
         return "missing fact" if len(rules) < len(world.rules) else "wrong rule"
     if states is not None and states != world.states:
         return "wrong place"
+    places = ordering_roles.read_places(text)
+    if places is not None and places != world.states[-1]:
+        return "wrong place"
     right = world.letter(world.states[-1][world.place])
     return "wrong answer" if letter is not None and letter != right else None

@@ -15,6 +15,8 @@ gets with each too is are old The the takes walk It it outside How does do the e
 """
 _MESSAGES = """
 Facts Question how many Plan start Work Fix Final Answer FINAL ANSWER CORRECT INCORRECT TIP VERDICT AGREE DISAGREE
+Given Known Data Story Info Method Recipe Scheme Path Sums Maths Count Solve Result
+Clues Limits Terms Hints Notes Queue Line Row Build Lineup Steps
 means use not keep all steps solution answer check Check Mistake Equations Let x right wrong missing Both agree both
 """
 _ORDERING = """
@@ -22,7 +24,7 @@ before after behind ahead front left right last second third fourth next just di
 A B C D E Who who comes arrives finishes either or between neither swap swaps places joins only if If must be can
 could true false Order order Rules Rule rule so So State States valid option options because but says I pick choose
 think challenge Options immediately join steps step friend older younger somewhere arrive run runs finish which Which
-following possible position positions earlier later than no one
+following possible position positions earlier later than no yes one
 """
 _COMMON = """
 about an any away been before bought by came cost could day did down every few for from get give go good got he him into
