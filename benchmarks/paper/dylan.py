@@ -22,6 +22,8 @@ def run(lab: Lab) -> Page:
         keep_rows(lab, f"dylan-{name}", scores)
     rows = [(f"{name} schedule", search, *score_cells(score)) for (name, search), score in found.items()]
     page.table(("system", "search", *SCORE_HEADER), rows, left=2)
+    number = lab.trees(lab.home._replace(mas="dylan"))
+    page.blocks.append(f"The critic of the dynamic schedule has learned from {number:,} training searches.\n")
     page.claims = [
         claim(
             "single pass: dynamic over fixed",

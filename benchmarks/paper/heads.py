@@ -12,24 +12,31 @@ RECIPES = {
     "MASPRM, BT": MASPRM,
     "MASPRM, MSE": Recipe("masprm", "mse"),
 }
+PLAIN = {"MASPRM, BT alone": Recipe(plain=True)}
+"""Added where the recipe of this backbone anchors the Bradley-Terry loss to the targets."""
+
 ASKS = """
 MCTS(10,3) with each critic trained on the same trees with two losses. The paper finds Bradley-Terry best for MASPRM on
 all four tasks and cross-entropy best or tied for the ORM; its figures are those of GSM8K with 1.5B and 7B critics.
+Where the recipe adds to the Bradley-Terry loss the squared error to the targets, so that values mean the same in
+different branches, the loss alone, as in the paper, has a row of its own.
 """
 
 
 def run(lab: Lab) -> Page:
     page = Page("heads", "Reward heads", ASKS)
     critics = {name: lab.critic(lab.home, recipe) for name, recipe in RECIPES.items()}
+    if critics["MASPRM, BT"].info.settings["anchor"]:
+        critics |= {name: lab.critic(lab.home, recipe) for name, recipe in PLAIN.items()}
     scores = lab.measure(lab.home, [arm(MCTS, critic, name) for name, critic in critics.items()])
-    found = dict(zip(RECIPES, scores, strict=True))
+    found = dict(zip(critics, scores, strict=True))
     page.table(("head", *SCORE_HEADER), [(name, *score_cells(score)) for name, score in found.items()])
     page.blocks.append("On trees of the dev split, which none of them learned from:\n")
     aucs = {name: outcome_auc(lab, lab.home, critic) for name, critic in critics.items()}
     process = {name: critic for name, critic in critics.items() if not critic.terminal_only}
     pairs = {name: pair_accuracy(lab, lab.home, critic) for name, critic in process.items()}
     dash = ("\N{EN DASH}",) * 3
-    rows = [(name, *(pair_cells(pairs[name]) if name in pairs else dash), *auc_cells(aucs[name])) for name in RECIPES]
+    rows = [(name, *(pair_cells(pairs[name]) if name in pairs else dash), *auc_cells(aucs[name])) for name in critics]
     header = ("head", "pairwise accuracy, %", "95% interval", "by depth", "AUC of finished transcripts", "95% interval")
     page.table(header, rows)
     page.claims = [
@@ -37,6 +44,12 @@ def run(lab: Lab) -> Page:
         claim("ORM: BCE over MSE", "+0.7 / +0.2", found["ORM, BCE"].shares, found["ORM, MSE"].shares),
         claim("best heads: MASPRM over ORM", "+3.0 / +14.5", found["MASPRM, BT"].shares, found["ORM, BCE"].shares),
     ]
+    if "MASPRM, BT alone" in found:
+        alone = found["MASPRM, BT alone"].shares
+        page.claims += [
+            claim("MASPRM: BT alone over MSE", "+4.3 / +9.6", alone, found["MASPRM, MSE"].shares),
+            claim("MASPRM: anchored BT over BT alone", "none", found["MASPRM, BT"].shares, alone),
+        ]
     keep_rows(lab, page.name, scores)
     return page
 

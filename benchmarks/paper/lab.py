@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 SEED = 42
 MCTS = "mcts:10,3"
 LIKELIHOOD = "policy-likelihood"
+PAIRWISE = ("anchor", "bt_on")
+"""Settings of the Bradley-Terry loss alone."""
+
 OTHER_SIZE = ("--hidden", "128", "--layers", "4")
 """The second tiny model is narrower than the embedded one (hidden 192, 4 layers)."""
 
@@ -58,6 +61,7 @@ class Recipe:
         view: What it sees.
         trees: Training searches, the run's number if None.
         pairs: Pairs per tree.
+        plain: The paper's Bradley-Terry loss, without an anchor.
     """
 
     kind: str = "masprm"
@@ -65,6 +69,7 @@ class Recipe:
     view: str = "full"
     trees: int | None = None
     pairs: int = 8
+    plain: bool = False
 
 
 MASPRM = Recipe()
@@ -140,9 +145,14 @@ class Lab:
         system = mas_gym.load_mas(setting.mas)
         return Bench(task, system, self.policy(setting.policy), seeds, self.options.concurrency, store)
 
+    def trees(self, setting: Setting) -> int:
+        """Return the number of training searches of a setting."""
+        most = self.options.dynamic_trees if mas_gym.load_mas(setting.mas).dynamic else self.options.trees
+        return min(most, self.options.trees)
+
     def rollouts(self, setting: Setting, split: str = "train") -> Bench:
         """Make the training searches of a setting, or find them made."""
-        number = self.options.trees if split == "train" else self.options.dev_trees
+        number = self.trees(setting) if split == "train" else self.options.dev_trees
         stamp = _digest(setting, getattr(self.policy(setting.policy), "fingerprint", ""))
         name = f"{setting.task}-{Path(setting.mas).stem}-{split}-{stamp}"
         store = self.options.out / "rollouts" / f"{name}.db"
@@ -161,9 +171,13 @@ class Lab:
         if chosen and setting == self.home:
             return Path(chosen)
         bench = self.rollouts(setting)
-        number = recipe.trees or self.options.trees
+        number = recipe.trees or self.trees(setting)
         recipe = replace(recipe, trees=number)
         settings = read_pairs(self.options.settings)
+        if recipe.head != "bt":
+            settings = {key: value for key, value in settings.items() if key not in PAIRWISE}
+        if recipe.plain:
+            settings["anchor"] = 0.0
         base_stamp = getattr(self.policy("tiny"), "fingerprint", "") if self.options.base == "tiny" else ""
         stamp = _digest(bench.store.name if bench.store else "", recipe, settings, self.options.base, base_stamp)
         name = f"{recipe.kind}-{recipe.head}-{recipe.view}-{setting.task}-{Path(setting.mas).stem}-{number}"

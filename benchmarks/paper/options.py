@@ -43,6 +43,7 @@ class Options:
         number: Test problems.
         seeds: Run seeds.
         trees: Training searches per task and system.
+        dynamic_trees: The same for systems with a dynamic schedule, whose trees are many times as large.
         dev_trees: Searches of the dev split, on which critics are compared outside search.
         concurrency: Searches open at once.
         settings: Fields of `rewardmodels.Settings` as ``key=value``.
@@ -64,6 +65,7 @@ class Options:
     number: int = 500
     seeds: tuple[int, ...] = (14, 24, 42)
     trees: int = 2000
+    dynamic_trees: int = 500
     dev_trees: int = 300
     concurrency: int = 64
     settings: tuple[str, ...] = ()
@@ -123,6 +125,7 @@ def read(prog: str, about: str, arguments: list[str] | None = None) -> Options:
     add("-n", "--number", help=f"test problems [{known.number}]", **number)
     add("--seeds", type=_seeds, help="run seeds, with commas [14,24,42]")
     add("--trees", help=f"training searches per task and system [{known.trees}]", **number)
+    add("--dynamic-trees", help=f"the same for dynamic schedules [{known.dynamic_trees}]", **number)
     add("--dev-trees", help=f"searches of the dev split, to compare critics on [{known.dev_trees}]", **number)
     add("--concurrency", help=f"searches open at once [{known.concurrency}]", **number)
     add("--set", dest="settings", action="append", metavar="KEY=VALUE", help="a training setting; repeatable")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError
-from mas_gym.report.plots import COLOURS, INK, figure_class, save_figure
+from mas_gym.report.plots import COLOURS, INK, figure_class, plain_log_ticks, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,8 +41,8 @@ def save_curves(panels: Mapping[str, Sequence[Series]], x_label: str, path: Path
         ConfigError: There is nothing to draw, or the suffix names no format.
         MissingDependencyError: matplotlib is not installed.
     """
-    if not any(series.x for curves in panels.values() for series in curves):
-        raise ConfigError("expected at least one point, got none; there is nothing to plot")
+    if not panels or not all(any(series.x for series in curves) for curves in panels.values()):
+        raise ConfigError("expected at least one point in each panel, got none; there is nothing to plot")
     figure = figure_class()(figsize=(4.4 * len(panels), 3.6), dpi=200, layout="constrained")
     names = list(dict.fromkeys(series.name for curves in panels.values() for series in curves))
     for axes, (label, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
@@ -53,6 +53,8 @@ def save_curves(panels: Mapping[str, Sequence[Series]], x_label: str, path: Path
             bars: Any = list(zip(*ends, strict=True))
             axes.errorbar(series.x, y, yerr=bars, color=colour, marker="o", ms=5, lw=1.6, elinewidth=1, capsize=2)
         axes.set_xscale("log")
+        places = [place for series in curves for place in series.x]
+        plain_log_ticks(axes, min(places), max(places))
         axes.set_xlabel(x_label, color=INK)
         axes.set_ylabel(label, color=INK)
         axes.grid(True, which="major", alpha=0.3)

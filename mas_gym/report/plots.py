@@ -101,7 +101,7 @@ def _dress(axes: Any, rows: Sequence[Row], title: str) -> None:
     costs = [row.tokens.mean for row in rows]
     if min(costs) > 0 and max(costs) / min(costs) > 3:
         axes.set_xscale("log")
-        _plain_log_ticks(axes, min(costs), max(costs))
+        plain_log_ticks(axes, min(costs), max(costs))
     axes.set_xlabel("generated tokens per problem", color=INK)
     axes.set_ylabel("Hit@1 (%)", color=INK)
     if title:
@@ -115,7 +115,8 @@ def _dress(axes: Any, rows: Sequence[Row], title: str) -> None:
     axes.tick_params(colors=INK, length=0, labelsize=9)
 
 
-def _plain_log_ticks(axes: Any, low: float, high: float) -> None:
+def plain_log_ticks(axes: Any, low: float, high: float) -> None:
+    """Label a logarithmic axis from a little below ``low`` to a little above ``high`` with whole numbers."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     low, high = low / 1.3, high * 1.3
