@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 _WINDOW = 32
+_BUNDLE = 16
 
 
 class Bundle(NamedTuple):
@@ -43,11 +44,17 @@ class Bundle(NamedTuple):
 
 
 def bundles(rows: Sequence[Row], encoder: Encoder, most: int) -> list[Bundle]:
-    """Encode rows tree by tree, at most ``most`` to a bundle."""
+    """Encode rows tree by tree, at most ``most`` to a bundle.
+
+    A bundle is also small beside a batch, so that a batch of many rows holds many trees, whose rows tell more than
+    those of one; and rows that stand together in it begin alike.
+    """
     by_tree: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_tree[row.tree].append(row)
-    chunks = [tree[i : i + most] for tree in by_tree.values() for i in range(0, len(tree), most)]
+    size = min(most, _BUNDLE)
+    ordered = (sorted(tree, key=lambda row: row.chosen) for tree in by_tree.values())
+    chunks = [tree[i : i + size] for tree in ordered for i in range(0, len(tree), size)]
     return [_bundle(sorted(chunk, key=lambda row: row.rejected is None), encoder) for chunk in chunks]
 
 

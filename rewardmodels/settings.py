@@ -31,7 +31,7 @@ class Settings:
         bt_on: What the Bradley-Terry loss compares: the ``"tanh"`` scores, as the paper, or the ``"raw"`` logits.
         anchor: Weight of a labelled state beside a pair's 1 in the Bradley-Terry loss: its squared error to the
             target. Pairs compare siblings alone, so a value learned from them need not mean the same in another
-            branch or at another depth; 0 is the paper's loss.
+            branch or at another depth, and search compares them all; 0 is the paper's loss.
         view: What the critic sees of a state.
         max_length: The most tokens of a state.
         lora_rank: Rank of the LoRA adapters; 0 trains the whole model.
@@ -48,6 +48,8 @@ class Settings:
         evaluations: How often in a run to compute them, the end included.
         checkpoints: How often in a run to save what is needed to resume.
         gradient_checkpointing: Trade time for memory.
+        cpu_bf16: Matrix products in bfloat16 on a CPU, faster where it has instructions for them; a GPU that can does
+            so always.
         seed: Of the head's first weights, the order of the rows and dropout.
     """
 
@@ -71,6 +73,7 @@ class Settings:
     evaluations: int = 10
     checkpoints: int = 10
     gradient_checkpointing: bool = False
+    cpu_bf16: bool = False
     seed: int = 42
 
     @property
@@ -84,13 +87,15 @@ class Settings:
 
 
 PAPER = Settings()
+# A tree of the embedded agents has seven pairs and fifty labelled states: the anchor learns from all of them.
 TINY = Settings(
+    anchor=1.0,
     max_length=1024,
     lora_rank=0,
     nf4=False,
-    batch_size=64,
+    batch_size=256,
     accumulation=1,
-    learning_rate=1e-3,
+    learning_rate=5e-4,
     epochs=2.0,
     warmup=0.1,
     held_out=0.1,
@@ -111,6 +116,8 @@ def settings_for(parameters: int, overrides: dict[str, Any]) -> Settings:
     if faults:
         raise ConfigError("; ".join(faults), tuple(faults))
     settings = replace(base, **overrides)
+    if settings.head != "bt" and "anchor" not in overrides:
+        settings = replace(settings, anchor=0.0)
     if settings.lora_rank == 0 and settings.nf4 and "nf4" not in overrides:
         settings = replace(settings, nf4=False)
     faults = _faults(settings)

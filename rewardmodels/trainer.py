@@ -215,7 +215,7 @@ def arguments(settings: Settings, folder: Path, steps: int, device: str) -> Trai
     return TrainingArguments(
         output_dir=str(folder),
         use_cpu=on_cpu,
-        bf16=not on_cpu and torch.cuda.is_bf16_supported(),
+        bf16=settings.cpu_bf16 if on_cpu else torch.cuda.is_bf16_supported(),
         num_train_epochs=1,
         per_device_train_batch_size=1,
         gradient_accumulation_steps=settings.accumulation,

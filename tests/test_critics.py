@@ -27,7 +27,14 @@ from rewardmodels import Ensemble, LearnedCritic, OracleCritic, collect, known_c
 from search import Critic, Proposal, ScoringContext
 
 MAS_RPSV = MODEL.mas
-QUICK: dict[str, Any] = {"epochs": 0.5, "batch_size": 32, "learning_rate": 3e-3, "evaluations": 1, "device": "cpu"}
+QUICK: dict[str, Any] = {
+    "epochs": 0.5,
+    "anchor": 0.0,
+    "batch_size": 32,
+    "learning_rate": 3e-3,
+    "evaluations": 1,
+    "device": "cpu",
+}
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,7 @@ from search import ScoringContext
 
 QUICK: dict[str, Any] = {
     "epochs": 1,
+    "anchor": 0.0,
     "batch_size": 12,
     "learning_rate": 3e-3,
     "evaluations": 2,
@@ -158,6 +159,8 @@ def test_like_lengths_go_together(base: Path, data: RewardData) -> None:
 
 def test_defaults_follow_the_size_of_the_backbone() -> None:
     assert settings_for(2_000_000, {}) == TINY
+    assert (TINY.anchor, PAPER.anchor) == (1.0, 0.0)
+    assert settings_for(2_000_000, {"kind": "orm", "head": "bce"}).anchor == 0
     large = settings_for(1_500_000_000, {})
     assert large == PAPER
     assert (large.lora_rank, large.lora_dropout, large.batch_size, large.accumulation) == (256, 0.05, 8, 16)
@@ -228,10 +231,17 @@ def test_plain_transformers_gives_the_critics_scores(trained: Trained) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "head", "rows"), [("orm", "bce", "outcomes"), ("orm", "mse", "outcomes"), ("masprm", "mse", "points")]
+    ("kind", "head", "rows", "bf16"),
+    [
+        ("orm", "bce", "outcomes", False),
+        ("orm", "mse", "outcomes", False),
+        ("masprm", "mse", "points", False),
+        ("masprm", "mse", "points", True),
+    ],
 )
-def test_the_other_heads_learn(base: Path, tmp_path: Path, kind: str, head: str, rows: Any) -> None:
-    done = train(collect(grove(), rows), tmp_path / "c", base=str(base), kind=kind, head=head, **{**QUICK, "epochs": 2})
+def test_the_other_heads_learn(base: Path, tmp_path: Path, kind: str, head: str, rows: Any, bf16: bool) -> None:
+    settings = {**QUICK, "epochs": 2, "cpu_bf16": bf16}
+    done = train(collect(grove(), rows), tmp_path / "c", base=str(base), kind=kind, head=head, **settings)
     first, last = done.history[0], done.history[-1]
     assert last["mse"] <= first["mse"] * 1.05
     assert "calibration" in last and done.info.head == head
