@@ -14,7 +14,6 @@ beside it::
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sized
@@ -28,6 +27,7 @@ from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, Searc
 from mas_gym.graph import MAS
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.tasks.base import Problem
+from search import events
 from search.active import ActiveSearch, Sampled, Setup
 from search.grading import Grader
 from search.plan import Plan, Usage
@@ -36,8 +36,6 @@ from search.progress import Listener, Progress, listener
 from search.protocol import Critic, Planner
 from search.settings import Budget, Sampling
 from search.store import RunRecord, Store, open_record
-
-logger = logging.getLogger("search")
 
 TELL_SECONDS = 0.25
 """How often at least progress is told while no search ends, for one search can take minutes."""
@@ -144,6 +142,7 @@ class Run(Iterator[Plan]):
         self._error: Exception | None = None
         self._closed = False
         self._progress = Progress(total=total)
+        events.run_started(setup, total, policy=policy.name, concurrency=concurrency)
 
     @property
     def usage(self) -> Usage:
@@ -196,6 +195,7 @@ class Run(Iterator[Plan]):
             self._critic.close()
         if self._record is not None:
             self._record.close()
+        events.run_ended(self._snapshot())
         if self._listen is not None:
             self._listen.close(self._snapshot())
 
@@ -365,8 +365,7 @@ class Run(Iterator[Plan]):
     def _hand_over(self, plan: Plan, fresh: bool) -> None:
         self._finished.append(plan)
         self._progress = self._progress.with_plan(plan, fresh)
-        if plan.error is not None:
-            logger.warning("search of %s failed: %s", plan.problem_id, plan.error)
+        events.search_ended(plan, fresh)
         if self._listen is not None:
             self._tell(self._listen)
 

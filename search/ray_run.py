@@ -24,6 +24,7 @@ from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, Missi
 from mas_gym.graph import MAS
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.tasks.base import Problem
+from search import events
 from search.active import Made, Setup
 from search.driver import Run
 from search.plan import Plan, Usage
@@ -258,10 +259,11 @@ class _Head:
                 policy, critic = ray.get(self._members[0].actor.facts.remote())
             except ray.exceptions.RayError as error:
                 raise _cause(error) from error
-            told = None if critic is None else SimpleNamespace(**critic)
+            told: Any = None if critic is None else SimpleNamespace(**critic)
+            setup = _setup(self.job, told)
+            events.run_started(setup, self._progress.total, policy=policy["name"], actors=self.fleet.actors)
             record = None
             if store is not None:
-                setup = _setup(self.job, told)
                 record = open_record(store, setup, self.problems, SimpleNamespace(**policy), run_name)
             try:
                 yield from self._collect(record)
@@ -271,10 +273,12 @@ class _Head:
         finally:
             for member in self._members:
                 ray.kill(member.actor)
+            events.run_ended(self._snapshot())
             if self._listen is not None:
                 self._listen.close(self._snapshot())
 
     def _tell(self, plan: Plan, fresh: bool) -> None:
+        events.search_ended(plan, fresh)
         self._progress = self._progress.with_plan(plan, fresh)
         if fresh:
             self._spent += plan.usage

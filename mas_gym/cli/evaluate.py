@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 import typer
 
 from mas_gym.cli import options as opt
+from mas_gym.cli import telemetry
 from mas_gym.cli.console import note, stdout, version
 from mas_gym.cli.progress import RunProgress
 from mas_gym.errors import ConfigError, MASGymError
@@ -88,6 +89,8 @@ def evaluate(
     ray: opt.RayAddress = None,
     actors: opt.Actors = None,
     gpus_per_actor: opt.GPUs = None,
+    log_json: opt.LogJSON = None,
+    metrics: opt.Metrics = None,
     grading: opt.Grading = "strict",
     option: opt.TaskOptions = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write rows, intervals and differences.")] = None,
@@ -101,7 +104,7 @@ def evaluate(
     import mas_gym
 
     files = Files(json, csv, plot)
-    for path in files:
+    for path in (*files, log_json):
         opt.check_folder(path)
     numbers = opt.read_seeds(seeds)
     arms = arms_of(planner or ["single"], critic or [opt.LIKELIHOOD])
@@ -112,7 +115,8 @@ def evaluate(
     local, remote = engines(spec, cache, fleet)
     bench = Bench(problems, system, local, numbers, concurrency, store, remote)
     title = f"{task} {split}, {system.name}, policy {opt.policy_label(spec)}"
-    outcomes, stop = measure(arms, bench)
+    with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
+        outcomes, stop = measure(arms, bench, watch=watch)
     show(outcomes, title, files, _meta(bench, task, opt.policy_label(spec)))
     if stop is not None:
         goes_on = f"the same command goes on from {store}" if store else "with --store runs.db it would go on from here"
@@ -161,7 +165,10 @@ def arms_of(planners: Sequence[str], critics: Sequence[str]) -> list[Arm]:
 
 
 def measure(
-    arms: Sequence[Arm], bench: Bench, look: Callable[[Arm, Plan], None] = lambda arm, plan: None
+    arms: Sequence[Arm],
+    bench: Bench,
+    look: Callable[[Arm, Plan], None] = lambda arm, plan: None,
+    watch: telemetry.Watch = lambda run, seed, progress: None,
 ) -> tuple[list[Outcome], BaseException | None]:
     """Run every arm with every seed, showing progress.
 
@@ -169,6 +176,7 @@ def measure(
         arms: What to measure.
         bench: What they have in common.
         look: Sees every plan.
+        watch: Sees every snapshot.
 
     Returns:
         The outcomes of the searches that ended, and what ended the measurement early: Ctrl-C or an error that
@@ -184,7 +192,11 @@ def measure(
                     found.append(outcome_of(plan, arm, seed))
                     look(arm, plan)
 
-                stop = drain(start(arm, bench, seed, partial(progress.update, line, seed)), take)
+                def listen(now: Progress, line: int = line, arm: Arm = arm, seed: int = seed) -> None:
+                    progress.update(line, seed, now)
+                    watch(arm.label, seed, now)
+
+                stop = drain(start(arm, bench, seed, listen), take)
                 # Sums over searches are the same to the last bit, whichever ended first.
                 outcomes += sorted(found, key=lambda outcome: outcome.problem_id)
                 if stop is not None:

@@ -66,6 +66,13 @@ Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Searches
 Store = Annotated[
     Path | None, typer.Option("--store", help="SQLite file that keeps every search; the same command resumes from it.")
 ]
+LogJSON = Annotated[
+    Path | None, typer.Option("--log-json", help="Append what happens to a file, one JSON object per line.")
+]
+Metrics = Annotated[
+    int | None,
+    typer.Option("--metrics", min=1, max=65535, metavar="PORT", help="Serve Prometheus metrics on this loopback port."),
+]
 
 
 def read_task(
@@ -84,6 +91,13 @@ def check_folder(path: Path | None) -> None:
     """Refuse a file that could not be written, before time is spent on what should go into it."""
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"{path}: expected its folder to exist, got none; make it with: mkdir -p {path.parent}")
+
+
+def check_kind(kind: str) -> Any:
+    """Return a kind of answer; refuse what is none."""
+    if kind not in ("number", "expression", "choice"):
+        raise ConfigError(f"--kind: expected number, expression or choice, got {kind!r}")
+    return kind
 
 
 def read_pairs(pairs: Sequence[str] | None) -> dict[str, Any]:

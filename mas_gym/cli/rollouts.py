@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mas_gym.cli import options as opt
+from mas_gym.cli import telemetry
 from mas_gym.cli.console import note, stdout
 from mas_gym.cli.evaluate import Arm, Bench, drain, end_early, engines, start
 from mas_gym.cli.progress import RunProgress
@@ -16,6 +16,7 @@ from mas_gym.errors import ConfigError
 
 if TYPE_CHECKING:
     from search import Plan
+    from search.progress import Progress
 
 
 class _Harvest:
@@ -55,6 +56,8 @@ def rollouts(
     actors: opt.Actors = None,
     gpus_per_actor: opt.GPUs = None,
     option: opt.TaskOptions = None,
+    log_json: opt.LogJSON = None,
+    metrics: opt.Metrics = None,
     export: Annotated[Path | None, typer.Option("--export", help="Also write every node to a Parquet file.")] = None,
 ) -> None:
     """Search training problems with the true reward at the leaves (paper: MCTS(40,3), c = 4.0) into a store."""
@@ -65,6 +68,7 @@ def rollouts(
         raise ConfigError("expected --split train or dev: trees with true rewards of the test split would leak it")
     opt.check_folder(store)
     opt.check_folder(export)
+    opt.check_folder(log_json)
     name, method = opt.read_planner(planner)
     problems = opt.read_task(task, split, data, number, "strict", option)
     system = mas_gym.load_mas(mas)
@@ -72,8 +76,17 @@ def rollouts(
     local, remote = engines(opt.chosen_policy(policy, system), cache, fleet)
     bench = Bench(problems, system, local, [seed], concurrency, store, remote)
     harvest = _Harvest()
-    with RunProgress([f"{name}, true reward"], len(problems)) as progress:
-        listen = partial(progress.update, 0, seed)
+    label = f"{name}, true reward"
+    with (
+        telemetry.json_lines(log_json),
+        telemetry.metrics(metrics) as watch,
+        RunProgress([label], len(problems)) as progress,
+    ):
+
+        def listen(now: Progress) -> None:
+            progress.update(0, seed, now)
+            watch(label, seed, now)
+
         stop = drain(start(Arm(name, method), bench, seed, listen, training=True), harvest.add)
     _summary(harvest, len(problems), store)
     if export is not None:

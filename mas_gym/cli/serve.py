@@ -9,7 +9,8 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note
-from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.cli.telemetry import json_lines
+from mas_gym.errors import MissingDependencyError
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SPARE_CONNECTIONS = 64
@@ -39,6 +40,7 @@ def serve(
     key_env: Annotated[
         str, typer.Option("--key-env", help="Environment variable with the API key; no key is asked if it is unset.")
     ] = "MAS_GYM_SERVE_KEY",
+    log_json: opt.LogJSON = None,
 ) -> None:
     """Answer OpenAI chat requests by search; any chat client works against it unchanged."""
     import mas_gym
@@ -51,13 +53,12 @@ def serve(
         from mas_gym.cli.service_pool import Service
     except ImportError as error:
         raise MissingDependencyError(
-            f"mas-gym serve needs fastapi and uvicorn ({error}): pip install 'mas-gym[serve]'"
+            f"mas-gym serve needs fastapi, uvicorn and prometheus_client ({error}): pip install 'mas-gym[serve]'"
         ) from error
-    if kind not in ("number", "expression", "choice"):
-        raise ConfigError(f"--kind: expected number, expression or choice, got {kind!r}")
     key = os.environ.get(key_env) or None
     if key is None and host not in _LOOPBACK:
         note(f"Anyone who reaches {host} can use this service: set {key_env} to ask for a key.", "yellow")
+    opt.check_folder(log_json)
     _, algorithm = opt.read_planner(planner)
     system = mas_gym.load_mas(mas)
     service = Service(
@@ -65,7 +66,7 @@ def serve(
         mas=system,
         policy=opt.read_policy(opt.chosen_policy(policy, system), cache),
         critic=opt.read_critic(critic) if opt.takes_critic(algorithm) else None,
-        kind=kind,  # type: ignore[arg-type]
+        kind=opt.check_kind(kind),
         budget=Budget(seconds=seconds),
         concurrency=concurrency,
         queue=queue,
@@ -73,4 +74,7 @@ def serve(
     app = make_app(service, model=model, seed=seed, key=key, max_body=max_body)
     note(f"Serving {mas} by {planner} at http://{host}:{port}/v1 as model {model!r}; Ctrl-C ends it.")
     limit = concurrency + queue + _SPARE_CONNECTIONS
-    uvicorn.run(app, host=host, port=port, log_level="warning", limit_concurrency=limit, timeout_graceful_shutdown=5)
+    with json_lines(log_json):
+        uvicorn.run(
+            app, host=host, port=port, log_level="warning", limit_concurrency=limit, timeout_graceful_shutdown=5
+        )

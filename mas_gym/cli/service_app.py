@@ -9,17 +9,21 @@ import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
+from prometheus_client import CollectorRegistry
 
 from mas_gym.cli.service_pool import PoolFullError, SearchPool, Service, Ticket
 from mas_gym.cli.service_wire import ApiError, ChatRequest, chunk, completion, parse_chat, sse, usage_of
+from mas_gym.cli.telemetry import Families, family, text_of
 from mas_gym.errors import EngineUnavailableError
 
 if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
     from search import Plan
 
 _BODY_SECONDS = 30.0
@@ -64,6 +68,8 @@ class _Front:
         self.counts: Counter[str] = Counter()
         self.answers: Counter[int] = Counter()
         self.started = int(time.time())
+        self._registry = CollectorRegistry()
+        self._registry.register(Families(self._families))
 
     async def health(self) -> Response:
         return _json({"status": "ok", "active": self.pool.active, "waiting": self.pool.waiting})
@@ -77,14 +83,15 @@ class _Front:
         return _json({"object": "list", "data": [entry]})
 
     async def metrics(self) -> Response:
-        lines = ["# TYPE mas_gym_requests_total counter"]
-        lines += [f'mas_gym_requests_total{{status="{status}"}} {n}' for status, n in sorted(self.answers.items())]
+        return Response(text_of(self._registry), media_type="text/plain; version=0.0.4")
+
+    def _families(self) -> Iterator[Metric]:
+        answers = {(str(status),): float(n) for status, n in sorted(self.answers.items())}
+        yield family("counter", "requests", answers, ("status",))
         for name in ("agent_calls", "generated_tokens", "reward_calls", "cancelled_searches"):
-            lines += [f"# TYPE mas_gym_{name}_total counter", f"mas_gym_{name}_total {self.counts[name]}"]
-        gauges = {"active": self.pool.active, "waiting": self.pool.waiting}
-        for name, value in gauges.items():
-            lines += [f"# TYPE mas_gym_{name}_searches gauge", f"mas_gym_{name}_searches {value}"]
-        return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+            yield family("counter", name, {(): self.counts[name]})
+        for name, value in (("active", self.pool.active), ("waiting", self.pool.waiting)):
+            yield family("gauge", f"{name}_searches", {(): value})
 
     async def chat(self, request: Request) -> Response:
         try:

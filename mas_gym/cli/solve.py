@@ -70,11 +70,9 @@ def solve(
 def _own(question: str, kind: str) -> Task:
     from mas_gym.tasks import Problem, ProblemTask
 
-    if kind not in ("number", "expression", "choice"):
-        raise ConfigError(f"--kind: expected number, expression or choice, got {kind!r}")
     if not question.strip():
         raise ConfigError("expected a question, got an empty text")
-    return ProblemTask.of([Problem("question", question.strip(), "", kind)])  # type: ignore[arg-type]
+    return ProblemTask.of([Problem("question", question.strip(), "", opt.check_kind(kind))])
 
 
 def _known(task: Task, problem_id: str | None) -> Task:

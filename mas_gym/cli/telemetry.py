@@ -1,0 +1,151 @@
+"""What other programs may watch a command by: JSON lines in a file, and Prometheus metrics over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mas_gym.errors import ConfigError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
+
+    from search.progress import Progress
+
+SCHEMA = 1
+"""The version of the lines that `json_lines` writes, in their field ``schema``."""
+
+Watch = Callable[[str, int, "Progress"], None]
+"""Takes a run's name, its seed and its latest snapshot."""
+
+_LOGGERS = ("search", "mas_gym")
+_USAGE = ("agent_calls", "generated_tokens", "prompt_tokens", "cached_tokens", "reward_calls")
+
+
+class _Lines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "schema": SCHEMA,
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+@contextlib.contextmanager
+def json_lines(file: Path | None) -> Iterator[None]:
+    """Append everything that `search` and `mas_gym` log, from level INFO, to ``file``; one JSON object per line."""
+    if file is None:
+        yield
+        return
+    handler = logging.FileHandler(file, encoding="utf-8")
+    handler.setFormatter(_Lines())
+    before = {name: logging.getLogger(name).level for name in _LOGGERS}
+    for name in _LOGGERS:
+        logging.getLogger(name).addHandler(handler)
+        logging.getLogger(name).setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).removeHandler(handler)
+            logging.getLogger(name).setLevel(level)
+        handler.close()
+
+
+@contextlib.contextmanager
+def metrics(port: int | None) -> Iterator[Watch]:
+    """Serve what is watched at ``http://127.0.0.1:PORT/metrics``; None serves nothing.
+
+    Raises:
+        ConfigError: The port is taken.
+        MissingDependencyError: Without prometheus_client.
+    """
+    if port is None:
+        yield lambda run, seed, progress: None
+        return
+    client = require_prometheus()
+    runs: dict[tuple[str, str], Progress] = {}
+    registry = client.CollectorRegistry()
+    registry.register(Families(lambda: _run_families(dict(runs))))
+    try:
+        server, thread = client.start_http_server(port, "127.0.0.1", registry)
+    except OSError as error:
+        raise ConfigError(f"--metrics: port {port} cannot be used ({error.strerror}); choose another") from error
+
+    def watch(run: str, seed: int, progress: Progress) -> None:
+        runs[run, str(seed)] = progress
+
+    try:
+        yield watch
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def require_prometheus() -> Any:
+    """Return the module. Raises `MissingDependencyError`."""
+    try:
+        import prometheus_client
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"metrics need prometheus_client ({error}): pip install 'mas-gym[metrics]'"
+        ) from error
+    return prometheus_client
+
+
+class Families:
+    """A collector that asks a function for its metrics at each scrape."""
+
+    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
+        """Keep the function."""
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the metrics as they are now."""
+        return self._families()
+
+
+def text_of(registry: CollectorRegistry) -> bytes:
+    """Return the metrics in Prometheus' text format."""
+    written: bytes = require_prometheus().generate_latest(registry)
+    return written
+
+
+def family(kind: str, name: str, values: Mapping[Any, float], labels: tuple[str, ...] = ()) -> Metric:
+    """Return a ``"counter"`` or ``"gauge"`` called ``mas_gym_NAME`` with a value for each tuple of label values."""
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+
+    make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+    made = make(f"mas_gym_{name}", name.replace("_", " "), labels=labels)
+    for key, value in values.items():
+        made.add_metric(key, value)
+    return made
+
+
+def _run_families(runs: Mapping[tuple[str, str], Progress]) -> Iterator[Metric]:
+    labels = ("run", "seed")
+    ended: dict[tuple[str, ...], float] = {}
+    for key, now in runs.items():
+        ended[*key, "right"] = now.correct
+        ended[*key, "failed"] = now.failed
+        ended[*key, "wrong"] = now.done - now.correct - now.failed
+    yield family("counter", "searches", ended, (*labels, "outcome"))
+    for name in _USAGE:
+        yield family("counter", name, {key: getattr(now.usage, name) for key, now in runs.items()}, labels)
+    yield family("gauge", "open_searches", {key: now.open for key, now in runs.items()}, labels)
+    yield family("gauge", "run_seconds", {key: now.usage.seconds for key, now in runs.items()}, labels)
+    totals = {key: float(now.total) for key, now in runs.items() if now.total is not None}
+    yield family("gauge", "searches_wanted", totals, labels)
