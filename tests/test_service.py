@@ -219,6 +219,18 @@ def test_a_client_that_leaves_ends_its_search(stream: bool) -> None:
             assert ask(client).choices
 
 
+def test_a_reader_that_never_reads_holds_no_search() -> None:
+    app = app_of(hash_policy(), concurrency=2)
+    body = b'{"model": "mas-gym", "messages": [{"role": "user", "content": "x"}], "stream": true}'
+    with serving(app) as base:
+        clients = [post(base, body) for _ in range(20)]
+        with openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0) as client:
+            assert ask(client).choices
+        wait_for(lambda: app.state.pool.active == 0 and app.state.pool.waiting == 0)
+        for sock in clients:
+            sock.close()
+
+
 def post(base: str, body: bytes, headers: str = "", length: int | None = None) -> socket.socket:
     """Send a request and return the open socket."""
     target = urlsplit(base)
