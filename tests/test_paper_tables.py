@@ -24,10 +24,8 @@ from mas_gym.tiny.truth import FirstError
 def options(tmp_path_factory: pytest.TempPathFactory) -> Options:
     out = tmp_path_factory.mktemp("tables")
     other = f"transformers:{mas_gym.tiny.path()}"
-    few = ("epochs=1", "evaluations=1", "checkpoints=1")
-    return Options(
-        out, number=4, seeds=(14, 42), trees=16, dev_trees=8, concurrency=16, settings=few, other_policy=other
-    )
+    few = ("epochs=0.5", "evaluations=1", "checkpoints=1", "anchor=0.1")
+    return Options(out, number=2, seeds=(42,), trees=8, dev_trees=3, settings=few, other_policy=other)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +60,7 @@ def test_the_main_table_has_the_papers_rows_and_goes_on_from_what_is_done(lab: L
     assert [row.split("|")[2].strip() for row in rows[2:]] == ["PL", "ORM", "MASPRM"] + ["PL", "MASPRM"] * 2 + [
         *("PL", "ORM", "MASPRM")
     ]
-    assert "python -m benchmarks.paper.main -n 4 --seeds 14,42 --trees 16" in text
+    assert "python -m benchmarks.paper.main -n 2 --seeds 42 --trees 8" in text
     assert text.count("MASPRM over") == 7
     assert (options.folder / "main.png").read_bytes().startswith(b"\x89PNG")
     stores = {path: path.stat().st_mtime_ns for path in options.out.rglob("*.safetensors")}
@@ -75,7 +73,7 @@ def test_the_main_table_has_the_papers_rows_and_goes_on_from_what_is_done(lab: L
 @pytest.mark.slow
 def test_heads_and_views_compare_critics_of_the_same_trees(lab: Lab) -> None:
     text = text_of(lab, heads.run(lab))
-    assert len(figures(text, "MASPRM, BT")) == 6
+    assert len(figures(text, "MASPRM, BT")) == len(figures(text, "MASPRM, BT alone")) == 6
     assert "MASPRM: BT over MSE" in text
     assert "ORM: BCE over MSE" in text
     # An ORM has an AUC and no pairs.
@@ -109,7 +107,7 @@ def test_critics_go_to_another_task_and_to_other_agents(lab: Lab) -> None:
 @pytest.mark.slow
 def test_curves_clock_and_credit(lab: Lab, options: Options) -> None:
     text = text_of(lab, curve.run(lab))
-    assert [figures(text, "trees")[1], figures(text, "all")[1]] == ["8", "16"]
+    assert [figures(text, "trees")[1], figures(text, "all")[1]] == ["4", "8"]
     assert (options.folder / "curve.png").exists()
     text = text_of(lab, clock.run(lab))
     assert len(re.findall(r"^\| mcts:10,3 \|", text, re.MULTILINE)) == 4
@@ -210,6 +208,10 @@ def test_a_page_names_its_settings_and_no_place_on_this_machine(
     with pytest.raises(SystemExit):
         read("prog", "about", ["--seeds", "one"])
     assert "whole numbers with commas" in capsys.readouterr().err
+    assert read("prog", "about", ["main", "heads"], tuple(TABLES)).tables == ("main", "heads")
+    with pytest.raises(SystemExit):
+        read("prog", "about", ["mains"], tuple(TABLES))
+    assert "expected tables of main, credit" in capsys.readouterr().err
 
 
 # Pictures

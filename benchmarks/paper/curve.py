@@ -12,7 +12,7 @@ from benchmarks.paper.page import Page, claim, percent, span
 from rewardmodels import LearnedCritic, load_critic
 
 PAIRS = (1, 2, 4, 8)
-FEWEST = 8
+FEWEST = 4
 """Trees; fewer may hold no pair on one side of the split."""
 
 ASKS = """

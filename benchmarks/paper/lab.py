@@ -155,10 +155,10 @@ class Lab:
         number = self.trees(setting) if split == "train" else self.options.dev_trees
         stamp = _digest(setting, getattr(self.policy(setting.policy), "fingerprint", ""))
         name = f"{setting.task}-{Path(setting.mas).stem}-{split}-{stamp}"
-        store = self.options.out / "rollouts" / f"{name}.db"
-        store.parent.mkdir(parents=True, exist_ok=True)
-        bench = self.bench(setting, split, number, (SEED,), store)
-        mark = store.with_suffix(".done")
+        given = self.options.rollouts if setting == self.home and split == "train" else None
+        mark = self.options.out / "rollouts" / f"{name}.done"
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        bench = self.bench(setting, split, number, (SEED,), given or mark.with_suffix(".db"))
         if not mark.exists() or int(mark.read_text()) < number:
             note(f"rollouts: {name}")
             _go_on(grow(bench))
@@ -179,7 +179,8 @@ class Lab:
         if recipe.plain:
             settings["anchor"] = 0.0
         base_stamp = getattr(self.policy("tiny"), "fingerprint", "") if self.options.base == "tiny" else ""
-        stamp = _digest(bench.store.name if bench.store else "", recipe, settings, self.options.base, base_stamp)
+        agents = getattr(bench.policy, "fingerprint", "")
+        stamp = _digest(setting, agents, recipe, settings, self.options.base, base_stamp)
         name = f"{recipe.kind}-{recipe.head}-{recipe.view}-{setting.task}-{Path(setting.mas).stem}-{number}"
         out = self.options.out / "critics" / f"{name}-{stamp}"
         if (out / "critic.json").exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -49,10 +50,12 @@ class Options:
         settings: Fields of `rewardmodels.Settings` as ``key=value``.
         masprm: A trained MASPRM to use wherever the main recipe's is meant; trained here if empty.
         orm: The same for the ORM.
+        rollouts: A store with training searches of the main task and system; what it lacks is added.
         partner: The other task of the transfer.
         partner_data: Its local file or folder.
         other_policy: The other agents of the transfer; a second tiny model, trained here, if empty.
         other_steps: Training steps of that second tiny model.
+        tables: Which tables `benchmarks.paper.all` makes; all if empty.
     """
 
     out: Path = Path("paper-tables")
@@ -64,17 +67,19 @@ class Options:
     base: str = "tiny"
     number: int = 500
     seeds: tuple[int, ...] = (14, 24, 42)
-    trees: int = 2000
-    dynamic_trees: int = 500
-    dev_trees: int = 300
+    trees: int = 600
+    dynamic_trees: int = 200
+    dev_trees: int = 150
     concurrency: int = 64
     settings: tuple[str, ...] = ()
     masprm: str = ""
     orm: str = ""
+    rollouts: Path | None = None
     partner: str = ""
     partner_data: Path | None = None
     other_policy: str = ""
     other_steps: int = 3500
+    tables: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -91,7 +96,7 @@ class Options:
         words: list[str] = []
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("out", "pages", "concurrency") or value == field.default:
+            if field.name in ("out", "pages", "concurrency", "rollouts", "tables") or value == field.default:
                 continue
             for one in value if field.name == "settings" else [value]:
                 words += [_flag(field.name), _brief(one)]
@@ -109,8 +114,8 @@ def _brief(value: object) -> str:
     return Path(text).name if "/" in text and Path(text).exists() else text
 
 
-def read(prog: str, about: str, arguments: list[str] | None = None) -> Options:
-    """Parse a command line."""
+def read(prog: str, about: str, arguments: list[str] | None = None, tables: Sequence[str] = ()) -> Options:
+    """Parse a command line; ``tables`` are the names that may be chosen from."""
     parser = argparse.ArgumentParser(prog=prog, description=about)
     known = Options()
     number, path = {"type": int, "metavar": "N"}, {"type": Path, "metavar": "PATH"}
@@ -131,13 +136,19 @@ def read(prog: str, about: str, arguments: list[str] | None = None) -> Options:
     add("--set", dest="settings", action="append", metavar="KEY=VALUE", help="a training setting; repeatable")
     add("--masprm", help="a trained MASPRM, instead of training the main recipe's here")
     add("--orm", help="a trained ORM, likewise")
+    add("--rollouts", help="store with training searches of the task, which are made otherwise", **path)
     add("--partner", choices=sorted(SYSTEMS), help="other task of the transfer [its partner in the paper]")
     add("--partner-data", help="its local file or folder", **path)
     add("--other-policy", help="other agents of the transfer [a second tiny model, trained here]")
     add("--other-steps", help=f"training steps of that second tiny model [{known.other_steps}]", **number)
+    if tables:
+        add("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(tables)} [all]")
     given = {key: value for key, value in vars(parser.parse_args(arguments)).items() if value is not None}
     if "settings" in given:
         given["settings"] = tuple(given["settings"])
+    given["tables"] = tuple(given.get("tables", ()))
+    if set(given["tables"]) - set(tables):
+        parser.error(f"expected tables of {', '.join(tables)}, got {' '.join(given['tables'])}")
     return Options(**given)
 
 

@@ -43,7 +43,7 @@ def demo(
     ] = False,
     number_of_trees: Annotated[
         int, typer.Option("--trees", min=2, help="Training searches, with --from-scratch.")
-    ] = 2000,
+    ] = 600,
     full: Annotated[
         bool, typer.Option("--full", help="From scratch, 500 problems, three seeds, then the paper's other tables.")
     ] = False,
@@ -162,7 +162,8 @@ def _tables(out: Path, critics: Sequence[str], problems: int, number: int) -> No
     orm, masprm = (str(Path(critic).resolve()) for critic in critics)
     sizes = ["-n", str(problems), "--trees", str(number), "--seeds", ",".join(map(str, FULL_SEEDS))]
     command = [sys.executable, "-m", "benchmarks.paper.all", "--out", str((out / "paper").resolve()), *sizes]
-    done = subprocess.run([*command, "--orm", orm, "--masprm", masprm], cwd=checkout, check=False)
+    made = ["--orm", orm, "--masprm", masprm, "--rollouts", str((out / "rollouts.db").resolve())]
+    done = subprocess.run([*command, *made], cwd=checkout, check=False)
     if done.returncode:
         note("The paper's tables were not finished; the same command goes on from there.", "yellow")
         raise typer.Exit(done.returncode)
