@@ -102,7 +102,8 @@ def load_critic(spec: str, **options: Any) -> Critic:
     """Load a critic.
 
     Args:
-        spec: A folder saved by training, ``"policy-likelihood"``, ``"constant:0.5"``, ``"vllm:FOLDER"`` to score such a
+        spec: A folder saved by training, ``"tiny-masprm"`` or ``"tiny-orm"`` (shipped, for the embedded model's RPSV
+            agents on Arithmetic), ``"policy-likelihood"``, ``"constant:0.5"``, ``"vllm:FOLDER"`` to score such a
             folder with vLLM, ``"ensemble:A,B"`` with a spec for each member, or ``"NAME:ARGUMENT"`` of a loader that
             is registered under the entry-point group ``mas_gym.critics``.
         options: What the loader takes; for folders see `LearnedCritic`.
@@ -139,6 +140,11 @@ def _known() -> dict[str, Loader | EntryPoint]:
 def known_critics() -> list[str]:
     """Return the names that `load_critic` knows beside folders, third parties' included."""
     return sorted(_known())
+
+
+def shipped(kind: Literal["masprm", "orm"]) -> Path:
+    """Return the folder of a critic that comes with the package, for the embedded model."""
+    return Path(__file__).parent / "shipped" / kind
 
 
 def _build(name: str, make: Callable[..., Critic], argument: str, **options: Any) -> Critic:
@@ -181,7 +187,23 @@ def _vllm(argument: str, **options: Any) -> Critic:
     return VLLMCritic(argument, **options)
 
 
+def _masprm(argument: str, **options: Any) -> Critic:
+    return _shipped("masprm", argument, **options)
+
+
+def _orm(argument: str, **options: Any) -> Critic:
+    return _shipped("orm", argument, **options)
+
+
+def _shipped(kind: Literal["masprm", "orm"], argument: str, **options: Any) -> Critic:
+    if argument:
+        raise ConfigError(f"tiny-{kind} takes no argument, got {argument!r}; a folder of your own is named by its path")
+    return _build(f"tiny-{kind}", LearnedCritic, str(shipped(kind)), **options)
+
+
 _BUILTIN: dict[str, Loader] = {
+    "tiny-masprm": _masprm,
+    "tiny-orm": _orm,
     "policy-likelihood": _likelihood,
     "constant": _constant,
     "ensemble": _ensemble,

@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("transformers", reason="learned critics need the extra 'train'")
@@ -19,11 +20,14 @@ from grove import MODEL, chain, grove, other_graph, random_tree, save_base
 
 import mas_gym
 import rewardmodels.critics as critics_module
+import search
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ConfigError, CriticError, DataError, DataNotFoundError, UnknownNameError
 from mas_gym.graph import MAS
+from mas_gym.policies import load_policy
 from mas_gym.state import Action, MASState
 from rewardmodels import Ensemble, LearnedCritic, OracleCritic, collect, known_critics, load_critic, stored_trees, train
+from rewardmodels.metrics import auc
 from search import Critic, Proposal, ScoringContext
 
 MAS_RPSV = MODEL.mas
@@ -230,11 +234,33 @@ def test_an_ensemble_is_the_mean(folders: dict[str, Path]) -> None:
         ("constant:high", ConfigError, "expected a number"),
         ("constant:nan", ConfigError, "finite"),
         ("policy-likelihood:x", ConfigError, "takes no argument"),
+        ("tiny-masprm:x", ConfigError, "takes no argument"),
     ],
 )
 def test_unknown_critics_are_told(spec: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         load_critic(spec)
+
+
+@pytest.mark.parametrize("kind", ["masprm", "orm"])
+def test_shipped_critics_are_small_and_say_what_they_are(kind: Any) -> None:
+    critic = load_critic(f"tiny-{kind}")
+    assert isinstance(critic, LearnedCritic)
+    assert (critic.name, critic.info.base, list(critic.info.graphs)) == (kind, "tiny", ["rpsv"])
+    folder = critics_module.shipped(kind)
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 5_000_000
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "benchmarks.shipped_critics" in card and str(Path.home()) not in card
+
+
+def test_shipped_critics_tell_right_ends_from_wrong_ones() -> None:
+    problems = mas_gym.load_task("arithmetic", split="dev", limit=24)
+    plans = list(search.run("sc:4", problems, mas="rpsv", policy=load_policy("tiny"), seed=0))
+    ends = [candidate for plan in plans for candidate in plan.candidates]
+    labels = np.array([bool(end.correct) for end in ends])
+    for name in ("tiny-masprm", "tiny-orm"):
+        scores = load_critic(name).score(contexts([end.state for end in ends], mas_gym.load_mas("rpsv")))
+        assert auc(np.array(scores), labels) > 0.8
 
 
 def test_unknown_options_are_told(folders: dict[str, Path]) -> None:
@@ -330,7 +356,6 @@ def test_the_oracle_knows_rewards_in_tests_and_nowhere_else(monkeypatch: pytest.
 
 def test_a_critic_guides_a_search_from_rollouts_to_plans(folders: dict[str, Path], tmp_path: Path) -> None:
     """The whole way, with a scripted policy: rollouts, store, training, search."""
-    import search
     from mas_gym.policies import SamplingReply, SamplingRequest
     from mas_gym.policies.base import Sample
 
