@@ -31,7 +31,7 @@ from mas_gym.prompts import ChatMessage
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(900),
     # vLLM and its dependencies warn as they please.
     pytest.mark.filterwarnings("default"),
 ]
@@ -184,8 +184,11 @@ def test_bad_adapters_and_late_ones(tmp_path: Path) -> None:
         engine.add_adapter("late")
 
 
-def test_the_critic_scores_as_transformers_does(tmp_path: Path) -> None:
+def test_the_critic_scores_as_transformers_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
+
+    # In this process it starts in seconds.
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
     import mas_gym
     from mas_gym.tiny import path
