@@ -5,11 +5,15 @@
     python benchmarks/engines.py baseline --policy vllm:PATH --problems 128 --baseline-problems 8
     python benchmarks/engines.py prefix --policy vllm:PATH --problems 64
     python benchmarks/engines.py memory --searches 10000
+    python benchmarks/engines.py ray --policy tiny --problems 192 --actors 1
+    python benchmarks/engines.py client --policy openai:MODEL@URL --problems 400
 
 ``efficiency``: generated tokens per second in MCTS(10,3) over those of the same engine given the same requests all at
 once. ``baseline``: wall-clock seconds per problem against one search at a time with one prompt per call and states
 scored one by one, the way of the authors' released code. ``prefix``: share of prompt tokens served from vLLM's prefix
-cache, and the throughput without it. ``memory``: what open searches hold. The engine's cache is emptied before each
+cache, and the throughput without it. ``memory``: what open searches hold. ``ray``: what a fleet costs over the plain
+driver, from the first plan to the last, so that the start of actors is left out. ``client``: CPU time of this process
+for a request of three samples to a server. The engine's cache is emptied before each
 measurement where it can be (for vLLM's server, start it with ``VLLM_SERVER_DEV_MODE=1``). Needs psutil.
 """
 
@@ -21,7 +25,7 @@ import resource
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -229,15 +233,69 @@ def memory(arguments: argparse.Namespace) -> None:
     )
 
 
+def fleet(arguments: argparse.Namespace) -> None:
+    """Search the same problems with the plain driver and on a fleet; compare what comes after the first plan."""
+    from functools import partial
+
+    from search.ray_run import Fleet, run_ray
+
+    task = mas_gym.load_task("arithmetic", split="test")[: arguments.problems]
+    common: dict[str, Any] = {"mas": "rpsv", "concurrency": arguments.concurrency}
+    figures = []
+    for _ in range(arguments.repeats):
+        plain = search.run(
+            PLANNER, task, policy=load_policy(arguments.policy), critic=load_critic(arguments.critic), **common
+        )
+        spread = run_ray(
+            PLANNER,
+            task,
+            make_policy=partial(load_policy, arguments.policy),
+            make_critic=partial(load_critic, arguments.critic),
+            fleet=Fleet(actors=arguments.actors, address="local"),
+            **common,
+        )
+        first, second = after_first(plain), after_first(spread)
+        figures.append((second.seconds / first.seconds, second.cpu / first.cpu))
+        print(f"plain driver: {first.seconds:.1f} s, {first.cpu:.1f} CPU seconds for {first.problems} problems")
+        print(f"{arguments.actors} actors:     {second.seconds:.1f} s, {second.cpu:.1f} CPU seconds", flush=True)
+    for name, ratios in zip(("seconds", "CPU seconds"), zip(*figures, strict=True), strict=True):
+        print(f"fleet / plain in {name}, median of {len(ratios)}: {sorted(ratios)[len(ratios) // 2]:.2f}")
+
+
+def after_first(plans: Iterable[search.Plan]) -> Figure:
+    """Measure from the first plan to the last."""
+    found = iter(plans)
+    next(found)
+    start, cpu = time.perf_counter(), cpu_seconds()
+    rest = list(found)
+    tokens = sum(plan.usage.generated_tokens for plan in rest)
+    return Figure(tokens, time.perf_counter() - start, cpu_seconds() - cpu, len(rest))
+
+
+def client(arguments: argparse.Namespace) -> None:
+    policy = load_policy(arguments.policy)
+    words = "Maya has fourteen marbles, gives some of them away, and then buys as many as she had. " * 8
+    requests = [
+        SamplingRequest((mas_gym.ChatMessage("user", f"{words} {i}"),), (3 * i, 3 * i + 1, 3 * i + 2), 64)
+        for i in range(2 * arguments.problems)
+    ]
+    # The first half opens the connections.
+    at_once(as_async(policy), requests[: arguments.problems])
+    start = time.process_time()
+    at_once(as_async(policy), requests[arguments.problems :])
+    print(f"{(time.process_time() - start) / arguments.problems * 1000:.2f} ms of CPU time per request of 3 samples")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("efficiency", "baseline", "prefix", "memory"))
+    parser.add_argument("what", choices=("efficiency", "baseline", "prefix", "memory", "ray", "client"))
     parser.add_argument("--policy", default="tiny")
     parser.add_argument("--critic", default="policy-likelihood")
     parser.add_argument("--problems", type=int, default=128)
     parser.add_argument("--baseline-problems", type=int, default=8)
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--actors", type=int, default=1)
     parser.add_argument("--searches", type=int, default=10_000)
     arguments = parser.parse_args()
     arguments.engine = {}
@@ -245,7 +303,7 @@ def main() -> None:
         from mas_gym.policies.registry import written_options
 
         arguments.engine = written_options(arguments.policy)[1].get("engine", {})
-    globals()[arguments.what](arguments)
+    (fleet if arguments.what == "ray" else globals()[arguments.what])(arguments)
 
 
 if __name__ == "__main__":

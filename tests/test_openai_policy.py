@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import socket
@@ -394,3 +395,29 @@ def test_bad_spec_strings(spec: str) -> None:
 
 def test_meter_without_price_has_no_money() -> None:
     assert Meter().money is None
+
+
+def test_calls_share_few_connections_and_open_more_as_they_need() -> None:
+    from mas_gym.policies.openai_connections import POOL_SIZE, Connections
+
+    class Client:
+        async def close(self) -> None:
+            return None
+
+    opened: list[Client] = []
+
+    def open_client() -> Client:
+        opened.append(Client())
+        return opened[-1]
+
+    connections = Connections(open_client)
+    for _ in range(3):
+        with connections.one() as client:
+            assert client is opened[0]
+    with contextlib.ExitStack() as stack:
+        lent = [stack.enter_context(connections.one()) for _ in range(2 * POOL_SIZE + 1)]
+        assert [lent.count(client) for client in opened] == [POOL_SIZE, POOL_SIZE, 1]
+        with pytest.raises(ValueError), connections.one():
+            raise ValueError
+    with connections.one() as client:
+        assert client is opened[0] and len(opened) == 3
