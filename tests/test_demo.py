@@ -64,8 +64,10 @@ def test_the_demo_ends_with_table_picture_and_page(run: Run, tmp_path: Path) -> 
     assert rows_of(out)[:2] == [("single", "", 4), ("sc:5", "", 20)]
     calls = {planner: count for planner, _, count in rows_of(out)}
     assert (calls["sc:5,weights=critic"], calls["sbs:5,1"], calls["sbs:5,3"]) == (20, 20, 50)
-    # Either way it says where its critics come from.
-    assert "tiny-masprm, shipped" in result.stderr or "No trained critic is shipped" in result.stderr
+    assert [critic for planner, critic, _ in rows_of(out) if planner == "mcts:10,3"] == [
+        *("policy-likelihood", "orm", "masprm")
+    ]
+    assert "tiny-masprm, shipped with this package" in " ".join(result.stderr.split())
     assert "tree.html" in result.stdout
 
 
