@@ -71,7 +71,7 @@ def test_the_main_table_has_the_papers_rows_and_goes_on_from_what_is_done(lab: L
 
 
 @pytest.mark.slow
-def test_heads_and_views_compare_critics_of_the_same_trees(lab: Lab) -> None:
+def test_heads_are_trained_on_the_same_trees(lab: Lab) -> None:
     text = text_of(lab, heads.run(lab))
     assert len(figures(text, "MASPRM, BT")) == len(figures(text, "MASPRM, BT alone")) == 6
     assert "MASPRM: BT over MSE" in text
@@ -79,36 +79,52 @@ def test_heads_and_views_compare_critics_of_the_same_trees(lab: Lab) -> None:
     # An ORM has an AUC and no pairs.
     [judged] = [line for line in text.splitlines() if line.startswith("| ORM, BCE |")][1:]
     assert re.fullmatch(r"(\| \W ){3}\| [01]\.\d{3} \| [^|]* \|", judged.removeprefix("| ORM, BCE "))
+
+
+@pytest.mark.slow
+def test_a_critic_of_the_local_view(lab: Lab) -> None:
     text = text_of(lab, views.run(lab))
     assert [figures(text, name)[0] for name in ("policy likelihood", "full", "local")]
     assert lab.critic(lab.home, views.Recipe(view="local")).info.view == "local"
 
 
 @pytest.mark.slow
-def test_one_critic_guides_other_graphs_and_a_dynamic_one_gets_its_own(lab: Lab) -> None:
+def test_one_critic_guides_other_graphs(lab: Lab) -> None:
     text = text_of(lab, graphs.run(lab))
     assert len(figures(text, "mcts:10,3")) == 6
     assert "range over graphs: single pass over mcts:10,3+MASPRM" in text
+
+
+@pytest.mark.slow
+def test_a_dynamic_graph_gets_a_critic_of_its_own(lab: Lab) -> None:
     text = text_of(lab, dylan.run(lab))
     assert text.count("| dynamic schedule |") == 2
     assert lab.critic(lab.home._replace(mas="dylan")).info.graphs.keys() == {"dylan"}
 
 
 @pytest.mark.slow
-def test_critics_go_to_another_task_and_to_other_agents(lab: Lab) -> None:
+def test_critics_go_to_another_task(lab: Lab) -> None:
     text = text_of(lab, tasks.run(lab))
     assert "Hit@1 on ordering (logic)" in text
     assert len(figures(text, "MASPRM of ordering")) == 3
     assert "on ordering: its own critic over that of arithmetic" in text
+
+
+@pytest.mark.slow
+def test_critics_go_to_other_agents(lab: Lab) -> None:
     text = text_of(lab, agents.run(lab))
     assert text.count("| mcts:10,3 | ") == 3
 
 
 @pytest.mark.slow
-def test_curves_clock_and_credit(lab: Lab, options: Options) -> None:
+def test_learning_curves(lab: Lab, options: Options) -> None:
     text = text_of(lab, curve.run(lab))
     assert [figures(text, "trees")[1], figures(text, "all")[1]] == ["4", "8"]
     assert (options.folder / "curve.png").exists()
+
+
+@pytest.mark.slow
+def test_the_clock_and_credit_need_the_main_critics_alone(lab: Lab, options: Options) -> None:
     text = text_of(lab, clock.run(lab))
     assert len(re.findall(r"^\| mcts:10,3 \|", text, re.MULTILINE)) == 4
     text = text_of(lab, credit.run(lab))
