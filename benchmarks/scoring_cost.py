@@ -2,7 +2,7 @@
 
 Run with one thread::
 
-    OMP_NUM_THREADS=1 python benchmarks/scoring_cost.py --critic models/masprm
+    OMP_NUM_THREADS=1 python benchmarks/scoring_cost.py
     OMP_NUM_THREADS=1 python benchmarks/scoring_cost.py --critic models/masprm --planner sbs:5,3 --problems 64
 
 The searches are the same in all three passes: with prefixes kept between calls (the default), with every state
@@ -23,6 +23,7 @@ import search
 from mas_gym.policies import load_policy
 from mas_gym.state import MASState
 from rewardmodels import LearnedCritic
+from rewardmodels.critics import shipped
 from search import ScoringContext
 
 
@@ -78,7 +79,7 @@ def run_pass(arguments: argparse.Namespace, share: bool, dtype: str) -> Timed:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--critic", required=True, help="folder of a trained critic")
+    parser.add_argument("--critic", default=str(shipped("masprm")), help="folder of a trained critic")
     parser.add_argument("--policy", default="tiny")
     parser.add_argument("--planner", default="mcts:10,3")
     parser.add_argument("--problems", type=int, default=128)

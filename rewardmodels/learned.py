@@ -29,9 +29,9 @@ class LearnedCritic:
     encoded once and kept, so that a new state costs its newest message (`rewardmodels.prefixes`).
 
     A state's score does not depend on the states that it is scored with, beyond the rounding
-    errors of the arithmetic: about 1e-7 in float32, 1e-15 in float64. Scores are rounded to a
+    errors of the arithmetic: 1e-7 to 1e-5 in float32, 1e-15 in float64. Scores are rounded to a
     millionth, so that in float64 equal states get equal scores in every run, whatever the
-    concurrency; in float32 about one score in ten moves by a millionth, which changes a search
+    concurrency; in float32 some scores move by a few millionths, which changes a search
     only where two values are that close.
 
     Args:
