@@ -44,6 +44,8 @@ def small_engine() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         patch.setenv("OMP_NUM_THREADS", "1")
+        # By default a worker is tied to one core, and starves where that core is another program's.
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         yield
 
 
