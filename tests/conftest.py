@@ -1,6 +1,7 @@
 """What every test may rely on."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,10 @@ from hypothesis import settings
 
 # The models here are small: a second thread only waits, and on a busy machine for long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts the suite in the background has it ignore the Ctrl-C that some tests send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in every run: a test that passes here passes there.
 settings.register_profile("repeatable", derandomize=True, deadline=None)

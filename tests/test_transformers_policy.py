@@ -15,7 +15,7 @@ pytest.importorskip("transformers", reason="local policies need the extra 'local
 
 import local_models
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.utils import logging as hf_logging
 
@@ -323,6 +323,7 @@ def _plain_draw(logits: list[float], temperature: float, top_p: float, u: float)
     st.floats(0.05, 1.0),
     st.floats(0, 1, exclude_max=True),
 )
+@example([0.0] * 5, 1.0, 0.5, 0.75)
 def test_a_draw_that_is_not_in_doubt_equals_the_definition(
     logits: list[float], temperature: float, top_p: float, u: float
 ) -> None:

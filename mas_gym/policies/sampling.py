@@ -122,7 +122,10 @@ def _pick(scaled: Floats, ids: Ints, total: Floats, top_p: Floats, uniform: Floa
     edge = np.abs(before - top_p[:, None])[:, 1:].min(axis=1, initial=np.inf) < tolerance
     rows = np.arange(len(p))
     following = np.minimum(size, p.shape[1] - 1)
-    tie = (following == size) & (p[rows, size - 1] - p[rows, following] < tolerance * p[rows, size - 1])
+    last = p[rows, size - 1]
+    tie = (following == size) & (last - p[rows, following] < tolerance * last)
+    # Of three or more that tie at the edge, any may be the ones inside: no single swap speaks for them all.
+    doubtful |= tie & ((np.abs(p - last[:, None]) < tolerance * last[:, None]).sum(axis=1) > 2)
     for row in np.flatnonzero((edge | tie) & ~doubtful):
         one = slice(row, row + 1)
         swapped = (nth <= size[row]) & (nth != size[row] - 1)
