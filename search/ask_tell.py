@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from mas_gym.errors import BudgetError
 from mas_gym.state import MASState
 from search.plan import Plan
-from search.planners.common import Steps, check_at_least, evaluate, path_scores, ranked, step_values
-from search.protocol import Critic, Model, PlanGenerator, Proposal, Propose, ValueKind
+from search.planners.common import Steps, check_at_least, child_of, evaluate, path_scores, ranked, step_values
+from search.protocol import Critic, Model, PlanGenerator, Propose, ValueKind
 from search.tree import Tree
 
 ACTION = "message"
@@ -68,7 +68,7 @@ class AskTell:
 
     def for_run(self, critic: Critic | None, training: bool) -> AskTell:
         """Refuse a run whose values are not defined on intermediate states."""
-        return AskTell(self.algorithm, self.n_trials, self.batch, step_values("AskTell", critic, training))
+        return replace(self, values=step_values("AskTell", critic, training))
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Run the trials; a spent budget ends them early."""
@@ -109,16 +109,8 @@ def _extend(tree: Tree, model: Model, nodes: list[int]) -> Steps:
         return
     replies = yield [Propose(tree.states[nodes[i]], 1) for i in open_ones]
     for i, [proposal] in zip(open_ones, replies, strict=True):
-        nodes[i] = _child(tree, model, nodes[i], proposal)
+        nodes[i] = child_of(tree, model, nodes[i], proposal)
     yield from evaluate(tree, [node for node in dict.fromkeys(nodes) if node and math.isnan(tree.values[node])])
-
-
-def _child(tree: Tree, model: Model, parent: int, proposal: Proposal) -> int:
-    """Return the child that a message leads to: a new one, or the one that an equal message led to before."""
-    state = model.transition(tree.states[parent], proposal.action)
-    known = (child for child in tree.children(parent) if tree.states[child] == state)
-    found = next(known, None)
-    return tree.add(parent, state, proposal, model.is_terminal(state)) if found is None else found
 
 
 def _carry_on(tree: Tree, model: Model) -> Steps:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from mas_gym.errors import BudgetError
 from mas_gym.state import MASState
 from search.plan import Plan
-from search.planners.common import Steps, append, check_at_least, evaluate, path_scores, ranked, step_values
+from search.planners.common import Steps, check_at_least, child_of, evaluate, path_scores, ranked, step_values
 from search.protocol import Critic, Model, PlanGenerator, Propose
 from search.tree import Tree
 
@@ -88,11 +88,8 @@ class _Growth:
         """Go to the child that a fresh message leads to, which may be one that is there already."""
         tree, parent = self.tree, path[-1]
         [[proposal]] = yield [Propose(tree.states[parent], 1)]
-        known = {(tree.states[child].text, tree.states[child].recipients): child for child in tree.children(parent)}
-        state = self.model.transition(tree.states[parent], proposal.action)
-        child = known.get((state.text, state.recipients))
-        if child is None:
-            child = append(tree, self.model, parent, proposal)
+        child = child_of(tree, self.model, parent, proposal)
+        if child == len(self.squares):
             self.squares.append(0.0)
             yield from evaluate(tree, [child])
         path.append(child)

@@ -90,6 +90,13 @@ def append(tree: Tree, model: Model, node: int, proposal: Proposal) -> int:
     return tree.add(node, state, proposal, model.is_terminal(state))
 
 
+def child_of(tree: Tree, model: Model, node: int, proposal: Proposal) -> int:
+    """Return the child that a proposal leads to: a new one, or the one that an equal message led to before."""
+    state = model.transition(tree.states[node], proposal.action)
+    known = next((child for child in tree.children(node) if tree.states[child] == state), None)
+    return tree.add(node, state, proposal, model.is_terminal(state)) if known is None else known
+
+
 def grow_chains(tree: Tree, model: Model, count: int) -> Generator[list[Request], list[Any], list[int]]:
     """Run ``count`` independent passes side by side from the root and return their terminal nodes, in sample order."""
     [proposals] = yield [Propose(tree.states[0], count)]
