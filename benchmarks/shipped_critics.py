@@ -8,7 +8,7 @@ Run with one thread; the same command goes on where it was stopped::
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Mapping
 from hashlib import file_digest
 from pathlib import Path
 
@@ -19,38 +19,18 @@ import mas_gym
 import mas_gym.tiny
 import rewardmodels
 import search
+from mas_gym.cli.evaluate import Bench
+from mas_gym.cli.scratch import ROLLOUTS, grow, teach, trees
 from mas_gym.policies import Policy, load_policy
 from mas_gym.report.stats import paired_bootstrap
-from rewardmodels import LabelledTree, stored_trees
 from rewardmodels.card import model_card
 from rewardmodels.folder import load_folder, save_folder
+from rewardmodels.settings import CriticKind, Head
 
 SEED = 42
-ROLLOUTS = "mcts:40,3"
+CONCURRENCY = 64
 PLANNER = "mcts:10,3"
-HEADS = {"masprm": "bt", "orm": "bce"}
-
-
-def grow(store: Path, trees: int, policy: Policy) -> None:
-    problems = mas_gym.load_task("arithmetic", split="train", limit=trees)
-    run = search.run(
-        ROLLOUTS, problems, mas="rpsv", policy=policy, seed=SEED, training=True, store=store, progress=True
-    )
-    failed = [plan.error for plan in run if plan.error]
-    if failed:
-        raise SystemExit(f"{len(failed)} searches failed: {failed[0]}")
-
-
-def teach(kind: str, store: Path, out: Path) -> None:
-    def trees() -> Iterator[LabelledTree]:
-        return stored_trees(store)
-
-    head = HEADS[kind]
-    rows = rewardmodels.Settings(kind=kind, head=head).data_kind  # type: ignore[arg-type]
-    points = rewardmodels.collect(trees(), "points") if rows == "pairs" else None
-    data = rewardmodels.collect(trees(), rows)
-    # bfloat16 products halve the time where a CPU has them; the rest is the default for the embedded model.
-    rewardmodels.train(data, out, points=points, log=print, kind=kind, head=head, cpu_bf16=True)
+HEADS: Mapping[CriticKind, Head] = {"masprm": "bt", "orm": "bce"}
 
 
 def measure(work: Path, policy: Policy, problems: int) -> list[str]:
@@ -111,11 +91,14 @@ def main() -> None:
     torch.set_num_threads(1)
     arguments.work.mkdir(parents=True, exist_ok=True)
     policy = load_policy("tiny")
-    store = arguments.work / "rollouts.db"
-    grow(store, arguments.trees, policy)
+    problems = mas_gym.load_task("arithmetic", split="train", limit=arguments.trees)
+    bench = Bench(problems, mas_gym.load_mas("rpsv"), policy, (SEED,), CONCURRENCY, arguments.work / "rollouts.db")
+    if (stop := grow(bench)) is not None:
+        raise stop
     halves = arguments.work / "float16"
-    for kind in HEADS:
-        teach(kind, store, arguments.work / kind)
+    for kind, head in HEADS.items():
+        # bfloat16 products halve the time where a CPU has them; the rest is the default for the embedded model.
+        teach(lambda: trees(bench), arguments.work / kind, kind, head, log=print, cpu_bf16=True)
         model, tokenizer, info = load_folder(arguments.work / kind, torch.float16)
         save_folder(model, tokenizer, halves / kind, info, model_card(info))
     figures = measure(halves, policy, arguments.problems)

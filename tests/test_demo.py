@@ -10,7 +10,8 @@ from typer.testing import CliRunner, Result
 
 import search
 from mas_gym.cli import app
-from mas_gym.cli.demo import named, paper_arms
+from mas_gym.cli.demo import paper_arms
+from mas_gym.cli.evaluate import named
 from rewardmodels import load_critic
 
 Run = Callable[..., Result]

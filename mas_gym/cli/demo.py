@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,7 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
-from mas_gym.cli.evaluate import Arm, Bench, Files, end_early, measure, show
+from mas_gym.cli.evaluate import Arm, Bench, Files, end_early, measure, named, show
 from mas_gym.cli.scratch import grow, teach, trees
 from mas_gym.cli.solve import write_page
 from mas_gym.errors import MissingDependencyError
@@ -62,7 +61,7 @@ def demo(
     bench = Bench(task, mas_gym.load_mas("rpsv"), opt.read_policy("tiny"), seeds, concurrency, out / "runs.db")
     trained = from_scratch or full
     specs = _train(bench, out, number_of_trees) if trained else critic or _shipped()
-    arms = paper_arms(named([opt.LIKELIHOOD, *specs]))
+    arms = paper_arms({name: loaded for name, (_, loaded) in named([opt.LIKELIHOOD, *specs]).items()})
     note(f"{len(task)} Arithmetic problems, four tiny agents (RPSV), {len(arms)} rows; results in {out}/")
     telling = _Telling()
     outcomes: list[Outcome] = []
@@ -101,13 +100,6 @@ def paper_arms(critics: Mapping[str, Critic]) -> list[Arm]:
         takes = {name: c for name, c in critics.items() if not (c.terminal_only and label.startswith("sbs"))}
         arms += [Arm(label, planner, critic, name) for name, critic in takes.items()]
     return arms
-
-
-def named(specs: Sequence[str]) -> dict[str, Critic]:
-    """Load critics and name them as tables do: by kind, or by path where two are of one kind."""
-    loaded = {spec: opt.read_critic(spec) for spec in dict.fromkeys(specs)}
-    kinds = Counter(critic.name for critic in loaded.values())
-    return {critic.name if kinds[critic.name] == 1 else spec: critic for spec, critic in loaded.items()}
 
 
 def _shipped() -> list[str]:

@@ -140,14 +140,12 @@ def arms_of(planners: Sequence[str], critics: Sequence[str]) -> list[Arm]:
     """
     loaded = [opt.read_planner(spec) for spec in dict.fromkeys(planners)]
     guided = any(opt.takes_critic(planner) for _, planner in loaded)
-    wanted = {spec: opt.read_critic(spec) for spec in critics} if guided else {}
-    common = Counter(critic.name for critic in wanted.values())
-    # Two folders of one kind of critic are told apart by their paths.
-    named = [(spec if common[critic.name] > 1 else critic.name, critic, spec) for spec, critic in wanted.items()]
+    wanted = named(critics) if guided else {}
     arms: dict[str, Arm] = {}
     refusals: list[str] = []
     for name, planner in loaded:
-        for critic_name, critic, spec in named if opt.takes_critic(planner) else [("", None, "")]:
+        pairs = wanted.items() if opt.takes_critic(planner) else [("", ("", None))]
+        for critic_name, (spec, critic) in pairs:
             arm = Arm(name, planner, critic, critic_name, spec)
             try:
                 settle = getattr(planner, "for_run", None)
@@ -162,6 +160,13 @@ def arms_of(planners: Sequence[str], critics: Sequence[str]) -> list[Arm]:
     for refusal in refusals:
         note(refusal, "yellow")
     return list(arms.values())
+
+
+def named(critics: Sequence[str]) -> dict[str, tuple[str, Critic]]:
+    """Load critics; return each spec and critic by what tables call it: its kind, or its spec where two are of one."""
+    loaded = {spec: opt.read_critic(spec) for spec in critics}
+    common = Counter(critic.name for critic in loaded.values())
+    return {spec if common[critic.name] > 1 else critic.name: (spec, critic) for spec, critic in loaded.items()}
 
 
 def measure(
