@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import queue
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
@@ -102,12 +103,23 @@ class _Inbox(Iterator[Problem]):
     """The problems that an actor is given, with the task's own grading; ends at None."""
 
     def __init__(self, graders: Any) -> None:
-        self.problems: queue.SimpleQueue[Problem | None] = queue.SimpleQueue()
+        self._problems: queue.SimpleQueue[Problem | None] = queue.SimpleQueue()
+        self._early: dict[int, Sequence[Problem | None]] = {}
+        self._due, self._lock = 0, threading.Lock()
         if hasattr(graders, "grade") and hasattr(graders, "extract"):
             self.grade, self.extract = graders.grade, graders.extract
 
+    def put(self, number: int, problems: Sequence[Problem | None]) -> None:
+        """Take parcel ``number``; an actor with several threads may start its calls in another order."""
+        with self._lock:
+            self._early[number] = problems
+            while self._due in self._early:
+                for problem in self._early.pop(self._due):
+                    self._problems.put(problem)
+                self._due += 1
+
     def __next__(self) -> Problem:
-        problem = self.problems.get()
+        problem = self._problems.get()
         if problem is None:
             raise StopIteration
         return problem
@@ -135,10 +147,9 @@ class Worker:
         policy = {"name": self._policy.name, "fingerprint": getattr(self._policy, "fingerprint", "")}
         return policy, told if critic is not None else None
 
-    def give(self, problems: Sequence[Problem | None]) -> None:
-        """Take more problems; None says that these were the last."""
-        for problem in problems:
-            self._inbox.problems.put(problem)
+    def give(self, number: int, problems: Sequence[Problem | None]) -> None:
+        """Take more problems, in parcels counted from 0; None says that these were the last."""
+        self._inbox.put(number, problems)
 
     def work(self) -> Iterator[Any]:
         """Say that the engine is there, then yield what is found until the problems end."""
@@ -160,6 +171,7 @@ class _Member:
     stream: Any
     ready: bool = False
     told_last: bool = False
+    parcels: int = 0
     open: dict[str, Problem] = field(default_factory=dict)
 
 
@@ -345,7 +357,8 @@ class _Head:
                 member.open[problem.id] = problem
                 given.append(problem)
             if given:
-                member.actor.give.remote(given)
+                member.actor.give.remote(member.parcels, given)
+                member.parcels += 1
 
     def _next(self) -> Problem | None:
         problem = next(self._source, None)
@@ -366,7 +379,7 @@ class _Head:
         if self._deaths > self.fleet.replacements:
             raise EngineUnavailableError(
                 f"{self._deaths} actors died, one more than may be replaced; the last: {_cause(error)}. "
-                "Mend the cause and repeat the command; finished searches are kept in the store"
+                "Mend the cause and repeat the command; what a run with a store has finished is kept in it"
             ) from error
         logger.warning("an actor died and is replaced, %d searches begin anew: %s", len(member.open), _said(error))
         if member.open or not self._dry:

@@ -21,7 +21,7 @@ import mas_gym
 import search
 from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, PolicyError
 from mas_gym.policies import ScriptedPolicy
-from search.ray_run import Fleet, run_ray
+from search.ray_run import Fleet, Job, Worker, run_ray
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
@@ -133,6 +133,16 @@ def test_the_command_line_gives_the_same_table(tmp_path: Path) -> None:
     assert table("fleet", "--ray", "local", "--actors", "2", "--store", "runs.db", "--cache", "replies.db") == expected
     # What a fleet stored, a run without one takes up.
     assert table("again", "--store", "runs.db", "--policy", "tiny") == expected
+
+
+def test_parcels_that_overtake_each_other_lose_no_problem() -> None:
+    job = Job(search.SelfConsistency(2), mas_gym.load_mas("rpsv"), 42, 4, False, search.Sampling(), search.Budget())
+    worker = Worker(job, None, make_policy, None)
+    worker.give(2, [None])
+    worker.give(1, TASK[3:6])
+    worker.give(0, TASK[:3])
+    ready, *found = worker.work()
+    assert ready == "ready" and sorted(one.problem.id for one in found) == sorted(p.id for p in TASK[:6])
 
 
 def test_two_problems_with_one_id() -> None:
