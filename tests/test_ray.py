@@ -139,8 +139,8 @@ def test_parcels_that_overtake_each_other_lose_no_problem() -> None:
     job = Job(search.SelfConsistency(2), mas_gym.load_mas("rpsv"), 42, 4, False, search.Sampling(), search.Budget())
     worker = Worker(job, None, make_policy, None)
     worker.give(2, [None])
-    worker.give(1, TASK[3:6])
-    worker.give(0, TASK[:3])
+    worker.give(1, list(TASK[3:6]))
+    worker.give(0, list(TASK[:3]))
     ready, *found = worker.work()
     assert ready == "ready" and sorted(one.problem.id for one in found) == sorted(p.id for p in TASK[:6])
 
