@@ -10,35 +10,28 @@ from __future__ import annotations
 import logging
 import math
 import os
-import queue
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
-from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, MissingDependencyError
 from mas_gym.graph import MAS
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.tasks.base import Problem
 from search import events
-from search.active import Made, Setup
-from search.driver import Run
 from search.plan import Plan, Usage
 from search.ports import settled_policy
 from search.progress import Listener, Progress, listener
 from search.protocol import Critic, Planner
+from search.ray_worker import READY, Job, Worker, setup_of
 from search.settings import Budget, Sampling
 from search.store import Store, open_record
 
 logger = logging.getLogger("search")
-
-_READY = "ready"
-_CRITIC_FACTS = ("name", "fingerprint", "terminal_only", "free", "scores_actions")
 
 
 @dataclass(frozen=True)
@@ -63,104 +56,6 @@ class Fleet:
         """Check the numbers."""
         if self.actors < 1 or self.gpus < 0 or self.cpus < 0 or self.replacements < 0:
             raise ConfigError(f"expected at least one actor and no negative numbers, got {self}")
-
-
-class Job(NamedTuple):
-    """What every actor is told; see `search.run`."""
-
-    planner: Planner
-    mas: MAS
-    seed: int
-    concurrency: int
-    training: bool
-    sampling: Sampling
-    budget: Budget
-
-
-class _Found(NamedTuple):
-    problem: Problem
-    plan: Plan
-    made: Mapping[tuple[bytes, str], Made]
-
-
-class _Outbox:
-    """Stands in for the store inside an actor: keeps what is finished until it is sent off."""
-
-    def __init__(self) -> None:
-        self.found: deque[_Found] = deque()
-
-    def load(self, problem: Problem) -> None:
-        return None
-
-    def save(self, problem: Problem, plan: Plan, made: Mapping[tuple[bytes, str], Made]) -> None:
-        self.found.append(_Found(problem, plan, made))
-
-    def close(self) -> None:
-        return None
-
-
-class _Inbox(Iterator[Problem]):
-    """The problems that an actor is given, with the task's own grading; ends at None."""
-
-    def __init__(self, graders: Any) -> None:
-        self._problems: queue.SimpleQueue[Problem | None] = queue.SimpleQueue()
-        self._early: dict[int, Sequence[Problem | None]] = {}
-        self._due, self._lock = 0, threading.Lock()
-        if hasattr(graders, "grade") and hasattr(graders, "extract"):
-            self.grade, self.extract = graders.grade, graders.extract
-
-    def put(self, number: int, problems: Sequence[Problem | None]) -> None:
-        """Take parcel ``number``; an actor with several threads may start its calls in another order."""
-        with self._lock:
-            self._early[number] = problems
-            while self._due in self._early:
-                for problem in self._early.pop(self._due):
-                    self._problems.put(problem)
-                self._due += 1
-
-    def __next__(self) -> Problem:
-        problem = self._problems.get()
-        if problem is None:
-            raise StopIteration
-        return problem
-
-
-class Worker:
-    """An engine with its driver, on some machine."""
-
-    def __init__(
-        self,
-        job: Job,
-        graders: Any,
-        make_policy: Callable[[], Policy | AsyncPolicy],
-        make_critic: Callable[[], Critic] | None,
-    ) -> None:
-        """Load the engines."""
-        self._job, self._inbox = job, _Inbox(graders)
-        self._policy = make_policy()
-        self._critic = make_critic() if make_critic is not None else None
-
-    def facts(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Return what the head must know of policy and critic."""
-        critic = self._critic
-        told = {name: getattr(critic, name) for name in _CRITIC_FACTS if hasattr(critic, name)}
-        policy = {"name": self._policy.name, "fingerprint": getattr(self._policy, "fingerprint", "")}
-        return policy, told if critic is not None else None
-
-    def give(self, number: int, problems: Sequence[Problem | None]) -> None:
-        """Take more problems, in parcels counted from 0; None says that these were the last."""
-        self._inbox.put(number, problems)
-
-    def work(self) -> Iterator[Any]:
-        """Say that the engine is there, then yield what is found until the problems end."""
-        yield _READY
-        outbox = _Outbox()
-        setup = _setup(self._job, self._critic)
-        outbox_as_record: Any = outbox
-        with Run(setup, self._inbox, self._policy, self._job.concurrency, Budget(), outbox_as_record, None) as run:
-            for _ in run:
-                while outbox.found:
-                    yield outbox.found.popleft()
 
 
 @dataclass
@@ -272,7 +167,7 @@ class _Head:
             except ray.exceptions.RayError as error:
                 raise _cause(error) from error
             told: Any = None if critic is None else SimpleNamespace(**critic)
-            setup = _setup(self.job, told)
+            setup = setup_of(self.job, told)
             events.run_started(setup, self._progress.total, policy=policy["name"], actors=self.fleet.actors)
             record = None
             if store is not None:
@@ -329,7 +224,7 @@ class _Head:
             except ray.exceptions.RayError as error:
                 self._replace(member, error)
                 continue
-            if found == _READY:
+            if found == READY:
                 member.ready = True
                 continue
             del member.open[found.problem.id]
@@ -384,12 +279,6 @@ class _Head:
         logger.warning("an actor died and is replaced, %d searches begin anew: %s", len(member.open), _said(error))
         if member.open or not self._dry:
             self._hire()
-
-
-def _setup(job: Job, critic: Critic | None) -> Setup:
-    for_run = getattr(job.planner, "for_run", None)
-    settled = for_run(critic, job.training) if for_run is not None else job.planner
-    return Setup(settled, Dynamics(job.mas), critic, job.seed, job.sampling, job.budget, job.training)
 
 
 def _graders(problems: Any) -> Any:

@@ -21,7 +21,8 @@ import mas_gym
 import search
 from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, PolicyError
 from mas_gym.policies import ScriptedPolicy
-from search.ray_run import Fleet, Job, Worker, run_ray
+from search.ray_run import Fleet, run_ray
+from search.ray_worker import Job, Worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 

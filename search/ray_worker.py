@@ -1,0 +1,131 @@
+"""The part of a fleet that runs inside an actor: an engine with the ordinary driver."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mas_gym.dynamics import Dynamics
+from mas_gym.graph import MAS
+from mas_gym.policies.base import AsyncPolicy, Policy
+from mas_gym.tasks.base import Problem
+from search.active import Made, Setup
+from search.driver import Run
+from search.plan import Plan
+from search.protocol import Critic, Planner
+from search.settings import Budget, Sampling
+
+READY = "ready"
+"""What an actor says first."""
+
+_CRITIC_FACTS = ("name", "fingerprint", "terminal_only", "free", "scores_actions")
+
+
+class Job(NamedTuple):
+    """What every actor is told; see `search.run`."""
+
+    planner: Planner
+    mas: MAS
+    seed: int
+    concurrency: int
+    training: bool
+    sampling: Sampling
+    budget: Budget
+
+
+class Found(NamedTuple):
+    """A finished search, with what the store keeps of it."""
+
+    problem: Problem
+    plan: Plan
+    made: Mapping[tuple[bytes, str], Made]
+
+
+class _Outbox:
+    """Stands in for the store inside an actor: keeps what is finished until it is sent off."""
+
+    def __init__(self) -> None:
+        self.found: deque[Found] = deque()
+
+    def load(self, problem: Problem) -> None:
+        return None
+
+    def save(self, problem: Problem, plan: Plan, made: Mapping[tuple[bytes, str], Made]) -> None:
+        self.found.append(Found(problem, plan, made))
+
+    def close(self) -> None:
+        return None
+
+
+class _Inbox(Iterator[Problem]):
+    """The problems that an actor is given, with the task's own grading; ends at None."""
+
+    def __init__(self, graders: Any) -> None:
+        self._problems: queue.SimpleQueue[Problem | None] = queue.SimpleQueue()
+        self._early: dict[int, Sequence[Problem | None]] = {}
+        self._due, self._lock = 0, threading.Lock()
+        if hasattr(graders, "grade") and hasattr(graders, "extract"):
+            self.grade, self.extract = graders.grade, graders.extract
+
+    def put(self, number: int, problems: Sequence[Problem | None]) -> None:
+        """Take parcel ``number``; an actor with several threads may start its calls in another order."""
+        with self._lock:
+            self._early[number] = problems
+            while self._due in self._early:
+                for problem in self._early.pop(self._due):
+                    self._problems.put(problem)
+                self._due += 1
+
+    def __next__(self) -> Problem:
+        problem = self._problems.get()
+        if problem is None:
+            raise StopIteration
+        return problem
+
+
+class Worker:
+    """An engine with its driver, on some machine."""
+
+    def __init__(
+        self,
+        job: Job,
+        graders: Any,
+        make_policy: Callable[[], Policy | AsyncPolicy],
+        make_critic: Callable[[], Critic] | None,
+    ) -> None:
+        """Load the engines."""
+        self._job, self._inbox = job, _Inbox(graders)
+        self._policy = make_policy()
+        self._critic = make_critic() if make_critic is not None else None
+
+    def facts(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Return what the head must know of policy and critic."""
+        critic = self._critic
+        told = {name: getattr(critic, name) for name in _CRITIC_FACTS if hasattr(critic, name)}
+        policy = {"name": self._policy.name, "fingerprint": getattr(self._policy, "fingerprint", "")}
+        return policy, told if critic is not None else None
+
+    def give(self, number: int, problems: Sequence[Problem | None]) -> None:
+        """Take more problems, in parcels counted from 0; None says that these were the last."""
+        self._inbox.put(number, problems)
+
+    def work(self) -> Iterator[Any]:
+        """Say that the engine is there, then yield what is found until the problems end."""
+        yield READY
+        outbox = _Outbox()
+        setup = setup_of(self._job, self._critic)
+        outbox_as_record: Any = outbox
+        with Run(setup, self._inbox, self._policy, self._job.concurrency, Budget(), outbox_as_record, None) as run:
+            for _ in run:
+                while outbox.found:
+                    yield outbox.found.popleft()
+
+
+def setup_of(job: Job, critic: Critic | None) -> Setup:
+    """Return what a run of the job's searches has in common."""
+    for_run = getattr(job.planner, "for_run", None)
+    settled = for_run(critic, job.training) if for_run is not None else job.planner
+    return Setup(settled, Dynamics(job.mas), critic, job.seed, job.sampling, job.budget, job.training)
