@@ -17,7 +17,7 @@ import dataclasses
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -45,7 +45,8 @@ class RunInfo:
         run: Its fingerprint.
         name: The name that it was given; None if none.
         config: All that determines its results: planner, MAS, policy, critic, seed, sampling, budget, grading.
-        facts: What does not: versions, task, when it was first started.
+        facts: What does not: versions, task, when it was first started, how many ``problems`` it is to search (None if
+            unknown), and the ``money`` spent, if the policy has a price.
         searches: How many searches it holds, failed ones included.
         failed: How many of them failed.
     """
@@ -143,6 +144,14 @@ class Store:
             if failed or row["error"] is None:
                 yield plan
 
+    def spans(self, run: str | None = None) -> list[tuple[float, float]]:
+        """Return from when to when each search of one run was at work, failed ones too, in Unix time, by start."""
+        with explained(self.path):
+            query = "SELECT finished, seconds FROM searches WHERE run = ?"
+            rows = self._connection.execute(query, (self.find(run).run,)).fetchall()
+        ends = [(datetime.fromisoformat(finished).timestamp(), seconds) for finished, seconds in rows]
+        return sorted((end - seconds, end) for end, seconds in ends)
+
     def problems(self, run: str | None = None) -> Iterator[Problem]:
         """Read the problems of one run, with their reference answers, in order of id."""
         with explained(self.path):
@@ -211,8 +220,17 @@ def open_store(path: str | os.PathLike[str]) -> Store:
 class RunRecord:
     """One run's place in a store, for writing; other processes are kept out of it."""
 
-    def __init__(self, path: Path, config: Mapping[str, Any], facts: Mapping[str, Any], name: str | None) -> None:
+    def __init__(
+        self, path: Path, config: Mapping[str, Any], facts: Mapping[str, Any], name: str | None, policy: object = None
+    ) -> None:
         """Open the store, and start the run or take it up again.
+
+        Args:
+            path: The file.
+            config: All that determines the run's results.
+            facts: What does not.
+            name: What to call the run.
+            policy: Whose ``money``, where it has any, is spent on this run from now on.
 
         Raises:
             StoreError: The store cannot be written, the run is being written by another process, or the name
@@ -233,9 +251,24 @@ class RunRecord:
                 self._check_name(name, config)
                 row = (self.run, name, text, json.dumps(facts, sort_keys=True))
                 self._connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?)", row)
+                self._take_up(facts.get("problems"))
         except BaseException:
             self.close()
             raise
+        self._policy, self._paid = policy, _money(policy)
+        self._spent = self._facts.get("money", 0.0)
+
+    def _take_up(self, problems: int | None) -> None:
+        """Read the run's facts; a run that is taken up with more problems is to search that many."""
+        [text] = self._connection.execute("SELECT facts FROM runs WHERE run = ?", (self.run,)).fetchone()
+        self._facts: dict[str, Any] = json.loads(text)
+        if problems is not None and problems > (self._facts.get("problems") or 0):
+            self._note(problems=problems)
+
+    def _note(self, **facts: Any) -> None:
+        self._facts |= facts
+        row = (json.dumps(self._facts, sort_keys=True), self.run)
+        self._connection.execute("UPDATE runs SET facts = ? WHERE run = ?", row)
 
     def _check_name(self, name: str | None, config: Mapping[str, Any]) -> None:
         if name is None:
@@ -273,6 +306,9 @@ class RunRecord:
         seeds = {key: entry.seed for key, entry in made.items()}
         with explained(self.path), _transaction(self._connection):
             self._writer.search(self.run, problem, plan, seeds)
+            # What open requests have cost by now is noted too: the servers will not give it back.
+            if (money := _money(self._policy)) is not None:
+                self._note(money=self._spent + money - (self._paid or 0.0))
 
     def close(self) -> None:
         """Close the file and let other processes in; safe to call twice."""
@@ -301,7 +337,7 @@ def open_record(
 ) -> RunRecord:
     """Open the place of a run in a store; see `search.run`."""
     path = store.path if isinstance(store, Store) else Path(store)
-    return RunRecord(path, run_config(setup, problems, policy), _facts(setup, problems), name)
+    return RunRecord(path, run_config(setup, problems, policy), _facts(setup, problems), name, policy)
 
 
 def run_config(setup: Setup, problems: Iterable[Problem], policy: Any) -> dict[str, Any]:
@@ -347,8 +383,14 @@ def _facts(setup: Setup, problems: Iterable[Problem]) -> dict[str, Any]:
         "planner": planner_spec(setup.planner),
         "task": getattr(problems, "name", None),
         "split": getattr(problems, "split", None),
+        "problems": len(problems) if isinstance(problems, Sized) else None,
         "started": datetime.now(UTC).isoformat(),
     }
+
+
+def _money(policy: object) -> float | None:
+    money: float | None = getattr(policy, "money", None)
+    return money
 
 
 def _mas_of(config: Mapping[str, Any]) -> MAS:

@@ -23,7 +23,7 @@ CREATE TABLE runs (
     run TEXT PRIMARY KEY,           -- fingerprint of config
     name TEXT UNIQUE,               -- given by the user, or NULL
     config TEXT NOT NULL,           -- JSON: all that determines the results
-    facts TEXT NOT NULL             -- JSON: versions, task, time of the first start
+    facts TEXT NOT NULL             -- JSON: versions, task, time of the first start, problems wanted, money
 ) WITHOUT ROWID;
 CREATE TABLE texts (
     id BLOB PRIMARY KEY,            -- fingerprint of the text

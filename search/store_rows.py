@@ -63,7 +63,7 @@ class Writer:
             "stopped": plan.stopped,
             "error": None if plan.error is None else _storable(plan.error),
             **{name: getattr(plan.usage, name) for name in _USAGE},
-            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
         marks = ", ".join("?" * len(row))
         self._connection.execute(

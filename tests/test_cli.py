@@ -23,7 +23,8 @@ import rewardmodels
 import search
 from mas_gym.cli import app
 from mas_gym.cli.evaluate import arms_of
-from mas_gym.errors import ConfigError, UnknownNameError
+from mas_gym.cli.status import _covered
+from mas_gym.errors import ConfigError, PolicyError, UnknownNameError
 from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy, load_policy
 
 PROBLEMS = 6
@@ -309,6 +310,59 @@ def test_training_refuses_a_store_without_true_rewards(run: Run, recording: str,
     result = run("train", "masprm", "--store", store, "--out", tmp_path / "critic")
     assert result.exit_code == 2
     assert "expected a training run in" in flat(result.stderr)
+
+
+def test_status_says_how_far_an_interrupted_run_is(run: Run, recording: str, tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    task, policy = mas_gym.load_task("arithmetic", limit=PROBLEMS), load_policy(recording)
+    with search.run("sc:3", task, mas="rpsv", policy=policy, store=store, concurrency=2) as part:
+        next(part)
+    with search.open_store(store) as opened:
+        searches = opened.find().searches
+    assert 1 <= searches < PROBLEMS
+    shown = run("status", store, COLUMNS="120").stdout
+    assert f" {searches}/{PROBLEMS} " in shown and " ago" in shown and "Cost" not in shown
+    list(search.run("sc:3", task, mas="rpsv", policy=policy, store=store))
+    assert f" {PROBLEMS}/{PROBLEMS} " in run("status", store, COLUMNS="120").stdout
+
+
+def test_time_at_work_is_counted_once_and_pauses_are_not() -> None:
+    assert _covered([]) == 0.0
+    assert _covered([(0.0, 4.0), (1.0, 2.0), (3.0, 5.0), (100.0, 101.5)]) == 6.5
+
+
+def test_status_tells_the_money(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("openai", reason="the openai package is not installed")
+    pytest.importorskip("fastapi", reason="the fastapi package is not installed")
+    from loopback import hash_policy, make_app, serving
+
+    with serving(make_app(hash_policy())) as base:
+        options = f"price=1000,500,2000&cache={tmp_path / 'replies.db'}"
+        spec = f"openai:served@{base}/v1#{options}"
+
+        def money(name: str, *numbers: int) -> float:
+            for number in numbers:
+                done = run("eval", "-n", number, "--policy", spec, "--planner", "sc:2", "--store", tmp_path / name)
+                assert done.exit_code == 0, done.output
+            with search.open_store(tmp_path / name) as opened:
+                return float(opened.find().facts["money"])
+
+        paid = money("parts.db", 1, 3)
+        assert money("cached.db", 3) == 0.0
+        (tmp_path / "replies.db").unlink()
+        assert money("whole.db", 3) == pytest.approx(paid) and paid > 0
+        shown = run("status", tmp_path / "whole.db", COLUMNS="120").stdout
+    assert "Cost" in shown and f"{paid:,.4f}" in shown
+
+
+def test_status_lists_failures_by_reason(run: Run, tmp_path: Path) -> None:
+    def script(request: SamplingRequest, seed: int) -> str:
+        raise PolicyError("no luck")
+
+    task = mas_gym.load_task("arithmetic", limit=2)
+    list(search.run("single", task, mas="rpsv", policy=ScriptedPolicy(script), store=tmp_path / "runs.db"))
+    shown = flat(run("status", tmp_path / "runs.db", COLUMNS="120").stdout)
+    assert "2/2 2" in shown and "2 failed in single, seed 42: PolicyError: no luck" in shown
 
 
 def test_status_of_no_store(run: Run, tmp_path: Path) -> None:

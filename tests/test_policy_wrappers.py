@@ -150,6 +150,17 @@ class TestPerAgent:
             with pytest.raises(ConfigError, match="expected a mapping"):
                 load_policy(wrong)
 
+    def test_money_is_the_sum_of_what_each_policy_charged(self, tmp_path: Path) -> None:
+        pytest.importorskip("openai", reason="the openai package is not installed")
+        one = load_policy("openai:m@http://127.0.0.1:9/v1#price=1,1,1")
+        other = load_policy("openai:m@http://127.0.0.1:9/v1", price=(2, 2, 2))
+        team = load_policy({"A": one, "B": one, "C": CachedPolicy(other, tmp_path / "c.db"), "*": ScriptedPolicy(say)})
+        assert team.money == 0.0  # type: ignore[union-attr]
+        one.meter.add(10**6, 0, 0)  # type: ignore[union-attr]
+        other.meter.add(0, 0, 10**6)  # type: ignore[union-attr]
+        assert team.money == 3.0  # type: ignore[union-attr]
+        assert load_policy({"*": ScriptedPolicy(say)}).money is None  # type: ignore[union-attr]
+
     def test_an_agent_without_a_policy_is_an_error(self) -> None:
         policy = load_policy({"Solver": ScriptedPolicy(say)})
         [error] = ask(policy, [request(0, agent="Reader")])  # type: ignore[arg-type]

@@ -154,6 +154,47 @@ def test_more_problems_extend_a_run(tmp_path: Path) -> None:
         assert [info.searches for info in store.runs()] == [8]
 
 
+def test_a_run_knows_how_many_searches_it_is_to_hold(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+
+    def wanted() -> tuple[int | None, int]:
+        with open_store(path) as store:
+            [info] = store.runs()
+            return info.facts["problems"], info.searches
+
+    part = run(path, concurrency=2)
+    next(part)
+    part.close()
+    problems, searches = wanted()
+    assert problems == 12 and 1 <= searches < 12
+    list(run(path, count=20))
+    assert wanted() == (20, 20)
+    list(run(path, count=4))
+    assert wanted() == (20, 20)
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE runs SET facts = json_remove(facts, '$.problems')")
+    connection.commit()
+    connection.close()
+    list(run(path, count=20))
+    assert wanted() == (20, 20)
+
+
+def test_a_run_of_who_knows_how_many_problems(tmp_path: Path) -> None:
+    list(search.run(SinglePass(), iter(problems(3)), mas=RPSV, policy=talker(), store=tmp_path / "a.db"))
+    with open_store(tmp_path / "a.db") as store:
+        assert store.find().facts["problems"] is None
+
+
+def test_when_searches_were_at_work(tmp_path: Path) -> None:
+    before = time.time()
+    list(run(tmp_path / "a.db"))
+    with open_store(tmp_path / "a.db") as store:
+        spans = store.spans()
+    assert len(spans) == 12 and spans == sorted(spans)
+    # Ends are kept to the millisecond.
+    assert all(before - 0.002 <= start <= end <= time.time() + 0.002 for start, end in spans)
+
+
 def test_failed_searches_are_tried_again(tmp_path: Path) -> None:
     def flaky(request: Any, seed: int) -> str:
         if "Question 3:" in request.messages[-1].content:

@@ -141,11 +141,12 @@ class RunProgress:
         fresh = now.done - now.stored
         # Searches that run side by side end together, so the first few say little about the rest.
         telling = fresh and now.done * 10 >= line.total and now.done < line.total
-        clock = f"{_clock(now.seconds / fresh * (line.total - now.done))} left" if telling else _clock(now.seconds)
-        return [done, ", ".join(notes), f"AC {now.agent_calls:,}", f"TOK {now.tokens:,} ({rate:,.0f}/s)", clock]
+        shown = f"{clock(now.seconds / fresh * (line.total - now.done))} left" if telling else clock(now.seconds)
+        return [done, ", ".join(notes), f"AC {now.agent_calls:,}", f"TOK {now.tokens:,} ({rate:,.0f}/s)", shown]
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Return a time as ``m:ss``, or ``h:mm:ss``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -2,64 +2,135 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from mas_gym.cli.console import stdout
+from mas_gym.cli.progress import clock
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from search import RunInfo, Store
+    from search.plan import Usage
 
 
 _DASH = "\N{EN DASH}"
+_RESULTS = ("Task", "MAS", "Policy", "Hit@1", "TOK", "AC", "RC", "Prompt", "Cached")
+_PACE = ("Searches", "Failed", "At work", "Per min", "TOK/s", "Seconds", "Last")
+
+
+class _Figures(NamedTuple):
+    """What the searches of one run come to.
+
+    Attributes:
+        right: Searches with the right answer.
+        reasons: Why others failed, and how many of them.
+        sound: Usage of those that did not fail.
+        tokens: Generated tokens of all.
+        active: Seconds in which at least one search was at work.
+        last: When the last search ended, in Unix time; None if none has.
+    """
+
+    right: int
+    reasons: Counter[str]
+    sound: Usage
+    tokens: int
+    active: float
+    last: float | None
 
 
 def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="A store that --store wrote.")]) -> None:
-    """Show the runs of a store: how many searches, how many right, what they cost, and why some failed."""
-    from rich import box
-    from rich.table import Table
+    """Show the runs of a store: how far they are, how fast, how often right, at what cost, and why searches failed."""
     from rich.text import Text
 
     from search import open_store
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, name in enumerate(("Run", "Task", "MAS", "Policy", "Searches", "Hit@1", "TOK", "AC", "RC", "Seconds")):
-        table.add_column(name, justify="left" if place < 4 else "right", overflow="fold")
-    failures: list[tuple[str, str, int]] = []
     with open_store(store) as opened:
-        runs = opened.runs()
-        for run in runs:
-            cells, reasons = _run(opened, run)
-            table.add_row(*map(Text, cells))
-            failures += [(run.label, reason, number) for reason, number in reasons.most_common()]
+        found = [(run, _figures(opened, run)) for run in opened.runs()]
     console = stdout()
-    if not runs:
+    if not found:
         console.print(Text(f"{store} holds no run yet."))
         return
-    console.print(table)
-    console.print(Text("Hit@1 in %; TOK, AC, RC and seconds per search that did not fail.", style="dim"))
-    for label, reason, number in failures:
-        console.print(Text(f"{number:,} failed in {label}: {reason}", style="yellow"))
+    paid = any("money" in run.facts for run, _ in found)
+    console.print(_table(_RESULTS, 3, ((run, _results(run, figures)) for run, figures in found)))
+    console.print(Text("Hit@1 and cached in %; TOK, AC, RC and prompt tokens per sound search.", style="dim"))
+    pace = (*_PACE, "Cost") if paid else _PACE
+    console.print(_table(pace, 0, ((run, _pace(run, figures, paid)) for run, figures in found)))
+    words = "Searches per minute and generated tokens per second of the time at work; seconds per sound search."
+    console.print(Text(words + " Cost: what the servers charged, retries included." * paid, style="dim"))
+    for run, figures in found:
+        for reason, number in figures.reasons.most_common():
+            console.print(Text(f"{number:,} failed in {run.label}: {reason}", style="yellow"))
 
 
-def _run(store: Store, run: RunInfo) -> tuple[tuple[str, ...], Counter[str]]:
+def _figures(store: Store, run: RunInfo) -> _Figures:
+    from search.plan import Usage
+
     reasons: Counter[str] = Counter()
-    done = right = 0
-    sums = [0.0] * 4
+    sound, tokens, right = Usage(), 0, 0
     for plan in store.plans(run.run, trees=False, failed=True):
+        tokens += plan.usage.generated_tokens
         if plan.error is not None:
             reasons[plan.error] += 1
             continue
-        done += 1
+        sound += plan.usage
         right += bool(plan.correct)
-        usage = plan.usage
-        costs = (usage.generated_tokens, usage.agent_calls, usage.reward_calls, usage.seconds)
-        sums = [total + cost for total, cost in zip(sums, costs, strict=True)]
+    spans = store.spans(run.run)
+    return _Figures(right, reasons, sound, tokens, _covered(spans), max((end for _, end in spans), default=None))
+
+
+def _covered(spans: Sequence[tuple[float, float]]) -> float:
+    """Return the length of the union of spans, which come in order of their starts."""
+    total, reached = 0.0, float("-inf")
+    for start, end in spans:
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _results(run: RunInfo, figures: _Figures) -> tuple[str, ...]:
     task = "/".join(str(run.facts[key]) for key in ("task", "split") if run.facts.get(key))
-    label = (f"{run.name}: " if run.name else "") + run.label + (", true reward" if run.config["training"] else "")
-    hit = f"{100 * right / run.searches:.1f}" if run.searches else _DASH
-    means = [f"{total / done:,.1f}" if done else _DASH for total in sums]
-    return (label, task, run.mas.name, str(run.config["policy"]["name"]), f"{run.searches:,}", hit, *means), reasons
+    sound, searches = figures.sound, run.searches - run.failed
+    costs = (sound.generated_tokens, sound.agent_calls, sound.reward_calls, sound.prompt_tokens)
+    means = [f"{cost / searches:,.1f}" if searches else _DASH for cost in costs]
+    cached = _percent(sound.cached_tokens, sound.prompt_tokens)
+    policy = str(run.config["policy"]["name"])
+    return (task, run.mas.name, policy, _percent(figures.right, run.searches), *means, cached)
+
+
+def _pace(run: RunInfo, figures: _Figures, paid: bool) -> tuple[str, ...]:
+    wanted = run.facts.get("problems")
+    done = f"{run.searches:,}" + (f"/{wanted:,}" if wanted else "")
+    sound, active = run.searches - run.failed, figures.active
+    rates = [f"{number / active:,.1f}" if active else _DASH for number in (60 * run.searches, figures.tokens)]
+    each = f"{figures.sound.seconds / sound:,.1f}" if sound else _DASH
+    ago = _DASH if figures.last is None else f"{clock(max(0.0, time.time() - figures.last))} ago"
+    money = run.facts.get("money")
+    cost = [_DASH if money is None else f"{money:,.4f}"] if paid else []
+    return (done, f"{run.failed:,}", clock(active), *rates, each, ago, *cost)
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}" if whole else _DASH
+
+
+def _table(columns: Sequence[str], words: int, rows: Iterable[tuple[RunInfo, tuple[str, ...]]]) -> Table:
+    """Return a table of runs; the first ``words`` columns after the run hold words, the others numbers."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("Run", overflow="fold", min_width=12)
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="left" if place < words else "right", overflow="fold", no_wrap=place >= words)
+    for run, cells in rows:
+        label = (f"{run.name}: " if run.name else "") + run.label + (", true reward" if run.config["training"] else "")
+        table.add_row(Text(label), *map(Text, cells))
+    return table

@@ -69,6 +69,12 @@ class CachedPolicy:
         self._database = self._thread.submit(_open, self.file).result()
         self._warned = False
 
+    @property
+    def money(self) -> float | None:
+        """What the inner policy has charged so far; None if it has no price."""
+        money: float | None = getattr(self._inner, "money", None)
+        return money
+
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Answer one request. Raises `mas_gym.errors.PolicyError`."""
         loop = asyncio.get_running_loop()

@@ -86,6 +86,11 @@ class OpenAIPolicy:
         chosen = self.options
         return f"{self.name}|{chosen.api}|{chosen.choices}|{sorted((chosen.extra_body or {}).items())!r}"
 
+    @property
+    def money(self) -> float | None:
+        """What the server has charged so far; None without a price."""
+        return self.meter.money
+
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Answer one request.
 

@@ -39,6 +39,13 @@ class PerAgentPolicy:
         self.fingerprint = "; ".join(f"{agent}={prints[agent]}" for agent in sorted(prints))
         self.max_concurrency = sum(view.max_concurrency for view in views.values())
 
+    @property
+    def money(self) -> float | None:
+        """What its policies have charged so far; None if none of them has a price."""
+        distinct = {id(policy): policy for policy in self.policies.values()}.values()
+        charged = [money for policy in distinct if (money := getattr(policy, "money", None)) is not None]
+        return sum(charged) if charged else None
+
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Answer one request.
 
