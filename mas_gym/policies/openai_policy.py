@@ -253,7 +253,7 @@ class OpenAIPolicy:
             self._down = True
             raise EngineUnavailableError(
                 f"{where} does not answer, {said}. "
-                "Start the server again and repeat the command; finished searches are kept in the store"
+                "Start the server again and repeat the command; what a run with a store has finished is kept in it"
             )
         if faults >= self.options.max_attempts:
             raise PolicyError(f"{where} failed {faults} times for one request; the last time {fault.reason}")

@@ -150,7 +150,7 @@ class VLLMPolicy:
         if isinstance(error, EngineDeadError):
             return EngineUnavailableError(
                 f"{self.name}: the vLLM engine died; its log above has the cause. "
-                "Repeat the command to resume from the store"
+                "Repeat the command; what a run with a store has finished is kept in it"
             )
         return PolicyError(f"{self.name}: vLLM refused a request: {type(error).__name__}: {error}")
 
