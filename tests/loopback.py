@@ -105,9 +105,10 @@ def _error(status: int, message: str, param: str | None = None) -> JSONResponse:
 
 
 @contextmanager
-def serving(app: FastAPI, port: int = 0) -> Iterator[str]:
-    """Run an app on a thread; yields its base URL without a path."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", timeout_graceful_shutdown=1)
+def serving(app: FastAPI, port: int = 0, **options: Any) -> Iterator[str]:
+    """Run an app on a thread, with further options of uvicorn's; yields its base URL without a path."""
+    options = {"log_level": "error", "timeout_graceful_shutdown": 1, **options}
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, **options)
     server = uvicorn.Server(config)
     ready = threading.Event()
 

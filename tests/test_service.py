@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import http.client
 import json
+import os
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,10 +32,12 @@ from loopback import hash_policy, serving
 import mas_gym
 import search
 from mas_gym.cli.service_app import make_app
-from mas_gym.cli.service_pool import Service
+from mas_gym.cli.service_pool import Service, Ticket
+from mas_gym.cli.service_server import HangsUpOnSilence
 from mas_gym.errors import EngineUnavailableError, PolicyError
 from mas_gym.policies.base import SamplingReply, SamplingRequest
 from rewardmodels import load_critic
+from search.active import ActiveSearch
 
 QUESTION = "How many?"
 
@@ -182,6 +190,41 @@ def test_two_hundred_at_once_get_their_own_answers(client: Any) -> None:
     assert run_many(client, questions) == [direct(question).candidates[0].text for question in questions]
 
 
+def test_two_hundred_at_once_and_those_who_leave_cost_no_memory_for_good(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = app_of(hash_policy(), concurrency=8)
+    body = b'{"model": "mas-gym", "messages": [{"role": "user", "content": "x"}], "stream": true}'
+    threads = set()
+
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(thing, ActiveSearch | Ticket | search.Run) for thing in gc.get_objects())
+
+    with client_of(app) as client:
+        for _ in range(3):
+            run_many(client, [f"Question {i}" for i in range(200)])
+            for sock in [post(f"http://{client.base_url.netloc.decode()}", body) for _ in range(20)]:
+                sock.close()
+            wait_for(lambda: app.state.pool.active == 0 and app.state.pool.waiting == 0 and kept() == 0)
+            threads.add(threading.active_count())
+    assert len(threads) == 1 and "was destroyed" not in caplog.text
+
+
+def test_what_two_hundred_long_questions_take_is_bounded() -> None:
+    tracemalloc.start()
+    try:
+        with client_of(app_of(hash_policy(), "single", concurrency=4)) as client:
+            questions = [f"{i} " + "long question " * 20_000 for i in range(200)]
+            before, _ = tracemalloc.get_traced_memory()
+            run_many(client, questions)
+            after, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # Of 56 MB that arrive, each waiting question is held a few times at most, on both ends of the wire.
+    assert peak - before < 10 * sum(map(len, questions)) and after - before < 10 * 2**20
+
+
 def test_a_full_queue_says_so_and_the_rest_is_served() -> None:
     policy = SlowPolicy()
     app = app_of(policy, concurrency=2, queue=3)
@@ -300,6 +343,25 @@ def test_a_body_that_never_comes_is_given_up(url: str, monkeypatch: pytest.Monke
     assert status_of(post(url, b"{", length=100))[0] == 408
 
 
+def test_those_who_hold_connections_without_asking_are_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mas_gym.cli.service_server.HEAD_SECONDS", 0.5)
+    policy = SlowPolicy()
+    # The service has room for eight connections, and slow clients hold them all.
+    with serving(app_of(policy), http=HangsUpOnSilence, limit_concurrency=8) as base:
+        target = urlsplit(base)
+        holders = [socket.create_connection((target.hostname, target.port), timeout=30) for _ in range(8)]
+        for sock in holders[4:]:
+            sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost:")
+        for sock in holders:
+            assert sock.recv(1) == b""
+            sock.close()
+        with openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0) as client:
+            # One whose search takes longer is waited for.
+            timer = threading.Timer(1.5, policy.gate.set)
+            timer.start()
+            assert ask(client).choices
+
+
 @pytest.mark.parametrize("sent", ["", "Authorization: Bearer wrong\r\n", "Authorization: sesame\r\n"])
 def test_a_wrong_key_is_refused(sent: str) -> None:
     with serving(app_of(hash_policy(), key="sesame")) as base:
@@ -361,3 +423,34 @@ def test_stopping_the_server_ends_open_searches() -> None:
         wait_for(lambda: policy.open > 0)
     assert app.state.pool.active == 0 and policy.open == 0
     sock.close()
+
+
+@pytest.mark.slow
+def test_the_command_serves_what_solve_answers(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mas_gym_command = [sys.executable, "-m", "mas_gym.cli"]
+    options = ["--planner", "sc:2", "--policy", "tiny", "--seed", "7"]
+    question = "Maya has 14 marbles. She finds 6 more. Then she loses 3. How many marbles does Maya have now?"
+    env = os.environ | {"MAS_GYM_SERVE_KEY": "sesame"}
+    serving = [*mas_gym_command, "serve", *options, "--port", str(port), "--log-json", str(tmp_path / "log.jsonl")]
+    service = subprocess.Popen(serving, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert service.stderr is not None and f"http://127.0.0.1:{port}/v1" in service.stderr.readline()
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="sesame", max_retries=20) as client:
+            told = ask(client, question)
+        with (
+            openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x") as client,
+            pytest.raises(openai.AuthenticationError),
+        ):
+            ask(client, question)
+    finally:
+        service.send_signal(signal.SIGINT)
+        _, errors = service.communicate(timeout=60)
+    assert service.returncode == 0 and "Traceback" not in errors
+    solve = [*mas_gym_command, "solve", question, *options]
+    solved = subprocess.run(solve, capture_output=True, text=True, check=True, timeout=120)
+    assert f"Answer: {told.mas_gym['answers'][0]}" in solved.stdout
+    logged = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert "search ended" in {line["event"] for line in logged}

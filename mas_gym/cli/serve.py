@@ -51,6 +51,7 @@ def serve(
 
         from mas_gym.cli.service_app import make_app
         from mas_gym.cli.service_pool import Service
+        from mas_gym.cli.service_server import HangsUpOnSilence
     except ImportError as error:
         raise MissingDependencyError(
             f"mas-gym serve needs fastapi, uvicorn and prometheus_client ({error}): pip install 'mas-gym[serve]'"
@@ -76,5 +77,11 @@ def serve(
     limit = concurrency + queue + _SPARE_CONNECTIONS
     with json_lines(log_json):
         uvicorn.run(
-            app, host=host, port=port, log_level="warning", limit_concurrency=limit, timeout_graceful_shutdown=5
+            app,
+            host=host,
+            port=port,
+            http=HangsUpOnSilence,
+            log_level="warning",
+            limit_concurrency=limit,
+            timeout_graceful_shutdown=5,
         )

@@ -174,8 +174,11 @@ class _Front:
             yield sse(chunk(ident, self.model, {"role": "assistant", "content": ""}))
             while not search.done():
                 telling = asyncio.ensure_future(changed.wait())
-                await asyncio.wait((search, telling), timeout=_KEEP_ALIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                telling.cancel()
+                try:
+                    either = asyncio.FIRST_COMPLETED
+                    await asyncio.wait((search, telling), timeout=_KEEP_ALIVE_SECONDS, return_when=either)
+                finally:
+                    telling.cancel()
                 if search.done():
                     break
                 step = ticket.step
