@@ -148,7 +148,9 @@ def test_a_server_that_stays_dead_ends_the_run_and_the_same_command_resumes(
         done = [next(plans), next(plans)]
         server.kill()
         server.wait()
-        with pytest.raises(EngineUnavailableError, match=r"does not answer.*Start the server again.*a run with a store"):
+        with pytest.raises(
+            EngineUnavailableError, match=r"does not answer.*Start the server again.*a run with a store"
+        ):
             done.extend(plans)
     assert 2 <= len(done) < 12 and "does not answer" in str(plans.stopped)
     with closing(sqlite3.connect(store)) as database:
@@ -159,6 +161,21 @@ def test_a_server_that_stays_dead_ends_the_run_and_the_same_command_resumes(
     assert told(resumed) == clean
     kept = {plan.problem_id for plan in done if plan.error is None}
     assert again.usage.agent_calls == sum(plan.usage.agent_calls for plan in resumed if plan.problem_id not in kept)
+
+
+def test_agents_on_servers_and_models_of_their_own() -> None:
+    hosts = {name: make_app(hash_policy()) for name in ("Solver", "*")}
+    with serving(hosts["Solver"]) as one, serving(hosts["*"]) as other:
+        spec = {"Solver": f"openai:served@{one}/v1", "*": f"openai:served@{other}/v1"}
+        mas = mas_gym.load_mas(mas_gym.load_mas("rpsv").to_dict() | {"policies": spec})
+        plans = list(search.run("sc:2", TASK[:3], mas=mas, seed=7))
+    assert all(plan.error is None and plan.usage.agent_calls == 8 for plan in plans)
+    prompts = {agent.system_prompt.strip(): agent.name for agent in mas.agents}
+    asked = {
+        name: [prompts[body["messages"][0]["content"]] for body in app.state.bodies] for name, app in hosts.items()
+    }
+    assert asked["Solver"] == ["Solver"] * 6
+    assert sorted(asked["*"]) == ["Planner"] * 6 + ["Reader"] * 6 + ["Verifier"] * 6
 
 
 # ---- hostile messages

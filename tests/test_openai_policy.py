@@ -7,6 +7,7 @@ import contextlib
 import json
 import random
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,6 +87,38 @@ def test_reply_carries_tokens_logprobs_and_cost(url: str) -> None:
     # Each sample is a call of its own, and each call's prompt is billed.
     assert policy.meter.money == pytest.approx((16 * 2.0 + 14 * 10.0) / 1e6)
     assert "2 calls; 16 prompt tokens (0 cached); 14 generated tokens; cost 0.0002" in str(policy.meter)
+
+
+def test_cached_tokens_are_billed_at_their_own_price() -> None:
+    def cached(request: SamplingRequest) -> SamplingReply:
+        return hash_policy().sample([request])[0]._replace(prompt_tokens=100, cached_tokens=60)
+
+    class Caching:
+        name, max_batch = "caching", 8
+
+        def sample(self, requests: list[SamplingRequest]) -> list[SamplingReply]:
+            return [cached(request) for request in requests]
+
+    with serving(make_app(Caching())) as base:
+        policy = policy_at(base + "/v1", price=Price(2.0, 0.5, 10.0))
+        [reply] = ask(policy, [request(n=1)])
+    assert (reply.prompt_tokens, reply.cached_tokens) == (100, 60)
+    assert policy.meter.money == policy.money == pytest.approx((40 * 2.0 + 60 * 0.5 + 7 * 10.0) / 1e6)
+    assert "100 prompt tokens (60 cached); 7 generated tokens; cost 0.0002" in str(policy.meter)
+
+
+def test_a_retry_after_holds_every_call_for_as_long_as_the_server_said(url: str) -> None:
+    times: list[float] = []
+
+    def choose(body: bytes, tried: int) -> Fault:
+        times.append(time.monotonic())
+        return Fault.LIMIT_WAIT if len(times) == 1 else Fault.NONE
+
+    requests = [request(i) for i in range(8)]
+    with proxied(FaultProxy(url.removesuffix("/v1"), choose=choose)) as base:
+        # With one call at a time, nothing was under way when the server said how long to wait.
+        assert texts(ask(policy_at(base + "/v1", max_concurrency=1), requests)) == direct(requests)
+    assert len(times) == 1 + 24 and times[1] - times[0] >= 0.2
 
 
 def test_completions_api_sends_no_roles(url: str) -> None:

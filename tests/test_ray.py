@@ -136,6 +136,12 @@ def test_the_command_line_gives_the_same_table(tmp_path: Path) -> None:
     assert table("again", "--store", "runs.db", "--policy", "tiny") == expected
 
 
+def test_actors_that_find_no_room_are_not_waited_for(tmp_path: Path) -> None:
+    # Two cores have room for two actors; the others would join in a cluster that grows.
+    plans = list(fleet_run(make_policy, 12, actors=5, store=tmp_path / "fleet.db"))
+    assert told(plans) == told(plain_run(12, store=tmp_path / "plain.db"))
+
+
 def test_parcels_that_overtake_each_other_lose_no_problem() -> None:
     job = Job(search.SelfConsistency(2), mas_gym.load_mas("rpsv"), 42, 4, False, search.Sampling(), search.Budget())
     worker = Worker(job, None, make_policy, None)

@@ -359,7 +359,74 @@ def test_a_locked_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert len(list(run(path, count=4))) == 4
 
 
+BLOCKER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN EXCLUSIVE")
+print("locked", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_store_locked_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.db"
+    list(run(path, count=2))
+    monkeypatch.setattr("search.store_file.BUSY_SECONDS", 0.1)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", BLOCKER, str(path)], text=True, **pipes) as blocker:
+        assert blocker.stdout is not None and blocker.stdout.readline()
+        with pytest.raises(StoreError, match=r"locked; another process held it"):
+            list(run(path, count=4))
+        with open_store(path) as store:
+            assert store.runs()[0].searches == 2
+        blocker.communicate("\n")
+    assert len(list(run(path, count=4))) == 4
+
+
 # ---- a full disk
+
+
+TINY_DISK = """
+set -e
+mount -t tmpfs -o size=400k none "$1"
+cd "$1"
+"$2" -c "$3" small.db || true
+cp small.db* "$4"
+"""
+FILL = """
+import sys
+sys.path[:0] = {paths!r}
+import search
+from mas_gym.errors import StoreError
+from search_worlds import chain, problems, talker
+
+options = dict(mas=chain(4), policy=talker(), training=True)
+try:
+    for plan in search.run(search.MCTS(8, 3), problems(400), store=sys.argv[1], **options):
+        pass
+except StoreError as error:
+    print(error)
+"""
+
+
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    disk, kept = tmp_path / "disk", tmp_path / "kept"
+    disk.mkdir(), kept.mkdir()
+    code = FILL.format(paths=[str(Path(__file__).parent), *filter(None, sys.path)])
+    shell = ["unshare", "--map-root-user", "--mount", "bash", "-c", TINY_DISK, "bash", str(disk), sys.executable, code]
+    try:
+        done = subprocess.run([*shell, str(kept)], capture_output=True, text=True, timeout=120, check=False)
+    except FileNotFoundError:
+        pytest.skip("unshare is not there to make a small disk with")
+    if "unshare:" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"no small disk can be made here: {done.stderr.strip()}")
+    assert "the disk is full; free some space and run the same command again" in done.stdout, done.stderr
+    with open_store(kept / "small.db") as store:
+        searches = store.find().searches
+    assert 0 < searches < 400
+    list(run(kept / "small.db", count=400))
+    list(run(tmp_path / "whole.db", count=400))
+    assert rows(kept / "small.db") == rows(tmp_path / "whole.db")
 
 
 def test_a_full_disk_keeps_what_was_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
