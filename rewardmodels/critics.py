@@ -104,8 +104,9 @@ def load_critic(spec: str, **options: Any) -> Critic:
     Args:
         spec: A folder saved by training, ``"tiny-masprm"`` or ``"tiny-orm"`` (shipped, for the embedded model's RPSV
             agents on Arithmetic), ``"policy-likelihood"``, ``"constant:0.5"``, ``"vllm:FOLDER"`` to score such a
-            folder with vLLM, ``"ensemble:A,B"`` with a spec for each member, or ``"NAME:ARGUMENT"`` of a loader that
-            is registered under the entry-point group ``mas_gym.critics``.
+            folder with vLLM, options written behind it as in ``"vllm:FOLDER#gpu_memory_utilization=0.3"``,
+            ``"ensemble:A,B"`` with a spec for each member, or ``"NAME:ARGUMENT"`` of a loader that is registered
+            under the entry-point group ``mas_gym.critics``.
         options: What the loader takes; for folders see `LearnedCritic`.
 
     Raises:
@@ -182,9 +183,11 @@ def _ensemble(argument: str, **options: Any) -> Critic:
 
 
 def _vllm(argument: str, **options: Any) -> Critic:
+    from mas_gym.policies.registry import written_options
     from rewardmodels.vllm_critic import VLLMCritic
 
-    return VLLMCritic(argument, **options)
+    folder, written = written_options(argument)
+    return _build("vllm", VLLMCritic, folder, **{**written, **options})
 
 
 def _masprm(argument: str, **options: Any) -> Critic:

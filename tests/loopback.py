@@ -31,7 +31,9 @@ def hash_policy() -> ScriptedPolicy:
     return ScriptedPolicy(script, name="hash", max_batch=64)
 
 
-def make_app(policy: Policy, refuses: frozenset[str] = frozenset(), window: int = 10**6) -> FastAPI:
+def make_app(
+    policy: Policy, refuses: frozenset[str] = frozenset(), window: int = 10**6, longest: int = 10**6
+) -> FastAPI:
     """Serve ``policy``; parameters named in ``refuses`` get a 400, ``n`` in it means one choice always."""
     app = FastAPI()
     engine = as_async(policy)
@@ -51,6 +53,10 @@ def make_app(policy: Policy, refuses: frozenset[str] = frozenset(), window: int 
         for name in sorted(refuses - {"n"}):
             if name in body:
                 return _error(400, f"Unsupported parameter: '{name}' is not supported with this model.", name)
+        cap = body.get("max_tokens") or body["max_completion_tokens"]
+        if cap > longest:
+            text = f"max_tokens is too large: {cap}. This model supports at most {longest} completion tokens."
+            return _error(400, text, "max_tokens")
         chat = "messages" in body
         messages = [(m["role"], m["content"]) for m in body["messages"]] if chat else [("user", body["prompt"])]
         length = sum(len(text.split()) for _, text in messages)
@@ -63,7 +69,7 @@ def make_app(policy: Policy, refuses: frozenset[str] = frozenset(), window: int 
         wanted = SamplingRequest(
             tuple(ChatMessage(role, text) for role, text in messages),
             tuple(body.get("seed", 0) + i for i in range(n)),
-            body.get("max_tokens") or body["max_completion_tokens"],
+            cap,
             body["temperature"],
             body["top_p"],
         )

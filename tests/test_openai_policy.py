@@ -9,6 +9,7 @@ import random
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -154,6 +155,21 @@ def test_refused_parameters_are_left_out_and_noted(name: str) -> None:
     assert name not in app.state.bodies[-1]
     assert (reply.samples[0].logprob is None) == (name == "logprobs")
     assert len(policy.notes) == 1
+
+
+@pytest.mark.parametrize("longest", [20, 500])
+def test_a_lower_cap_of_the_server_is_kept_to(longest: int) -> None:
+    with serving(app := make_app(hash_policy(), longest=longest)) as base:
+        policy = policy_at(base + "/v1")
+        long = replace(request(n=1), max_new_tokens=1024)
+        assert texts(ask(policy, [long])) == texts(hash_policy().sample([long]))
+        refused = len(app.state.bodies) - 1
+        ask(policy, [long, replace(long, max_new_tokens=7)])
+    assert 1 <= refused <= 2 and len(app.state.bodies) == refused + 3
+    assert {body["max_tokens"] for body in app.state.bodies[refused:]} == {longest, 7}
+    assert policy.notes == [
+        f"openai:served: it allows messages of {longest} tokens at most, which caps the agents' own"
+    ]
 
 
 def test_missing_logprobs_are_noted() -> None:

@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,26 +56,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def adapter(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def adapters(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two adapters that differ in weights and rank."""
     peft = pytest.importorskip("peft", reason="peft is not installed")
     import torch
     from transformers import AutoModelForCausalLM
 
-    torch.manual_seed(1)
-    config = peft.LoraConfig(r=8, lora_alpha=64, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    made = tmp_path_factory.mktemp("adapter")
-    peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder), config).save_pretrained(made)
-    return made
+    folders = []
+    for seed, rank in ((1, 8), (2, 16)):
+        torch.manual_seed(seed)
+        config = peft.LoraConfig(r=rank, lora_alpha=64, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+        folders.append(tmp_path_factory.mktemp("adapter"))
+        peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder), config).save_pretrained(folders[-1])
+    return folders
 
 
 @pytest.fixture(scope="module")
-def both(folder: Path, adapter: Path) -> Iterator[tuple[VLLMPolicy, VLLMPolicy]]:
-    """The base model and the base with an adapter, on one engine."""
-    base = load_policy(f"vllm:{folder}", dtype="float32", engine=ENGINE)
-    adapted = load_policy(f"vllm:{folder}#lora={adapter}", dtype="float32", engine=ENGINE)
-    assert isinstance(base, VLLMPolicy) and isinstance(adapted, VLLMPolicy)
-    yield base, adapted
-    base.close()
+def both(folder: Path, adapters: list[Path]) -> Iterator[tuple[VLLMPolicy, ...]]:
+    """The base model and the base with each adapter, on one engine."""
+    specs = [f"vllm:{folder}", *(f"vllm:{folder}#lora={adapter}" for adapter in adapters)]
+    policies = [load_policy(spec, dtype="float32", engine=ENGINE) for spec in specs]
+    yield tuple(policy for policy in policies if isinstance(policy, VLLMPolicy))
+    policies[0].close()  # type: ignore[union-attr]
 
 
 def request(i: int, n: int = 3, temperature: float = 0.7, words: str = "ba be bi") -> SamplingRequest:
@@ -99,7 +102,7 @@ def texts(replies: Sequence[SamplingReply]) -> list[list[str]]:
     return [[sample.text for sample in reply.samples] for reply in replies]
 
 
-def test_samples_do_not_depend_on_company(both: tuple[VLLMPolicy, VLLMPolicy]) -> None:
+def test_samples_do_not_depend_on_company(both: tuple[VLLMPolicy, ...]) -> None:
     requests = [request(i) for i in range(24)]
     alone = texts(ask(both[0], requests, at_once=1))
     assert texts(ask(both[0], requests)) == alone
@@ -107,9 +110,7 @@ def test_samples_do_not_depend_on_company(both: tuple[VLLMPolicy, VLLMPolicy]) -
     assert len({text for row in alone for text in row}) > 40
 
 
-def test_greedy_messages_and_logprobs_are_those_of_transformers(
-    folder: Path, both: tuple[VLLMPolicy, VLLMPolicy]
-) -> None:
+def test_greedy_messages_and_logprobs_are_those_of_transformers(folder: Path, both: tuple[VLLMPolicy, ...]) -> None:
     requests = [request(i, 1, temperature=0.0) for i in range(12)]
     ours = ask(both[0], requests)
     theirs = TransformersPolicy(folder).sample(requests)
@@ -121,46 +122,46 @@ def test_greedy_messages_and_logprobs_are_those_of_transformers(
         assert one.samples[0].finish_reason == other.samples[0].finish_reason
 
 
-def test_agents_with_adapters_share_an_engine(
-    folder: Path, adapter: Path, both: tuple[VLLMPolicy, VLLMPolicy], tmp_path: Path
+def test_agents_with_adapters_of_their_own_share_an_engine(
+    folder: Path, adapters: list[Path], both: tuple[VLLMPolicy, ...], tmp_path: Path
 ) -> None:
     import peft
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    merged = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), adapter).merge_and_unload()
-    merged.save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    folders = [folder]
+    for adapter in adapters:
+        folders.append(tmp_path / adapter.name)
+        base = AutoModelForCausalLM.from_pretrained(folder)
+        peft.PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(folders[-1])
+        AutoTokenizer.from_pretrained(folder).save_pretrained(folders[-1])
     requests = [request(i, 1, temperature=0.0) for i in range(12)]
-    team = load_policy({"A": both[0], "B": both[1]})
+    team = load_policy({"A": both[0], "B": both[1], "C": both[2]})
     assert isinstance(team, AsyncPolicy)
-    from dataclasses import replace
-
-    mixed = ask(team, [replace(r, agent=name) for r in requests for name in "AB"])
-    base, adapted = texts(mixed[0::2]), texts(mixed[1::2])
-    assert base == texts(TransformersPolicy(folder).sample(requests))
-    assert adapted == texts(TransformersPolicy(tmp_path).sample(requests))
-    assert base != adapted
-    assert both[0]._engine is both[1]._engine
+    mixed = ask(team, [replace(r, agent=name) for r in requests for name in "ABC"])
+    said = [texts(mixed[agent::3]) for agent in range(3)]
+    assert said == [texts(TransformersPolicy(merged).sample(requests)) for merged in folders]
+    assert said[0] != said[1] != said[2] != said[0]
+    assert both[0]._engine is both[1]._engine is both[2]._engine
 
 
-def test_shared_prefixes_come_from_the_cache(both: tuple[VLLMPolicy, VLLMPolicy]) -> None:
+def test_shared_prefixes_come_from_the_cache(both: tuple[VLLMPolicy, ...]) -> None:
     ask(both[0], [request(0, 1, words=WORDS)])
     [reply] = ask(both[0], [request(1, 1, words=WORDS)])
     assert 32 <= reply.cached_tokens <= reply.prompt_tokens
 
 
-def test_long_prompts_lose_their_oldest_words(both: tuple[VLLMPolicy, VLLMPolicy]) -> None:
+def test_long_prompts_lose_their_oldest_words(both: tuple[VLLMPolicy, ...]) -> None:
     long = SamplingRequest((ChatMessage("system", "ba"), ChatMessage("user", "\n\n".join([WORDS] * 10))), (1,), 16)
     [reply] = ask(both[0], [long])
     assert reply.dropped_tokens > 0 and reply.prompt_tokens <= 512 - 16
 
 
-def test_more_new_prompts_than_one_step_takes(both: tuple[VLLMPolicy, VLLMPolicy]) -> None:
+def test_more_new_prompts_than_one_step_takes(both: tuple[VLLMPolicy, ...]) -> None:
     requests = [request(i, words=WORDS) for i in range(60)]
     assert texts(ask(both[0], requests)) == texts(ask(both[0], requests, at_once=2))
 
 
-def test_what_is_cancelled_is_forgotten(both: tuple[VLLMPolicy, VLLMPolicy]) -> None:
+def test_what_is_cancelled_is_forgotten(both: tuple[VLLMPolicy, ...]) -> None:
     async def run() -> None:
         tasks = [asyncio.create_task(both[0].sample_async(request(i))) for i in range(64)]
         await asyncio.sleep(0.05)
@@ -215,7 +216,7 @@ def test_the_critic_scores_as_transformers_does(tmp_path: Path, monkeypatch: pyt
             state = dynamics.transition(state, mas_gym.Action(f"{problem.answer} and so on", mas.ALL))
         contexts.append(ScoringContext(state, mas, None))
     theirs = load_critic(str(tmp_path)).score(contexts)
-    critic = load_critic(f"vllm:{tmp_path}", dtype="float32", engine=ENGINE)
+    critic = load_critic(f"vllm:{tmp_path}#dtype=float32&gpu_memory_utilization=0.3", engine=ENGINE)
     assert critic.score(contexts) == pytest.approx(theirs, abs=1e-4)
     assert len({round(value, 3) for value in theirs}) > 10
     assert critic.counts.encoded < critic.counts.whole  # type: ignore[attr-defined]
@@ -231,7 +232,7 @@ def server(folder: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     command += ["--served-model-name", "served", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
     command += ["--block-size", "32", "--dtype", "float32", "--generation-config", "vllm"]
-    command += ["--no-enable-chunked-prefill"]
+    command += ["--no-enable-chunked-prefill", "--enable-prompt-tokens-details"]
     process = subprocess.Popen(command, env=os.environ | {"VLLM_HOST_IP": "127.0.0.1"}, start_new_session=True)
     try:
         for _ in range(600):
@@ -247,7 +248,7 @@ def server(folder: Path) -> Iterator[str]:
         process.wait(60)
 
 
-def test_the_server_says_what_the_engine_says(server: str, both: tuple[VLLMPolicy, VLLMPolicy]) -> None:
+def test_the_server_says_what_the_engine_says(server: str, both: tuple[VLLMPolicy, ...]) -> None:
     requests = [request(i) for i in range(16)]
     ours = ask(both[0], requests)
     policy = load_policy(f"openai:served@{server}")
@@ -279,3 +280,33 @@ def test_the_server_shortens_and_refuses_in_words(server: str) -> None:
     assert reply.dropped_tokens > 0
     with pytest.raises(EngineUnavailableError, match="'absent'"):
         ask(load_policy(f"openai:absent@{server}"), [request(0)])  # type: ignore[arg-type]
+
+
+def test_the_server_tells_its_cached_tokens_and_they_are_cheaper(server: str) -> None:
+    policy = load_policy(f"openai:served@{server}#price=1000000,100000,0")
+    ask(policy, [request(100, 1, words=WORDS)])  # type: ignore[arg-type]
+    [reply] = ask(policy, [request(101, 1, words=WORDS)])  # type: ignore[arg-type]
+    assert 32 <= reply.cached_tokens < reply.prompt_tokens
+    meter = policy.meter  # type: ignore[union-attr]
+    assert meter.money == pytest.approx(meter.prompt_tokens - 0.9 * meter.cached_tokens)
+
+
+def test_searches_on_a_server_behind_every_kind_of_fault(server: str) -> None:
+    pytest.importorskip("fastapi", reason="the fastapi package is not installed")
+    from fault_proxy import Fault, FaultProxy, proxied
+
+    import mas_gym
+    import search
+
+    def plans(url: str, **options: object) -> dict[str, object]:
+        policy = load_policy(f"openai:served@{url}", timeout=20.0, max_attempts=12, max_concurrency=32, **options)
+        run = search.run("mcts:3,2", task, mas="rpsv", policy=policy, critic=search.PolicyLikelihood(), seed=7)
+        return {p.problem_id: (p.error, [c.text for c in p.candidates], p.usage.agent_calls) for p in run}
+
+    task = mas_gym.load_task("arithmetic", split="test", limit=6)
+    clean = plans(server)
+    assert all(error is None for error, _, _ in clean.values())  # type: ignore[misc]
+    proxy = FaultProxy(server.removesuffix("/v1"), share=0.3, seed=1)
+    with proxied(proxy) as base:
+        assert plans(base + "/v1") == clean
+    assert all(proxy.seen[fault] for fault in Fault), proxy.seen

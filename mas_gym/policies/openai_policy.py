@@ -32,6 +32,7 @@ logger = logging.getLogger("mas_gym.policies")
 _WRONG_COUNTS_BEFORE_SINGLES = 3
 _EMPTIES_TO_BELIEVE = 2
 _CUTS = 16
+_CAP_TOO_HIGH = re.compile(r"max_(?:completion_)?tokens\b.*(?:greater than|too large|at most|exceed)", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w.])\d{2,9}(?![\w.]*\d)")
 
 
@@ -73,6 +74,7 @@ class OpenAIPolicy:
         self.meter = Meter(price if isinstance(price, Price) else None)
         self.notes: list[str] = []
         self._refused: set[str] = set()
+        self._cap = 10**9
         self._connections = Connections(self._open)
         self._slots: asyncio.Semaphore | None = None
         self._hold_until = 0.0
@@ -149,7 +151,7 @@ class OpenAIPolicy:
                 request, share = _shortened(request, fault.reason)
                 cuts, kept = cuts + 1, kept * share
                 continue
-            if self._adapt(fault, seeds, tried_with):
+            if self._lower_cap(fault, request) or self._adapt(fault, seeds, tried_with):
                 continue
             tries, faults = tries + 1, faults + (not fault.away)
             self.meter.faults[fault.kind] += 1
@@ -207,12 +209,24 @@ class OpenAIPolicy:
 
     def _body(self, request: SamplingRequest, seeds: tuple[int, ...]) -> dict[str, Any]:
         body = payload(request, seeds, self.model, self.options.api, self.options.logprobs)
+        body["max_tokens"] = min(body["max_tokens"], self._cap)
         for name in self._refused & {"logprobs", "seed"}:
             body.pop(name, None)
         if "max_tokens" in self._refused:
             body["max_completion_tokens"] = body.pop("max_tokens")
         # The client walks through typed parameters at the cost of a quarter of the call, and takes these as they are.
         return body | dict(self.options.extra_body or {})
+
+    def _lower_cap(self, fault: Fault, request: SamplingRequest) -> bool:
+        """Ask for shorter messages if that is what the server objects to, and remember it."""
+        cap = min(request.max_new_tokens, self._cap)
+        lower = [number for found in _NUMBER.findall(fault.reason) if (number := int(found)) < cap]
+        if fault.kind != "refused" or not _CAP_TOO_HIGH.search(fault.reason) or not lower:
+            return False
+        self._cap = max(lower)
+        note = f"it allows messages of {self._cap} tokens at most, which caps the agents' own"
+        self.notes = [*(kept for kept in self.notes if "tokens at most" not in kept), f"{self.name}: {note}"]
+        return True
 
     def _adapt(self, fault: Fault, seeds: tuple[int, ...], tried_with: frozenset[str]) -> bool:
         """Leave out what the server refuses, if it is one of the things that can be left out."""
