@@ -2,12 +2,14 @@
 
 Run with one thread::
 
-    OMP_NUM_THREADS=1 python benchmarks/scoring_cost.py
-    OMP_NUM_THREADS=1 python benchmarks/scoring_cost.py --critic models/masprm --planner sbs:5,3 --problems 64
+    OMP_NUM_THREADS=1 python -m benchmarks.scoring_cost
+    OMP_NUM_THREADS=1 python -m benchmarks.scoring_cost --critic models/masprm --planner sbs:5,3 --problems 64
+    OMP_NUM_THREADS=1 python -m benchmarks.scoring_cost --policy vllm:PATH
 
 The searches are the same in all three passes: with prefixes kept between calls (the default), with every state
 encoded whole, and in float64. It prints tokens per reward call, CPU milliseconds per reward call and per agent call,
-the reward calls' share of CPU time, and the largest difference between the scores of the first two.
+the reward calls' share of CPU time, and the largest difference between the scores of the first two. CPU time is that of
+this process and its children, so that an engine in a process of its own counts. Needs psutil.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 
 import mas_gym
 import search
-from mas_gym.policies import load_policy
+from benchmarks.engines import cpu_seconds, load
 from mas_gym.state import MASState
 from rewardmodels import LearnedCritic
 from rewardmodels.critics import shipped
@@ -50,18 +53,17 @@ class Timed:
         return values
 
 
-def run_pass(arguments: argparse.Namespace, share: bool, dtype: str) -> Timed:
+def run_pass(arguments: argparse.Namespace, policy: Any, share: bool, dtype: Literal["float32", "float64"]) -> Timed:
     critic = LearnedCritic(arguments.critic, device="cpu", dtype=dtype)
     critic._scorer.share = critic._scorer.share and share
     timed = Timed(critic)
     problems = mas_gym.load_task("arithmetic", split="test")[: arguments.problems]
-    policy = load_policy(arguments.policy)
-    start = time.process_time()
+    start = cpu_seconds()
     run = search.run(
         arguments.planner, problems, mas="rpsv", policy=policy, critic=timed, seed=42, concurrency=arguments.concurrency
     )
     plans = list(run)
-    seconds = time.process_time() - start
+    seconds = cpu_seconds() - start
     failed = [plan.error for plan in plans if plan.error]
     if failed:
         raise SystemExit(f"{len(failed)} searches failed: {failed[0]}")
@@ -86,9 +88,10 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=64)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    shared = run_pass(arguments, True, "float32")
-    whole = run_pass(arguments, False, "float32")
-    run_pass(arguments, True, "float64")
+    policy, _ = load(arguments)
+    shared = run_pass(arguments, policy, True, "float32")
+    whole = run_pass(arguments, policy, False, "float32")
+    run_pass(arguments, policy, True, "float64")
     both = shared.scores.keys() & whole.scores.keys()
     worst = max(abs(shared.scores[state] - whole.scores[state]) for state in both)
     print(f"largest difference of a score, kept against whole: {worst:.1e} over {len(both)} states")

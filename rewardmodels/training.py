@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -113,6 +114,8 @@ def _open(base: str, device: str, overrides: dict[str, Any]) -> tuple[Any, Any, 
     import torch
     from transformers import AutoConfig
 
+    # bitsandbytes warns that kernels of a hub are missing, which nothing here needs.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     source = base_path(base)
     tokenizer = load_tokenizer(source)
     # What the backbone may read bounds max_length; its size chooses the defaults.
