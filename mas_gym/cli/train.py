@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -77,12 +78,16 @@ def _train(
     def trees() -> Iterator[LabelledTree]:
         return chain.from_iterable(map(rewardmodels.stored_trees, stores))
 
+    # Of the processes that torchrun starts, one speaks.
+    first = os.environ.get("RANK", "0") == "0"
+    say: Callable[[str], None] = note if first else lambda line: None
     data = rewardmodels.collect(trees(), wanted, view=view)  # type: ignore[arg-type]
     for name, counts in rewardmodels.histogram(data).items():
-        note(f"{data.kind} by {name}: " + ", ".join(f"{key} {number:,}" for key, number in counts.items()))
+        say(f"{data.kind} by {name}: " + ", ".join(f"{key} {number:,}" for key, number in counts.items()))
     points = rewardmodels.collect(trees(), "points", view=view) if wanted == "pairs" else None  # type: ignore[arg-type]
-    trained = rewardmodels.train(data, out, base, points=points, device=device, log=note, **overrides)
-    _show(trained)
+    trained = rewardmodels.train(data, out, base, points=points, device=device, log=say, **overrides)
+    if first:
+        _show(trained)
 
 
 def _show(trained: Trained) -> None:
