@@ -293,6 +293,10 @@ def test_rollouts_fill_a_store_that_training_reads(run: Run, recording: str, tmp
     assert {tree.task for tree in trees} == {"arithmetic"}
     assert f"4 of 4 trees with {sum(len(tree.tree) for tree in trees):,} nodes" in flat(result.stdout)
     assert parquet.read_bytes().startswith(b"PAR1")
+    again = run(*command, "--log-json", tmp_path / "log.jsonl")
+    assert again.exit_code == 0 and flat(again.stdout) == flat(result.stdout)
+    events = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [event["stored"] for event in events if event["event"] == "search ended"] == [True] * 4
     shown = run("status", store, COLUMNS="200").stdout
     assert "mcts:8,2, seed 42, true reward" in shown
     assert "arithmetic/train" in shown

@@ -281,6 +281,27 @@ def test_a_fault_that_stays_fails_its_request_alone(url: str, fault: Fault, reas
     assert replies == [reply for i, reply in enumerate(hash_policy().sample([request(i) for i in range(6)])) if i != 3]
 
 
+def test_no_more_calls_are_open_than_may_be() -> None:
+    app = make_app(hash_policy())
+    open_ones = most = 0
+
+    @app.middleware("http")
+    async def count(incoming: Any, call_next: Any) -> Any:
+        nonlocal open_ones, most
+        open_ones += 1
+        most = max(most, open_ones)
+        await asyncio.sleep(0.01)
+        try:
+            return await call_next(incoming)
+        finally:
+            open_ones -= 1
+
+    requests = [request(i) for i in range(20)]
+    with serving(app) as base:
+        assert texts(ask(policy_at(base + "/v1", max_concurrency=5), requests)) == direct(requests)
+    assert most == 5
+
+
 def test_cancelling_the_caller_cancels_the_call(url: str) -> None:
     proxy = FaultProxy(url.removesuffix("/v1"), choose=lambda body, k: Fault.TIMEOUT)
 

@@ -1,0 +1,56 @@
+"""One seed, one result, whether one search is open or 256, on the engines that promise it (docs/engines.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import mas_gym
+import search
+from mas_gym.policies import load_policy
+
+TASK = mas_gym.load_task("arithmetic", split="test")
+CONCURRENCY = 256
+
+
+def told(spec: str, problems: int, concurrency: int, policy: Any) -> dict[str, Any]:
+    """Everything that a plan says, but for seconds, cached tokens and the last bits of log-probabilities."""
+    critic = search.PolicyLikelihood()
+    run = search.run(spec, TASK[:problems], mas="rpsv", policy=policy, critic=critic, seed=7, concurrency=concurrency)
+    plans = {plan.problem_id: plan for plan in run}
+    assert all(plan.error is None for plan in plans.values())
+    return {
+        name: (
+            plan.answer,
+            [candidate.text for candidate in plan.candidates],
+            [(node.state.text, node.visits) for node in plan.tree or ()],
+            (plan.usage.agent_calls, plan.usage.generated_tokens, plan.usage.prompt_tokens),
+        )
+        for name, plan in plans.items()
+    }
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    pytest.importorskip("openai", reason="the openai package is not installed")
+    pytest.importorskip("fastapi", reason="the fastapi package is not installed")
+    from loopback import hash_policy, make_app, serving
+
+    with serving(make_app(hash_policy())) as base:
+        yield base
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("spec", "problems"), [("sc:8", 32), ("mcts:6,3", 48)])
+def test_the_embedded_model(spec: str, problems: int) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    policy = load_policy("tiny")
+    assert told(spec, problems, 1, policy) == told(spec, problems, CONCURRENCY, policy)
+
+
+@pytest.mark.slow
+def test_a_server_that_honours_seeds(server: str) -> None:
+    policy = load_policy(f"openai:served@{server}/v1", max_concurrency=CONCURRENCY)
+    assert told("mcts:4,2", 64, 1, policy) == told("mcts:4,2", 64, CONCURRENCY, policy)
