@@ -7,6 +7,7 @@ import contextlib
 import json
 import random
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -206,6 +207,20 @@ def test_server_that_is_not_there() -> None:
     with pytest.raises(EngineUnavailableError, match=r"does not answer.*Start the server again") as caught:
         ask(policy, [request()])
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, where a full backlog drops who knocks")
+def test_a_machine_that_does_not_even_refuse() -> None:
+    with socket.socket() as silent, contextlib.ExitStack() as stack:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        for _ in range(3):
+            knocking = stack.enter_context(socket.socket())
+            knocking.setblocking(False)
+            knocking.connect_ex(silent.getsockname())
+        policy = policy_at(f"http://127.0.0.1:{silent.getsockname()[1]}/v1", timeout=0.6, patience=0.5)
+        with pytest.raises(EngineUnavailableError, match=r"does not answer.*no connection in time"):
+            ask(policy, [request()])
 
 
 def test_server_that_comes_back() -> None:

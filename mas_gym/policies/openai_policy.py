@@ -32,6 +32,7 @@ logger = logging.getLogger("mas_gym.policies")
 _WRONG_COUNTS_BEFORE_SINGLES = 3
 _EMPTIES_TO_BELIEVE = 2
 _CUTS = 16
+_CONNECT_SECONDS = 20.0
 _CAP_TOO_HIGH = re.compile(r"max_(?:completion_)?tokens\b.*(?:greater than|too large|at most|exceed)", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w.])\d{2,9}(?![\w.]*\d)")
 
@@ -288,7 +289,8 @@ class OpenAIPolicy:
             api_key=os.environ.get(self.options.key_env) or "none",
             base_url=self.base_url,
             max_retries=0,
-            timeout=self.options.timeout,
+            # A machine that is switched off refuses nothing: only the time tells that it is away.
+            timeout=openai.Timeout(self.options.timeout, connect=min(_CONNECT_SECONDS, self.options.timeout / 2)),
         )
 
 

@@ -55,6 +55,8 @@ def fault_of(error: Exception) -> Fault | None:
 
     if isinstance(error, BadReply):
         return Fault("bad reply", f"the reply is unusable: {error}")
+    if type(error.__cause__).__name__ == "ConnectTimeout":
+        return Fault("connection", "no connection in time")
     if isinstance(error, asyncio.TimeoutError | openai.APITimeoutError):
         return Fault("timeout", "no answer in time")
     if isinstance(error, openai.APIStatusError):
