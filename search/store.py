@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import DataError, StoreError, UnknownNameError
 from mas_gym.graph import MAS
+from mas_gym.policies.meter import money_of
 from mas_gym.tasks.base import Problem
 from search.plan import Plan
 from search.store_file import SCHEMA, RunLock, connect, explained, fingerprint
@@ -230,7 +231,7 @@ class RunRecord:
             config: All that determines the run's results.
             facts: What does not.
             name: What to call the run.
-            policy: Whose ``money``, where it has any, is spent on this run from now on.
+            policy: Whose money, where its engines have a price, is spent on this run from now on.
 
         Raises:
             StoreError: The store cannot be written, the run is being written by another process, or the name
@@ -255,7 +256,7 @@ class RunRecord:
         except BaseException:
             self.close()
             raise
-        self._policy, self._paid = policy, _money(policy)
+        self._policy, self._paid = policy, money_of(policy)
         self._spent = self._facts.get("money", 0.0)
 
     def _take_up(self, problems: int | None) -> None:
@@ -307,7 +308,7 @@ class RunRecord:
         with explained(self.path), _transaction(self._connection):
             self._writer.search(self.run, problem, plan, seeds)
             # What open requests have cost by now is noted too: the servers will not give it back.
-            if (money := _money(self._policy)) is not None:
+            if (money := money_of(self._policy)) is not None:
                 self._note(money=self._spent + money - (self._paid or 0.0))
 
     def close(self) -> None:
@@ -386,11 +387,6 @@ def _facts(setup: Setup, problems: Iterable[Problem]) -> dict[str, Any]:
         "problems": len(problems) if isinstance(problems, Sized) else None,
         "started": datetime.now(UTC).isoformat(),
     }
-
-
-def _money(policy: object) -> float | None:
-    money: float | None = getattr(policy, "money", None)
-    return money
 
 
 def _mas_of(config: Mapping[str, Any]) -> MAS:

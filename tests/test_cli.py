@@ -365,6 +365,7 @@ def test_status_tells_the_money(run: Run, tmp_path: Path) -> None:
             for number in numbers:
                 done = run("eval", "-n", number, "--policy", spec, "--planner", "sc:2", "--store", tmp_path / name)
                 assert done.exit_code == 0, done.output
+                assert re.search(r"openai:served: [\d,]+ calls; .* \(0 cached\); .* cost \d", done.stderr)
             with search.open_store(tmp_path / name) as opened:
                 return float(opened.find().facts["money"])
 

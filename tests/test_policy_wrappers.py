@@ -27,6 +27,7 @@ from mas_gym.policies.as_async import as_async
 from mas_gym.policies.base import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.cache import CachedPolicy
 from mas_gym.policies.fingerprint import model_stamp
+from mas_gym.policies.meter import meters_of, money_of
 from mas_gym.prompts import ChatMessage
 
 
@@ -155,11 +156,11 @@ class TestPerAgent:
         one = load_policy("openai:m@http://127.0.0.1:9/v1#price=1,1,1")
         other = load_policy("openai:m@http://127.0.0.1:9/v1", price=(2, 2, 2))
         team = load_policy({"A": one, "B": one, "C": CachedPolicy(other, tmp_path / "c.db"), "*": ScriptedPolicy(say)})
-        assert team.money == 0.0  # type: ignore[union-attr]
+        assert money_of(team) == 0.0 and list(meters_of(team)) == ["A=openai:m", "C=openai:m"]
         one.meter.add(10**6, 0, 0)  # type: ignore[union-attr]
         other.meter.add(0, 0, 10**6)  # type: ignore[union-attr]
-        assert team.money == 3.0  # type: ignore[union-attr]
-        assert load_policy({"*": ScriptedPolicy(say)}).money is None  # type: ignore[union-attr]
+        assert money_of(team) == 3.0
+        assert money_of(load_policy({"*": ScriptedPolicy(say)})) is None
 
     def test_an_agent_without_a_policy_is_an_error(self) -> None:
         policy = load_policy({"Solver": ScriptedPolicy(say)})

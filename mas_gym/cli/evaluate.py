@@ -118,6 +118,7 @@ def evaluate(
     with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
         outcomes, stop = measure(arms, bench, watch=watch)
     show(outcomes, title, files, _meta(bench, task, opt.policy_label(spec)))
+    opt.note_costs(local)
     if stop is not None:
         goes_on = f"the same command goes on from {store}" if store else "with --store runs.db it would go on from here"
         end_early(stop, f"the table has what was finished; {goes_on}")

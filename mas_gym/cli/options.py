@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mas_gym.cli.console import note
 from mas_gym.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -143,6 +144,14 @@ def read_policy(spec: PolicySpec, cache: Path | None = None) -> Policy | AsyncPo
 
     check_folder(cache)
     return load_policy(spec) if cache is None else load_policy(spec, cache=str(cache))
+
+
+def note_costs(policy: Policy | AsyncPolicy | None) -> None:
+    """Say what the engines behind a policy were asked for, what went wrong on the way and what it cost."""
+    from mas_gym.policies.meter import meters_of
+
+    for name, meter in meters_of(policy).items():
+        note(f"{name}: {meter}")
 
 
 def read_fleet(ray: str | None, actors: int | None, gpus: float | None) -> Fleet | None:

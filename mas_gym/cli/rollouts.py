@@ -89,6 +89,7 @@ def rollouts(
 
         stop = drain(start(Arm(name, method), bench, seed, listen, training=True), harvest.add)
     _summary(harvest, len(problems), store)
+    opt.note_costs(local)
     if export is not None:
         with search.open_store(store) as opened:
             note(f"wrote {opened.export(export):,} nodes to {export}")

@@ -47,11 +47,9 @@ def serve(
     from search import Budget
 
     try:
-        import uvicorn
-
         from mas_gym.cli.service_app import make_app
         from mas_gym.cli.service_pool import Service
-        from mas_gym.cli.service_server import HangsUpOnSilence
+        from mas_gym.cli.service_server import listen
     except ImportError as error:
         raise MissingDependencyError(
             f"mas-gym serve needs fastapi, uvicorn and prometheus_client ({error}): pip install 'mas-gym[serve]'"
@@ -74,14 +72,5 @@ def serve(
     )
     app = make_app(service, model=model, seed=seed, key=key, max_body=max_body)
     note(f"Serving {mas} by {planner} at http://{host}:{port}/v1 as model {model!r}; Ctrl-C ends it.")
-    limit = concurrency + queue + _SPARE_CONNECTIONS
     with json_lines(log_json):
-        uvicorn.run(
-            app,
-            host=host,
-            port=port,
-            http=HangsUpOnSilence,
-            log_level="warning",
-            limit_concurrency=limit,
-            timeout_graceful_shutdown=5,
-        )
+        listen(app, host, port, limit=concurrency + queue + _SPARE_CONNECTIONS)

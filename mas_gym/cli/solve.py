@@ -61,6 +61,7 @@ def solve(
     with RunProgress([arm.label], 1, graded=task is not None) as progress:
         plans = list(start(arm, bench, seed, partial(progress.update, 0, seed)))
     show(plans[0], bench, graded=task is not None)
+    opt.note_costs(bench.policy)
     if tree is not None:
         write_page(plans[0], bench, arm, tree, graded=task is not None)
     if plans[0].error is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import blake2b
@@ -18,6 +18,7 @@ from pathlib import Path
 from mas_gym.errors import DataError
 from mas_gym.policies.as_async import as_async
 from mas_gym.policies.base import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest
+from mas_gym.policies.meter import Meter, meters_of
 from mas_gym.policies.recorded import sample_key
 
 SCHEMA = 1
@@ -70,10 +71,9 @@ class CachedPolicy:
         self._warned = False
 
     @property
-    def money(self) -> float | None:
-        """What the inner policy has charged so far; None if it has no price."""
-        money: float | None = getattr(self._inner, "money", None)
-        return money
+    def meters(self) -> Mapping[str, Meter]:
+        """The inner policy's meters: what was found here cost nothing."""
+        return meters_of(self._inner)
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Answer one request. Raises `mas_gym.errors.PolicyError`."""

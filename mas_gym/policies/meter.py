@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -64,3 +65,15 @@ class Meter:
         if self.faults:
             parts.append("retried: " + ", ".join(f"{kind} {n}" for kind, n in sorted(self.faults.items())))
         return "; ".join(parts)
+
+
+def meters_of(policy: object) -> Mapping[str, Meter]:
+    """Return the meters of the engines behind a policy, by what to call them; local models have none."""
+    meters: Mapping[str, Meter] = getattr(policy, "meters", {})
+    return meters
+
+
+def money_of(policy: object) -> float | None:
+    """Return what the engines behind a policy have charged so far; None if none of them has a price."""
+    charged = [meter.money for meter in meters_of(policy).values() if meter.money is not None]
+    return sum(charged) if charged else None

@@ -90,9 +90,9 @@ class OpenAIPolicy:
         return f"{self.name}|{chosen.api}|{chosen.choices}|{sorted((chosen.extra_body or {}).items())!r}"
 
     @property
-    def money(self) -> float | None:
-        """What the server has charged so far; None without a price."""
-        return self.meter.money
+    def meters(self) -> dict[str, Meter]:
+        """Its meter, by its name."""
+        return {self.name: self.meter}
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Answer one request.

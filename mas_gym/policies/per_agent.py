@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from mas_gym.errors import ConfigError, PolicyError
 from mas_gym.policies.as_async import as_async
 from mas_gym.policies.base import AsyncPolicy, Policy, SamplingReply, SamplingRequest
+from mas_gym.policies.meter import Meter, meters_of
 from mas_gym.validation import ANYONE
 
 
@@ -40,11 +41,13 @@ class PerAgentPolicy:
         self.max_concurrency = sum(view.max_concurrency for view in views.values())
 
     @property
-    def money(self) -> float | None:
-        """What its policies have charged so far; None if none of them has a price."""
-        distinct = {id(policy): policy for policy in self.policies.values()}.values()
-        charged = [money for policy in distinct if (money := getattr(policy, "money", None)) is not None]
-        return sum(charged) if charged else None
+    def meters(self) -> dict[str, Meter]:
+        """The meters of its policies, each with the first of its agents."""
+        first: dict[int, str] = {}
+        for agent, policy in self.policies.items():
+            first.setdefault(id(policy), agent)
+        own = ((agent, policy) for agent, policy in self.policies.items() if first[id(policy)] == agent)
+        return {f"{agent}={name}": meter for agent, policy in own for name, meter in meters_of(policy).items()}
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Answer one request.

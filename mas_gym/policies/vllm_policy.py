@@ -79,6 +79,11 @@ class VLLMPolicy:
         self.fingerprint = f"vllm|{model_stamp(model)}|{adapter}|{chosen}"
         self.meter = Meter()
 
+    @property
+    def meters(self) -> dict[str, Meter]:
+        """Its meter, by its name."""
+        return {self.name: self.meter}
+
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Answer one request.
 
