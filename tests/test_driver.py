@@ -265,6 +265,29 @@ def test_states_of_many_searches_are_scored_together() -> None:
     assert sum(critic.batches) / len(critic.batches) > 30
 
 
+def test_generation_goes_on_while_a_critic_gathers_and_scores_its_batches() -> None:
+    class Slow(HashCritic):
+        concurrent, scoring = True, False
+
+        def score(self, contexts: Any) -> list[float]:
+            self.scoring = True
+            time.sleep(0.01)
+            values = super().score(contexts)
+            self.scoring = False
+            return values
+
+    class Watching(AsyncTalker):
+        async def sample_async(self, request: Any) -> SamplingReply:
+            during.append(critic.scoring)
+            return await super().sample_async(request)
+
+    during: list[bool] = []
+    critic = Slow()
+    list(run(StepBeamSearch(3, 2), 24, policy=Watching(8), critic=critic, concurrency=24))
+    # One search alone asks for six values at a time at most.
+    assert during.count(True) > 10 and sum(critic.batches) / len(critic.batches) > 6
+
+
 def test_concurrency_bounds_what_is_open() -> None:
     policy = AsyncTalker(5)
     seen: list[int] = []

@@ -173,6 +173,21 @@ def test_what_is_cancelled_is_forgotten(both: tuple[VLLMPolicy, ...]) -> None:
     assert texts(ask(both[0], [request(1)])) == texts(ask(both[0], [request(1)]))
 
 
+def test_searches_are_the_same_at_concurrency_1_and_256(both: tuple[VLLMPolicy, ...]) -> None:
+    import mas_gym
+    import search
+
+    def plans(concurrency: int) -> dict[str, object]:
+        critic = search.PolicyLikelihood()
+        run = search.run("mcts:3,3", task, mas="rpsv", policy=both[0], critic=critic, seed=7, concurrency=concurrency)
+        return {p.problem_id: (p.error, [c.text for c in p.candidates], p.usage.generated_tokens) for p in run}
+
+    task = mas_gym.load_task("arithmetic", split="test", limit=8)
+    alone = plans(1)
+    assert all(error is None for error, *_ in alone.values())  # type: ignore[misc]
+    assert plans(256) == alone
+
+
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(EngineUnavailableError, match=r"expected vLLM to start"):
         ask(load_policy(f"vllm:{tmp_path}"), [request(0)])  # type: ignore[arg-type]
