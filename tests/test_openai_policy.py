@@ -223,6 +223,13 @@ def test_a_machine_that_does_not_even_refuse() -> None:
             ask(policy, [request()])
 
 
+def test_a_server_that_takes_every_call_and_answers_none(url: str) -> None:
+    with proxied(FaultProxy(url.removesuffix("/v1"), choose=lambda body, tried: Fault.TIMEOUT)) as base:
+        policy = policy_at(base + "/v1", timeout=0.3, patience=0.5, max_attempts=10**6)
+        with pytest.raises(EngineUnavailableError, match=r"does not answer.*no answer in time"):
+            ask(policy, [request()])
+
+
 def test_server_that_comes_back() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

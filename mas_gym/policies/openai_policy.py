@@ -261,7 +261,9 @@ class OpenAIPolicy:
         if fault.kind in ("refused", "too long"):
             raise PolicyError(f"{where} refused a request: {fault.reason}")
         now = asyncio.get_running_loop().time()
-        if fault.away and now - started + pause > (0.0 if self._down else self.options.patience):
+        # A server that takes calls and twice answered nobody in time is as good as gone.
+        away = fault.away or (fault.kind == "timeout" and tries > 1 and self._answered < started)
+        if away and now - started + pause > (0.0 if self._down else self.options.patience):
             said = f"{tries} tries in {now - started:.0f} s: {fault.reason}"
             if self._answered > started:
                 raise PolicyError(f"{where} did not serve a request, {said}")
