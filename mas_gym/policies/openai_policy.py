@@ -158,8 +158,7 @@ class OpenAIPolicy:
             self.meter.faults[fault.kind] += 1
             if len(seeds) > 1 and faults >= _WRONG_COUNTS_BEFORE_SINGLES and "1 came" in fault.reason:
                 raise _NoManyChoicesError
-            pause = delay(tries, fault.retry_after, rng)
-            self._give_up_if_spent(fault, tries, faults, started, pause)
+            pause = self._pause(fault, tries, faults, started, rng)
             if fault.kind == "rate limit" and fault.retry_after:
                 self._hold_until = max(self._hold_until, loop.time() + fault.retry_after)
             await asyncio.sleep(pause)
@@ -253,8 +252,8 @@ class OpenAIPolicy:
             self.notes.append(f"{self.name}: {note}")
             logger.warning("%s: %s", self.name, note)
 
-    def _give_up_if_spent(self, fault: Fault, tries: int, faults: int, started: float, pause: float) -> None:
-        """Raise when another try makes no sense."""
+    def _pause(self, fault: Fault, tries: int, faults: int, started: float, rng: random.Random) -> float:
+        """Return the seconds to wait before another try; raise when that makes no sense."""
         where = f"{self.name} at {self._shown_url()}"
         if fault.hopeless:
             raise EngineUnavailableError(f"{where} cannot be used: {fault.reason}. {self._remedy(fault.status)}")
@@ -263,7 +262,8 @@ class OpenAIPolicy:
         now = asyncio.get_running_loop().time()
         # A server that takes calls and twice answered nobody in time is as good as gone.
         away = fault.away or (fault.kind == "timeout" and tries > 1 and self._answered < started)
-        if away and now - started + pause > (0.0 if self._down else self.options.patience):
+        left = started + (0.0 if self._down else self.options.patience) - now
+        if away and left <= (fault.retry_after or 0.0):
             said = f"{tries} tries in {now - started:.0f} s: {fault.reason}"
             if self._answered > started:
                 raise PolicyError(f"{where} did not serve a request, {said}")
@@ -274,6 +274,8 @@ class OpenAIPolicy:
             )
         if faults >= self.options.max_attempts:
             raise PolicyError(f"{where} failed {faults} times for one request; the last time {fault.reason}")
+        pause = delay(tries, fault.retry_after, rng)
+        return min(pause, left) if away else pause
 
     def _remedy(self, status: int) -> str:
         if status == 404:
