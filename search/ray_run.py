@@ -7,6 +7,7 @@ which gives the same plans, because a plan depends on its problem and the seed a
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -21,6 +22,7 @@ from typing import Any
 from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, MissingDependencyError
 from mas_gym.graph import MAS
 from mas_gym.policies.base import AsyncPolicy, Policy
+from mas_gym.policies.meter import Meter
 from mas_gym.tasks.base import Problem
 from search import events
 from search.plan import Plan, Usage
@@ -64,6 +66,7 @@ class _Member:
 
     actor: Any
     stream: Any
+    number: int
     ready: bool = False
     told_last: bool = False
     parcels: int = 0
@@ -150,6 +153,8 @@ class _Head:
         self._source = iter(problems)
         self._again: deque[Problem] = deque()
         self._members: list[_Member] = []
+        self._numbers = itertools.count(1)
+        self._meters: dict[str, Meter] = {}
         self._seen: set[str] = set()
         self._deaths = 0
         self._dry = False
@@ -171,7 +176,8 @@ class _Head:
             events.run_started(setup, self._progress.total, policy=policy["name"], actors=self.fleet.actors)
             record = None
             if store is not None:
-                record = open_record(store, setup, self.problems, SimpleNamespace(**policy), run_name)
+                engines = SimpleNamespace(**policy, meters=self._meters)
+                record = open_record(store, setup, self.problems, engines, run_name)
             try:
                 yield from self._collect(record)
             finally:
@@ -204,7 +210,7 @@ class _Head:
         )
         actor = actor_class.remote(*self._arguments)
         stream = actor.work.options(num_returns="streaming").remote()
-        self._members.append(_Member(actor, stream))
+        self._members.append(_Member(actor, stream, next(self._numbers)))
 
     def _collect(self, record: Any) -> Iterator[Plan]:
         import ray
@@ -228,6 +234,7 @@ class _Head:
                 member.ready = True
                 continue
             del member.open[found.problem.id]
+            self._meters.update({f"{member.number} {name}": meter for name, meter in found.meters.items()})
             if record is not None:
                 record.save(found.problem, found.plan, found.made)
             self._tell(found.plan, fresh=True)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from mas_gym.dynamics import Dynamics
 from mas_gym.graph import MAS
 from mas_gym.policies.base import AsyncPolicy, Policy
+from mas_gym.policies.meter import Meter, meters_of
 from mas_gym.tasks.base import Problem
 from search.active import Made, Setup
 from search.driver import Run
@@ -37,11 +38,12 @@ class Job(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A finished search, with what the store keeps of it."""
+    """A finished search, with what the store keeps of it and what the actor's engines have cost by then."""
 
     problem: Problem
     plan: Plan
     made: Mapping[tuple[bytes, str], Made]
+    meters: Mapping[str, Meter]
 
 
 class _Outbox:
@@ -54,7 +56,7 @@ class _Outbox:
         return None
 
     def save(self, problem: Problem, plan: Plan, made: Mapping[tuple[bytes, str], Made]) -> None:
-        self.found.append(Found(problem, plan, made))
+        self.found.append(Found(problem, plan, made, {}))
 
     def close(self) -> None:
         return None
@@ -121,7 +123,7 @@ class Worker:
         with Run(setup, self._inbox, self._policy, self._job.concurrency, Budget(), outbox_as_record, None) as run:
             for _ in run:
                 while outbox.found:
-                    yield outbox.found.popleft()
+                    yield outbox.found.popleft()._replace(meters=meters_of(self._policy))
 
 
 def setup_of(job: Job, critic: Critic | None) -> Setup:

@@ -20,7 +20,7 @@ import ray
 import mas_gym
 import search
 from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, PolicyError
-from mas_gym.policies import ScriptedPolicy
+from mas_gym.policies import ScriptedPolicy, load_policy
 from search.ray_run import Fleet, run_ray
 from search.ray_worker import Job, Worker
 
@@ -98,6 +98,24 @@ def test_two_actors_give_the_rows_of_none(tmp_path: Path) -> None:
     again = plain_run(store=tmp_path / "fleet.db")
     assert told(again) == expected and again.usage.agent_calls == 0
     assert told(fleet_run(make_policy, store=tmp_path / "plain.db")) == expected
+
+
+def test_the_money_of_all_actors_is_that_of_a_run_without(tmp_path: Path) -> None:
+    pytest.importorskip("openai", reason="the openai package is not installed")
+    pytest.importorskip("fastapi", reason="the fastapi package is not installed")
+    from loopback import hash_policy, make_app, serving
+
+    with serving(make_app(hash_policy())) as base:
+        make = partial(load_policy, f"openai:served@{base}/v1#price=1000,500,2000")
+        list(fleet_run(make, 12, store=tmp_path / "fleet.db"))
+        critic = search.PolicyLikelihood()
+        plain = {"mas": "rpsv", "policy": make(), "critic": critic, "store": tmp_path / "plain.db"}
+        list(search.run(PLANNER, TASK[:12], **plain))
+    money = []
+    for name in ("fleet.db", "plain.db"):
+        with search.open_store(tmp_path / name) as store:
+            money.append(store.find().facts["money"])
+    assert money[0] == pytest.approx(money[1]) and money[0] > 0
 
 
 def test_a_dead_actor_is_replaced_and_its_searches_redone(tmp_path: Path) -> None:
