@@ -32,9 +32,16 @@ def hash_policy() -> ScriptedPolicy:
 
 
 def make_app(
-    policy: Policy, refuses: frozenset[str] = frozenset(), window: int = 10**6, longest: int = 10**6
+    policy: Policy,
+    refuses: frozenset[str] = frozenset(),
+    window: int = 10**6,
+    longest: int = 10**6,
+    whole: bool = False,
 ) -> FastAPI:
-    """Serve ``policy``; parameters named in ``refuses`` get a 400, ``n`` in it means one choice always."""
+    """Serve ``policy``; parameters named in ``refuses`` get a 400, ``n`` in it means one choice always.
+
+    With ``whole`` the longest message asked for must fit the window beside the prompt.
+    """
     app = FastAPI()
     engine = as_async(policy)
     app.state.bodies = []
@@ -65,6 +72,11 @@ def make_app(
                 f"This model's maximum context length is {window} tokens. However, your prompt contains {length} input"
             )
             return _error(400, text + " tokens. Please reduce the length of the input prompt.")
+        if whole and length + cap > window:
+            text = (
+                f"This model's maximum context length is {window} tokens. However, you requested {length + cap} tokens "
+            )
+            return _error(400, text + f"({length} in the messages, {cap} in the completion). Please reduce the length.")
         n = 1 if "n" in refuses else body.get("n", 1)
         wanted = SamplingRequest(
             tuple(ChatMessage(role, text) for role, text in messages),

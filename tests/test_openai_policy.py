@@ -191,6 +191,16 @@ def test_long_prompts_lose_their_oldest_words() -> None:
     assert reply.prompt_tokens <= 50
 
 
+@pytest.mark.parametrize(("words", "kept"), [(900, True), (1900, False)])
+def test_a_long_cap_costs_no_prompt_that_fits_beside_a_quarter_of_the_window(words: int, kept: bool) -> None:
+    text = " ".join(f"w{i}" for i in range(words))
+    with serving(app := make_app(hash_policy(), window=2000, whole=True)) as base:
+        [reply] = ask(policy_at(base + "/v1"), [replace(request(n=1, text=text), max_new_tokens=1999)])
+    assert app.state.bodies[-1]["max_tokens"] == 500
+    assert (app.state.bodies[-1]["messages"][1]["content"] == text) is kept
+    assert (reply.dropped_tokens == 0) is kept and reply.prompt_tokens <= 1500
+
+
 @pytest.mark.parametrize(
     ("model", "error", "words"), [("absent", EngineUnavailableError, "expected a server that has")]
 )

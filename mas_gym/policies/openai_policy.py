@@ -34,6 +34,7 @@ _EMPTIES_TO_BELIEVE = 2
 _CUTS = 16
 _CONNECT_SECONDS = 20.0
 _CAP_TOO_HIGH = re.compile(r"max_(?:completion_)?tokens\b.*(?:greater than|too large|at most|exceed)", re.DOTALL)
+_WINDOW = re.compile(r"context (?:length|window|size)\D{1,20}(\d{2,9})", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\w.])\d{2,9}(?![\w.]*\d)")
 
 
@@ -147,6 +148,9 @@ class OpenAIPolicy:
                 # The model itself may have nothing to say; a server that twice says so is believed.
                 empties += 1
                 self.meter.faults["empty text"] += 1
+                continue
+            if fault.kind == "too long" and (room := _room(fault.reason)) < request.max_new_tokens:
+                request = replace(request, max_new_tokens=room)
                 continue
             if fault.kind == "too long" and cuts < _CUTS and len(request.messages[-1].content) > 1:
                 request, share = _shortened(request, fault.reason)
@@ -307,6 +311,12 @@ def load_openai(argument: str, **options: Any) -> OpenAIPolicy:
 
 class _NoManyChoicesError(Exception):
     """The server gives one choice per call."""
+
+
+def _room(reason: str) -> int:
+    """Return how many tokens of the server's window are kept for a message: a quarter, as in models run here."""
+    window = _WINDOW.search(reason)
+    return max(int(window[1]) // 4, 1) if window else 10**9
 
 
 def _shortened(request: SamplingRequest, reason: str) -> tuple[SamplingRequest, float]:
