@@ -166,10 +166,30 @@ def efficiency(arguments: argparse.Namespace) -> None:
     print(f"efficiency, median of {len(ratios)}: {sorted(ratios)[len(ratios) // 2]:.2f}")
 
 
+class Steps:
+    """Counts the steps of vLLM's engine: each answers once for all that it runs."""
+
+    def __init__(self, policy: Any) -> None:
+        self.steps = 0
+
+        async def watch() -> None:
+            core = (await policy._engine.llm()).engine_core
+            answer = core.get_output_async
+
+            async def counted() -> Any:
+                outputs = await answer()
+                self.steps += 1
+                return outputs
+
+            core.get_output_async = counted
+
+        asyncio.run(on_engine_loop(watch()))
+
+
 def baseline(arguments: argparse.Namespace) -> None:
     policy, critic = load(arguments)
     empty_cache(policy)
-    steps = getattr(policy, "stats", None)
+    steps = Steps(policy) if hasattr(policy, "_engine") else getattr(policy, "stats", None)
     before = steps.steps if steps else 0
     alone = searched(Watched(as_async(policy)), OneByOne(critic), arguments.baseline_problems, 1)
     between = steps.steps if steps else 0

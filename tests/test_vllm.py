@@ -188,6 +188,13 @@ def test_searches_are_the_same_at_concurrency_1_and_256(both: tuple[VLLMPolicy, 
     assert plans(256) == alone
 
 
+def test_a_program_that_used_an_engine_ends_cleanly(folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mas_gym.cli", "eval", "-n", "2", "--policy", f"vllm:{folder}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr and "force killing" not in done.stderr
+
+
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(EngineUnavailableError, match=r"expected vLLM to start"):
         ask(load_policy(f"vllm:{tmp_path}"), [request(0)])  # type: ignore[arg-type]

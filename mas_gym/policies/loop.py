@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_SHUTDOWN_SECONDS = 10.0
+_SHUTDOWN_SECONDS = 20.0
 _lock = threading.Lock()
 _running: tuple[int, asyncio.AbstractEventLoop, threading.Thread] | None = None
 _closers: list[Callable[[], Awaitable[None]]] = []
@@ -47,6 +47,9 @@ def close_at_exit(closer: Callable[[], Awaitable[None]]) -> None:
     """Await ``closer`` on the engine loop when the interpreter exits."""
     engine_loop()
     _closers.append(closer)
+    # Handlers run last in, first out: one that an engine's library added since would pull it down before its closer.
+    atexit.unregister(_stop)
+    atexit.register(_stop)
 
 
 def _stop() -> None:

@@ -16,6 +16,7 @@ from mas_gym.policies.loop import close_at_exit, engine_loop
 _engines: dict[tuple[str, str], VLLMEngine] = {}
 _lock = threading.Lock()
 _MAX_RANK = 512
+_SHUTDOWN_SECONDS = 15.0
 
 
 class VLLMEngine:
@@ -97,7 +98,10 @@ class VLLMEngine:
     async def _shut_down(self) -> None:
         llm, self._llm, self._starting = self._llm, None, None
         if llm is not None:
-            await asyncio.to_thread(llm.shutdown)
+            # Not in a thread: when the interpreter ends there are no new ones.
+            llm.shutdown(_SHUTDOWN_SECONDS)
+            # Its finaliser calls this again, when the interpreter has taken down the modules that it needs.
+            llm.shutdown = lambda: None
 
 
 def shared_engine(model: str, arguments: Mapping[str, Any]) -> VLLMEngine:
