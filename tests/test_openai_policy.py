@@ -9,7 +9,7 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -98,7 +98,7 @@ def test_cached_tokens_are_billed_at_their_own_price() -> None:
     class Caching:
         name, max_batch = "caching", 8
 
-        def sample(self, requests: list[SamplingRequest]) -> list[SamplingReply]:
+        def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
             return [cached(request) for request in requests]
 
     with serving(make_app(Caching())) as base:

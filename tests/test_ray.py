@@ -109,7 +109,7 @@ def test_the_money_of_all_actors_is_that_of_a_run_without(tmp_path: Path) -> Non
         make = partial(load_policy, f"openai:served@{base}/v1#price=1000,500,2000")
         list(fleet_run(make, 12, store=tmp_path / "fleet.db"))
         critic = search.PolicyLikelihood()
-        plain = {"mas": "rpsv", "policy": make(), "critic": critic, "store": tmp_path / "plain.db"}
+        plain: dict[str, Any] = {"mas": "rpsv", "policy": make(), "critic": critic, "store": tmp_path / "plain.db"}
         list(search.run(PLANNER, TASK[:12], **plain))
     money = []
     for name in ("fleet.db", "plain.db"):

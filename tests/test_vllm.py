@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -177,14 +178,14 @@ def test_searches_are_the_same_at_concurrency_1_and_256(both: tuple[VLLMPolicy, 
     import mas_gym
     import search
 
-    def plans(concurrency: int) -> dict[str, object]:
+    def plans(concurrency: int) -> dict[str, Any]:
         critic = search.PolicyLikelihood()
         run = search.run("mcts:3,3", task, mas="rpsv", policy=both[0], critic=critic, seed=7, concurrency=concurrency)
         return {p.problem_id: (p.error, [c.text for c in p.candidates], p.usage.generated_tokens) for p in run}
 
     task = mas_gym.load_task("arithmetic", split="test", limit=8)
     alone = plans(1)
-    assert all(error is None for error, *_ in alone.values())  # type: ignore[misc]
+    assert all(error is None for error, *_ in alone.values())
     assert plans(256) == alone
 
 
@@ -320,14 +321,14 @@ def test_searches_on_a_server_behind_every_kind_of_fault(server: str) -> None:
     import mas_gym
     import search
 
-    def plans(url: str, **options: object) -> dict[str, object]:
+    def plans(url: str, **options: Any) -> dict[str, Any]:
         policy = load_policy(f"openai:served@{url}", timeout=20.0, max_attempts=12, max_concurrency=32, **options)
         run = search.run("mcts:3,2", task, mas="rpsv", policy=policy, critic=search.PolicyLikelihood(), seed=7)
         return {p.problem_id: (p.error, [c.text for c in p.candidates], p.usage.agent_calls) for p in run}
 
     task = mas_gym.load_task("arithmetic", split="test", limit=6)
     clean = plans(server)
-    assert all(error is None for error, _, _ in clean.values())  # type: ignore[misc]
+    assert all(error is None for error, _, _ in clean.values())
     proxy = FaultProxy(server.removesuffix("/v1"), share=0.3, seed=1)
     with proxied(proxy) as base:
         assert plans(base + "/v1") == clean
