@@ -60,10 +60,12 @@ class Watched:
 
 
 class OneByOne:
-    """A critic that is given one state at a time."""
+    """A critic that encodes one state at a time, the whole of it."""
 
     def __init__(self, critic: Any) -> None:
         self.critic, self.max_batch = critic, 1
+        if hasattr(critic, "_scorer"):
+            critic._scorer.share = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.critic, name)
@@ -191,7 +193,8 @@ def baseline(arguments: argparse.Namespace) -> None:
     empty_cache(policy)
     steps = Steps(policy) if hasattr(policy, "_engine") else getattr(policy, "stats", None)
     before = steps.steps if steps else 0
-    alone = searched(Watched(as_async(policy)), OneByOne(critic), arguments.baseline_problems, 1)
+    whole = OneByOne(load_critic(arguments.critic))
+    alone = searched(Watched(as_async(policy)), whole, arguments.baseline_problems, 1)
     between = steps.steps if steps else 0
     empty_cache(policy)
     ours = searched(Watched(as_async(policy)), critic, arguments.problems, arguments.concurrency)
