@@ -358,9 +358,10 @@ class Run(Iterator[Plan]):
         assert search.plan is not None
         self._active.discard(search)
         self._ended += search.plan.usage
-        self._hand_over(search.plan, fresh=True)
+        # Stored first: what ends the program in between costs no finished search.
         if self._record is not None:
             self._record.save(search.problem, search.plan, search.made)
+        self._hand_over(search.plan, fresh=True)
 
     def _hand_over(self, plan: Plan, fresh: bool) -> None:
         self._finished.append(plan)
