@@ -136,7 +136,11 @@ def connect(path: Path, *, create: bool) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, create: bool) -> None:
-    if not _check(connection, path):
+    # In one transaction: another process may be making the tables between two looks.
+    connection.execute("BEGIN")
+    ready = _check(connection, path)
+    connection.execute("COMMIT")
+    if not ready:
         if not create:
             raise StoreError(f"store {path}: an empty file; make a store with search.run(..., store={str(path)!r})")
         connection.execute("PRAGMA journal_mode=WAL")

@@ -146,8 +146,11 @@ def _open(file: Path) -> sqlite3.Connection:
 
 def _prepare(database: sqlite3.Connection, file: Path) -> None:
     """Make the table in a new file; refuse a file that is something else before anything is written to it."""
-    kind, version = (database.execute(f"PRAGMA {p}").fetchone()[0] for p in ("application_id", "user_version"))
-    empty = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+    # One transaction: another process may be making the table between two looks.
+    with database:
+        database.execute("BEGIN")
+        kind, version = (database.execute(f"PRAGMA {p}").fetchone()[0] for p in ("application_id", "user_version"))
+        empty = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
     if not empty and (kind, version) != (_APPLICATION_ID, SCHEMA):
         raise DataError(
             f"expected a response cache of schema {SCHEMA} or a new file at {file}, got another SQLite file "
