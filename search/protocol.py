@@ -171,6 +171,17 @@ class ScoringContext(NamedTuple):
     proposal: Proposal | None
 
 
+def suited(planner: Planner, critic: Critic | None, training: bool) -> Planner:
+    """Return the planner that runs: what its ``for_run`` makes of it, if it has one.
+
+    Raises:
+        ConfigError: The planner refuses the critic.
+    """
+    for_run = getattr(planner, "for_run", None)
+    settled: Planner = planner if for_run is None else for_run(critic, training)
+    return settled
+
+
 def value_kind(critic: Critic | None, training: bool = False) -> ValueKind | None:
     """Return what a planner may take a run's values for; None when nothing scores states."""
     if training:

@@ -139,6 +139,8 @@ def arms_of(planners: Sequence[str], critics: Sequence[str]) -> list[Arm]:
     Raises:
         ConfigError: No planner is left.
     """
+    from search.protocol import suited
+
     loaded = [opt.read_planner(spec) for spec in dict.fromkeys(planners)]
     guided = any(opt.takes_critic(planner) for _, planner in loaded)
     wanted = named(critics) if guided else {}
@@ -149,9 +151,7 @@ def arms_of(planners: Sequence[str], critics: Sequence[str]) -> list[Arm]:
         for critic_name, (spec, critic) in pairs:
             arm = Arm(name, planner, critic, critic_name, spec)
             try:
-                settle = getattr(planner, "for_run", None)
-                if settle is not None:
-                    settle(critic, False)
+                suited(planner, critic, False)
             except ConfigError as error:
                 refusals.append(f"{arm.label} left out: {error}")
             else:
