@@ -60,12 +60,10 @@ class Watched:
 
 
 class OneByOne:
-    """A critic that encodes one state at a time, the whole of it."""
+    """A critic that scores one state at a time."""
 
     def __init__(self, critic: Any) -> None:
-        self.critic, self.max_batch = critic, 1
-        if hasattr(critic, "_scorer"):
-            critic._scorer.share = False
+        self.critic, self.max_batch, self.concurrent = critic, 1, False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.critic, name)
@@ -193,7 +191,8 @@ def baseline(arguments: argparse.Namespace) -> None:
     empty_cache(policy)
     steps = Steps(policy) if hasattr(policy, "_engine") else getattr(policy, "stats", None)
     before = steps.steps if steps else 0
-    whole = OneByOne(load_critic(arguments.critic))
+    options = {} if arguments.critic == "policy-likelihood" else {"share": False}
+    whole = OneByOne(load_critic(arguments.critic, **options))
     alone = searched(Watched(as_async(policy)), whole, arguments.baseline_problems, 1)
     between = steps.steps if steps else 0
     empty_cache(policy)

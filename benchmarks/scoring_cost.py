@@ -6,10 +6,12 @@ Run with one thread::
     OMP_NUM_THREADS=1 python -m benchmarks.scoring_cost --critic models/masprm --planner sbs:5,3 --problems 64
     OMP_NUM_THREADS=1 python -m benchmarks.scoring_cost --policy vllm:PATH
 
-The searches are the same in all three passes: with prefixes kept between calls (the default), with every state
-encoded whole, and in float64. It prints tokens per reward call, CPU milliseconds per reward call and per agent call,
+The searches are the same in all passes: with prefixes kept between calls (the default), with every state encoded
+whole, and in float64. It prints tokens per reward call, CPU milliseconds per reward call and per agent call,
 the reward calls' share of CPU time, and the largest difference between the scores of the first two. CPU time is that of
-this process and its children, so that an engine in a process of its own counts. Needs psutil.
+this process and its children, so that an engine in a process of its own counts. A last pair of passes takes the time on
+the clock: with the critic in a thread of its own on a second core, and with its scores known beforehand; what lies
+between them is the reward calls' share of search time. Needs psutil.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from search import ScoringContext
 class Timed:
     """A critic with a clock."""
 
-    terminal_only = free = False
+    terminal_only = free = concurrent = False
 
     def __init__(self, critic: LearnedCritic) -> None:
         """Time one critic."""
@@ -53,21 +55,24 @@ class Timed:
         return values
 
 
-def run_pass(arguments: argparse.Namespace, policy: Any, share: bool, dtype: Literal["float32", "float64"]) -> Timed:
-    critic = LearnedCritic(arguments.critic, device="cpu", dtype=dtype)
-    critic._scorer.share = critic._scorer.share and share
-    timed = Timed(critic)
+def agent_calls(arguments: argparse.Namespace, policy: Any, critic: Any) -> int:
+    """Search all problems and return the number of agent calls."""
     problems = mas_gym.load_task("arithmetic", split="test")[: arguments.problems]
-    start = cpu_seconds()
-    run = search.run(
-        arguments.planner, problems, mas="rpsv", policy=policy, critic=timed, seed=42, concurrency=arguments.concurrency
-    )
-    plans = list(run)
-    seconds = cpu_seconds() - start
-    failed = [plan.error for plan in plans if plan.error]
+    common = {"mas": "rpsv", "policy": policy, "critic": critic, "concurrency": arguments.concurrency}
+    run = search.run(arguments.planner, problems, seed=42, **common)
+    failed = [plan.error for plan in run if plan.error]
     if failed:
         raise SystemExit(f"{len(failed)} searches failed: {failed[0]}")
-    counts, calls = critic.counts, run.usage.agent_calls
+    return run.usage.agent_calls
+
+
+def run_pass(arguments: argparse.Namespace, policy: Any, share: bool, dtype: Literal["float32", "float64"]) -> Timed:
+    critic = LearnedCritic(arguments.critic, device="cpu", dtype=dtype, share=share)
+    timed = Timed(critic)
+    start = cpu_seconds()
+    calls = agent_calls(arguments, policy, timed)
+    seconds = cpu_seconds() - start
+    counts = critic.counts
     name = ("prefixes kept" if share else "states whole") + (", float64" if dtype == "float64" else "")
     print(
         f"{name:24} {counts.states:6} states, {counts.encoded / counts.states:6.1f} tokens per reward call "
@@ -79,6 +84,40 @@ def run_pass(arguments: argparse.Namespace, policy: Any, share: bool, dtype: Lit
     return timed
 
 
+class Known:
+    """A critic that has scored everything before."""
+
+    terminal_only = free = False
+
+    def __init__(self, timed: Timed) -> None:
+        """Take over another's scores."""
+        self.name, self.max_batch, self.scores = timed.name, timed.max_batch, timed.scores
+
+    def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
+        """Look up."""
+        return [self.scores[context.state] for context in contexts]
+
+
+def clock(arguments: argparse.Namespace, policy: Any, critic: Any) -> float:
+    """Return the seconds of the searches."""
+    start = time.perf_counter()
+    agent_calls(arguments, policy, critic)
+    return time.perf_counter() - start
+
+
+def beside(arguments: argparse.Namespace, policy: Any) -> None:
+    """Print what scoring on a core of its own adds to the time of a search."""
+    shares = []
+    for _ in range(arguments.repeats):
+        timed = Timed(LearnedCritic(arguments.critic, device="cpu"))
+        timed.concurrent = True
+        scored = clock(arguments, policy, timed)
+        known = clock(arguments, policy, Known(timed))
+        shares.append(1 - known / scored)
+        print(f"critic on a core of its own: {scored:.2f} s, scores known beforehand: {known:.2f} s")
+    print(f"reward calls' share of search time, median of {len(shares)}: {sorted(shares)[len(shares) // 2]:.1%}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--critic", default=str(shipped("masprm")), help="folder of a trained critic")
@@ -86,6 +125,7 @@ def main() -> None:
     parser.add_argument("--planner", default="mcts:10,3")
     parser.add_argument("--problems", type=int, default=128)
     parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     policy, _ = load(arguments)
@@ -95,6 +135,7 @@ def main() -> None:
     both = shared.scores.keys() & whole.scores.keys()
     worst = max(abs(shared.scores[state] - whole.scores[state]) for state in both)
     print(f"largest difference of a score, kept against whole: {worst:.1e} over {len(both)} states")
+    beside(arguments, policy)
 
 
 if __name__ == "__main__":

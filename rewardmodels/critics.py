@@ -104,9 +104,9 @@ def load_critic(spec: str, **options: Any) -> Critic:
     Args:
         spec: A folder saved by training, ``"tiny-masprm"`` or ``"tiny-orm"`` (shipped, for the embedded model's RPSV
             agents on Arithmetic), ``"policy-likelihood"``, ``"constant:0.5"``, ``"vllm:FOLDER"`` to score such a
-            folder with vLLM, options written behind it as in ``"vllm:FOLDER#gpu_memory_utilization=0.3"``,
-            ``"ensemble:A,B"`` with a spec for each member, or ``"NAME:ARGUMENT"`` of a loader that is registered
-            under the entry-point group ``mas_gym.critics``.
+            folder with vLLM, ``"ensemble:A,B"`` with a spec for each member, or ``"NAME:ARGUMENT"`` of a loader that
+            is registered under the entry-point group ``mas_gym.critics``. Options may be written behind it, as in
+            ``"models/masprm#concurrent=true"`` or ``"vllm:FOLDER#gpu_memory_utilization=0.3"``.
         options: What the loader takes; for folders see `LearnedCritic`.
 
     Raises:
@@ -115,6 +115,12 @@ def load_critic(spec: str, **options: Any) -> Critic:
         ConfigError: An option or argument is wrong.
         MissingDependencyError: A package is not installed.
     """
+    from mas_gym.policies.registry import written_options
+
+    # A folder's name may hold the sign, and an ensemble's members have options of their own.
+    if "#" in spec and not spec.startswith("ensemble:") and not Path(spec).expanduser().exists():
+        spec, written = written_options(spec)
+        options = {**written, **options}
     path = Path(spec).expanduser()
     if (path / META).exists() or (path.is_dir() and spec not in _BUILTIN):
         return _build(spec, LearnedCritic, str(path), **options)
@@ -183,11 +189,9 @@ def _ensemble(argument: str, **options: Any) -> Critic:
 
 
 def _vllm(argument: str, **options: Any) -> Critic:
-    from mas_gym.policies.registry import written_options
     from rewardmodels.vllm_critic import VLLMCritic
 
-    folder, written = written_options(argument)
-    return _build("vllm", VLLMCritic, folder, **{**written, **options})
+    return _build("vllm", VLLMCritic, argument, **options)
 
 
 def _masprm(argument: str, **options: Any) -> Critic:

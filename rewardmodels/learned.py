@@ -43,6 +43,9 @@ class LearnedCritic:
         dtype: ``"float32"``, ``"float64"`` or ``"bfloat16"``; None takes float32 on a CPU, bfloat16 on a GPU.
         memory: Megabytes of encoded prefixes to keep.
         max_batch: How many states it likes to get at once.
+        share: Encode what states begin with once; False encodes each state whole.
+        concurrent: Score in a thread of its own, beside generation; None does so on a GPU. On a CPU it pays where a
+            core is free (``OMP_NUM_THREADS=1`` leaves one), and which states share a batch then depends on timing.
 
     Attributes:
         name: ``"masprm"`` or ``"orm"``.
@@ -68,11 +71,12 @@ class LearnedCritic:
         dtype: Literal["float32", "float64", "bfloat16"] | None = None,
         memory: int = 256,
         max_batch: int = 64,
+        share: bool = True,
+        concurrent: bool | None = None,
     ) -> None:
         """Load the model."""
         import torch
 
-        from rewardmodels.backbone import can_share
         from rewardmodels.prefixes import PrefixScorer
 
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -81,10 +85,10 @@ class LearnedCritic:
             raise ConfigError(f'expected dtype "float32", "float64" or "bfloat16", got {dtype!r}')
         model, tokenizer, info = load_folder(Path(folder), getattr(torch, dtype))
         model.to(device)
-        share = can_share(model, tokenizer.pad_token_id)
         self._scorer: Any = PrefixScorer(model, tokenizer.pad_token_id, share, memory * _MEGABYTE)
         self.counts = self._scorer.counts
-        self.concurrent, self.max_batch = device != "cpu", max_batch
+        self.concurrent = device != "cpu" if concurrent is None else concurrent
+        self.max_batch = max_batch
         self._begin(info, tokenizer, view, force, prefixes)
         self.fingerprint += f"|{dtype}"
 

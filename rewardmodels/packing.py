@@ -5,7 +5,7 @@ trie once; a mask lets a token see its own ancestors alone, and positions count
 along the path. A decoder then computes for each state exactly what it would
 compute for that state alone, at a fraction of the tokens.
 
-Letters in shapes: R rows, S tokens of a row, P tokens of a cached prefix, K states.
+Letters in shapes: R rows, S tokens of a row, K states.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Batch(NamedTuple):
 
     Attributes:
         inputs: What the backbone takes: ``input_ids`` (R, S), and ``position_ids`` (R, S) with a 4-D additive
-            ``attention_mask`` (R, 1, S, P + S), or a plain 2-D mask.
+            ``attention_mask`` (R, 1, S, S), or a plain 2-D mask.
         rows: Row of each state, shape (K,).
         columns: Place of each state's last token, shape (K,).
     """
@@ -101,31 +101,27 @@ class Batch(NamedTuple):
     columns: torch.Tensor
 
 
-def collate(rows: Sequence[Packed], pad: int, dtype: torch.dtype, prefixes: Sequence[int] = ()) -> Batch:
+def collate(rows: Sequence[Packed], pad: int, dtype: torch.dtype) -> Batch:
     """Pad packed rows to one length.
 
     Args:
         rows: The rows.
         pad: Id to pad with.
         dtype: Of the additive mask: the model's.
-        prefixes: Length of the cached prefix of each row, if any.
     """
     import torch
 
     count, width = len(rows), max(len(row.ids) for row in rows)
-    past = max(prefixes, default=0)
     ids = np.full((count, width), pad, np.int64)
     positions = np.zeros((count, width), np.int64)
-    sees = np.zeros((count, 1, width, past + width), np.bool_)
+    sees = np.zeros((count, 1, width, width), np.bool_)
     # A padded token must see something, or its softmax has nothing to sum over.
-    sees[:, :, :, past] = True
+    sees[:, :, :, 0] = True
     for i, row in enumerate(rows):
         size = len(row.ids)
         ids[i, :size] = row.ids
         positions[i, :size] = row.positions
-        sees[i, 0, :size, past : past + size] = row.sees
-        if past:
-            sees[i, 0, :size, : prefixes[i]] = True
+        sees[i, 0, :size, :size] = row.sees
     mask = torch.zeros(sees.shape, dtype=dtype).masked_fill_(torch.from_numpy(~sees), torch.finfo(dtype).min)
     inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": mask, "position_ids": torch.from_numpy(positions)}
     where = np.concatenate([np.full(len(row.ends), i) for i, row in enumerate(rows)])

@@ -13,21 +13,21 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
+from rewardmodels import flat
 from rewardmodels.backbone import logits_at, to_device
 from rewardmodels.encode import Encoded, Ids
-from rewardmodels.packing import Packed, collate, collate_plain, pack
+from rewardmodels.packing import Packed, collate_plain, pack
 
 Key = bytes
+T = TypeVar("T")
 
 MOST_TOKENS = 8192
-
-FORWARD_COST = {"cpu": 48, "cuda": 2048}
-"""What starting a forward costs, in tokens: padding below that is cheaper than another forward."""
+"""The most tokens of a forward; a single row may have more."""
 
 
 @dataclass(slots=True)
@@ -107,17 +107,16 @@ class PrefixScorer:
     Args:
         model: A scalar model in evaluation mode.
         pad: Padding id.
-        share: Whether the model can share prefixes (`rewardmodels.backbone.can_share`).
+        share: Share prefixes if the model can (`rewardmodels.flat.enable`).
         capacity: Bytes of prefixes to keep between calls.
     """
 
     def __init__(self, model: Any, pad: int, share: bool, capacity: int) -> None:
         """Remember the model."""
-        self.model, self.pad, self.share = model, pad, share
+        self.model, self.pad = model, pad
+        self.share = share and flat.enable(model, pad)
         self.cache = PrefixCache(capacity)
         self.counts = Counts()
-        weight = next(p for p in model.parameters() if p.is_floating_point())
-        self._device, self._dtype = weight.device, weight.dtype
 
     def logits(self, states: Sequence[Encoded], open_end: Sequence[bool]) -> list[float]:
         """Return the logit of each state.
@@ -134,11 +133,13 @@ class PrefixScorer:
 
     def _whole(self, states: Sequence[Encoded]) -> list[float]:
         found = [0.0] * len(states)
+        device = next(self.model.parameters()).device
         order = sorted(range(len(states)), key=lambda i: states[i].length)
-        for chunk in self._chunks(order, [states[i].length for i in order]):
-            batch = to_device(collate_plain([states[i].parts for i in chunk], self.pad), self._device)
+        # Sorted by length a chunk's last state is its longest, to which the others are padded.
+        for chunk in chunks(order, [states[i].length for i in order], padded=True):
+            batch = to_device(collate_plain([states[i].parts for i in chunk], self.pad), device)
             self.counts.encoded += sum(states[i].length for i in chunk)
-            for i, value in zip(chunk, logits_at(self.model, batch)[0].tolist(), strict=True):
+            for i, value in zip(chunk, logits_at(self.model, batch).tolist(), strict=True):
                 found[i] = value
         return found
 
@@ -146,19 +147,14 @@ class PrefixScorer:
         found = [0.0] * len(states)
         keys = [part_keys(state.parts) for state in states]
         closed = {keys[i][-1] for i in range(len(states)) if not open_end[i]}
-        rows = sorted(self._rows(states, keys), key=lambda row: (len(row.packed.ids), row.length, row.keys[0]))
-        for chunk in self._chunks(range(len(rows)), [len(row.packed.ids) for row in rows]):
-            part = [rows[i] for i in chunk]
-            values = iter(self._forward(part, closed))
-            for row in part:
+        rows = self._rows(states, keys)
+        for chunk in chunks(rows, [len(row.packed.ids) for row in rows]):
+            values = iter(self._forward(chunk, closed))
+            for row in chunk:
                 for i in row.states:
                     found[i] = next(values)
         self.cache.trim()
         return found
-
-    def _chunks(self, order: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
-        start = FORWARD_COST.get(self._device.type, FORWARD_COST["cuda"])
-        return [[order[i] for i in range(a, b)] for a, b in cut(sizes, start, MOST_TOKENS)]
 
     def _rows(self, states: Sequence[Encoded], keys: Sequence[list[Key]]) -> list[_Row]:
         """Group states of one question by the longest prefix that is already encoded."""
@@ -182,33 +178,16 @@ class PrefixScorer:
         return rows
 
     def _forward(self, rows: Sequence[_Row], closed: set[Key]) -> list[float]:
-        prefixes = [row.length for row in rows]
-        batch = collate([row.packed for row in rows], self.pad, self._dtype, prefixes)
-        past = self._past(rows, max(prefixes))
-        logits, cache = logits_at(self.model, to_device(batch, self._device), past, keep=True)
+        logits, fresh = flat.forward(self.model, [flat.Row(row.packed, self._past(row)) for row in rows])
         self.counts.encoded += sum(len(row.packed.ids) for row in rows)
-        start = max(prefixes)
-        fresh = torch.stack([torch.stack((x.keys[:, :, start:], x.values[:, :, start:])) for x in cache.layers])
-        for r, row in enumerate(rows):
+        for row, parts in zip(rows, fresh, strict=True):
             for key, (a, b) in zip(row.keys, row.packed.spans, strict=True):
                 if key not in closed:
-                    self.cache.put(key, fresh[:, :, r, :, a:b].clone())
+                    self.cache.put(key, parts[:, :, :, a:b].clone())
         return logits.tolist()  # type: ignore[no-any-return]
 
-    def _past(self, rows: Sequence[_Row], width: int) -> Any:
-        from transformers import DynamicCache
-
-        if not width:
-            return None
-        parts = [[self.cache.get(key) for key in row.prefix] for row in rows]
-        like = next(row[0] for row in parts if row)
-        layers, _, heads, _, size = like.shape
-        whole = like.new_zeros((layers, 2, len(rows), heads, width, size))
-        for r, row in enumerate(parts):
-            if row:
-                joined = torch.cat(row, dim=3)
-                whole[:, :, r, :, : joined.shape[3]] = joined
-        return DynamicCache([(layer[0], layer[1]) for layer in whole])
+    def _past(self, row: _Row) -> torch.Tensor | None:
+        return torch.cat([self.cache.get(key) for key in row.prefix], dim=3) if row.prefix else None
 
 
 def part_keys(parts: Sequence[Ids]) -> list[Key]:
@@ -221,32 +200,20 @@ def part_keys(parts: Sequence[Ids]) -> list[Key]:
     return keys
 
 
-def cut(sizes: Sequence[int], start: int, most: int) -> list[tuple[int, int]]:
-    """Cut sorted rows into forwards at the least cost.
+def chunks(items: Sequence[T], sizes: Sequence[int], padded: bool = False) -> list[list[T]]:
+    """Cut items into forwards of at most `MOST_TOKENS` tokens.
 
     Args:
-        sizes: Tokens of each row, ascending; a forward pads its rows to the last one's.
-        start: What a forward costs beside its tokens.
-        most: The most tokens of a forward, padding included; a single row may have more.
-
-    Returns:
-        The first row of each forward and one past its last.
+        items: In order.
+        sizes: Tokens of each; ascending, if ``padded``.
+        padded: Whether a forward pads all items to its longest.
     """
-    best = [0.0]
-    begins = [0]
-    for end in range(1, len(sizes) + 1):
-        width, found, begin = sizes[end - 1], float("inf"), end - 1
-        for first in range(end - 1, -1, -1):
-            tokens = (end - first) * width
-            if tokens > most and first < end - 1:
-                break
-            if best[first] + start + tokens < found:
-                found, begin = best[first] + start + tokens, first
-        best.append(found)
-        begins.append(begin)
-    cuts = []
-    end = len(sizes)
-    while end:
-        cuts.append((begins[end], end))
-        end = begins[end]
-    return cuts[::-1]
+    cut: list[list[T]] = []
+    total = 0
+    for item, size in zip(items, sizes, strict=True):
+        total = size * (len(cut[-1]) + 1) if cut and padded else total + size
+        if not cut or total > MOST_TOKENS:
+            cut.append([])
+            total = size
+        cut[-1].append(item)
+    return cut

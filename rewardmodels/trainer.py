@@ -95,7 +95,7 @@ class HeldOut:
         with torch.inference_mode():
             for step in self.steps:
                 tensors = {k: v.to(device) for k, v in gather(step, *self.options).items()}
-                logits = logits_at(model, as_batch(tensors))[0]
+                logits = logits_at(model, as_batch(tensors))
                 first = tensors["better"] if len(tensors["better"]) else tensors["points"]
                 better.append(logits[first].double().cpu().numpy())
                 worse.append(logits[tensors["worse"]].double().cpu().numpy())
@@ -154,7 +154,7 @@ class CriticTrainer(Trainer):  # type: ignore[misc]
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         """Return the loss of a step; raises `TrainingError` when it is not a number."""
-        logits = logits_at(model, as_batch(inputs))[0]
+        logits = logits_at(model, as_batch(inputs))
         loss = loss_of(self.settings, logits, inputs)
         if not math.isfinite(loss.item()):
             raise TrainingError(

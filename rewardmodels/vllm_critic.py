@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mas_gym.errors import ConfigError, CriticError
-from mas_gym.policies.vllm_engine import require_vllm
+from mas_gym.policies.vllm_engine import require_vllm, without_spinning
 from rewardmodels.backbone import load_tokenizer
 from rewardmodels.encode import Encoded
 from rewardmodels.folder import read_info
@@ -74,7 +74,7 @@ class _PoolingScorer:
         from vllm import LLM
 
         try:
-            self._llm = LLM(folder, runner="pooling", **arguments)
+            self._llm = LLM(folder, runner="pooling", **without_spinning(arguments))
         except Exception as error:
             raise CriticError(
                 f"expected vLLM to start on the critic {folder!r} with {arguments}, got "

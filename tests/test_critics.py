@@ -68,13 +68,40 @@ def all_states(count: int) -> list[MASState]:
 @pytest.mark.parametrize("view", ["masprm", "local"])
 def test_shared_prefixes_give_the_scores_of_whole_states(folders: dict[str, Path], view: str) -> None:
     states = all_states(6)
-    shared, whole = (LearnedCritic(folders[view], device="cpu") for _ in range(2))
-    whole._scorer.share = False
+    shared, whole = (LearnedCritic(folders[view], device="cpu", share=share) for share in (True, False))
     assert shared._scorer.share
     one, two = shared.score(contexts(states)), whole.score(contexts(states))
     assert max(abs(a - b) for a, b in zip(one, two, strict=True)) < 1e-5
     assert len(set(one)) > len(set(states)) / 2
     assert shared.counts.encoded < shared.counts.whole == whole.counts.encoded
+
+
+@pytest.mark.parametrize(
+    ("kind", "shares"),
+    [("Qwen2", True), ("Llama", True), ("Gemma", True), ("Phi3", True), ("Qwen3", True), ("Mistral", False)],
+)
+def test_other_decoders_share_or_score_states_whole(kind: str, shares: bool, tmp_path: Path) -> None:
+    """Attention with a window, Mistral's here, is not taken for a plain one."""
+    import torch
+
+    from rewardmodels.backbone import load_scalar, load_tokenizer
+    from rewardmodels.encode import Encoder
+    from rewardmodels.prefixes import PrefixScorer
+
+    folder = str(save_base(tmp_path, kind, **({"head_dim": 32} if kind in ("Gemma", "Qwen3") else {})))
+    tokenizer = load_tokenizer(folder)
+    states = all_states(3)
+    found = []
+    for share in (True, False):
+        torch.manual_seed(0)
+        model = load_scalar(folder, torch.float32, tokenizer.pad_token_id, new_head=True).eval()
+        scorer = PrefixScorer(model, tokenizer.pad_token_id, share, 2**20)
+        encoded = Encoder(tokenizer, 512).encode([(MAS_RPSV, state) for state in states])
+        assert scorer.share is (share and shares)
+        pieces = [scorer.logits(encoded[i : i + 7], [True] * len(encoded[i : i + 7])) for i in range(0, len(states), 7)]
+        found.append([logit for piece in pieces for logit in piece])
+    assert np.allclose(found[0], found[1], atol=1e-5)
+    assert np.std(found[0]) > 1e-3
 
 
 def score_in_pieces(critic: LearnedCritic, states: list[MASState], seed: int) -> list[float]:
@@ -270,6 +297,28 @@ def test_unknown_options_are_told(folders: dict[str, Path]) -> None:
         load_critic(str(folders["masprm"]), dtype="int8")
 
 
+def test_options_are_written_behind_a_critic(folders: dict[str, Path]) -> None:
+    beside = load_critic(f"{folders['masprm']}#concurrent=true&max_batch=8")
+    assert isinstance(beside, LearnedCritic)
+    assert (beside.concurrent, beside.max_batch) == (True, 8)
+    both = load_critic(f"ensemble:tiny-masprm#max_batch=8,{folders['masprm']}#dtype=float64", device="cpu")
+    assert isinstance(both, Ensemble)
+    assert [getattr(member, "max_batch", 0) for member in both.members] == [8, 64]
+    with pytest.raises(ConfigError, match=r"it takes .*concurrent"):
+        load_critic("tiny-masprm#threads=2")
+
+
+def test_a_critic_beside_generation_gives_the_same_plans() -> None:
+    problems = mas_gym.load_task("arithmetic", split="dev")[:6]
+    plans = []
+    for concurrent in (False, True):
+        critic = load_critic("tiny-masprm", device="cpu", dtype="float64", concurrent=concurrent)
+        run = search.run("mcts:4,2", problems, mas="rpsv", policy=load_policy("tiny"), critic=critic)
+        plans.append({plan.problem_id: (plan.answer, plan.candidates) for plan in run})
+    assert plans[0] == plans[1]
+    assert all(len(candidates) for _, candidates in plans[0].values())
+
+
 def test_third_parties_register_under_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("shy", "rewardmodels.critics:_constant", critics_module.ENTRY_POINTS)
     broken = EntryPoint("broken", "no_such_package:critic", critics_module.ENTRY_POINTS)
@@ -395,28 +444,18 @@ def test_a_store_without_training_runs_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "start", "expected"),
+    ("sizes", "padded", "expected"),
     [
-        ([], 10, []),
-        ([5], 10, [(0, 1)]),
-        ([5, 5, 5], 10, [(0, 3)]),
-        ([1, 1, 1, 50], 10, [(0, 3), (3, 4)]),
-        ([1, 1, 1, 25], 1000, [(0, 4)]),
-        ([500], 10, [(0, 1)]),
+        ([], False, []),
+        ([10_000], False, [[0]]),
+        ([5000, 3192, 1, 9000, 2], False, [[0, 1], [2], [3], [4]]),
+        ([2000, 3000, 4000], False, [[0, 1], [2]]),
+        ([2000, 3000, 4000], True, [[0, 1], [2]]),
+        ([1000, 3000, 4096], True, [[0, 1], [2]]),
+        ([4096, 4096, 4096], True, [[0, 1], [2]]),
     ],
 )
-def test_forwards_are_cut_where_padding_costs_more(
-    sizes: list[int], start: int, expected: list[tuple[int, int]]
-) -> None:
-    from rewardmodels.prefixes import cut
+def test_forwards_are_bounded(sizes: list[int], padded: bool, expected: list[list[int]]) -> None:
+    from rewardmodels.prefixes import chunks
 
-    found = cut(sizes, start, most=120)
-    assert found == expected
-
-
-def test_no_forward_is_larger_than_the_bound() -> None:
-    from rewardmodels.prefixes import cut
-
-    found = cut([60] * 7, 10, most=120)
-    assert [i for a, b in found for i in range(a, b)] == list(range(7))
-    assert max(b - a for a, b in found) == 2
+    assert chunks(range(len(sizes)), sizes, padded) == expected

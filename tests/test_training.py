@@ -104,7 +104,7 @@ def test_packed_rows_compute_the_same_as_whole_states(base: Path, data: RewardDa
     for share in (True, False):
         tensors = gather(found, tokenizer.pad_token_id, torch.float32, share)
         model.zero_grad()
-        logits, _ = logits_at(model, as_batch(tensors))
+        logits = logits_at(model, as_batch(tensors))
         loss = loss_of(Settings(), logits, tensors)
         loss.backward()
         grads = torch.cat([p.grad.flatten() for p in model.parameters()])
@@ -119,7 +119,7 @@ def test_the_head_reads_what_transformers_reads(base: Path) -> None:
     states = [e.parts for e in Encoder(tokenizer, 512).encode([(MODEL.mas, chain(["a b", "c"][:n])) for n in (1, 2)])]
     batch = collate_plain(states, tokenizer.pad_token_id)
     with torch.no_grad():
-        assert torch.allclose(logits_at(model, batch)[0], model(**batch.inputs).logits[:, 0], atol=1e-6)
+        assert torch.allclose(logits_at(model, batch), model(**batch.inputs).logits[:, 0], atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Mistral", "Gemma", "Phi3", "Qwen3", "GPT2"])
@@ -423,7 +423,7 @@ def test_lora_and_qlora_save_reload_and_score_the_same(base: Path, data: RewardD
     adapted = peft.PeftModel.from_pretrained(plain, done.folder / "adapter").eval()
     batch = collate_plain([e.parts for e in critic._encoder.encode_texts(texts)], critic._scorer.pad)
     with torch.no_grad():
-        beside = logits_at(adapted, batch)[0].numpy()
+        beside = logits_at(adapted, batch).numpy()
     # A 4-bit backbone differs from the one it was made of; the adapter alone does not know by how much.
     assert np.corrcoef(beside, merged)[0, 1] > 0.9 if nf4 else np.allclose(beside, merged, atol=1e-4)
 

