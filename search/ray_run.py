@@ -85,6 +85,7 @@ def run_ray(
     training: bool = False,
     sampling: Sampling | None = None,
     budget: Budget | None = None,
+    run_budget: Budget | None = None,
     store: Store | str | os.PathLike[str] | None = None,
     run_name: str | None = None,
     progress: bool | Callable[[Progress], None] = False,
@@ -104,6 +105,7 @@ def run_ray(
         training: As for `search.run`.
         sampling: As for `search.run`.
         budget: As for `search.run`.
+        run_budget: Limits of the whole run, met by the searches that have ended; open ones are dropped.
         store: Written by this process alone.
         run_name: As for `search.run`.
         progress: As for `search.run`; usage is that of the searches that have ended.
@@ -132,7 +134,7 @@ def run_ray(
         # An actor is the search itself: at Ray's default niceness any other program on the machine would starve it.
         os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(address=fleet.address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    head = _Head(job, problems, make_policy, make_critic, fleet, listener(progress))
+    head = _Head(job, problems, make_policy, make_critic, fleet, run_budget or Budget(), listener(progress))
     return head.run(store, run_name)
 
 
@@ -146,9 +148,12 @@ class _Head:
         make_policy: Any,
         make_critic: Any,
         fleet: Fleet,
+        budget: Budget,
         listen: Listener | None,
     ) -> None:
         self.job, self.problems, self.fleet, self._listen = job, problems, fleet, listen
+        self._budget = budget
+        self._stopped: str | None = None
         self._arguments = (job, _graders(problems), make_policy, make_critic)
         self._source = iter(problems)
         self._again: deque[Problem] = deque()
@@ -200,7 +205,7 @@ class _Head:
 
     def _snapshot(self) -> Progress:
         spent = replace(self._spent, seconds=perf_counter() - self._started)
-        return self._progress.with_run(spent, sum(len(member.open) for member in self._members), None)
+        return self._progress.with_run(spent, sum(len(member.open) for member in self._members), self._stopped)
 
     def _hire(self) -> None:
         import ray
@@ -219,10 +224,17 @@ class _Head:
             yield from self._share(record)
             if self._dry and not self._again and not any(member.open for member in self._members):
                 return
-            [stream], _ = ray.wait([member.stream for member in self._members], num_returns=1)
-            member = next(member for member in self._members if member.stream is stream)
+            usage = self._snapshot().usage
+            self._stopped = self._budget.spent(usage, 1)
+            if self._stopped is not None:
+                return
+            left = None if self._budget.seconds is None else self._budget.seconds - usage.seconds
+            heard, _ = ray.wait([member.stream for member in self._members], num_returns=1, timeout=left)
+            if not heard:
+                continue
+            member = next(member for member in self._members if member.stream is heard[0])
             try:
-                found = ray.get(next(stream))
+                found = ray.get(next(member.stream))
             except StopIteration:
                 self._members.remove(member)
                 ray.kill(member.actor)

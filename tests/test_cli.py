@@ -114,6 +114,29 @@ def test_eval_gives_the_same_figures_from_a_store_as_without(run: Run, recording
     assert f"{PROBLEMS} stored" in again.stderr
 
 
+def test_a_search_spends_no_more_than_its_budget(run: Run, recording: str, tmp_path: Path) -> None:
+    def row(*options: object) -> dict[str, float]:
+        out = tmp_path / "out.json"
+        result = run("eval", "-n", 2, "--policy", recording, "--planner", "mcts:5,2", "--json", out, *options)
+        assert result.exit_code == 0, result.output
+        found: dict[str, float] = json.loads(out.read_text())["rows"][0]
+        return found
+
+    assert row()["agent_calls"] > 10
+    assert row("--budget", "calls=10", "--budget", "seconds=60")["agent_calls"] <= 10
+
+
+def test_a_run_ends_with_its_budget_and_goes_on_with_a_larger_one(run: Run, recording: str, tmp_path: Path) -> None:
+    command = ("eval", "-n", PROBLEMS, "--policy", recording, "--planner", "mcts:5,2", "--concurrency", 1)
+    store = ("--store", tmp_path / "runs.db")
+    whole = run(*command)
+    short = run(*command, *store, "--run-budget", "calls=30")
+    assert short.exit_code == 0, short.output
+    assert "mcts:5,2 + policy-likelihood, seed 42: budget of 30 calls spent" in flat(short.stderr)
+    assert short.stdout != whole.stdout
+    assert run(*command, *store, "--run-budget", "calls=100000").stdout == whole.stdout
+
+
 def test_each_planner_that_needs_a_critic_runs_with_each(run: Run, recording: str) -> None:
     critics = ("--critic", "policy-likelihood", "--critic", "constant:0.5")
     planners = ("--planner", "single", "--planner", "sbs:3,2")
@@ -483,6 +506,8 @@ def test_view_says_what_is_wrong(run: Run, tmp_path: Path, store: Path, address:
         (("--seeds", "1,x"), "whole numbers with commas"),
         (("--seeds", "1,1"), "different seeds"),
         (("-o", "difficulty"), "key=value"),
+        (("--budget", "call=3"), "expected calls, tokens, seconds, as in --budget seconds=60, got 'call'"),
+        (("--run-budget", "calls=-3"), "expected calls to be a positive number"),
         (("-o", "difficulty=99"), "difficulty"),
         (("--json", "/no/such/folder/out.json"), "mkdir -p /no/such/folder"),
         (("-n", "999999999"), "expected -n of at most"),

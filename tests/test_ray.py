@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -158,6 +159,46 @@ def test_actors_that_find_no_room_are_not_waited_for(tmp_path: Path) -> None:
     # Two cores have room for two actors; the others would join in a cluster that grows.
     plans = list(fleet_run(make_policy, 12, actors=5, store=tmp_path / "fleet.db"))
     assert told(plans) == told(plain_run(12, store=tmp_path / "plain.db"))
+
+
+@ray.remote(num_cpus=1)
+def occupy(until: str) -> None:
+    while not os.path.exists(until):
+        time.sleep(0.02)
+
+
+def noted(folder: str) -> ScriptedPolicy:
+    """A policy that takes its time and leaves a file for its process."""
+    (Path(folder) / str(os.getpid())).touch()
+
+    def script(request: Any, seed: int) -> str:
+        time.sleep(0.001)
+        return f"{request.agent} says {seed % 97}. Final Answer: {seed % 7}"
+
+    return ScriptedPolicy(script, max_batch=16)
+
+
+def test_an_actor_joins_when_the_cluster_has_room_for_it(tmp_path: Path) -> None:
+    busy = occupy.remote(str(tmp_path / "free"))
+    (tmp_path / "actors").mkdir()
+    run = fleet_run(partial(noted, str(tmp_path / "actors")), 40)
+    plans = [next(run) for _ in range(3)]
+    assert len(list((tmp_path / "actors").iterdir())) == 1
+    (tmp_path / "free").touch()
+    plans += run
+    ray.get(busy)
+    assert len(list((tmp_path / "actors").iterdir())) == 2
+    assert told(plans) == told(plain_run(40))
+
+
+def test_a_fleet_ends_with_its_budget_and_goes_on_without(tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    for limit in (search.Budget(calls=100), search.Budget(seconds=1e-3)):
+        last: list[search.Progress] = []
+        plans = list(fleet_run(make_policy, 12, run_budget=limit, progress=last.append, store=store))
+        assert len(plans) < 12
+        assert str(last[-1].stopped).startswith("budget of")
+    assert told(fleet_run(make_policy, 12, store=store)) == told(plain_run(12))
 
 
 def test_parcels_that_overtake_each_other_lose_no_problem() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mas_gym.policies import AsyncPolicy, Policy
     from mas_gym.policies.registry import PolicySpec
     from mas_gym.tasks.base import Task
-    from search import Critic, Plan, Planner
+    from search import Budget, Critic, Plan, Planner
     from search.progress import Progress
     from search.ray_run import Fleet
 
@@ -60,6 +60,18 @@ class Remote(NamedTuple):
     make_policy: Callable[[], Policy | AsyncPolicy]
 
 
+class Limits(NamedTuple):
+    """What each search and each run may spend; None is no limit."""
+
+    search: Budget | None = None
+    run: Budget | None = None
+
+    @classmethod
+    def read(cls, search: Sequence[str] | None, run: Sequence[str] | None) -> Limits:
+        """Read what ``--budget`` and ``--run-budget`` say."""
+        return cls(opt.read_budget(search, "--budget"), opt.read_budget(run, "--run-budget"))
+
+
 @dataclass(frozen=True)
 class Bench:
     """What every arm has in common; ``policy`` is None where a fleet's actors load it."""
@@ -71,6 +83,7 @@ class Bench:
     concurrency: int = 64
     store: Path | None = None
     remote: Remote | None = None
+    limits: Limits = field(default_factory=Limits)
 
 
 def evaluate(
@@ -85,6 +98,8 @@ def evaluate(
     seeds: Annotated[str, typer.Option("--seeds", help="Run seeds, with commas.")] = "42",
     concurrency: opt.Concurrency = 64,
     store: opt.Store = None,
+    budget: opt.SearchBudget = None,
+    run_budget: opt.RunBudget = None,
     cache: opt.Cache = None,
     ray: opt.RayAddress = None,
     actors: opt.Actors = None,
@@ -113,7 +128,8 @@ def evaluate(
     spec = opt.chosen_policy(policy, system)
     fleet = opt.read_fleet(ray, actors, gpus_per_actor)
     local, remote = engines(spec, cache, fleet)
-    bench = Bench(problems, system, local, numbers, concurrency, store, remote)
+    limits = Limits.read(budget, run_budget)
+    bench = Bench(problems, system, local, numbers, concurrency, store, remote, limits)
     title = f"{task} {split}, {system.name}, policy {opt.policy_label(spec)}"
     with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
         outcomes, stop = measure(arms, bench, watch=watch)
@@ -189,6 +205,7 @@ def measure(
         concerns all searches, such as an engine that is gone; None if it is complete.
     """
     outcomes: list[Outcome] = []
+    stopped: dict[str, str] = {}
     with RunProgress([arm.label for arm in arms], len(bench.task) * len(bench.seeds)) as progress:
         for line, arm in enumerate(arms):
             for seed in bench.seeds:
@@ -201,13 +218,22 @@ def measure(
                 def listen(now: Progress, line: int = line, arm: Arm = arm, seed: int = seed) -> None:
                     progress.update(line, seed, now)
                     watch(arm.label, seed, now)
+                    if now.stopped is not None:
+                        stopped[f"{arm.label}, seed {seed}"] = now.stopped
 
                 stop = drain(start(arm, bench, seed, listen), take)
                 # Sums over searches are the same to the last bit, whichever ended first.
                 outcomes += sorted(found, key=lambda outcome: outcome.problem_id)
                 if stop is not None:
                     return outcomes, stop
+    note_stopped(stopped)
     return outcomes, None
+
+
+def note_stopped(stopped: Mapping[str, str]) -> None:
+    """Say which runs met their budget."""
+    for label, reason in stopped.items():
+        note(f"{label}: {reason}; only what ended before it counts", "yellow")
 
 
 def drain(run: Iterator[Plan], take: Callable[[Plan], None]) -> BaseException | None:
@@ -249,6 +275,8 @@ def start(
         "concurrency": bench.concurrency,
         "training": training,
         "store": None if bench.store is None else str(bench.store),
+        "budget": bench.limits.search,
+        "run_budget": bench.limits.run,
         "progress": listen,
     }
     if bench.remote is None:

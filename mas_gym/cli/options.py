@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from mas_gym.policies import AsyncPolicy, Policy
     from mas_gym.policies.registry import PolicySpec
     from mas_gym.tasks.base import Task
-    from search import Critic, Planner
+    from search import Budget, Critic, Planner
     from search.ray_run import Fleet
 
 LIKELIHOOD = "policy-likelihood"
@@ -67,6 +68,14 @@ Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Searches
 Store = Annotated[
     Path | None, typer.Option("--store", help="SQLite file that keeps every search; the same command resumes from it.")
 ]
+SearchBudget = Annotated[
+    list[str] | None,
+    typer.Option("--budget", help="Limit of each search: calls=N, tokens=N or seconds=S. Repeatable."),
+]
+RunBudget = Annotated[
+    list[str] | None,
+    typer.Option("--run-budget", help="Limit of each run, of one planner with one seed, likewise. Repeatable."),
+]
 LogJSON = Annotated[
     Path | None, typer.Option("--log-json", help="Append what happens to a file, one JSON object per line.")
 ]
@@ -115,6 +124,22 @@ def read_pairs(pairs: Sequence[str] | None) -> dict[str, Any]:
         except yaml.YAMLError as error:
             raise ConfigError(f"option {pair!r}: {value!r} is no plain value; quote it") from error
     return read
+
+
+def read_budget(pairs: Sequence[str] | None, flag: str) -> Budget:
+    """Read limits such as ``calls=200``.
+
+    Raises:
+        ConfigError: There is no such limit, or it is no positive number.
+    """
+    from search import Budget
+
+    limits = read_pairs(pairs)
+    known = [field.name for field in fields(Budget)]
+    for name in limits:
+        if name not in known:
+            raise ConfigError(f"{flag}: expected {', '.join(known)}, as in {flag} seconds=60, got {name!r}")
+    return Budget(**limits)
 
 
 def read_seeds(text: str) -> list[int]:

@@ -10,7 +10,7 @@ import typer
 from mas_gym.cli import options as opt
 from mas_gym.cli import telemetry
 from mas_gym.cli.console import note, stdout
-from mas_gym.cli.evaluate import Arm, Bench, drain, end_early, engines, start
+from mas_gym.cli.evaluate import Arm, Bench, Limits, drain, end_early, engines, note_stopped, start
 from mas_gym.cli.progress import RunProgress
 from mas_gym.errors import ConfigError
 
@@ -51,6 +51,8 @@ def rollouts(
     planner: Annotated[str, typer.Option("--planner", help="A planner that takes the true reward.")] = "mcts:40,3",
     seed: opt.Seed = 42,
     concurrency: opt.Concurrency = 64,
+    budget: opt.SearchBudget = None,
+    run_budget: opt.RunBudget = None,
     cache: opt.Cache = None,
     ray: opt.RayAddress = None,
     actors: opt.Actors = None,
@@ -74,7 +76,8 @@ def rollouts(
     system = mas_gym.load_mas(mas)
     fleet = opt.read_fleet(ray, actors, gpus_per_actor)
     local, remote = engines(opt.chosen_policy(policy, system), cache, fleet)
-    bench = Bench(problems, system, local, [seed], concurrency, store, remote)
+    bench = Bench(problems, system, local, [seed], concurrency, store, remote, Limits.read(budget, run_budget))
+    stopped: dict[str, str] = {}
     harvest = _Harvest()
     label = f"{name}, true reward"
     with (
@@ -86,8 +89,12 @@ def rollouts(
         def listen(now: Progress) -> None:
             progress.update(0, seed, now)
             watch(label, seed, now)
+            if now.stopped is not None:
+                stopped[label] = now.stopped
 
         stop = drain(start(Arm(name, method), bench, seed, listen, training=True), harvest.add)
+    if stop is None:
+        note_stopped(stopped)
     _summary(harvest, len(problems), store)
     opt.note_costs(local)
     if export is not None:
