@@ -1,10 +1,12 @@
-"""One forward over rows of any length, without padding: all tokens form one sequence, and attention alone knows rows.
+"""One forward over parts of states, without padding: all tokens form one sequence, and attention alone knows parts.
 
 A layer's linear parts, most of its work, see as many tokens as there are. Attention
-runs row by row, each row with the keys and values of its cached prefix.
+runs part by part, each with the keys and values of what precedes it, be they kept
+from earlier forwards or computed in this one. A part is therefore computed in the
+same way whatever else is in the forward, so that its result does not depend on that
+as far as the linear kernels' rounding does not depend on the number of their rows.
 
-Letters in shapes: L layers, H heads of keys and values, D head size, R rows, P tokens of a row's prefix, S new tokens
-of a row, K states.
+Letters in shapes: L layers, H heads of keys and values, D head size, S tokens of a part, P tokens before it, N parts.
 """
 
 from __future__ import annotations
@@ -19,40 +21,43 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from rewardmodels.backbone import alike, inner, logits_at, read_head, to_device
-from rewardmodels.packing import Packed, collate_plain, pack
+from rewardmodels.encode import Ids
+from rewardmodels.packing import collate_plain
 
-ATTENTION = "mas_gym_rows"
+ATTENTION = "mas_gym_parts"
 """The name under which transformers knows this attention."""
 
 _SPECIAL = ("sliding_window", "softcap", "s_aux")
 
 
-class Row(NamedTuple):
-    """What follows one cached prefix.
+class Part(NamedTuple):
+    """New tokens of a state.
 
     Attributes:
-        packed: The new tokens.
-        past: Keys and values of the prefix, shape (L, 2, H, P, D); None without one.
+        ids: Their ids.
+        past: Keys and values of what precedes them and is kept, shape (L, 2, H, tokens, D); None if nothing is.
+        above: Parts of this forward that come between, by their index.
     """
 
-    packed: Packed
-    past: torch.Tensor | None
+    ids: Ids
+    past: torch.Tensor | None = None
+    above: tuple[int, ...] = ()
 
 
 @dataclass
 class _Layout:
-    """Where each row lies in the sequence, and what its layers have computed.
+    """Where each part lies in the sequence, and what its layers have computed.
 
     Attributes:
-        spans: First token and one past the last.
-        masks: What tokens may see, shape (S, P + S).
-        pasts: Of each row.
-        fresh: Keys and values of the new tokens, one tensor (2, H, tokens, D) per layer run so far.
+        parts: The parts.
+        spans: First token of each and one past the last.
+        masks: What its tokens may see, shape (S, P + S).
+        fresh: Keys and values of all new tokens, one tensor (2, H, tokens, D) per layer run so far.
     """
 
+    parts: Sequence[Part]
     spans: list[tuple[int, int]]
     masks: list[torch.Tensor]
-    pasts: list[torch.Tensor | None]
     fresh: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -63,67 +68,72 @@ def attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    rows: _Layout | None = None,
+    layout: _Layout | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend within rows; called by transformers in each layer.
+    """Attend part by part; called by transformers in each layer.
 
     Raises:
-        TypeError: The model does not pass the rows on to its layers, or its attention is not plain.
+        TypeError: The model does not pass the layout on to its layers, or its attention is not plain.
     """
     special = [name for name in _SPECIAL if options.get(name) is not None]
-    if rows is None or special:
-        raise TypeError(f"{type(module).__name__} cannot attend row by row: {special or 'rows are not passed on'}")
-    layer = len(rows.fresh)
-    rows.fresh.append(torch.stack((key[0], value[0])))
+    if layout is None or special:
+        raise TypeError(f"{type(module).__name__} cannot attend part by part: {special or 'no layout is passed on'}")
+    layer = len(layout.fresh)
+    layout.fresh.append(torch.stack((key[0], value[0])))
     found = torch.empty_like(query)
     grouped = query.shape[1] != key.shape[1]
-    for (a, b), mask, past in zip(rows.spans, rows.masks, rows.pasts, strict=True):
-        keys, values = key[:, :, a:b], value[:, :, a:b]
-        if past is not None:
-            keys = torch.cat((past[layer, 0][None], keys), dim=2)
-            values = torch.cat((past[layer, 1][None], values), dim=2)
+    for part, (a, b), mask in zip(layout.parts, layout.spans, layout.masks, strict=True):
+        spans = [layout.spans[i] for i in part.above]
+        seen = [layout.fresh[layer][:, :, c:d] for c, d in [*spans, (a, b)]]
+        if part.past is not None:
+            seen.insert(0, part.past[layer])
+        keys, values = torch.cat(seen, dim=2)[:, None] if len(seen) > 1 else seen[0][:, None]
         found[:, :, a:b] = scaled_dot_product_attention(
             query[:, :, a:b], keys, values, attn_mask=mask, scale=scaling, enable_gqa=grouped
         )
     return found.transpose(1, 2).contiguous(), None
 
 
-def forward(model: Any, rows: Sequence[Row]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Run the model over rows and read the head at the end of each state.
+def forward(model: Any, parts: Sequence[Part]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Run the model over parts and read the head at the end of each.
 
     Args:
         model: One that `enable` has accepted.
-        rows: At least one.
+        parts: At least one; a part comes after those above it.
 
     Returns:
-        Raw logits, shape (K,), in order of rows and their states, and for each row the keys and values of its new
-        tokens, shape (L, 2, H, S, D).
+        Raw logits, shape (N,), and for each part the keys and values of its tokens, shape (L, 2, H, S, D).
     """
-    weight = inner(model).score.weight
-    sizes = np.cumsum([0, *(len(row.packed.ids) for row in rows)])
-    spans = [(int(a), int(b)) for a, b in pairwise(sizes)]
-    masks = [_mask(row).to(weight.device) for row in rows]
-    layout = _Layout(spans, masks, [row.past for row in rows])
-    ids, positions = (
-        torch.from_numpy(np.concatenate([getattr(row.packed, name) for row in rows]))[None].to(weight.device)
-        for name in ("ids", "positions")
-    )
+    device = inner(model).score.weight.device
+    spans = [(int(a), int(b)) for a, b in pairwise(np.cumsum([0, *(len(part.ids) for part in parts)]))]
+    before = [_before(part, spans) for part in parts]
+    masks = [
+        torch.ones((b - a, seen + b - a), dtype=torch.bool, device=device).tril_(seen)
+        for (a, b), seen in zip(spans, before, strict=True)
+    ]
+    layout = _Layout(parts, spans, masks)
+    ids = [token for part in parts for token in part.ids]
+    positions = [i for part, start in zip(parts, before, strict=True) for i in range(start, start + len(part.ids))]
     # A mask of four dimensions is passed on untouched; attention has masks of its own.
-    untouched = torch.zeros((1, 1, 1, 1), dtype=weight.dtype, device=weight.device)
+    untouched = torch.zeros((1, 1, 1, 1), device=device)
     hidden = inner(model).base_model(
-        input_ids=ids, attention_mask=untouched, position_ids=positions, use_cache=False, rows=layout
+        input_ids=torch.tensor([ids], device=device),
+        attention_mask=untouched,
+        position_ids=torch.tensor([positions], device=device),
+        use_cache=False,
+        layout=layout,
     )[0]
-    ends = torch.from_numpy(np.concatenate([a + row.packed.ends for (a, _), row in zip(spans, rows, strict=True)]))
+    # One by one, for the rounding of a product with one column does depend on the number of rows.
+    logits = torch.cat([read_head(model, hidden[0, b - 1 : b]) for _, b in spans])
     fresh = torch.stack(layout.fresh)
-    return read_head(model, hidden[0, ends.to(weight.device)]), [fresh[:, :, :, a:b] for a, b in spans]
+    return logits, [fresh[:, :, :, a:b] for a, b in spans]
 
 
-def _mask(row: Row) -> torch.Tensor:
-    sees = row.packed.sees
-    if row.past is not None:
-        sees = np.concatenate((np.ones((len(sees), row.past.shape[3]), np.bool_), sees), axis=1)
-    return torch.from_numpy(sees)
+def _before(part: Part, spans: Sequence[tuple[int, int]]) -> int:
+    """Return how many tokens precede a part."""
+    kept = 0 if part.past is None else part.past.shape[3]
+    return kept + sum(spans[i][1] - spans[i][0] for i in part.above)
 
 
 def enable(model: Any, pad: int) -> bool:
@@ -147,10 +157,10 @@ def enable(model: Any, pad: int) -> bool:
         with torch.inference_mode():
             whole = logits_at(model, to_device(collate_plain(states, pad), backbone.score.weight.device))
             backbone.set_attn_implementation(ATTENTION)
-            logits, fresh = forward(model, [Row(pack(states[:2]), None), Row(pack(states[1:2]), None)])
-            past = fresh[1][:, :, :, : len(first) + len(third)]
-            rest, _ = forward(model, [Row(pack([[fourth]], offset=past.shape[3]), past)])
-            if alike(torch.cat((logits[:2], rest)), whole):
+            logits, fresh = forward(model, [Part(first), Part(second, above=(0,)), Part(third, above=(0,))])
+            past = torch.cat((fresh[0], fresh[2]), dim=3)
+            rest, _ = forward(model, [Part(fourth, past)])
+            if alike(torch.cat((logits[1:], rest)), whole):
                 return True
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError):
         pass

@@ -28,11 +28,11 @@ class LearnedCritic:
     A state is run through the model once and remembered. What its transcript begins with is
     encoded once and kept, so that a new state costs its newest message (`rewardmodels.prefixes`).
 
-    A state's score does not depend on the states that it is scored with, beyond the rounding
-    errors of the arithmetic: 1e-7 to 1e-5 in float32, 1e-15 in float64. Scores are rounded to a
-    millionth, so that in float64 equal states get equal scores in every run, whatever the
-    concurrency; in float32 some scores move by a few millionths, which changes a search
-    only where two values are that close.
+    A state's score does not depend on the states that it is scored with: each part of it is
+    computed in the same way whatever else is in the batch, and scores are rounded to a
+    millionth. What is left are kernels whose rounding depends on the number of rows (1e-7 to
+    1e-5 in float32, 1e-15 in float64): in float64 equal states get equal scores in every run,
+    whatever the concurrency; in float32 on one thread of an x86 CPU no difference was met.
 
     Args:
         folder: A folder that training wrote.
@@ -45,7 +45,7 @@ class LearnedCritic:
         max_batch: How many states it likes to get at once.
         share: Encode what states begin with once; False encodes each state whole.
         concurrent: Score in a thread of its own, beside generation; None does so on a GPU. On a CPU it pays where a
-            core is free (``OMP_NUM_THREADS=1`` leaves one), and which states share a batch then depends on timing.
+            core is free (``OMP_NUM_THREADS=1`` leaves one).
 
     Attributes:
         name: ``"masprm"`` or ``"orm"``.

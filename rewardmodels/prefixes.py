@@ -4,7 +4,7 @@ Each part of a state (see `rewardmodels.serialise`) that may be continued keeps
 its keys and values, so a new state costs its newest message alone, whichever
 search it comes from and however the states arrive.
 
-Letters in shapes: L layers, H heads, D head size, R rows, P tokens of a prefix, S new tokens of a row.
+Letters in shapes: L layers, H heads, D head size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from rewardmodels import flat
 from rewardmodels.backbone import logits_at, to_device
 from rewardmodels.encode import Encoded, Ids
-from rewardmodels.packing import Packed, collate_plain, pack
+from rewardmodels.packing import collate_plain
 
 Key = bytes
 T = TypeVar("T")
@@ -83,22 +83,16 @@ class PrefixCache:
             self.held -= part.nbytes
 
 
-class _Row(NamedTuple):
-    """New states under one cached prefix.
+class _New(NamedTuple):
+    """A part that must be computed.
 
     Attributes:
-        prefix: Keys of the prefix's parts.
-        length: Its tokens.
-        states: Indices of the states.
-        packed: What follows the prefix.
-        keys: For each part in ``packed.spans`` its key.
+        ids: Its tokens.
+        above: Keys of the parts before it.
     """
 
-    prefix: tuple[Key, ...]
-    length: int
-    states: list[int]
-    packed: Packed
-    keys: list[Key]
+    ids: Ids
+    above: list[Key]
 
 
 class PrefixScorer:
@@ -144,50 +138,36 @@ class PrefixScorer:
         return found
 
     def _shared(self, states: Sequence[Encoded], open_end: Sequence[bool]) -> list[float]:
-        found = [0.0] * len(states)
-        keys = [part_keys(state.parts) for state in states]
-        closed = {keys[i][-1] for i in range(len(states)) if not open_end[i]}
-        rows = self._rows(states, keys)
-        for chunk in chunks(rows, [len(row.packed.ids) for row in rows]):
-            values = iter(self._forward(chunk, closed))
-            for row in chunk:
-                for i in row.states:
-                    found[i] = next(values)
+        paths = [part_keys(state.parts) for state in states]
+        closed = {path[-1] for path, is_open in zip(paths, open_end, strict=True) if not is_open}
+        new: dict[Key, _New] = {}
+        for state, path in zip(states, paths, strict=True):
+            for i, (key, ids) in enumerate(zip(path, state.parts, strict=True)):
+                # The last part is computed even if it is kept: its keys and values do not tell its logit.
+                if key not in new and (i == len(path) - 1 or key not in self.cache):
+                    new[key] = _New(ids, path[:i])
+        logits: dict[Key, float] = {}
+        for chunk in chunks(list(new), [len(part.ids) for part in new.values()]):
+            logits.update(self._forward({key: new[key] for key in chunk}, closed))
         self.cache.trim()
-        return found
+        return [logits[path[-1]] for path in paths]
 
-    def _rows(self, states: Sequence[Encoded], keys: Sequence[list[Key]]) -> list[_Row]:
-        """Group states of one question by the longest prefix that is already encoded."""
-        groups: dict[tuple[Key, int], list[int]] = {}
-        for i, path in enumerate(keys):
-            known = 0
-            while known < len(path) - 1 and path[known] in self.cache:
-                known += 1
-            # Before the question's own part nothing tells problems apart, and a row must not hold them all.
-            groups.setdefault((path[max(known - 1, 1)], known), []).append(i)
-        rows = []
-        for (_, known), members in groups.items():
-            prefix = tuple(keys[members[0]][:known])
-            length = sum(map(len, states[members[0]].parts[:known]))
-            packed = pack([states[i].parts[known:] for i in members], offset=length)
-            names: list[Key] = [b""] * len(packed.spans)
-            for i, nodes in zip(members, packed.nodes, strict=True):
-                for node, key in zip(nodes, keys[i][known:], strict=True):
-                    names[node] = key
-            rows.append(_Row(prefix, length, members, packed, names))
-        return rows
-
-    def _forward(self, rows: Sequence[_Row], closed: set[Key]) -> list[float]:
-        logits, fresh = flat.forward(self.model, [flat.Row(row.packed, self._past(row)) for row in rows])
-        self.counts.encoded += sum(len(row.packed.ids) for row in rows)
-        for row, parts in zip(rows, fresh, strict=True):
-            for key, (a, b) in zip(row.keys, row.packed.spans, strict=True):
-                if key not in closed:
-                    self.cache.put(key, parts[:, :, :, a:b].clone())
-        return logits.tolist()  # type: ignore[no-any-return]
-
-    def _past(self, row: _Row) -> torch.Tensor | None:
-        return torch.cat([self.cache.get(key) for key in row.prefix], dim=3) if row.prefix else None
+    def _forward(self, parts: dict[Key, _New], closed: set[Key]) -> dict[Key, float]:
+        """Compute parts, each after those above it, and keep what may be continued."""
+        places = {key: i for i, key in enumerate(parts)}
+        joined: dict[tuple[Key, ...], torch.Tensor] = {}
+        found = []
+        for part in parts.values():
+            kept = tuple(key for key in part.above if key in self.cache)
+            if kept and kept not in joined:
+                joined[kept] = torch.cat([self.cache.get(key) for key in kept], dim=3)
+            found.append(flat.Part(part.ids, joined.get(kept), tuple(places[key] for key in part.above[len(kept) :])))
+        logits, fresh = flat.forward(self.model, found)
+        self.counts.encoded += sum(len(part.ids) for part in found)
+        for key, part in zip(parts, fresh, strict=True):
+            if key not in closed:
+                self.cache.put(key, part.clone())
+        return dict(zip(parts, logits.tolist(), strict=True))
 
 
 def part_keys(parts: Sequence[Ids]) -> list[Key]:
