@@ -77,24 +77,8 @@ def rollouts(
     fleet = opt.read_fleet(ray, actors, gpus_per_actor)
     local, remote = engines(opt.chosen_policy(policy, system), cache, fleet)
     bench = Bench(problems, system, local, [seed], concurrency, store, remote, Limits.read(budget, run_budget))
-    stopped: dict[str, str] = {}
-    harvest = _Harvest()
-    label = f"{name}, true reward"
-    with (
-        telemetry.json_lines(log_json),
-        telemetry.metrics(metrics) as watch,
-        RunProgress([label], len(problems)) as progress,
-    ):
-
-        def listen(now: Progress) -> None:
-            progress.update(0, seed, now)
-            watch(label, seed, now)
-            if now.stopped is not None:
-                stopped[label] = now.stopped
-
-        stop = drain(start(Arm(name, method), bench, seed, listen, training=True), harvest.add)
-    if stop is None:
-        note_stopped(stopped)
+    with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
+        harvest, stop = _reap(Arm(name, method), bench, watch)
     _summary(harvest, len(problems), store)
     opt.note_costs(local)
     if export is not None:
@@ -102,6 +86,25 @@ def rollouts(
             note(f"wrote {opened.export(export):,} nodes to {export}")
     if stop is not None:
         end_early(stop, f"the same command goes on from {store}")
+
+
+def _reap(arm: Arm, bench: Bench, watch: telemetry.Watch) -> tuple[_Harvest, BaseException | None]:
+    """Make the trees, showing progress; return what they hold and what ended it early."""
+    harvest = _Harvest()
+    label, seed = f"{arm.name}, true reward", bench.seeds[0]
+    stopped: dict[str, str] = {}
+    with RunProgress([label], len(bench.task)) as progress:
+
+        def listen(now: Progress) -> None:
+            progress.update(0, seed, now)
+            watch(label, seed, now)
+            if now.stopped is not None:
+                stopped[label] = now.stopped
+
+        stop = drain(start(arm, bench, seed, listen, training=True), harvest.add)
+    if stop is None:
+        note_stopped(stopped)
+    return harvest, stop
 
 
 def _summary(harvest: _Harvest, wanted: int, store: Path) -> None:
