@@ -15,9 +15,9 @@ TASK = mas_gym.load_task("arithmetic", split="test")
 CONCURRENCY = 256
 
 
-def told(spec: str, problems: int, concurrency: int, policy: Any) -> dict[str, Any]:
+def told(spec: str, problems: int, concurrency: int, policy: Any, critic: Any = None) -> dict[str, Any]:
     """Everything that a plan says, but for seconds, cached tokens and the last bits of log-probabilities."""
-    critic = search.PolicyLikelihood()
+    critic = critic or search.PolicyLikelihood()
     run = search.run(spec, TASK[:problems], mas="rpsv", policy=policy, critic=critic, seed=7, concurrency=concurrency)
     plans = {plan.problem_id: plan for plan in run}
     assert all(plan.error is None for plan in plans.values())
@@ -48,6 +48,16 @@ def test_the_embedded_model(spec: str, problems: int) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     policy = load_policy("tiny")
     assert told(spec, problems, 1, policy) == told(spec, problems, CONCURRENCY, policy)
+
+
+@pytest.mark.slow
+def test_a_learned_critic_in_a_thread_of_its_own() -> None:
+    pytest.importorskip("transformers", reason="learned critics need the extra 'train'")
+    from rewardmodels import load_critic
+
+    policy = load_policy("tiny")
+    first, second = (load_critic("tiny-masprm", device="cpu", concurrent=beside) for beside in (False, True))
+    assert told("mcts:4,3", 16, 1, policy, first) == told("mcts:4,3", 16, CONCURRENCY, policy, second)
 
 
 @pytest.mark.slow
