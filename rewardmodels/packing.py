@@ -11,7 +11,6 @@ Letters in shapes: R rows, S tokens of a row, K states.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -33,31 +32,22 @@ class Packed(NamedTuple):
         positions: Position of each token in its own state, shape (S,).
         sees: Whether token i may look at token j, shape (S, S).
         ends: For each state the place of its last token, shape (K,).
-        spans: For each distinct part its first token and one past its last, in order of appearance.
-        nodes: For each state the indices of its parts in ``spans``.
     """
 
     ids: Ints
     positions: Ints
     sees: NDArray[np.bool_]
     ends: Ints
-    spans: list[tuple[int, int]]
-    nodes: list[list[int]]
 
 
-def pack(states: Sequence[Sequence[Ids]], offset: int = 0) -> Packed:
-    """Lay out states that share their beginnings.
-
-    Args:
-        states: Parts of each state, none of them empty.
-        offset: Length of the prefix that precedes them all, if it is cached.
-    """
+def pack(states: Sequence[Sequence[Ids]]) -> Packed:
+    """Lay out states that share their beginnings; each has parts, none of them empty."""
     known: dict[tuple[int, Ids], int] = {}
     parents: list[int] = []
     parts: list[Ids] = []
-    nodes: list[list[int]] = []
+    last_parts: list[int] = []
     for state in states:
-        node, path = -1, []
+        node = -1
         for ids in state:
             key = (node, ids)
             if key not in known:
@@ -65,8 +55,7 @@ def pack(states: Sequence[Sequence[Ids]], offset: int = 0) -> Packed:
                 parents.append(node)
                 parts.append(ids)
             node = known[key]
-            path.append(node)
-        nodes.append(path)
+        last_parts.append(node)
     starts = np.cumsum([0, *map(len, parts)])
     total = int(starts[-1])
     ids_row = np.fromiter((i for part in parts for i in part), np.int64, total)
@@ -74,16 +63,14 @@ def pack(states: Sequence[Sequence[Ids]], offset: int = 0) -> Packed:
     sees = np.zeros((total, total), np.bool_)
     for node, parent in enumerate(parents):
         a, b = int(starts[node]), int(starts[node + 1])
-        before = offset
+        before = 0
         if parent >= 0:
             last = int(starts[parent + 1]) - 1
             before = int(positions[last]) + 1
             sees[a:b, : last + 1] = sees[last, : last + 1]
         positions[a:b] = np.arange(before, before + b - a)
         sees[a:b, a:b] = np.tri(b - a, dtype=np.bool_)
-    spans = [(int(a), int(b)) for a, b in pairwise(starts)]
-    ends = np.array([spans[path[-1]][1] - 1 for path in nodes], np.int64)
-    return Packed(ids_row, positions, sees, ends, spans, nodes)
+    return Packed(ids_row, positions, sees, starts[1:][last_parts] - 1)
 
 
 class Batch(NamedTuple):

@@ -27,7 +27,7 @@ Key = bytes
 T = TypeVar("T")
 
 MOST_TOKENS = 8192
-"""The most tokens of a forward; a single row may have more."""
+"""The most tokens of a forward; a single part or state may have more."""
 
 
 @dataclass(slots=True)
