@@ -51,7 +51,7 @@ class _Layout:
     Attributes:
         parts: The parts.
         spans: First token of each and one past the last.
-        masks: What its tokens may see, shape (S, P + S).
+        masks: Zero where a token may look, else minus infinity, shape (S, P + S).
         fresh: Keys and values of all new tokens, one tensor (2, H, tokens, D) per layer run so far.
     """
 
@@ -81,18 +81,19 @@ def attend(
         raise TypeError(f"{type(module).__name__} cannot attend part by part: {special or 'no layout is passed on'}")
     layer = len(layout.fresh)
     layout.fresh.append(torch.stack((key[0], value[0])))
-    found = torch.empty_like(query)
     grouped = query.shape[1] != key.shape[1]
+    found = []
     for part, (a, b), mask in zip(layout.parts, layout.spans, layout.masks, strict=True):
         spans = [layout.spans[i] for i in part.above]
         seen = [layout.fresh[layer][:, :, c:d] for c, d in [*spans, (a, b)]]
         if part.past is not None:
             seen.insert(0, part.past[layer])
         keys, values = torch.cat(seen, dim=2)[:, None] if len(seen) > 1 else seen[0][:, None]
-        found[:, :, a:b] = scaled_dot_product_attention(
-            query[:, :, a:b], keys, values, attn_mask=mask, scale=scaling, enable_gqa=grouped
+        seen_by = scaled_dot_product_attention(
+            query[:, :, a:b], keys, values, attn_mask=mask.to(query.dtype), scale=scaling, enable_gqa=grouped
         )
-    return found.transpose(1, 2).contiguous(), None
+        found.append(seen_by.transpose(1, 2))
+    return torch.cat(found, dim=1), None
 
 
 def forward(model: Any, parts: Sequence[Part]) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -105,11 +106,12 @@ def forward(model: Any, parts: Sequence[Part]) -> tuple[torch.Tensor, list[torch
     Returns:
         Raw logits, shape (N,), and for each part the keys and values of its tokens, shape (L, 2, H, S, D).
     """
-    device = inner(model).score.weight.device
+    weight = inner(model).score.weight
+    device = weight.device
     spans = [(int(a), int(b)) for a, b in pairwise(np.cumsum([0, *(len(part.ids) for part in parts)]))]
     before = [_before(part, spans) for part in parts]
     masks = [
-        torch.ones((b - a, seen + b - a), dtype=torch.bool, device=device).tril_(seen)
+        torch.full((b - a, seen + b - a), -torch.inf, dtype=weight.dtype, device=device).triu_(seen + 1)
         for (a, b), seen in zip(spans, before, strict=True)
     ]
     layout = _Layout(parts, spans, masks)

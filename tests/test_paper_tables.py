@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import mas_gym.tiny
+import search
+from benchmarks import siblings
 from benchmarks.paper import agents, clock, credit, curve, dylan, graphs, heads, main, tasks, views
 from benchmarks.paper.all import TABLES
 from benchmarks.paper.credit import Pass, blame_matrix, judges_of, largest_drop, shares
@@ -16,8 +18,10 @@ from benchmarks.paper.lab import ORM, Lab, publish
 from benchmarks.paper.options import Options, read
 from benchmarks.paper.page import REASONS, Page, claim, claim_of, write_page
 from mas_gym.errors import ConfigError
+from mas_gym.policies import load_policy
 from mas_gym.report import Series, save_curves, save_matrices
-from mas_gym.tiny.truth import FirstError
+from mas_gym.tiny.truth import FirstError, first_error
+from rewardmodels import stored_trees
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +48,32 @@ def figures(text: str, first: str) -> list[str]:
 
 
 # The tables
+
+
+@pytest.mark.slow
+def test_siblings_differ_in_the_last_message_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task, store = mas_gym.load_task("arithmetic", split="dev")[:6], tmp_path / "dev.db"
+    run = search.run("mcts:12,3", task, mas="rpsv", policy=load_policy("tiny"), training=True, store=store)
+    assert len(list(run)) == 6
+    pairs = [pair for item in stored_trees(store) for pair in siblings.siblings(item, task.problem(item.problem_id))]
+    assert len({pair.row.agent for pair in pairs}) > 1
+    for row, right, wrong in pairs:
+        problem = task.problem(row.problem_id)
+        last = right.state.depth - 1
+        assert right.state.parent == wrong.state.parent
+        assert first_error(problem, spoken(right)) is None
+        error = first_error(problem, spoken(wrong))
+        assert error is not None and (error.place, error.speaker) == (last, row.agent)
+    siblings.judge("mine", search.ConstantCritic(), pairs)
+    assert f"mine: 50.0 [50.0, 50.0] of {len(pairs)}" in capsys.readouterr().out
+
+
+def spoken(context: search.ScoringContext) -> list[tuple[str, str]]:
+    state, found = context.state, []
+    while state.parent is not None:
+        found.append((context.mas.agents[state.speaker].name, state.text))
+        state = state.parent
+    return found[::-1]
 
 
 @pytest.mark.slow

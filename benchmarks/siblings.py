@@ -1,0 +1,126 @@
+"""Whose errors a critic sees: one right and one wrong message after the same beginning without an error.
+
+In the procedural tasks the truth of each message is known, so such pairs can be taken from stored search trees, and
+nothing but the last message tells a pair apart::
+
+    mas-gym rollouts --task ordering --mas logic --split dev -n 300 --store dev.db
+    python -m benchmarks.siblings --store dev.db --task ordering --critic FOLDER --critic tiny-masprm
+
+The share of pairs that each critic orders right, by agent, with 95% bootstrap intervals over problems; ties count half.
+To ask whether labels or the model are the limit, a critic can be taught the truth itself: each visited state is +1
+while no message is wrong, else -1, with squared error and the settings of ``mas-gym train``::
+
+    mas-gym rollouts --task ordering --mas logic --split train -n 2400 --store train.db
+    python -m benchmarks.siblings --store train.db --task ordering --split train --teach FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+import mas_gym
+import rewardmodels
+from mas_gym.state import Action, MASState
+from mas_gym.tasks.base import Problem, Task
+from mas_gym.tiny.truth import first_error
+from rewardmodels import LabelledTree, RewardData, stored_trees
+from rewardmodels.dataset import Row, graph_of
+from rewardmodels.metrics import interval
+from rewardmodels.serialise import state_text
+from search import Critic, Proposal, ScoringContext
+
+
+class Sibling(NamedTuple):
+    """Two messages after the same right beginning."""
+
+    row: Row
+    right: ScoringContext
+    wrong: ScoringContext
+
+
+def truths(item: LabelledTree, problem: Problem) -> dict[MASState, tuple[bool, int]]:
+    """Return for each visited state whether every message so far is right, and its first node."""
+    names = [agent.name for agent in item.mas.agents]
+    spoken: dict[MASState, list[tuple[str, str]]] = {item.tree.states[0]: []}
+    found: dict[MASState, tuple[bool, int]] = {}
+    for node, state in enumerate(item.tree.states):
+        if state.parent is not None:
+            spoken[state] = [*spoken[state.parent], (names[state.speaker], state.text)]
+        if state not in found and item.tree.visits[node]:
+            found[state] = first_error(problem, spoken[state]) is None, node
+    return found
+
+
+def row_of(item: LabelledTree, state: MASState, text: str = "", target: float = 0.0) -> Row:
+    agent = item.mas.agents[state.speaker].name
+    return Row(item.problem_id, item.task, item.problem_id, item.mas.name, state.depth - 1, agent, text, target)
+
+
+def context_of(item: LabelledTree, state: MASState, place: int) -> ScoringContext:
+    node = item.tree[place]
+    return ScoringContext(state, item.mas, Proposal(Action(state.text, item.mas.ALL), node.tokens, node.logprob))
+
+
+def siblings(item: LabelledTree, problem: Problem) -> Iterator[Sibling]:
+    known = truths(item, problem)
+    families: dict[MASState, tuple[list[ScoringContext], list[ScoringContext]]] = defaultdict(lambda: ([], []))
+    for state, (right, place) in known.items():
+        if state.parent is not None and known[state.parent][0]:
+            families[state.parent][not right].append(context_of(item, state, place))
+    for rights, wrongs in families.values():
+        yield from (Sibling(row_of(item, one.state), one, other) for one in rights for other in wrongs)
+
+
+def judge(name: str, critic: Critic, pairs: Sequence[Sibling]) -> None:
+    """Print the share of pairs ordered right, by agent."""
+    right, wrong = (np.array(critic.score([pair[side] for pair in pairs])) for side in (1, 2))
+    hits = np.where(right == wrong, 0.5, (right > wrong).astype(float))
+    print(f"{name}: {_share([pair.row for pair in pairs], hits)}")
+    for agent in dict.fromkeys(pair.row.agent for pair in sorted(pairs, key=lambda pair: pair.row.depth)):
+        chosen = [i for i, pair in enumerate(pairs) if pair.row.agent == agent]
+        print(f"  {agent:24} {_share([pairs[i].row for i in chosen], hits[chosen])}")
+
+
+def _share(rows: Sequence[Row], hits: np.ndarray) -> str:
+    low, high = interval(rows, lambda chosen: float(hits[chosen].mean()))
+    return f"{100 * hits.mean():.1f} [{100 * low:.1f}, {100 * high:.1f}] of {len(rows):,}"
+
+
+def true_points(trees: Sequence[LabelledTree], task: Task) -> RewardData:
+    """Return every distinct visited state with the truth as its target."""
+    rows = [
+        row_of(item, state, state_text(item.mas, state), 1.0 if right else -1.0)
+        for item in trees
+        for state, (right, _) in truths(item, task.problem(item.problem_id)).items()
+        if state.parent is not None
+    ]
+    return RewardData("points", "full", {item.mas.name: graph_of(item.mas) for item in trees}, tuple(rows), len(trees))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", required=True, help="run store of mas-gym rollouts")
+    parser.add_argument("--task", default="arithmetic", choices=("arithmetic", "ordering"))
+    parser.add_argument("--split", default="dev", choices=("train", "dev"), help="of the store's problems")
+    parser.add_argument("--critic", action="append", default=[], help="as for mas-gym eval; repeatable")
+    parser.add_argument("--teach", help="train a critic on the truth into this folder instead")
+    arguments = parser.parse_args()
+    task = mas_gym.load_task(arguments.task, split=arguments.split)
+    trees = list(stored_trees(arguments.store))
+    if arguments.teach:
+        data = true_points(trees, task)
+        rewardmodels.train(data, arguments.teach, "tiny", kind="masprm", head="mse", log=print)
+        return
+    pairs = [pair for item in trees for pair in siblings(item, task.problem(item.problem_id))]
+    print(f"{len(trees):,} trees, {len(pairs):,} pairs of {len({pair.row.problem_id for pair in pairs}):,} problems")
+    for spec in arguments.critic or ["policy-likelihood"]:
+        judge(spec, rewardmodels.load_critic(spec), pairs)
+
+
+if __name__ == "__main__":
+    main()
