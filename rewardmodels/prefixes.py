@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import takewhile
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -69,7 +70,7 @@ class PrefixCache:
         return self._parts[key]
 
     def put(self, key: Key, part: torch.Tensor) -> None:
-        """Hold a part; parts are put root first, so that no part outlives the ones before it."""
+        """Hold a part."""
         if key in self._parts:
             self._parts.move_to_end(key)
             return
@@ -142,15 +143,19 @@ class PrefixScorer:
         closed = {path[-1] for path, is_open in zip(paths, open_end, strict=True) if not is_open}
         new: dict[Key, _New] = {}
         for state, path in zip(states, paths, strict=True):
-            for i, (key, ids) in enumerate(zip(path, state.parts, strict=True)):
-                # The last part is computed even if it is kept: its keys and values do not tell its logit.
-                if key not in new and (i == len(path) - 1 or key not in self.cache):
-                    new[key] = _New(ids, path[:i])
+            kept = len(self._kept(path[:-1]))
+            # The last part is computed even if it is kept: its keys and values do not tell its logit.
+            for i in range(kept, len(path)):
+                new.setdefault(path[i], _New(state.parts[i], path[:i]))
         logits: dict[Key, float] = {}
         for chunk in chunks(list(new), [len(part.ids) for part in new.values()]):
             logits.update(self._forward({key: new[key] for key in chunk}, closed))
         self.cache.trim()
         return [logits[path[-1]] for path in paths]
+
+    def _kept(self, path: list[Key]) -> tuple[Key, ...]:
+        """Return the parts that are kept with all before them; what was dropped may have left later ones behind."""
+        return tuple(takewhile(self.cache.__contains__, path))
 
     def _forward(self, parts: dict[Key, _New], closed: set[Key]) -> dict[Key, float]:
         """Compute parts, each after those above it, and keep what may be continued."""
@@ -158,7 +163,7 @@ class PrefixScorer:
         joined: dict[tuple[Key, ...], torch.Tensor] = {}
         found = []
         for part in parts.values():
-            kept = tuple(key for key in part.above if key in self.cache)
+            kept = self._kept(part.above)
             if kept and kept not in joined:
                 joined[kept] = torch.cat([self.cache.get(key) for key in kept], dim=3)
             found.append(flat.Part(part.ids, joined.get(kept), tuple(places[key] for key in part.above[len(kept) :])))

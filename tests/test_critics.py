@@ -116,7 +116,7 @@ def score_in_pieces(critic: LearnedCritic, states: list[MASState], seed: int) ->
     return [found[i] for i in range(len(states))]
 
 
-@pytest.mark.parametrize("memory", [256, 0])
+@pytest.mark.parametrize("memory", [256, 1, 0])
 def test_in_float64_a_score_does_not_depend_on_batch_mates_at_all(folders: dict[str, Path], memory: int) -> None:
     states = all_states(8)
     reference = LearnedCritic(folders["masprm"], device="cpu", dtype="float64").score(contexts(states))
@@ -138,7 +138,7 @@ def rounding_knows_no_rows() -> bool:
     return True
 
 
-@pytest.mark.parametrize("memory", [256, 0])
+@pytest.mark.parametrize("memory", [256, 1, 0])
 def test_in_float32_too_where_rounding_knows_no_rows(folders: dict[str, Path], memory: int) -> None:
     states = all_states(8)
     reference = LearnedCritic(folders["masprm"], device="cpu").score(contexts(states))
