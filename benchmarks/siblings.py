@@ -25,14 +25,16 @@ import numpy as np
 
 import mas_gym
 import rewardmodels
-from mas_gym.state import Action, MASState
+from benchmarks.paper.credit import context_of
+from benchmarks.paper.held_out import row_of
+from mas_gym.state import MASState
 from mas_gym.tasks.base import Problem, Task
 from mas_gym.tiny.truth import first_error
 from rewardmodels import LabelledTree, RewardData, stored_trees
 from rewardmodels.dataset import Row, graph_of
 from rewardmodels.metrics import interval
 from rewardmodels.serialise import state_text
-from search import Critic, Proposal, ScoringContext
+from search import Critic, ScoringContext
 
 
 class Sibling(NamedTuple):
@@ -56,22 +58,12 @@ def truths(item: LabelledTree, problem: Problem) -> dict[MASState, tuple[bool, i
     return found
 
 
-def row_of(item: LabelledTree, state: MASState, text: str = "", target: float = 0.0) -> Row:
-    agent = item.mas.agents[state.speaker].name
-    return Row(item.problem_id, item.task, item.problem_id, item.mas.name, state.depth - 1, agent, text, target)
-
-
-def context_of(item: LabelledTree, state: MASState, place: int) -> ScoringContext:
-    node = item.tree[place]
-    return ScoringContext(state, item.mas, Proposal(Action(state.text, item.mas.ALL), node.tokens, node.logprob))
-
-
 def siblings(item: LabelledTree, problem: Problem) -> Iterator[Sibling]:
     known = truths(item, problem)
     families: dict[MASState, tuple[list[ScoringContext], list[ScoringContext]]] = defaultdict(lambda: ([], []))
     for state, (right, place) in known.items():
         if state.parent is not None and known[state.parent][0]:
-            families[state.parent][not right].append(context_of(item, state, place))
+            families[state.parent][not right].append(context_of(item.tree[place], item.mas))
     for rights, wrongs in families.values():
         yield from (Sibling(row_of(item, one.state), one, other) for one in rights for other in wrongs)
 
@@ -94,7 +86,7 @@ def _share(rows: Sequence[Row], hits: np.ndarray) -> str:
 def true_points(trees: Sequence[LabelledTree], task: Task) -> RewardData:
     """Return every distinct visited state with the truth as its target."""
     rows = [
-        row_of(item, state, state_text(item.mas, state), 1.0 if right else -1.0)
+        row_of(item, state, 1.0 if right else -1.0)._replace(chosen=state_text(item.mas, state))
         for item in trees
         for state, (right, _) in truths(item, task.problem(item.problem_id)).items()
         if state.parent is not None

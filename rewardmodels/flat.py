@@ -27,6 +27,7 @@ from rewardmodels.packing import collate_plain
 ATTENTION = "mas_gym_parts"
 """The name under which transformers knows this attention."""
 
+# What models hand to their attention when it is not plain: a window, capped scores, sinks.
 _SPECIAL = ("sliding_window", "softcap", "s_aux")
 
 

@@ -115,10 +115,6 @@ def run_ray(
         MissingDependencyError: Ray is not installed.
         EngineUnavailableError: More actors died than may be replaced; what is finished is in the store.
     """
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingDependencyError("running on a fleet needs Ray: pip install 'mas-gym[ray]'") from error
     from mas_gym.loading import load_mas
     from search.registry import load_planner
 
@@ -130,12 +126,21 @@ def run_ray(
         # Where there are few problems, an actor that is ready first leaves the others theirs.
         concurrency = max(1, min(concurrency, math.ceil(len(problems) / fleet.actors)))
     job = Job(algorithm, system, seed, concurrency, training, sampling or Sampling(), budget or Budget())
+    _connect(fleet.address)
+    head = _Head(job, problems, make_policy, make_critic, fleet, run_budget or Budget(), listener(progress))
+    return head.run(store, run_name)
+
+
+def _connect(address: str | None) -> None:
+    """Join the cluster, or start one, if this process has not."""
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingDependencyError("running on a fleet needs Ray: pip install 'mas-gym[ray]'") from error
     if not ray.is_initialized():
         # An actor is the search itself: at Ray's default niceness any other program on the machine would starve it.
         os.environ.setdefault("RAY_worker_niceness", "0")
-        ray.init(address=fleet.address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    head = _Head(job, problems, make_policy, make_critic, fleet, run_budget or Budget(), listener(progress))
-    return head.run(store, run_name)
+        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 
 
 class _Head:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -112,29 +113,23 @@ def test_copies_and_pickles_go_on_alike(env_id: str, tmp_path: Path) -> None:
     assert env.action_space is not deep.action_space
 
 
-@pytest.mark.parametrize("env_id", IDS)
-def test_synchronous_vectors(env_id: str, tmp_path: Path) -> None:
-    envs = gym.make_vec(env_id, num_envs=3, vectorization_mode="sync", **data_kwargs(env_id, tmp_path))
-    run_vector(envs, env_id, tmp_path)
+# Processes that are spawned share nothing by accident.
+SPAWNED = [
+    {"vectorization_mode": "async", "vector_kwargs": {"shared_memory": shared, "context": "spawn"}}
+    for shared in (True, False)
+]
 
 
 @pytest.mark.parametrize(
-    ("env_id", "shared_memory"), [("MAS-GSM8K-v0", True), ("MAS-GSM8K-v0", False), ("MAS-GSM8K-DyLAN-v0", True)]
+    ("env_id", "mode"),
+    [
+        *((env_id, {"vectorization_mode": "sync"}) for env_id in IDS),
+        *(("MAS-GSM8K-v0", mode) for mode in SPAWNED),
+        ("MAS-GSM8K-DyLAN-v0", SPAWNED[0]),
+    ],
 )
-def test_asynchronous_vectors(env_id: str, shared_memory: bool, tmp_path: Path) -> None:
-    envs = gym.make_vec(
-        env_id,
-        num_envs=3,
-        vectorization_mode="async",
-        # Processes that are spawned share nothing by accident.
-        vector_kwargs={"shared_memory": shared_memory, "context": "spawn"},
-        **data_kwargs(env_id, tmp_path),
-    )
-    run_vector(envs, env_id, tmp_path)
-
-
-def run_vector(envs, env_id: str, tmp_path: Path) -> None:
-    """Compare two steps of a vector with single environments of the same seeds."""
+def test_a_vector_steps_as_single_environments_of_the_same_seeds(env_id: str, mode: Any, tmp_path: Path) -> None:
+    envs = gym.make_vec(env_id, num_envs=3, **mode, **data_kwargs(env_id, tmp_path))
     try:
         singles = [make(env_id, tmp_path) for _ in range(3)]
         observations, infos = envs.reset(seed=5)

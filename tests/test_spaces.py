@@ -135,17 +135,10 @@ def test_records_know_their_own(stranger) -> None:
     assert stranger not in MESSAGES
 
 
-@given(st.lists(ROWS, min_size=1, max_size=4))
-def test_records_through_shared_memory(values) -> None:
-    through_shared_memory(MESSAGES, values)
-
-
-@given(st.lists(ANY_TEXT, min_size=1, max_size=4))
-def test_texts_through_shared_memory(values) -> None:
-    through_shared_memory(Unicode(200), values)
-
-
-def through_shared_memory(space, values) -> None:
+@pytest.mark.parametrize(("space", "members"), [(MESSAGES, ROWS), (Unicode(200), ANY_TEXT)], ids=["records", "texts"])
+@given(data=st.data())
+def test_shared_memory(space, members, data) -> None:
+    values = data.draw(st.lists(members, min_size=1, max_size=4))
     count = len(values)
     # A plain array: no lock is needed where nothing is shared.
     memory = create_shared_memory(space, n=count, ctx=_Context)

@@ -89,7 +89,7 @@ def collect_passes(lab: Lab, setting: Setting, critics: Mapping[str, Any]) -> li
         for plan in search.run("single", bench.task, seed=seed, **common):
             if plan.error is not None or plan.tree is None or plan.best is None:
                 continue
-            contexts = [_context(plan.tree[node], bench.mas) for node in plan.tree.path(plan.best.node)[1:]]
+            contexts = [context_of(plan.tree[node], bench.mas) for node in plan.tree.path(plan.best.node)[1:]]
             values = {name: tuple(critic.score(contexts)) for name, critic in critics.items()}
             spoken = [(names[context.state.speaker], context.state.text) for context in contexts]
             error = first_error(bench.task.problem(plan.problem_id), spoken)
@@ -98,7 +98,8 @@ def collect_passes(lab: Lab, setting: Setting, critics: Mapping[str, Any]) -> li
     return sorted(found, key=lambda one: one.problem_id)
 
 
-def _context(node: Any, mas: MAS) -> ScoringContext:
+def context_of(node: Any, mas: MAS) -> ScoringContext:
+    """Return what critics are told of a stored node, the log-probability of its message included."""
     action = Action(node.state.text, mas.ALL)
     return ScoringContext(node.state, mas, search.Proposal(action, node.tokens, node.logprob))
 

@@ -26,7 +26,7 @@ def pair_accuracy(lab: Lab, setting: Setting, critic: LearnedCritic) -> dict[str
     worse: list[float] = []
     for item in lab.dev_trees(setting):
         found = mining.pairs(item.tree, Dynamics(item.mas).max_depth)
-        rows += [_row(item, pair.chosen.state) for pair in found]
+        rows += [row_of(item, pair.chosen.state) for pair in found]
         better += _logits(critic, item, [pair.chosen.state for pair in found])
         worse += _logits(critic, item, [pair.rejected.state for pair in found])
     return pair_metrics(rows, np.array(better), np.array(worse))
@@ -38,7 +38,7 @@ def outcome_auc(lab: Lab, setting: Setting, critic: LearnedCritic) -> dict[str, 
     logits: list[float] = []
     for item in lab.dev_trees(setting):
         found = mining.outcomes(item.tree)
-        rows += [_row(item, labelled.state, labelled.target) for labelled in found]
+        rows += [row_of(item, labelled.state, labelled.target) for labelled in found]
         logits += _logits(critic, item, [labelled.state for labelled in found])
     values = np.array(logits)
     if critic.info.kind == "orm":
@@ -67,7 +67,8 @@ def auc_cells(metrics: dict[str, Any]) -> tuple[str, ...]:
     return f"{metrics['auc']:.3f}", f"{low:.3f} to {high:.3f}"
 
 
-def _row(item: LabelledTree, state: MASState, target: float = 0.0) -> Row:
+def row_of(item: LabelledTree, state: MASState, target: float = 0.0) -> Row:
+    """Return the row of a state without its text."""
     agent = item.mas.agents[state.speaker].name
     return Row(item.problem_id, item.task, item.problem_id, item.mas.name, state.depth - 1, agent, "", target)
 
