@@ -26,8 +26,11 @@ def tops(path: Path) -> set[str]:
     return {name.split(".")[0] for name in imported(path)}
 
 
+FRONT_DOORS = (ROOT / "mas_gym" / "cli", ROOT / "mas_gym" / "service")
+
+
 def is_front_door(path: Path) -> bool:
-    return (ROOT / "mas_gym" / "cli") in path.parents
+    return any(door in path.parents for door in FRONT_DOORS)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -37,8 +40,10 @@ def test_arrows_point_down(path: Path) -> None:
         assert not tops(path) & {"search", "rewardmodels"}
     if package == "search":
         assert not tops(path) & {"torch", "transformers", "rewardmodels"}
-    if not is_front_door(path):
+    if FRONT_DOORS[0] not in path.parents:
         assert not any(name.startswith("mas_gym.cli") for name in imported(path))
+    if not is_front_door(path):
+        assert not any(name.startswith("mas_gym.service") for name in imported(path))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -31,11 +31,11 @@ from loopback import hash_policy, serving
 
 import mas_gym
 import search
-from mas_gym.cli.service_app import make_app
-from mas_gym.cli.service_pool import Service, Ticket
-from mas_gym.cli.service_server import HangsUpOnSilence
 from mas_gym.errors import EngineUnavailableError, PolicyError
 from mas_gym.policies.base import SamplingReply, SamplingRequest
+from mas_gym.service.app import make_app
+from mas_gym.service.pool import Service, Ticket
+from mas_gym.service.server import HangsUpOnSilence
 from rewardmodels import load_critic
 from search.active import ActiveSearch
 
@@ -341,12 +341,12 @@ def test_oversized_bodies_are_refused_early(url: str) -> None:
 
 
 def test_a_body_that_never_comes_is_given_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mas_gym.cli.service_app._BODY_SECONDS", 0.3)
+    monkeypatch.setattr("mas_gym.service.app._BODY_SECONDS", 0.3)
     assert status_of(post(url, b"{", length=100))[0] == 408
 
 
 def test_those_who_hold_connections_without_asking_are_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mas_gym.cli.service_server.HEAD_SECONDS", 0.5)
+    monkeypatch.setattr("mas_gym.service.server.HEAD_SECONDS", 0.5)
     policy = SlowPolicy()
     # The service has room for eight connections, and slow clients hold them all.
     with serving(app_of(policy), http=HangsUpOnSilence, limit_concurrency=8) as base:

@@ -19,9 +19,10 @@ from search_worlds import HashCritic, chain, problems, talker
 from typer.testing import CliRunner
 
 import search
-from mas_gym.cli import app, telemetry
+from mas_gym.cli import app
 from mas_gym.errors import ConfigError, PolicyError
 from mas_gym.policies.base import SamplingReply, SamplingRequest
+from mas_gym.service import telemetry
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 import typer
 
 from mas_gym.cli import options as opt
-from mas_gym.cli import telemetry
 from mas_gym.cli.console import note, stdout, version
 from mas_gym.cli.progress import RunProgress
 from mas_gym.errors import ConfigError, MASGymError
 from mas_gym.report.outcomes import Outcome, summarise
+from mas_gym.service import telemetry
 
 if TYPE_CHECKING:
     from mas_gym.graph import MAS

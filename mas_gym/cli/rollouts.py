@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mas_gym.cli import options as opt
-from mas_gym.cli import telemetry
 from mas_gym.cli.console import note, stdout
 from mas_gym.cli.evaluate import Arm, Bench, Limits, drain, end_early, engines, note_stopped, start
 from mas_gym.cli.progress import RunProgress
 from mas_gym.errors import ConfigError
+from mas_gym.service import telemetry
 
 if TYPE_CHECKING:
     from search import Plan

@@ -9,8 +9,8 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note
-from mas_gym.cli.telemetry import json_lines
 from mas_gym.errors import MissingDependencyError
+from mas_gym.service.telemetry import json_lines
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SPARE_CONNECTIONS = 64
@@ -47,9 +47,9 @@ def serve(
     from search import Budget
 
     try:
-        from mas_gym.cli.service_app import make_app
-        from mas_gym.cli.service_pool import Service
-        from mas_gym.cli.service_server import listen
+        from mas_gym.service.app import make_app
+        from mas_gym.service.pool import Service
+        from mas_gym.service.server import listen
     except ImportError as error:
         raise MissingDependencyError(
             f"mas-gym serve needs fastapi, uvicorn and prometheus_client ({error}): pip install 'mas-gym[serve]'"

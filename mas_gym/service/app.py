@@ -16,10 +16,10 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from prometheus_client import CollectorRegistry
 
-from mas_gym.cli.service_pool import PoolFullError, SearchPool, Service, Ticket
-from mas_gym.cli.service_wire import ApiError, ChatRequest, chunk, completion, parse_chat, sse, usage_of
-from mas_gym.cli.telemetry import Families, family, text_of
 from mas_gym.errors import EngineUnavailableError
+from mas_gym.service.pool import PoolFullError, SearchPool, Service, Ticket
+from mas_gym.service.telemetry import Families, family, text_of
+from mas_gym.service.wire import ApiError, ChatRequest, chunk, completion, parse_chat, sse, usage_of
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
