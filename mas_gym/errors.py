@@ -23,6 +23,10 @@ class ConfigError(MASGymError, ValueError):
         self.faults = faults
 
 
+class IdentityError(MASGymError, TypeError):
+    """A part cannot state what determines its results, so that no store or cache may keep them."""
+
+
 class UnknownNameError(MASGymError, LookupError):
     """A name (task, MAS, planner, policy, critic, problem id) is not known."""
 
