@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mas_gym.errors import ConfigError, CriticError
-from mas_gym.policies.vllm_engine import require_vllm, without_spinning
+from mas_gym.policies.vllm.engine import require_vllm, without_spinning
 from rewardmodels.backbone import load_tokenizer
 from rewardmodels.encode import Encoded
 from rewardmodels.folder import read_info

@@ -26,10 +26,10 @@ from loopback import hash_policy, make_app, serving
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.policies.base import AsyncPolicy, SamplingReply, SamplingRequest
 from mas_gym.policies.meter import Meter, Price
-from mas_gym.policies.openai_options import OpenAIOptions, split_address
-from mas_gym.policies.openai_policy import OpenAIPolicy, load_openai
-from mas_gym.policies.openai_retry import delay, retry_after
-from mas_gym.policies.openai_wire import BadReply, defuse, parse_reply
+from mas_gym.policies.openai.faults import delay, retry_after
+from mas_gym.policies.openai.options import OpenAIOptions, split_address
+from mas_gym.policies.openai.policy import OpenAIPolicy, load_openai
+from mas_gym.policies.openai.wire import BadReply, defuse, parse_reply
 from mas_gym.prompts import ChatMessage
 
 
@@ -502,7 +502,7 @@ def test_meter_without_price_has_no_money() -> None:
 
 
 def test_calls_share_few_connections_and_open_more_as_they_need() -> None:
-    from mas_gym.policies.openai_connections import POOL_SIZE, Connections
+    from mas_gym.policies.openai.connections import POOL_SIZE, Connections
 
     class Client:
         async def close(self) -> None:

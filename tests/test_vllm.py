@@ -26,9 +26,9 @@ import local_models
 from mas_gym.errors import ConfigError, EngineUnavailableError
 from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
 from mas_gym.policies.base import AsyncPolicy
-from mas_gym.policies.local import TransformersPolicy
-from mas_gym.policies.vllm_engine import VLLMEngine
-from mas_gym.policies.vllm_policy import VLLMPolicy
+from mas_gym.policies.local.policy import TransformersPolicy
+from mas_gym.policies.vllm.engine import VLLMEngine
+from mas_gym.policies.vllm.policy import VLLMPolicy
 from mas_gym.prompts import ChatMessage
 
 pytestmark = [

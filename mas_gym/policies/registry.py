@@ -25,8 +25,8 @@ _BUILTIN = {
     "tiny": "mas_gym.policies.registry:_tiny",
     "transformers": "mas_gym.policies.registry:_transformers",
     "recorded": "mas_gym.policies.registry:_recorded",
-    "openai": "mas_gym.policies.openai_policy:load_openai",
-    "vllm": "mas_gym.policies.vllm_policy:load_vllm",
+    "openai": "mas_gym.policies.openai.policy:load_openai",
+    "vllm": "mas_gym.policies.vllm.policy:load_vllm",
 }
 
 
@@ -113,9 +113,9 @@ def _loader(name: str) -> Loader:
 
 
 def local_module() -> Any:
-    """Import `mas_gym.policies.local`, which needs torch; raises `MissingDependencyError` without it."""
+    """Import `mas_gym.policies.local.policy`, which needs torch; raises `MissingDependencyError` without it."""
     try:
-        return import_module("mas_gym.policies.local")
+        return import_module("mas_gym.policies.local.policy")
     except ImportError as error:
         raise MissingDependencyError(
             f"policies that run a model here need torch and transformers ({error}): pip install 'mas-gym[local]'"

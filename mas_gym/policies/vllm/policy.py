@@ -14,9 +14,9 @@ from mas_gym.policies.chat import ChatFormat, Prompt
 from mas_gym.policies.fingerprint import model_stamp
 from mas_gym.policies.loop import on_engine_loop
 from mas_gym.policies.meter import Meter
-from mas_gym.policies.openai_wire import SEED_MASK
+from mas_gym.policies.openai.wire import SEED_MASK
 from mas_gym.policies.registry import build, written_options
-from mas_gym.policies.vllm_engine import shared_engine
+from mas_gym.policies.vllm.engine import shared_engine
 
 _numbers = itertools.count()
 

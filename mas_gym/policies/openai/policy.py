@@ -21,10 +21,10 @@ from mas_gym.errors import EngineUnavailableError, MissingDependencyError, Polic
 from mas_gym.policies.base import SamplingReply, SamplingRequest
 from mas_gym.policies.loop import on_engine_loop
 from mas_gym.policies.meter import Meter, Price
-from mas_gym.policies.openai_connections import Connections
-from mas_gym.policies.openai_options import OpenAIOptions, split_address
-from mas_gym.policies.openai_retry import Fault, delay, fault_of
-from mas_gym.policies.openai_wire import BadReply, WireReply, parse_reply, payload, reply_limit
+from mas_gym.policies.openai.connections import Connections
+from mas_gym.policies.openai.faults import Fault, delay, fault_of
+from mas_gym.policies.openai.options import OpenAIOptions, split_address
+from mas_gym.policies.openai.wire import BadReply, WireReply, parse_reply, payload, reply_limit
 from mas_gym.policies.registry import build, written_options
 
 logger = logging.getLogger("mas_gym.policies")

@@ -13,8 +13,8 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from mas_gym.errors import PolicyError
-from mas_gym.policies.prefixes import Encoded, PrefixStore, gathered
-from mas_gym.policies.slots import Prefilled, Slots
+from mas_gym.policies.local.prefixes import Encoded, PrefixStore, gathered
+from mas_gym.policies.local.slots import Prefilled, Slots
 
 
 class Model:

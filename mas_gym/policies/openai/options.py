@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from mas_gym.errors import ConfigError
 from mas_gym.policies.meter import Price
-from mas_gym.policies.openai_wire import Api
+from mas_gym.policies.openai.wire import Api
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

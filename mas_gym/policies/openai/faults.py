@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from mas_gym.policies.openai_wire import BadReply
+from mas_gym.policies.openai.wire import BadReply
 
 FaultKind = Literal["connection", "reset", "timeout", "rate limit", "server error", "bad reply", "too long", "refused"]
 

@@ -12,9 +12,9 @@ import transformers
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.policies.base import Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.chat import ChatFormat
-from mas_gym.policies.decode import GLOBAL_CAP, Decoder, DecodeStats, Job
 from mas_gym.policies.fingerprint import model_stamp
-from mas_gym.policies.forward import Model, check
+from mas_gym.policies.local.decode import GLOBAL_CAP, Decoder, DecodeStats, Job
+from mas_gym.policies.local.forward import Model, check
 
 _EXACT_LIMIT = 100_000_000
 _DEFAULT_WINDOW = 4096
@@ -32,7 +32,7 @@ class TransformersPolicy:
         prefix_megabytes: Memory in which each session keeps encoded prompts, for others that begin alike; 0 for none.
         window: Tokens of prompt and answer together; the model's own limit by default.
         threads: CPU threads of torch, for the whole process; left alone by default.
-        exact: Make replies independent of the batch to the last bit (see `mas_gym.policies.decode`), at the price
+        exact: Make replies independent of the batch to the last bit (see `mas_gym.policies.local.decode`), at the price
             of a float64 copy of the model. By default, on for float32 models of up to 100 million parameters that
             can run in float64.
         chat_options: Extra variables for the chat template.

@@ -1,0 +1,1 @@
+"""Policies that run a transformers model in this process."""

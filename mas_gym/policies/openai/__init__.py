@@ -1,0 +1,1 @@
+"""Policies over any OpenAI-compatible server."""

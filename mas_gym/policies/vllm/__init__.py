@@ -1,0 +1,1 @@
+"""Policies on a vLLM engine of this process."""
