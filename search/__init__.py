@@ -8,7 +8,7 @@ is another.
 from search.ask_tell import AskTell
 from search.critics import ConstantCritic, PolicyLikelihood
 from search.driver import Run, run
-from search.plan import Candidate, Moment, Plan, Usage
+from search.plan import AnytimePoint, Candidate, Plan, Usage
 from search.planners import (
     DVTS,
     MCTS,
@@ -34,6 +34,7 @@ __all__ = [
     "PUCT",
     "REBASE",
     "AdaptiveBranching",
+    "AnytimePoint",
     "AskTell",
     "BestOfN",
     "Budget",
@@ -43,7 +44,6 @@ __all__ = [
     "Evaluate",
     "Extract",
     "Model",
-    "Moment",
     "Node",
     "Plan",
     "Planner",

@@ -33,7 +33,7 @@ from search.grading import Grader
 from search.plan import Plan, Usage
 from search.ports import BATCH_DONE, CriticPort, Events, PolicyPort, ScoringJob, policy_port, settled_policy
 from search.progress import Listener, Progress, listener
-from search.protocol import Critic, Planner, suited
+from search.protocol import Critic, Planner, bind_planner
 from search.settings import Budget, Sampling
 from search.store import RunRecord, Store, open_record
 
@@ -98,7 +98,7 @@ def run(
 
         mas = load_mas(mas)
     policy = settled_policy(mas, policy)
-    settled = suited(planner, critic, training)
+    settled = bind_planner(planner, critic, training)
     setup = Setup(settled, Dynamics(mas), critic, seed, sampling or Sampling(), budget or Budget(), training)
     record = open_record(store, setup, problems, policy, run_name) if store is not None else None
     return Run(setup, problems, policy, concurrency, run_budget or Budget(), record, listener(progress))

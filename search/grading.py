@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from mas_gym.tasks.base import Grade, Problem
-from search.plan import Moment, Plan
+from search.plan import AnytimePoint, Plan
 
 
 class Grader:
@@ -64,7 +64,7 @@ class Grader:
         anytime = tuple(self._graded(moment) for moment in plan.anytime)
         best = candidates[0] if candidates else None
         if best is not None and not anytime:
-            anytime = (Moment(calls, tokens, best.state, best.node, best.answer, best.correct),)
+            anytime = (AnytimePoint(calls, tokens, best.state, best.node, best.answer, best.correct),)
         return replace(
             plan,
             problem_id=self._problem.id,
@@ -74,7 +74,7 @@ class Grader:
             correct=bool(best.correct) if best else False,
         )
 
-    def _graded(self, moment: Moment) -> Moment:
+    def _graded(self, moment: AnytimePoint) -> AnytimePoint:
         if moment.state is None:
             return moment
         grade = self.grade(moment.state.text)

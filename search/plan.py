@@ -69,7 +69,7 @@ class Candidate:
         return self.state.text
 
 
-class Moment(NamedTuple):
+class AnytimePoint(NamedTuple):
     """A point of the anytime curve: what a search would have answered, from this cost on.
 
     Attributes:
@@ -98,7 +98,7 @@ class Plan:
     Attributes:
         candidates: Terminal states: the chosen one first, then by descending score.
         tree: Everything that was tried; of a planner without a tree, its candidates' paths.
-        anytime: The curve of answers against cost, one `Moment` per change of answer.
+        anytime: The curve of answers against cost, one `AnytimePoint` per change of answer.
         problem_id: The problem searched.
         answer: The chosen candidate's answer; None if there is none to read.
         correct: Whether it equals the reference (Hit@1); None before grading.
@@ -109,7 +109,7 @@ class Plan:
 
     candidates: tuple[Candidate, ...] = ()
     tree: Tree | None = field(default=None, repr=False)
-    anytime: tuple[Moment, ...] = field(default=(), repr=False)
+    anytime: tuple[AnytimePoint, ...] = field(default=(), repr=False)
     problem_id: str = ""
     answer: str | None = None
     correct: bool | None = None

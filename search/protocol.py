@@ -171,7 +171,7 @@ class ScoringContext(NamedTuple):
     proposal: Proposal | None
 
 
-def suited(planner: Planner, critic: Critic | None, training: bool) -> Planner:
+def bind_planner(planner: Planner, critic: Critic | None, training: bool) -> Planner:
     """Return the planner that runs: what its ``for_run`` makes of it, if it has one.
 
     Raises:

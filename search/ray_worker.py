@@ -16,7 +16,7 @@ from mas_gym.tasks.base import Problem
 from search.active import Made, Setup
 from search.driver import Run
 from search.plan import Plan
-from search.protocol import Critic, Planner, suited
+from search.protocol import Critic, Planner, bind_planner
 from search.settings import Budget, Sampling
 
 READY = "ready"
@@ -128,5 +128,5 @@ class Worker:
 
 def setup_of(job: Job, critic: Critic | None) -> Setup:
     """Return what a run of the job's searches has in common."""
-    settled = suited(job.planner, critic, job.training)
+    settled = bind_planner(job.planner, critic, job.training)
     return Setup(settled, Dynamics(job.mas), critic, job.seed, job.sampling, job.budget, job.training)

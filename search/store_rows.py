@@ -14,7 +14,7 @@ from mas_gym.dynamics import Dynamics
 from mas_gym.errors import MASGymError, StoreError
 from mas_gym.state import Action
 from mas_gym.tasks.base import Problem
-from search.plan import Candidate, Moment, Plan, Usage
+from search.plan import AnytimePoint, Candidate, Plan, Usage
 from search.protocol import Proposal
 from search.store_file import PARTS, fingerprint
 from search.tree import Tree
@@ -108,7 +108,7 @@ class Writer:
     def _candidate(self, key: int, rank: int, candidate: Candidate) -> tuple[Any, ...]:
         return key, rank, candidate.node, candidate.score, self.text(candidate.answer), int(bool(candidate.correct))
 
-    def _moment(self, key: int, step: int, moment: Moment) -> tuple[Any, ...]:
+    def _moment(self, key: int, step: int, moment: AnytimePoint) -> tuple[Any, ...]:
         answer = self.text(moment.answer)
         return key, step, moment.agent_calls, moment.generated_tokens, moment.node, answer, moment.correct
 
@@ -192,13 +192,15 @@ class Reader:
         for node, score, answer, correct in self._connection.execute(query, (key,)):
             yield Candidate(tree.states[node], score, node, self.text(answer), bool(correct))
 
-    def _moments(self, key: int, tree: Tree) -> Iterator[Moment]:
+    def _moments(self, key: int, tree: Tree) -> Iterator[AnytimePoint]:
         query = (
             "SELECT agent_calls, generated_tokens, node, answer, correct FROM moments WHERE search = ? ORDER BY step"
         )
         for calls, tokens, node, answer, correct in self._connection.execute(query, (key,)):
             state = None if node is None else tree.states[node]
-            yield Moment(calls, tokens, state, node, self.text(answer), None if correct is None else bool(correct))
+            yield AnytimePoint(
+                calls, tokens, state, node, self.text(answer), None if correct is None else bool(correct)
+            )
 
 
 def _storable(text: str) -> str | bytes:

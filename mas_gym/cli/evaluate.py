@@ -155,7 +155,7 @@ def arms_of(planners: Sequence[str], critics: Sequence[str]) -> list[Arm]:
     Raises:
         ConfigError: No planner is left.
     """
-    from search.protocol import suited
+    from search.protocol import bind_planner
 
     loaded = [opt.read_planner(spec) for spec in dict.fromkeys(planners)]
     guided = any(opt.takes_critic(planner) for _, planner in loaded)
@@ -167,7 +167,7 @@ def arms_of(planners: Sequence[str], critics: Sequence[str]) -> list[Arm]:
         for critic_name, (spec, critic) in pairs:
             arm = Arm(name, planner, critic, critic_name, spec)
             try:
-                suited(planner, critic, False)
+                bind_planner(planner, critic, False)
             except ConfigError as error:
                 refusals.append(f"{arm.label} left out: {error}")
             else:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from mas_gym.errors import ConfigError
 from mas_gym.state import MASState
-from search.plan import Moment, Plan
+from search.plan import AnytimePoint, Plan
 from search.planners.common import check_at_least, evaluate, grow_chains, moment, path_scores, ranked
 from search.protocol import Critic, Extract, Model, PlanGenerator, ValueKind, value_kind
 from search.tree import Tree
@@ -131,9 +131,9 @@ def _scored(tree: Tree, ends: Sequence[int], kind: ValueKind) -> Sequence[int]:
     return ends if kind in ("outcome", "reward") else range(1, len(tree))
 
 
-def _curve(tree: Tree, ends: Sequence[int], chosen: Sequence[int]) -> tuple[Moment, ...]:
+def _curve(tree: Tree, ends: Sequence[int], chosen: Sequence[int]) -> tuple[AnytimePoint, ...]:
     calls = tokens = 0
-    moments: list[Moment] = []
+    moments: list[AnytimePoint] = []
     for end, leader in zip(ends, chosen, strict=True):
         path = tree.path(end)[1:]
         calls += len(path)

@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from mas_gym.errors import ConfigError
-from search.plan import Candidate, Moment
+from search.plan import AnytimePoint, Candidate
 from search.protocol import Critic, Evaluate, Model, Proposal, Propose, Request, ValueKind, value_kind
 from search.tree import Tree
 
@@ -79,9 +79,9 @@ def ranked(
     return tuple(Candidate(tree.states[node], scores.get(node), node) for node in order)
 
 
-def moment(tree: Tree, calls: int, tokens: int, node: int | None) -> Moment:
+def moment(tree: Tree, calls: int, tokens: int, node: int | None) -> AnytimePoint:
     """Return a point of the anytime curve."""
-    return Moment(calls, tokens, None if node is None else tree.states[node], node)
+    return AnytimePoint(calls, tokens, None if node is None else tree.states[node], node)
 
 
 def append(tree: Tree, model: Model, node: int, proposal: Proposal) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.state import Action, MASState
-from search.plan import Moment, Plan
+from search.plan import AnytimePoint, Plan
 from search.planners.common import Steps, append, evaluate, moment, path_scores, ranked
 from search.protocol import Model, Proposal, Propose, Request, Reward, ValueKind
 from search.tree import TERMINAL, Tree
@@ -41,7 +41,7 @@ class Simulation:
         self.leads = bytearray(1)
         self.terminals: list[int] = []
         self.calls = self.tokens = 0
-        self.moments: list[Moment] = []
+        self.moments: list[AnytimePoint] = []
 
     def _lengthen(self, number: int) -> None:
         """Make the tables of c sqrt(ln(1 + n)) and 1 / sqrt(1 + n) hold ``number`` and half as many more."""
