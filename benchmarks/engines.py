@@ -259,7 +259,7 @@ def fleet(arguments: argparse.Namespace) -> None:
     """Search the same problems with the plain driver and on a fleet; compare what comes after the first plan."""
     from functools import partial
 
-    from search.ray_run import Fleet, run_ray
+    from search.engine.fleet import Fleet, run_ray
 
     task = mas_gym.load_task("arithmetic", split="test")[: arguments.problems]
     common: dict[str, Any] = {"mas": "rpsv", "concurrency": arguments.concurrency}

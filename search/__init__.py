@@ -7,7 +7,9 @@ is another.
 
 from search.ask_tell import AskTell
 from search.critics import ConstantCritic, PolicyLikelihood
-from search.driver import Run, run
+from search.engine.progress import Progress
+from search.engine.run import Run, run
+from search.engine.settings import Budget, Sampling
 from search.plan import AnytimePoint, Candidate, Plan, Usage
 from search.planners import (
     DVTS,
@@ -21,10 +23,8 @@ from search.planners import (
     SinglePass,
     StepBeamSearch,
 )
-from search.progress import Progress
 from search.protocol import Critic, Evaluate, Extract, Model, Planner, Proposal, Propose, Reward, ScoringContext
 from search.registry import load_planner, planner_names, planner_spec
-from search.settings import Budget, Sampling
 from search.store import RunInfo, Store, open_store
 from search.tree import Node, Tree
 

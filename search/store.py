@@ -35,7 +35,7 @@ from search.store_file import SCHEMA, RunLock, connect, explained, fingerprint
 from search.store_rows import Reader, Writer
 
 if TYPE_CHECKING:
-    from search.active import Made, Setup
+    from search.engine.active import Made, Setup
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ import mas_gym
 import search
 from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, PolicyError
 from mas_gym.policies import ScriptedPolicy, load_policy
-from search.ray_run import Fleet, run_ray
-from search.ray_worker import Job, Worker
+from search.engine.fleet import Fleet, run_ray
+from search.engine.worker import Job, Worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 

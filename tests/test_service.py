@@ -37,7 +37,7 @@ from mas_gym.service.app import make_app
 from mas_gym.service.pool import Service, Ticket
 from mas_gym.service.server import HangsUpOnSilence
 from rewardmodels import load_critic
-from search.active import ActiveSearch
+from search.engine.active import ActiveSearch
 
 QUESTION = "How many?"
 

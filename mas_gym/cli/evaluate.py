@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from mas_gym.policies.registry import PolicySpec
     from mas_gym.tasks.base import Task
     from search import Budget, Critic, Plan, Planner
-    from search.progress import Progress
-    from search.ray_run import Fleet
+    from search.engine.fleet import Fleet
+    from search.engine.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ def start(
     if bench.remote is None:
         return search.run(arm.planner, bench.task, policy=bench.policy, critic=arm.critic, **common)
     from rewardmodels import load_critic
-    from search.ray_run import run_ray
+    from search.engine.fleet import run_ray
 
     make_critic = None if arm.critic is None else partial(load_critic, arm.critic_spec)
     fleet, make_policy = bench.remote

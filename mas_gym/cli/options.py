@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mas_gym.policies.registry import PolicySpec
     from mas_gym.tasks.base import Task
     from search import Budget, Critic, Planner
-    from search.ray_run import Fleet
+    from search.engine.fleet import Fleet
 
 LIKELIHOOD = "policy-likelihood"
 
@@ -189,7 +189,7 @@ def read_fleet(ray: str | None, actors: int | None, gpus: float | None) -> Fleet
         if actors is not None or gpus is not None:
             raise ConfigError("--actors and --gpus-per-actor are of a Ray fleet: add --ray local, or --ray ADDRESS")
         return None
-    from search.ray_run import Fleet
+    from search.engine.fleet import Fleet
 
     return Fleet(actors=2 if actors is None else actors, gpus=gpus or 0.0, address=ray)
 

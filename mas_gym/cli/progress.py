@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-    from search.progress import Progress
+    from search.engine.progress import Progress
 
 _PLAIN_SECONDS = 15.0
 _BAR = 20

@@ -16,7 +16,7 @@ from mas_gym.service import telemetry
 
 if TYPE_CHECKING:
     from search import Plan
-    from search.progress import Progress
+    from search.engine.progress import Progress
 
 
 class _Harvest:

@@ -13,11 +13,11 @@ from mas_gym.graph import MAS
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.policies.meter import Meter, meters_of
 from mas_gym.tasks.base import Problem
-from search.active import Made, Setup
-from search.driver import Run
+from search.engine.active import Made, Setup
+from search.engine.run import Run
+from search.engine.settings import Budget, Sampling
 from search.plan import Plan
 from search.protocol import Critic, Planner, bind_planner
-from search.settings import Budget, Sampling
 
 READY = "ready"
 """What an actor says first."""

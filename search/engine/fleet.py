@@ -24,13 +24,13 @@ from mas_gym.graph import MAS
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.policies.meter import Meter
 from mas_gym.tasks.base import Problem
-from search import events
+from search.engine import events
+from search.engine.ports import settled_policy
+from search.engine.progress import Listener, Progress, listener
+from search.engine.settings import Budget, Sampling
+from search.engine.worker import READY, Job, Worker, setup_of
 from search.plan import Plan, Usage
-from search.ports import settled_policy
-from search.progress import Listener, Progress, listener
 from search.protocol import Critic, Planner
-from search.ray_worker import READY, Job, Worker, setup_of
-from search.settings import Budget, Sampling
 from search.store import Store, open_record
 
 logger = logging.getLogger("search")

@@ -9,9 +9,9 @@ import dataclasses
 import logging
 from typing import Any
 
-from search.active import Setup
+from search.engine.active import Setup
+from search.engine.progress import Progress
 from search.plan import Plan
-from search.progress import Progress
 
 logger = logging.getLogger("search")
 

@@ -18,6 +18,7 @@ from mas_gym.prompts import ChatMessage, chat_messages
 from mas_gym.seeding import derive_seed
 from mas_gym.state import Action, MASState
 from mas_gym.tasks.base import Problem
+from search.engine.settings import Budget, Sampling
 from search.grading import Grader
 from search.plan import Plan, Usage
 from search.protocol import (
@@ -32,7 +33,6 @@ from search.protocol import (
     Reward,
     ScoringContext,
 )
-from search.settings import Budget, Sampling
 from search.tree import Tree
 
 _RNG = b"planner"

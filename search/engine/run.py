@@ -27,14 +27,14 @@ from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, Searc
 from mas_gym.graph import MAS
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.tasks.base import Problem
-from search import events
-from search.active import ActiveSearch, Sampled, Setup
+from search.engine import events
+from search.engine.active import ActiveSearch, Sampled, Setup
+from search.engine.ports import BATCH_DONE, CriticPort, Events, PolicyPort, ScoringJob, policy_port, settled_policy
+from search.engine.progress import Listener, Progress, listener
+from search.engine.settings import Budget, Sampling
 from search.grading import Grader
 from search.plan import Plan, Usage
-from search.ports import BATCH_DONE, CriticPort, Events, PolicyPort, ScoringJob, policy_port, settled_policy
-from search.progress import Listener, Progress, listener
 from search.protocol import Critic, Planner, bind_planner
-from search.settings import Budget, Sampling
 from search.store import RunRecord, Store, open_record
 
 TELL_SECONDS = 0.25
