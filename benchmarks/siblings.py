@@ -27,9 +27,9 @@ import mas_gym
 import rewardmodels
 from benchmarks.paper.credit import context_of
 from benchmarks.paper.held_out import row_of
+from benchmarks.tiny.truth import first_error
 from mas_gym.state import MASState
 from mas_gym.tasks.base import Problem, Task
-from mas_gym.tiny.truth import first_error
 from rewardmodels import LabelledTree, RewardData, stored_trees
 from rewardmodels.dataset import Row, graph_of
 from rewardmodels.metrics import interval

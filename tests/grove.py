@@ -71,7 +71,7 @@ def save_base(folder: Path, kind: str = "Qwen2", seed: int = 0, **changes: Any) 
     import torch
     import transformers
 
-    from mas_gym.tiny.tokenizer import build_tokenizer
+    from benchmarks.tiny.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer()
     shape: dict[str, Any] = {

@@ -17,10 +17,10 @@ from benchmarks.paper.credit import Pass, blame_matrix, judges_of, largest_drop,
 from benchmarks.paper.lab import ORM, Lab, publish
 from benchmarks.paper.options import Options, read
 from benchmarks.paper.page import REASONS, Page, claim, claim_of, write_page
+from benchmarks.tiny.truth import FirstError, first_error
 from mas_gym.errors import ConfigError
 from mas_gym.policies import load_policy
 from mas_gym.report import Series, save_curves, save_matrices
-from mas_gym.tiny.truth import FirstError, first_error
 from rewardmodels import stored_trees
 
 

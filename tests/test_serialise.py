@@ -28,7 +28,7 @@ anything = st.text(st.characters(codec=None, categories=None), max_size=40) | st
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     pytest.importorskip("transformers")
-    from mas_gym.tiny.tokenizer import build_tokenizer
+    from benchmarks.tiny.tokenizer import build_tokenizer
 
     return build_tokenizer()
 
@@ -162,7 +162,7 @@ def test_a_tokenizer_that_opens_with_a_token_of_its_own_does_so_once() -> None:
     pytest.importorskip("transformers")
     from tokenizers.processors import TemplateProcessing
 
-    from mas_gym.tiny.tokenizer import build_tokenizer
+    from benchmarks.tiny.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer()
     opening = tokenizer.eos_token_id

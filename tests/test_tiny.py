@@ -13,17 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mas_gym
+from benchmarks.tiny import graphs, language, ordering_roles, roles, team_roles
+from benchmarks.tiny.compare import faults, steps_of
+from benchmarks.tiny.foreign import foreign_facts, foreign_text, foreign_turns
+from benchmarks.tiny.roles import World
+from benchmarks.tiny.truth import KINDS, first_error, queue_world, story_world
 from mas_gym import tiny
 from mas_gym.errors import ConfigError
 from mas_gym.tasks import story
 from mas_gym.tasks.arithmetic import Arithmetic
 from mas_gym.tasks.base import Problem
 from mas_gym.tasks.ordering import Ordering
-from mas_gym.tiny import graphs, language, ordering_roles, roles, team_roles
-from mas_gym.tiny.compare import faults, steps_of
-from mas_gym.tiny.foreign import foreign_facts, foreign_text, foreign_turns
-from mas_gym.tiny.roles import World
-from mas_gym.tiny.truth import KINDS, first_error, queue_world, story_world
 
 FACTS: list[story.Fact] = [
     ("has", 20),
@@ -274,7 +274,7 @@ def tokenizer() -> Any:
 
 
 def test_the_saved_tokenizer_is_the_built_one(tokenizer: Any) -> None:
-    from mas_gym.tiny.tokenizer import build_tokenizer, chat_template
+    from benchmarks.tiny.tokenizer import build_tokenizer, chat_template
 
     built = build_tokenizer()
     assert tokenizer.get_vocab() == built.get_vocab()
@@ -334,8 +334,8 @@ def test_a_message_cannot_pose_as_a_role(tokenizer: Any) -> None:
 
 def test_a_packed_row_equals_the_prompts_it_holds(tokenizer: Any) -> None:
     torch = pytest.importorskip("torch")
-    from mas_gym.tiny.data import IGNORED, collate, pack
-    from mas_gym.tiny.train import build_model
+    from benchmarks.tiny.data import IGNORED, collate, pack
+    from benchmarks.tiny.train import build_model
 
     torch.manual_seed(0)
     model = build_model(tokenizer, 64, 2).eval()
@@ -372,7 +372,7 @@ def test_foreign_questions_get_short_answers_in_the_same_language() -> None:
 
 
 def test_stretching_keeps_the_order_of_positions(tokenizer: Any) -> None:
-    from mas_gym.tiny.data import pack, stretch
+    from benchmarks.tiny.data import pack, stretch
 
     rng = random.Random(0)
     text = foreign_text(rng)
@@ -388,7 +388,7 @@ def test_stretching_keeps_the_order_of_positions(tokenizer: Any) -> None:
 
 
 def arguments(out: Path) -> argparse.Namespace:
-    from mas_gym.tiny.train import parser
+    from benchmarks.tiny.train import parser
 
     text = f"--out {out} --steps 4 --batch 2 --hidden 64 --layers 1 --save-every 2 --no-bf16"
     return parser().parse_args(text.split())
@@ -398,7 +398,7 @@ def test_an_interrupted_training_goes_on_to_the_same_model(tmp_path: Path, monke
     torch = pytest.importorskip("torch")
     from safetensors.torch import load_file
 
-    from mas_gym.tiny import train as module
+    from benchmarks.tiny import train as module
 
     threads = torch.get_num_threads()
     module.train(arguments(tmp_path / "whole"))
@@ -447,8 +447,8 @@ def test_the_folder_is_small_and_loads_as_any_model() -> None:
 @pytest.mark.parametrize("graph", SHIPPED)
 def test_it_is_wrong_often_enough_to_make_search_worth_it(graph: str) -> None:
     pytest.importorskip("torch")
+    from benchmarks.tiny.evaluate import evaluate
     from mas_gym.policies import Policy, load_policy
-    from mas_gym.tiny.evaluate import evaluate
 
     policy = load_policy("tiny")
     assert isinstance(policy, Policy)

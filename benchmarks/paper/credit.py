@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 import search
 from benchmarks.paper.lab import MASPRM, ORM, Lab, Setting, command
 from benchmarks.paper.page import Claim, Page, claim, percent, span
+from benchmarks.tiny.truth import FirstError, first_error
 from mas_gym.graph import MAS
 from mas_gym.report import Difference, paired_bootstrap, save_matrices
 from mas_gym.state import Action
-from mas_gym.tiny.truth import FirstError, first_error
 from search import ScoringContext
 
 FEWEST = 20

@@ -135,7 +135,7 @@ class Lab:
         if not (out / "config.json").exists():
             note(f"training a second tiny model into {out}")
             steps = ("--steps", str(self.options.other_steps))
-            command = [sys.executable, "-m", "mas_gym.tiny.train", "--out", str(out), *OTHER_SIZE, *steps]
+            command = [sys.executable, "-m", "benchmarks.tiny.train", "--out", str(out), *OTHER_SIZE, *steps]
             subprocess.run(command, check=True)
         return f"transformers:{out}"
 

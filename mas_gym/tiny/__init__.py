@@ -1,6 +1,6 @@
 """The embedded tiny language model: a Qwen2 of about two million parameters that plays every shipped graph.
 
-It was trained from nothing by `python -m mas_gym.tiny.train` on transcripts of
+`python -m benchmarks.tiny.train`, in the repository, trained it from scratch on transcripts of
 the two procedural tasks, whose writers err by design. See ``weights/README.md``.
 """
 

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from benchmarks.tiny import language, ordering_roles
+from benchmarks.tiny.compare import faults, steps_of
+from benchmarks.tiny.language import Hint
+from benchmarks.tiny.ordering_roles import QueueWorld
+from benchmarks.tiny.roles import World
 from mas_gym.errors import ConfigError
 from mas_gym.tasks import story
 from mas_gym.tasks.arithmetic import facts_of, rival_of
 from mas_gym.tasks.base import Problem
 from mas_gym.tasks.story import Fact, step_of
-from mas_gym.tiny import language, ordering_roles
-from mas_gym.tiny.compare import faults, steps_of
-from mas_gym.tiny.language import Hint
-from mas_gym.tiny.ordering_roles import QueueWorld
-from mas_gym.tiny.roles import World
 
 KINDS = (
     "missing fact",  # the Reader leaves a fact out

@@ -1,4 +1,4 @@
-"""Train the tiny model: ``python -m mas_gym.tiny.train --steps 4000 --out models/tiny``.
+"""Train the tiny model: ``python -m benchmarks.tiny.train --steps 4000 --out models/tiny``.
 
 AdamW with a one-cycle learning rate, loss on the agents' messages only. Run
 again with the same arguments, it goes on from its last checkpoint to the same
@@ -11,9 +11,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.tiny.data import IGNORED, Batch, batches
+from benchmarks.tiny.tokenizer import CONTEXT, VOCABULARY_SIZE, build_tokenizer
 from mas_gym.errors import ConfigError
-from mas_gym.tiny.data import IGNORED, Batch, batches
-from mas_gym.tiny.tokenizer import CONTEXT, VOCABULARY_SIZE, build_tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -154,7 +154,7 @@ def _run_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line's parser."""
-    out = argparse.ArgumentParser(prog="python -m mas_gym.tiny.train", description="Train the embedded tiny model.")
+    out = argparse.ArgumentParser(prog="python -m benchmarks.tiny.train", description="Train the embedded tiny model.")
     out.add_argument("--out", type=Path, required=True, help="folder for the model and its checkpoint")
     out.add_argument("--init", type=Path, default=None, help="folder of a model to start from")
     out.add_argument("--steps", type=int, default=6000, help="batches to train on")

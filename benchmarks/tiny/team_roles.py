@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from benchmarks.tiny import language
+from benchmarks.tiny.compare import Fault, faults, hint_of, steps_of
+from benchmarks.tiny.language import Hint
+from benchmarks.tiny.roles import Role, World, carry_out, make_plan, read_story, solve
 from mas_gym.tasks import story
 from mas_gym.tasks.story import Fact, Step
-from mas_gym.tiny import language
-from mas_gym.tiny.compare import Fault, faults, hint_of, steps_of
-from mas_gym.tiny.language import Hint
-from mas_gym.tiny.roles import Role, World, carry_out, make_plan, read_story, solve
 
 KEEP, CHECK = "keep all steps", "check all steps"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from benchmarks.tiny.language import Hint
 from mas_gym.tasks.story import LARGE, Equation, Fact, Step, step_of
-from mas_gym.tiny.language import Hint
 
 
 class Fault(NamedTuple):

@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from benchmarks.tiny import language
+from benchmarks.tiny.compare import Fault, faults, steps_of
+from benchmarks.tiny.language import Hint
 from mas_gym.tasks import story
 from mas_gym.tasks.story import LARGE, Equation, Fact, Slip, Step
-from mas_gym.tiny import language
-from mas_gym.tiny.compare import Fault, faults, steps_of
-from mas_gym.tiny.language import Hint
 
 
 class World(NamedTuple):

@@ -1,4 +1,4 @@
-"""Measure the tiny model: ``python -m mas_gym.tiny.evaluate --graphs rpsv,single -n 200``.
+"""Measure the tiny model: ``python -m benchmarks.tiny.evaluate --graphs rpsv,single -n 200``.
 
 For each graph and difficulty: accuracy of a single pass with its 95% interval,
 of a vote and of the best of several passes, which agent erred first in the
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from math import sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
+from benchmarks.tiny.truth import first_error
 from mas_gym.dynamics import Dynamics
 from mas_gym.loading import load_mas
 from mas_gym.policies import load_policy
@@ -21,7 +22,6 @@ from mas_gym.policies.base import Policy, SamplingRequest
 from mas_gym.prompts import chat_messages
 from mas_gym.seeding import derive_seed
 from mas_gym.tasks import load_task
-from mas_gym.tiny.truth import first_error
 
 if TYPE_CHECKING:
     from mas_gym.state import MASState
@@ -198,7 +198,7 @@ def report(result: Result) -> Iterator[str]:
 
 def main() -> None:
     """Parse the command line and print the measurements."""
-    parser = argparse.ArgumentParser(prog="python -m mas_gym.tiny.evaluate", description="Measure the tiny model.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tiny.evaluate", description="Measure the tiny model.")
     parser.add_argument("--policy", default="tiny", help="any policy string; tiny by default")
     parser.add_argument("--graphs", default=",".join(GRAPHS), help="names, separated by commas")
     parser.add_argument("--difficulties", default="3", help="levels, separated by commas")

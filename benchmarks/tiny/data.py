@@ -9,13 +9,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from benchmarks.tiny import graphs
+from benchmarks.tiny.foreign import foreign_text, foreign_turns
+from benchmarks.tiny.tokenizer import CONTEXT, END, OUT, SYSTEM, USER, role_token
+from benchmarks.tiny.truth import queue_world, story_world
+from benchmarks.tiny.turns import Turn
 from mas_gym.tasks.arithmetic import Arithmetic
 from mas_gym.tasks.ordering import Ordering
-from mas_gym.tiny import graphs
-from mas_gym.tiny.foreign import foreign_text, foreign_turns
-from mas_gym.tiny.tokenizer import CONTEXT, END, OUT, SYSTEM, USER, role_token
-from mas_gym.tiny.truth import queue_world, story_world
-from mas_gym.tiny.turns import Turn
 
 if TYPE_CHECKING:
     import torch

@@ -12,12 +12,12 @@ from __future__ import annotations
 import random
 import re
 
+from benchmarks.tiny import language
+from benchmarks.tiny.turns import Turn
+from benchmarks.tiny.vocabulary import WORDS
 from mas_gym.tasks import story
 from mas_gym.tasks.ordering import LETTERS
 from mas_gym.tasks.story import Equation, Fact, Step
-from mas_gym.tiny import language
-from mas_gym.tiny.turns import Turn
-from mas_gym.tiny.vocabulary import WORDS
 
 _ONSETS = (
     "b",

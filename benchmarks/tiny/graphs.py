@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from benchmarks.tiny import language
+from benchmarks.tiny.compare import faults, hint_of, steps_of
+from benchmarks.tiny.ordering_roles import ORDERING_ROLES, QueueWorld, read_order, read_rules
+from benchmarks.tiny.roles import ROLES, World
+from benchmarks.tiny.team_roles import TEAM_ROLES
+from benchmarks.tiny.turns import Turn
 from mas_gym.tasks.story import step_of
-from mas_gym.tiny import language
-from mas_gym.tiny.compare import faults, hint_of, steps_of
-from mas_gym.tiny.ordering_roles import ORDERING_ROLES, QueueWorld, read_order, read_rules
-from mas_gym.tiny.roles import ROLES, World
-from mas_gym.tiny.team_roles import TEAM_ROLES
-from mas_gym.tiny.turns import Turn
 
 FOREIGN = "foreign"
-"""Name in a mix for random text (`mas_gym.tiny.foreign`)."""
+"""Name in a mix for random text (`benchmarks.tiny.foreign`)."""
 
 
 class Mix(NamedTuple):

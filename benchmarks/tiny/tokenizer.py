@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mas_gym.tiny.vocabulary import WORDS
+from benchmarks.tiny.vocabulary import WORDS
 
 if TYPE_CHECKING:
     from transformers import Qwen2Tokenizer

@@ -8,7 +8,7 @@ scan    ``A Kim last no B Ben second yes``
 pick    ``I pick B`` (debaters) or ``Final Answer: B``
 ======  =================================================================
 
-A message may open with another word for its label, see `mas_gym.tiny.language.LABELS`.
+A message may open with another word for its label, see `benchmarks.tiny.language.LABELS`.
 Each step needs one look at what was just written or at one place of the
 question: a model of this size learns to copy, not to search for an inverse.
 """
@@ -21,10 +21,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from benchmarks.tiny.language import label_pattern
 from mas_gym.tasks import queue
 from mas_gym.tasks.ordering import LETTERS, ORDINALS
 from mas_gym.tasks.queue import Rule, Slip, State
-from mas_gym.tiny.language import label_pattern
 
 
 class QueueWorld(NamedTuple):
