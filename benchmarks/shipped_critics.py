@@ -23,9 +23,9 @@ from mas_gym.cli.evaluate import Bench
 from mas_gym.cli.scratch import ROLLOUTS, grow, teach, trees
 from mas_gym.policies import Policy, load_policy
 from mas_gym.report.stats import paired_bootstrap
-from rewardmodels.card import model_card
-from rewardmodels.folder import load_folder, save_folder
-from rewardmodels.settings import CriticKind, Head
+from rewardmodels.model.card import model_card
+from rewardmodels.model.folder import load_folder, save_folder
+from rewardmodels.training.config import CriticKind, Head
 
 SEED = 42
 CONCURRENCY = 64

@@ -31,9 +31,9 @@ from benchmarks.tiny.truth import first_error
 from mas_gym.state import MASState
 from mas_gym.tasks.base import Problem, Task
 from rewardmodels import LabelledTree, RewardData, stored_trees
-from rewardmodels.dataset import Row, graph_of
-from rewardmodels.metrics import interval
-from rewardmodels.serialise import state_text
+from rewardmodels.data.dataset import Row, graph_of
+from rewardmodels.data.serialise import state_text
+from rewardmodels.training.metrics import interval
 from search import Critic, ScoringContext
 
 

@@ -6,13 +6,13 @@ them. Nothing here imports torch before it is needed.
 """
 
 from rewardmodels.critics import Ensemble, OracleCritic, known_critics, load_critic
-from rewardmodels.dataset import LabelledTree, RewardData, Row, collect, histogram, merge, split
-from rewardmodels.learned import LearnedCritic
-from rewardmodels.mining import Labelled, Pair, outcomes, pairs, pointwise, process_targets
-from rewardmodels.rollouts import stored_trees
-from rewardmodels.serialise import state_parts, state_text
-from rewardmodels.settings import PAPER, TINY, Settings
-from rewardmodels.training import Trained, train
+from rewardmodels.data.dataset import LabelledTree, RewardData, Row, collect, histogram, merge, split
+from rewardmodels.data.mining import Labelled, Pair, outcomes, pairs, pointwise, process_targets
+from rewardmodels.data.rollouts import stored_trees
+from rewardmodels.data.serialise import state_parts, state_text
+from rewardmodels.model.learned import LearnedCritic
+from rewardmodels.training.config import PAPER, TINY, Settings
+from rewardmodels.training.run import Trained, train
 
 __all__ = [
     "PAPER",

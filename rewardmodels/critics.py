@@ -14,8 +14,8 @@ from typing import Any, Literal
 from mas_gym.errors import ConfigError, CriticError, MissingDependencyError, UnknownNameError
 from mas_gym.names import unknown_name
 from mas_gym.tasks.base import Problem, Task
-from rewardmodels.folder import META
-from rewardmodels.learned import LearnedCritic
+from rewardmodels.model.info import META
+from rewardmodels.model.learned import LearnedCritic
 from search.critics import ConstantCritic, PolicyLikelihood
 from search.protocol import Critic, ScoringContext
 
@@ -189,7 +189,7 @@ def _ensemble(argument: str, **options: Any) -> Critic:
 
 
 def _vllm(argument: str, **options: Any) -> Critic:
-    from rewardmodels.vllm_critic import VLLMCritic
+    from rewardmodels.model.vllm_critic import VLLMCritic
 
     return _build("vllm", VLLMCritic, argument, **options)
 

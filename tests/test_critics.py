@@ -27,7 +27,7 @@ from mas_gym.graph import MAS
 from mas_gym.policies import load_policy
 from mas_gym.state import Action, MASState
 from rewardmodels import Ensemble, LearnedCritic, OracleCritic, collect, known_critics, load_critic, stored_trees, train
-from rewardmodels.metrics import auc
+from rewardmodels.training.metrics import auc
 from search import Critic, Proposal, ScoringContext
 
 MAS_RPSV = MODEL.mas
@@ -84,9 +84,9 @@ def test_other_decoders_share_or_score_states_whole(kind: str, shares: bool, tmp
     """Attention with a window, Mistral's here, is not taken for a plain one."""
     import torch
 
-    from rewardmodels.backbone import load_scalar, load_tokenizer
-    from rewardmodels.encode import Encoder
-    from rewardmodels.prefixes import PrefixScorer
+    from rewardmodels.model.backbone import load_scalar, load_tokenizer
+    from rewardmodels.model.encode import Encoder
+    from rewardmodels.model.prefixes import PrefixScorer
 
     folder = str(save_base(tmp_path, kind, **({"head_dim": 32} if kind in ("Gemma", "Qwen3") else {})))
     tokenizer = load_tokenizer(folder)
@@ -474,6 +474,6 @@ def test_a_store_without_training_runs_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_forwards_are_bounded(sizes: list[int], padded: bool, expected: list[list[int]]) -> None:
-    from rewardmodels.prefixes import chunks
+    from rewardmodels.model.prefixes import chunks
 
     assert chunks(range(len(sizes)), sizes, padded) == expected

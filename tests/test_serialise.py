@@ -14,8 +14,8 @@ import mas_gym
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import CriticError
 from mas_gym.state import MASState
-from rewardmodels.encode import Encoder
-from rewardmodels.serialise import CUT, drop_oldest, split_text, state_parts, state_text
+from rewardmodels.data.serialise import CUT, drop_oldest, split_text, state_parts, state_text
+from rewardmodels.model.encode import Encoder
 
 TEXTS = ["Facts: has 3.", "Plan: start 3.", "Work: 3 + 4 = 7.", "Final Answer: 7"]
 GRAPHS = ["single", "rpsv", "refine", "consensus", "dylan", "debate", "logic"]

@@ -23,16 +23,16 @@ import torch
 import transformers
 from grove import MODEL, chain, grove, save_base
 
-import rewardmodels.trainer as trainer_module
+import rewardmodels.training.trainer as trainer_module
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError
 from rewardmodels import PAPER, TINY, LearnedCritic, RewardData, Settings, Trained, collect, split, train
-from rewardmodels.backbone import can_share, load_scalar, logits_at
-from rewardmodels.batches import as_batch, bundles, gather, schedule
-from rewardmodels.encode import Encoder
-from rewardmodels.metrics import auc, calibration, interval, outcome_metrics, pair_metrics, point_metrics
-from rewardmodels.packing import collate_plain, pack
-from rewardmodels.settings import settings_for
-from rewardmodels.trainer import last_checkpoint, loss_of
+from rewardmodels.model.backbone import can_share, load_scalar, logits_at
+from rewardmodels.model.encode import Encoder
+from rewardmodels.model.packing import collate_plain, pack
+from rewardmodels.training.batches import as_batch, bundles, gather, schedule
+from rewardmodels.training.config import settings_for
+from rewardmodels.training.metrics import auc, calibration, interval, outcome_metrics, pair_metrics, point_metrics
+from rewardmodels.training.trainer import last_checkpoint, loss_of
 from search import ScoringContext
 
 QUICK: dict[str, Any] = {

@@ -228,9 +228,10 @@ def test_the_critic_scores_as_transformers_does(tmp_path: Path, monkeypatch: pyt
     import mas_gym
     from mas_gym.tiny import path
     from rewardmodels import load_critic
-    from rewardmodels.backbone import load_scalar, load_tokenizer
-    from rewardmodels.dataset import graph_of
-    from rewardmodels.folder import CriticInfo, save_folder
+    from rewardmodels.data.dataset import graph_of
+    from rewardmodels.model.backbone import load_scalar, load_tokenizer
+    from rewardmodels.model.folder import save_folder
+    from rewardmodels.model.info import CriticInfo
     from search import ScoringContext
 
     mas = mas_gym.load_mas("rpsv")

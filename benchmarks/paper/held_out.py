@@ -10,9 +10,10 @@ from benchmarks.paper.lab import Lab, Setting
 from benchmarks.paper.page import percent, span
 from mas_gym.dynamics import Dynamics
 from mas_gym.state import MASState
-from rewardmodels import LabelledTree, LearnedCritic, mining
-from rewardmodels.dataset import Row
-from rewardmodels.metrics import auc, interval, outcome_metrics, pair_metrics
+from rewardmodels import LabelledTree, LearnedCritic
+from rewardmodels.data import mining
+from rewardmodels.data.dataset import Row
+from rewardmodels.training.metrics import auc, interval, outcome_metrics, pair_metrics
 from search import ScoringContext
 
 # Scores are rounded to a millionth; the inverse of tanh must stay finite.
@@ -20,7 +21,7 @@ _EDGE = 1 - 1e-7
 
 
 def pair_accuracy(lab: Lab, setting: Setting, critic: LearnedCritic) -> dict[str, Any]:
-    """Measure a process critic on the mined pairs of the dev trees; see `rewardmodels.metrics.pair_metrics`."""
+    """Measure a process critic on the mined pairs of the dev trees; see `metrics.pair_metrics`."""
     rows: list[Row] = []
     better: list[float] = []
     worse: list[float] = []
@@ -33,7 +34,7 @@ def pair_accuracy(lab: Lab, setting: Setting, critic: LearnedCritic) -> dict[str
 
 
 def outcome_auc(lab: Lab, setting: Setting, critic: LearnedCritic) -> dict[str, Any]:
-    """Measure any critic on the terminal states of the dev trees; see `rewardmodels.metrics.outcome_metrics`."""
+    """Measure any critic on the terminal states of the dev trees; see `metrics.outcome_metrics`."""
     rows: list[Row] = []
     logits: list[float] = []
     for item in lab.dev_trees(setting):

@@ -14,8 +14,8 @@ from mas_gym.errors import DataError
 
 if TYPE_CHECKING:
     from rewardmodels import LabelledTree, RewardData, Trained
-    from rewardmodels.serialise import View
-    from rewardmodels.settings import CriticKind, Head
+    from rewardmodels.data.serialise import View
+    from rewardmodels.training.config import CriticKind, Head
 
 ROLLOUTS = "mcts:40,3"
 """The paper's search for training data."""

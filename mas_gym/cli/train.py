@@ -69,7 +69,7 @@ def _train(
     setting: Sequence[str] | None,
 ) -> None:
     import rewardmodels
-    from rewardmodels.settings import check_head
+    from rewardmodels.training.config import check_head
 
     check_head(kind, head)
     overrides: dict[str, Any] = {**opt.read_pairs(setting), "kind": kind, "head": head, "view": view}

@@ -17,10 +17,10 @@ from torch.utils.tensorboard import SummaryWriter
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from mas_gym.errors import MASGymError, TrainingError
-from rewardmodels.backbone import logits_at
-from rewardmodels.batches import Bundle, as_batch, gather
-from rewardmodels.metrics import Floats, outcome_metrics, pair_metrics, point_metrics
-from rewardmodels.settings import Settings
+from rewardmodels.model.backbone import logits_at
+from rewardmodels.training.batches import Bundle, as_batch, gather
+from rewardmodels.training.config import Settings
+from rewardmodels.training.metrics import Floats, outcome_metrics, pair_metrics, point_metrics
 
 COMPLETE = "complete.json"
 """Written into a checkpoint last, so that one cut off by a crash is known."""
@@ -32,7 +32,7 @@ def loss_of(settings: Settings, logits: torch.Tensor, tensors: dict[str, Any]) -
     Args:
         settings: Which head.
         logits: Of the states, shape (K,).
-        tensors: As `rewardmodels.batches.gather` returns them.
+        tensors: As `rewardmodels.training.batches.gather` returns them.
     """
     points, target = logits[tensors["points"]], tensors["target"]
     if settings.head == "bce":

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rewardmodels.dataset import Row
+from rewardmodels.data.dataset import Row
 
 Floats = NDArray[np.float64]
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rewardmodels.dataset import Row
-from rewardmodels.encode import Encoder, Ids
-from rewardmodels.packing import Batch, collate, collate_plain, pack
+from rewardmodels.data.dataset import Row
+from rewardmodels.model.encode import Encoder, Ids
+from rewardmodels.model.packing import Batch, collate, collate_plain, pack
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mas_gym.errors import DataError
 from mas_gym.graph import MAS
-from rewardmodels.dataset import LabelledTree, graph_of
+from rewardmodels.data.dataset import LabelledTree, graph_of
 from search.plan import Plan
 from search.store import RunInfo, open_store
 

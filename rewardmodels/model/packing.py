@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rewardmodels.encode import Ids
+from rewardmodels.model.encode import Ids
 
 if TYPE_CHECKING:
     import torch

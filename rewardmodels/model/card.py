@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rewardmodels.folder import CriticInfo
+from rewardmodels.model.info import CriticInfo
 
 _TARGETS = {
     "bt": "preference pairs of sibling states, Bradley-Terry loss",

@@ -17,9 +17,9 @@ from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.graph import MAS
 from mas_gym.state import MASState
-from rewardmodels import mining
-from rewardmodels.mining import Labelled, Pair, TreeView
-from rewardmodels.serialise import View, state_text
+from rewardmodels.data import mining
+from rewardmodels.data.mining import Labelled, Pair, TreeView
+from rewardmodels.data.serialise import View, state_text
 
 DataKind = Literal["pairs", "points", "outcomes"]
 

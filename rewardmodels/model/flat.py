@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from rewardmodels.backbone import alike, inner, logits_at, read_head, to_device
-from rewardmodels.encode import Ids
-from rewardmodels.packing import collate_plain
+from rewardmodels.model.backbone import alike, inner, logits_at, read_head, to_device
+from rewardmodels.model.encode import Ids
+from rewardmodels.model.packing import collate_plain
 
 ATTENTION = "mas_gym_parts"
 """The name under which transformers knows this attention."""

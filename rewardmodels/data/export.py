@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mas_gym.errors import DataError, DataNotFoundError, StoreError
-from rewardmodels.backbone import need
-from rewardmodels.dataset import RewardData, Row, histogram
-from rewardmodels.serialise import FORMAT
+from rewardmodels.data.dataset import RewardData, Row, histogram
+from rewardmodels.data.serialise import FORMAT
+from rewardmodels.model.backbone import need
 
 SCHEMA = 1
 INFO = "data.json"

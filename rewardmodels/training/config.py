@@ -6,19 +6,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from mas_gym.errors import ConfigError
-from rewardmodels.dataset import DataKind
-from rewardmodels.serialise import View
+from rewardmodels.data.dataset import DataKind
+from rewardmodels.data.serialise import View
+from rewardmodels.model.info import HEADS
 
 CriticKind = Literal["masprm", "orm"]
 Head = Literal["bt", "mse", "bce"]
 
 SMALL = 50_000_000
 """Backbones with fewer parameters get `TINY` by default, larger ones `PAPER`."""
-
-_HEADS: dict[str, dict[str, DataKind]] = {
-    "masprm": {"bt": "pairs", "mse": "points"},
-    "orm": {"bce": "outcomes", "mse": "outcomes"},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +75,7 @@ class Settings:
     @property
     def data_kind(self) -> DataKind:
         """The kind of training set that the head learns from."""
-        return _HEADS[self.kind][self.head]
+        return HEADS[self.kind][self.head]
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-able form."""
@@ -128,10 +124,10 @@ def settings_for(parameters: int, overrides: dict[str, Any]) -> Settings:
 
 def check_head(kind: str, head: str) -> None:
     """Raise `ConfigError` unless this kind of critic can have this head."""
-    if kind not in _HEADS:
-        raise ConfigError(f"expected kind {' or '.join(map(repr, _HEADS))}, got {kind!r}")
-    if head not in _HEADS[kind]:
-        raise ConfigError(f"expected head {' or '.join(map(repr, _HEADS[kind]))} for kind {kind!r}, got {head!r}")
+    if kind not in HEADS:
+        raise ConfigError(f"expected kind {' or '.join(map(repr, HEADS))}, got {kind!r}")
+    if head not in HEADS[kind]:
+        raise ConfigError(f"expected head {' or '.join(map(repr, HEADS[kind]))} for kind {kind!r}, got {head!r}")
 
 
 def _faults(s: Settings) -> list[str]:

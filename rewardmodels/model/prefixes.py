@@ -1,6 +1,6 @@
 """Scoring many states in few tokens: prefixes stay encoded between calls.
 
-Each part of a state (see `rewardmodels.serialise`) that may be continued keeps
+Each part of a state (see `rewardmodels.data.serialise`) that may be continued keeps
 its keys and values, so a new state costs its newest message alone, whichever
 search it comes from and however the states arrive.
 
@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from rewardmodels import flat
-from rewardmodels.backbone import logits_at, to_device
-from rewardmodels.encode import Encoded, Ids
-from rewardmodels.packing import collate_plain
+from rewardmodels.model import flat
+from rewardmodels.model.backbone import logits_at, to_device
+from rewardmodels.model.encode import Encoded, Ids
+from rewardmodels.model.packing import collate_plain
 
 Key = bytes
 T = TypeVar("T")
@@ -102,7 +102,7 @@ class PrefixScorer:
     Args:
         model: A scalar model in evaluation mode.
         pad: Padding id.
-        share: Share prefixes if the model can (`rewardmodels.flat.enable`).
+        share: Share prefixes if the model can (`rewardmodels.model.flat.enable`).
         capacity: Bytes of prefixes to keep between calls.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -9,10 +10,11 @@ from typing import Any, Literal
 from mas_gym.errors import ConfigError, CriticError
 from mas_gym.graph import MAS
 from mas_gym.state import MASState
-from rewardmodels.dataset import graph_of
-from rewardmodels.encode import Encoder
-from rewardmodels.folder import CriticInfo, load_folder
-from rewardmodels.serialise import View
+from rewardmodels.data.dataset import graph_of
+from rewardmodels.data.serialise import View
+from rewardmodels.model.encode import Encoder
+from rewardmodels.model.folder import digest, load_folder
+from rewardmodels.model.info import CriticInfo
 from search.protocol import ScoringContext
 
 GRID = 1_000_000
@@ -26,7 +28,7 @@ class LearnedCritic:
     """Scores states with a trained model: ``tanh`` of its logit.
 
     A state is run through the model once and remembered. What its transcript begins with is
-    encoded once and kept, so that a new state costs its newest message (`rewardmodels.prefixes`).
+    encoded once and kept, so that a new state costs its newest message (`rewardmodels.model.prefixes`).
 
     A state's score does not depend on the states that it is scored with: each part of it is
     computed in the same way whatever else is in the batch, and scores are rounded to a
@@ -77,7 +79,7 @@ class LearnedCritic:
         """Load the model."""
         import torch
 
-        from rewardmodels.prefixes import PrefixScorer
+        from rewardmodels.model.prefixes import PrefixScorer
 
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         dtype = dtype or ("float32" if device == "cpu" else "bfloat16")
@@ -90,21 +92,34 @@ class LearnedCritic:
         self.concurrent = device != "cpu" if concurrent is None else concurrent
         self.max_batch = max_batch
         self._begin(info, tokenizer, view, force, prefixes)
-        self.fingerprint += f"|{dtype}"
+        self._identity |= {"files": digest(Path(folder)), "dtype": dtype}
 
     def _begin(self, info: CriticInfo, tokenizer: Any, view: View | None, force: bool, prefixes: bool) -> None:
         """Settle what does not depend on where the model runs."""
         self.info: CriticInfo = info
+        self._identity: dict[str, Any] = {
+            "view": view or info.view,
+            "max_length": info.max_length,
+            "prefixes": prefixes,
+        }
         self.notes: list[str] = []
         self._force = force
         self._check_view(view)
         self.name = info.kind
         self.terminal_only = info.kind == "orm" and not prefixes
         self._encoder = Encoder(tokenizer, info.max_length, view or info.view)
-        self.fingerprint = f"{info.weights}|{view or info.view}"
         self._graphs = list(info.graphs.values())
         self._checked: set[str] = set()
         self._known: dict[tuple[str, MASState], float] = {}
+
+    def identity(self) -> dict[str, Any]:
+        """Return what determines the scores: a digest of the model's files, and the settings (`mas_gym.identity`)."""
+        return self._identity
+
+    @property
+    def fingerprint(self) -> str:
+        """The identity in one line, for run stores."""
+        return json.dumps(self._identity, sort_keys=True)
 
     def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
         """Return one value in ``[-1, 1]`` per state, in order.
@@ -130,7 +145,14 @@ class LearnedCritic:
 
         encoded = self._encoder.encode([(mas, state) for (_, state), mas in wanted.items()])
         open_end = [state.acting != mas.sink for (_, state), mas in wanted.items()]
-        for key, logit in zip(wanted, self._scorer.logits(encoded, open_end), strict=True):
+        try:
+            logits = self._scorer.logits(encoded, open_end)
+        except (IndexError, RuntimeError) as error:
+            raise CriticError(
+                f"critic {self.name!r} cannot score {len(wanted)} states ({type(error).__name__}: {str(error)[:300]}); "
+                "check that tokenizer and weights belong together and that the memory suffices"
+            ) from error
+        for key, logit in zip(wanted, logits, strict=True):
             if not math.isfinite(logit):
                 raise CriticError(f"critic {self.name!r} answered {logit} for {key[1]!r}; its weights are damaged")
             self._known[key] = round(math.tanh(logit) * GRID) / GRID

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError, TrainingError
-from rewardmodels.backbone import (
+from rewardmodels.data.dataset import RewardData, histogram, split
+from rewardmodels.model.backbone import (
     add_lora,
     base_path,
     can_share,
@@ -22,15 +23,15 @@ from rewardmodels.backbone import (
     quantize_config,
     quiet,
 )
-from rewardmodels.batches import bundles, schedule
-from rewardmodels.card import model_card
-from rewardmodels.dataset import RewardData, histogram, split
-from rewardmodels.encode import Encoder
-from rewardmodels.folder import META, CriticInfo, load_folder, read_info, save_folder
-from rewardmodels.settings import Settings, check_head, settings_for
+from rewardmodels.model.card import model_card
+from rewardmodels.model.encode import Encoder
+from rewardmodels.model.folder import load_folder, save_folder
+from rewardmodels.model.info import META, CriticInfo, read_info
+from rewardmodels.training.batches import bundles, schedule
+from rewardmodels.training.config import Settings, check_head, settings_for
 
 if TYPE_CHECKING:
-    from rewardmodels.trainer import HeldOut
+    from rewardmodels.training.trainer import HeldOut
 
 RUN = "run.json"
 CHECKPOINTS = "checkpoints"
@@ -178,7 +179,7 @@ def _run(
     device: str,
     log: Callable[[str], None],
 ) -> Trained:
-    from rewardmodels.trainer import CriticTrainer, Curves, HeldOut, Steps, arguments, last_checkpoint
+    from rewardmodels.training.trainer import CriticTrainer, Curves, HeldOut, Steps, arguments, last_checkpoint
 
     learned, held = split(data, settings.held_out)
     encoder = Encoder(tokenizer, settings.max_length, settings.view)
@@ -223,8 +224,8 @@ def _run(
 def _calibration(
     points: RewardData, settings: Settings, encoder: Encoder, rest: tuple[Any, ...], model: Any
 ) -> dict[str, Any]:
-    from rewardmodels.metrics import point_metrics
-    from rewardmodels.trainer import HeldOut
+    from rewardmodels.training.metrics import point_metrics
+    from rewardmodels.training.trainer import HeldOut
 
     held: HeldOut = HeldOut(bundles(split(points, settings.held_out)[1].rows, encoder, _EVALUATION_ROWS), *rest)
     return point_metrics(held.rows, held.logits(model)[0])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from mas_gym.errors import CriticError
+from mas_gym.errors import CriticError, DataError
 from mas_gym.graph import MAS
 from mas_gym.state import MASState
-from rewardmodels.serialise import CUT, View, drop_oldest, split_text, state_parts
+from rewardmodels.data.serialise import CUT, View, drop_oldest, split_text, state_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,6 +52,8 @@ class Encoder:
         self._known: dict[str, Ids] = {}
         with_special: list[int] = tokenizer("a")["input_ids"]
         plain: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
+        if not plain:
+            raise DataError("expected a tokenizer that knows letters, got one without a vocabulary; copy it again")
         # Some tokenizers open every text with a token of their own, which only the first part may carry.
         self._opening: Ids = tuple(with_special[: with_special.index(plain[0])])
 
@@ -60,7 +62,7 @@ class Encoder:
         return self._encode([state_parts(mas, state, self.view) for mas, state in states])
 
     def encode_texts(self, texts: Sequence[str]) -> list[Encoded]:
-        """Encode texts that `rewardmodels.serialise.state_text` wrote."""
+        """Encode texts that `rewardmodels.data.serialise.state_text` wrote."""
         return self._encode([split_text(text) for text in texts])
 
     def _encode(self, states: list[list[str]]) -> list[Encoded]:

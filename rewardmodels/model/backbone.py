@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MissingDependencyError
-from rewardmodels.packing import Batch, collate, collate_plain, pack
+from rewardmodels.model.packing import Batch, collate, collate_plain, pack
 
 if TYPE_CHECKING:
     import torch
@@ -67,12 +67,17 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
 
     try:
         with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
+            tokenizer = AutoTokenizer.from_pretrained(folder, **_source(folder))
+    except Exception as error:
         raise _not_loaded(folder, "tokenizer", error) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _source(folder: str) -> dict[str, Any]:
+    """Return the options of every load: no code of a model's folder runs, and a local folder asks no hub."""
+    return {"trust_remote_code": False, "local_files_only": Path(folder).is_dir()}
 
 
 def load_scalar(folder: str, dtype: torch.dtype, pad: int, new_head: bool, quantization: Any = None) -> PreTrainedModel:
@@ -92,7 +97,13 @@ def load_scalar(folder: str, dtype: torch.dtype, pad: int, new_head: bool, quant
     from safetensors import SafetensorError
     from transformers import AutoModelForSequenceClassification
 
-    options: dict[str, Any] = {"num_labels": 1, "dtype": dtype, "output_loading_info": True}
+    options: dict[str, Any] = {
+        "num_labels": 1,
+        "dtype": dtype,
+        "output_loading_info": True,
+        "use_safetensors": True,
+        **_source(folder),
+    }
     if quantization is not None:
         options["quantization_config"] = quantization
     try:
@@ -102,7 +113,8 @@ def load_scalar(folder: str, dtype: torch.dtype, pad: int, new_head: bool, quant
         raise DataError(
             f"cannot read the weights in {folder}: {error}; the file is cut off or damaged: copy or train it again"
         ) from error
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:
+        # A damaged config makes transformers raise errors of any class.
         raise _not_loaded(folder, "model", error) from error
     missing = sorted(info["missing_keys"])
     if missing and not new_head:
@@ -117,6 +129,11 @@ def load_scalar(folder: str, dtype: torch.dtype, pad: int, new_head: bool, quant
 
 
 def _not_loaded(folder: str, what: str, error: Exception) -> Exception:
+    if "trust_remote_code" in str(error):
+        return DataError(
+            f"the {what} in {folder} brings code of its own, which is never run; use an architecture that transformers "
+            "implements"
+        )
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if not Path(folder).exists():
         return DataNotFoundError(

@@ -8,12 +8,13 @@ from typing import Any
 
 from mas_gym.errors import ConfigError, CriticError
 from mas_gym.policies.vllm.engine import require_vllm, without_spinning
-from rewardmodels.backbone import load_tokenizer
-from rewardmodels.encode import Encoded
-from rewardmodels.folder import read_info
-from rewardmodels.learned import LearnedCritic
-from rewardmodels.prefixes import Counts
-from rewardmodels.serialise import View
+from rewardmodels.data.serialise import View
+from rewardmodels.model.backbone import load_tokenizer
+from rewardmodels.model.encode import Encoded
+from rewardmodels.model.folder import check_folder, digest
+from rewardmodels.model.info import read_info
+from rewardmodels.model.learned import LearnedCritic
+from rewardmodels.model.prefixes import Counts
 
 
 class VLLMCritic(LearnedCritic):
@@ -54,7 +55,9 @@ class VLLMCritic(LearnedCritic):
             raise ConfigError("expected 'vllm:FOLDER', got no folder")
         require_vllm()
         info = read_info(Path(folder))
+        check_folder(Path(folder))
         self._begin(info, load_tokenizer(str(folder)), view, force, prefixes)
+        self._identity |= {"files": digest(Path(folder)), "dtype": dtype, "engine": engine or {}}
         self.concurrent, self.max_batch = True, max_batch
         arguments: dict[str, Any] = {"dtype": dtype, "enable_prefix_caching": True, **(engine or {})}
         if gpu_memory_utilization is not None:
@@ -68,7 +71,7 @@ class VLLMCritic(LearnedCritic):
 
 
 class _PoolingScorer:
-    """Computes logits of encoded states; the counterpart of `rewardmodels.prefixes.PrefixScorer`."""
+    """Computes logits of encoded states; the counterpart of `rewardmodels.model.prefixes.PrefixScorer`."""
 
     def __init__(self, folder: str, arguments: dict[str, Any]) -> None:
         from vllm import LLM

@@ -1,0 +1,1 @@
+"""Training a critic: configuration, batches, the trainer and the metrics."""
