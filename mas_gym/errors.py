@@ -51,6 +51,10 @@ class PolicyError(MASGymError, RuntimeError):
     """A policy could not answer a request."""
 
 
+class PromptTooLongError(PolicyError):
+    """A prompt does not fit the model's window, even without its older messages."""
+
+
 class EngineUnavailableError(PolicyError):
     """A policy's engine is down, refuses the key or lacks the model, so that no request can succeed; a run ends."""
 

@@ -281,7 +281,7 @@ def post(base: str, body: bytes, headers: str = "", length: int | None = None) -
     target = urlsplit(base)
     sock = socket.create_connection((target.hostname, target.port), timeout=30)
     size = len(body) if length is None else length
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: {size}\r\n\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: {size}\r\n\r\n"
     sock.sendall(head.encode() + body)
     return sock
 
@@ -333,7 +333,7 @@ def test_oversized_bodies_are_refused_early(url: str) -> None:
         target = urlsplit(base)
         sock = socket.create_connection((target.hostname, target.port), timeout=30)
         sock.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked * 3
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked * 3
         )
         assert status_of(sock)[0] == 413
         sock = post(base, b'{"model": "mas-gym"}')

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note
-from mas_gym.errors import MissingDependencyError
+from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.service.origin import is_loopback
 from mas_gym.service.telemetry import json_lines
 
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SPARE_CONNECTIONS = 64
 
 
@@ -36,9 +36,17 @@ def serve(
     seconds: Annotated[
         float | None, typer.Option("--seconds", help="Limit of one search; then its best so far.")
     ] = None,
-    max_body: Annotated[int, typer.Option("--max-body", min=1024, help="Bytes that a request may have.")] = 2**20,
+    max_body: Annotated[int, typer.Option("--max-body", min=1024, help="Largest request body, in bytes.")] = 2**20,
+    max_question: Annotated[
+        int, typer.Option("--max-question", min=1, help="Longest question, in bytes; longer ones get status 413.")
+    ] = 2**16,
     key_env: Annotated[
-        str, typer.Option("--key-env", help="Environment variable with the API key; no key is asked if it is unset.")
+        str,
+        typer.Option(
+            "--key-env",
+            help="Environment variable with the API key. Without a key only this machine is served, "
+            "and no page of another site.",
+        ),
     ] = "MAS_GYM_SERVE_KEY",
     log_json: opt.LogJSON = None,
 ) -> None:
@@ -46,21 +54,12 @@ def serve(
     import mas_gym
     from search import Budget
 
-    try:
-        from mas_gym.service.app import make_app
-        from mas_gym.service.pool import Service
-        from mas_gym.service.server import listen
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"mas-gym serve needs fastapi, uvicorn and prometheus_client ({error}): pip install 'mas-gym[serve]'"
-        ) from error
-    key = os.environ.get(key_env) or None
-    if key is None and host not in _LOOPBACK:
-        note(f"Anyone who reaches {host} can use this service: set {key_env} to ask for a key.", "yellow")
+    make_app, make_service, listen = _web()
+    key = _key(key_env, host)
     opt.check_folder(log_json)
     _, algorithm = opt.read_planner(planner)
     system = mas_gym.load_mas(mas)
-    service = Service(
+    service = make_service(
         planner=algorithm,
         mas=system,
         policy=opt.read_policy(opt.chosen_policy(policy, system), cache),
@@ -70,7 +69,31 @@ def serve(
         concurrency=concurrency,
         queue=queue,
     )
-    app = make_app(service, model=model, seed=seed, key=key, max_body=max_body)
-    note(f"Serving {mas} by {planner} at http://{host}:{port}/v1 as model {model!r}; Ctrl-C ends it.")
+    app = make_app(service, model=model, seed=seed, key=key, max_body=max_body, max_question=max_question)
+    note(f"Serving {mas} by {planner} at http://{host}:{port}/v1 as model {model!r}; Ctrl-C stops it.")
     with json_lines(log_json):
         listen(app, host, port, limit=concurrency + queue + _SPARE_CONNECTIONS)
+    note("Stopped.")
+
+
+def _web() -> tuple[Any, Any, Any]:
+    try:
+        from mas_gym.service.app import make_app
+        from mas_gym.service.pool import Service
+        from mas_gym.service.server import listen
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"mas-gym serve needs fastapi, uvicorn and prometheus_client ({error}): pip install 'mas-gym[serve]'"
+        ) from error
+    return make_app, Service, listen
+
+
+def _key(variable: str, host: str) -> str | None:
+    """Return the API key; demand one where other machines can connect."""
+    key = os.environ.get(variable) or None
+    if key is None and not is_loopback(host):
+        raise ConfigError(
+            f"--host {host}: expected an API key where other machines can reach the service; set one with "
+            f"export {variable}=..., or leave out --host"
+        )
+    return key

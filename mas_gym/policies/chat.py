@@ -22,7 +22,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mas_gym.errors import PolicyError
+from mas_gym.errors import PromptTooLongError
 from mas_gym.prompts import ChatMessage
 
 logger = logging.getLogger("mas_gym.policies")
@@ -64,6 +64,11 @@ class ChatFormat:
         self._system_role = self._template and self._takes_system()
         self._warned = False
 
+    @property
+    def max_prompt_bytes(self) -> int:
+        """Upper bound on the UTF-8 bytes of a message that fits the window: no token is longer than the longest."""
+        return self.window * max(len(token.encode("utf-8", "replace")) for token in self.tokenizer.get_vocab())
+
     def _takes_system(self) -> bool:
         from jinja2.exceptions import TemplateError
 
@@ -82,7 +87,7 @@ class ChatFormat:
         Room is kept for ``cap`` tokens, but for no more than a quarter of the window.
 
         Raises:
-            PolicyError: Even the system prompt and the newest message do not fit.
+            PromptTooLongError: Even the system prompt and the newest message do not fit.
         """
         limit = self.window - min(cap, max(1, self.window // 4))
         clean = [ChatMessage(m.role, self._clean(m.content)) for m in messages]
@@ -138,7 +143,7 @@ class ChatFormat:
         kept = len(body[-1].content.rpartition("\n\n")[2]) if body else 0
         best = self._render([*head, *_newest(body, kept)])
         if len(best) > limit:
-            raise PolicyError(
+            raise PromptTooLongError(
                 f"expected a prompt of at most {limit} tokens (window {self.window}), got {tokens}, of which the "
                 f"system prompt and the newest message alone take {len(best)}; use a model with a longer window, or "
                 "lower the max_new_tokens of the agent that wrote the message"

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible HTTP service whose answers are found by search."""
+"""The routes of the OpenAI-compatible service: each chat completion is the result of a search."""
 
 from __future__ import annotations
 
@@ -15,36 +15,64 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from prometheus_client import CollectorRegistry
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
-from mas_gym.errors import EngineUnavailableError
+from mas_gym.errors import EngineUnavailableError, PromptTooLongError
+from mas_gym.service.origin import foreign
 from mas_gym.service.pool import PoolFullError, SearchPool, Service, Ticket
 from mas_gym.service.telemetry import Families, family, text_of
-from mas_gym.service.wire import ApiError, ChatRequest, chunk, completion, parse_chat, sse, usage_of
+from mas_gym.service.wire import (
+    TOO_LONG,
+    ApiError,
+    ChatRequest,
+    check_question,
+    chunk,
+    completion,
+    parse_chat,
+    sse,
+    usage_of,
+)
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from search import Plan
 
 _BODY_SECONDS = 30.0
+_LINGER_SECONDS = 5.0
 _KEEP_ALIVE_SECONDS = 15.0
 _PROGRESS_SECONDS = 0.1
 
 
 def make_app(
-    service: Service, *, model: str = "mas-gym", seed: int = 42, key: str | None = None, max_body: int = 2**20
+    service: Service,
+    *,
+    model: str = "mas-gym",
+    seed: int = 42,
+    key: str | None = None,
+    max_body: int = 2**20,
+    max_question: int | None = None,
 ) -> FastAPI:
     """Return the service as an ASGI app.
 
+    Without a key the app answers only requests whose ``Host`` and ``Origin`` name this machine, so that no web page
+    can use it, not even through DNS rebinding. ``app.state.stop()``, safe in a signal handler, cancels every open
+    search; their clients get status 503.
+
     Args:
-        service: What answers.
-        model: The name that clients ask for.
-        seed: The seed of requests that bring none.
-        key: What clients must send as bearer token; None for no key.
-        max_body: Bytes that a request's body may have.
+        service: The search behind the answers.
+        model: The model name that clients ask for.
+        seed: The seed of requests that set none.
+        key: The bearer token that clients must send; None for none.
+        max_body: Largest request body, in bytes.
+        max_question: Longest question, in UTF-8 bytes; None for whatever the body and the policy's window allow.
     """
     pool = SearchPool(service)
-    front = _Front(pool, model, seed, key, max_body)
+    bounds = [n for n in (max_question, getattr(service.policy, "max_prompt_bytes", None)) if n is not None]
+    front = _Front(pool, model, seed, key, max_body, min(bounds, default=None))
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -52,24 +80,51 @@ def make_app(
         await asyncio.to_thread(pool.close)
 
     app = FastAPI(title="mas-gym", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.pool = pool
+    app.state.pool, app.state.stop = pool, front.stop
     app.add_api_route("/v1/chat/completions", front.chat, methods=["POST"])
     app.add_api_route("/v1/models", front.models, methods=["GET"])
     app.add_api_route("/health", front.health, methods=["GET"])
     app.add_api_route("/metrics", front.metrics, methods=["GET"])
+    app.add_exception_handler(HTTPException, _http_error)
+    if key is None:
+        app.add_middleware(_LocalOnly)
     return app
+
+
+class _LocalOnly:
+    """Refuses requests that a web page of another origin made, or that reached this machine under another name."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http" and (fault := foreign(Headers(scope=scope))):
+            app = _refusal(ApiError(403, fault, kind="permission_error"))
+        await app(scope, receive, send)
 
 
 class _Front:
     """The routes."""
 
-    def __init__(self, pool: SearchPool, model: str, seed: int, key: str | None, max_body: int) -> None:
-        self.pool, self.model, self.seed, self.key, self.max_body = pool, model, seed, key, max_body
+    def __init__(
+        self, pool: SearchPool, model: str, seed: int, key: str | None, max_body: int, max_question: int | None
+    ) -> None:
+        self.pool, self.model, self.seed, self.key = pool, model, seed, key
+        self.max_body, self.max_question = max_body, max_question
+        self.stopping = False
+        self._open: set[Ticket] = set()
         self.counts: Counter[str] = Counter()
         self.answers: Counter[int] = Counter()
         self.started = int(time.time())
         self._registry = CollectorRegistry()
         self._registry.register(Families(self._families))
+
+    def stop(self) -> None:
+        """Cancel every open search, because the server is about to exit."""
+        self.stopping = True
+        for ticket in tuple(self._open):
+            ticket.cancel()
 
     async def health(self) -> Response:
         return _json({"status": "ok", "active": self.pool.active, "waiting": self.pool.waiting})
@@ -97,25 +152,38 @@ class _Front:
         try:
             self._authorise(request)
             asked = parse_chat(await self._body(request), self.model)
+            check_question(asked.question, self.max_question)
             changed = asyncio.Event()
-            loop = asyncio.get_running_loop()
-
-            def tell() -> None:
-                # The loop is gone when the server stops while a search still speaks.
-                with contextlib.suppress(RuntimeError):
-                    loop.call_soon_threadsafe(changed.set)
-
-            seed = self.seed if asked.seed is None else asked.seed
-            ticket = self.pool.submit(asked.question, seed, asked.sampling(), tell)
+            ticket = self._submit(asked, changed)
             if asked.stream:
                 return StreamingResponse(self._stream(asked, ticket, changed), media_type="text/event-stream")
             plan = await self._whole(request, ticket)
-        except PoolFullError:
-            return self._refused(ApiError(429, "too many searches are waiting; try again later", retry_after=1))
         except ApiError as error:
             return self._refused(error)
         self._count(plan, 200)
         return _json(completion(plan, asked, self.model))
+
+    def _submit(self, asked: ChatRequest, changed: asyncio.Event) -> Ticket:
+        loop = asyncio.get_running_loop()
+
+        def announce() -> None:
+            # The loop is closed if the server stops while a search is still at work.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(changed.set)
+
+        if self.stopping:
+            raise _stopping()
+        seed = self.seed if asked.seed is None else asked.seed
+        try:
+            ticket = self.pool.submit(asked.question, seed, asked.sampling(), announce)
+        except PoolFullError:
+            raise ApiError(429, "too many searches are waiting; try again later", retry_after=1) from None
+        self._open.add(ticket)
+        return ticket
+
+    def _close(self, ticket: Ticket) -> None:
+        self._open.discard(ticket)
+        ticket.cancel()
 
     def _authorise(self, request: Request) -> None:
         if self.key is None:
@@ -126,7 +194,7 @@ class _Front:
 
     async def _body(self, request: Request) -> bytes:
         length = request.headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self.max_body:
+        if length.isdecimal() and int(length[:20]) > self.max_body:
             raise self._too_large()
         body = bytearray()
         try:
@@ -137,23 +205,25 @@ class _Front:
                         raise self._too_large()
         except TimeoutError:
             raise ApiError(408, f"the body did not arrive within {_BODY_SECONDS:.0f} seconds") from None
+        except ClientDisconnect:
+            raise ApiError(499, "the client closed the connection") from None
         return bytes(body)
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"a body may have {self.max_body:,} bytes; shorten the question")
+        return ApiError(413, f"expected a body of at most {self.max_body:,} bytes; shorten the question")
 
     async def _whole(self, request: Request, ticket: Ticket) -> Plan:
-        """Wait for the plan, or for the client to leave."""
+        """Wait for the plan or for the client to disconnect."""
         search = asyncio.ensure_future(self._plan(ticket))
         leaving = asyncio.ensure_future(_left(request))
         try:
             await asyncio.wait((search, leaving), return_when=asyncio.FIRST_COMPLETED)
             if not search.done():
                 self.counts["cancelled_searches"] += 1
-                raise ApiError(499, "the client left")
+                raise ApiError(499, "the client closed the connection")
             return search.result()
         finally:
-            ticket.cancel()
+            self._close(ticket)
             leaving.cancel()
             await asyncio.gather(search, leaving, return_exceptions=True)
 
@@ -162,23 +232,31 @@ class _Front:
             plan = await ticket.plan()
         except EngineUnavailableError as error:
             raise ApiError(503, f"the engine is not available: {error}", retry_after=10) from error
-        if plan.error is not None:
-            raise ApiError(500, f"the search failed: {plan.error}", kind="server_error")
-        return plan
+        except asyncio.CancelledError:
+            if self.stopping:
+                raise _stopping() from None
+            raise
+        if plan.error is None:
+            return plan
+        if self.stopping:
+            raise _stopping()
+        if plan.error.startswith(PromptTooLongError.__name__):
+            raise ApiError(400, f"the question is too long: {plan.error.partition(': ')[2]}", code=TOO_LONG)
+        raise ApiError(500, f"the search failed: {plan.error}", kind="server_error")
 
     async def _stream(self, asked: ChatRequest, ticket: Ticket, changed: asyncio.Event) -> AsyncIterator[str]:
-        """Yield progress while the search works, then the answer; a client that leaves ends the search."""
+        """Yield progress during the search, then the answer; the search ends when the client disconnects."""
         ident, search = _ident(), asyncio.ensure_future(self._plan(ticket))
         finished = False
         try:
             yield sse(chunk(ident, self.model, {"role": "assistant", "content": ""}))
             while not search.done():
-                telling = asyncio.ensure_future(changed.wait())
+                stepped = asyncio.ensure_future(changed.wait())
                 try:
                     either = asyncio.FIRST_COMPLETED
-                    await asyncio.wait((search, telling), timeout=_KEEP_ALIVE_SECONDS, return_when=either)
+                    await asyncio.wait((search, stepped), timeout=_KEEP_ALIVE_SECONDS, return_when=either)
                 finally:
-                    telling.cancel()
+                    stepped.cancel()
                 if search.done():
                     break
                 step = ticket.step
@@ -207,7 +285,7 @@ class _Front:
         finally:
             if not finished:
                 self.counts["cancelled_searches"] += 1
-            ticket.cancel()
+            self._close(ticket)
             search.cancel()
 
     def _count(self, plan: Plan, status: int) -> None:
@@ -218,14 +296,49 @@ class _Front:
 
     def _refused(self, error: ApiError) -> Response:
         self.answers[error.status] += 1
-        headers = {"retry-after": str(error.retry_after)} if error.retry_after else {}
-        if error.status == 401:
-            headers["www-authenticate"] = "Bearer"
-        return _json(error.body(), error.status, headers)
+        return _refusal(error)
+
+
+class _Lingering(Response):
+    """A reply to a request whose body may still be arriving.
+
+    A server that closes a connection with unread data resets it, and the client never sees the reply. This one
+    replies at once, then discards what still arrives, for a while.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the reply, drain the request, end the reply."""
+        headers = [*self.raw_headers, (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while (await receive()).get("more_body"):
+                    pass
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _refusal(error: ApiError) -> Response:
+    headers = {"retry-after": str(error.retry_after)} if error.retry_after else {}
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    unread = error.status in (401, 403, 408, 413)
+    return _json(error.body(), error.status, headers, _Lingering if unread else Response)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Answer for a path or a method that does not exist."""
+    assert isinstance(error, HTTPException)
+    refusal = ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}")
+    return _json(refusal.body(), refusal.status, dict(error.headers or {}), _Lingering)
+
+
+def _stopping() -> ApiError:
+    return ApiError(503, "the service is stopping", kind="server_error", retry_after=10)
 
 
 async def _left(request: Request) -> None:
-    """Return when the client has gone; the body has been read before."""
+    """Return when the client has closed the connection; the body was read before."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -234,6 +347,8 @@ def _ident() -> str:
     return f"chatcmpl-{uuid.uuid4().hex}"
 
 
-def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    # ASCII, so that a lone surrogate that a client sent cannot break the answer.
-    return Response(json.dumps(content), status, headers, media_type="application/json")
+def _json(
+    content: Any, status: int = 200, headers: dict[str, str] | None = None, kind: type[Response] = Response
+) -> Response:
+    # ASCII, so that a lone surrogate from a client cannot break the reply.
+    return kind(json.dumps(content), status, headers, media_type="application/json")

@@ -1,22 +1,33 @@
-"""The HTTP server of the search service: uvicorn's, which by itself waits for ever for a request's head."""
+"""The HTTP server of the service: uvicorn, with a timeout for silent clients and a quiet exit."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from mas_gym.service.wire import ApiError
+
 HEAD_SECONDS = 30.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class HangsUpOnSilence(H11Protocol):
-    """Hangs up on clients that hold a connection without a whole request, so that they cannot take all of them."""
+    """Closes connections that stay without a complete request, so that idle clients cannot occupy all of them."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection."""
+        """Accept a connection."""
         super().connection_made(transport)
         self.loop.call_later(HEAD_SECONDS, self._look, None)
 
@@ -27,17 +38,50 @@ class HangsUpOnSilence(H11Protocol):
         elif not self.transport.is_closing():
             self.loop.call_later(HEAD_SECONDS, self._look, self.cycle)
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP with a JSON error, as everything else is answered."""
+        body = json.dumps(ApiError(400, msg).body()).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        reply = h11.Response(status_code=400, headers=[*headers, (b"connection", b"close")], reason=b"Bad Request")
+        for event in (reply, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+class _Server(uvicorn.Server):
+    """Stops at the first signal: cancels the open searches, waits for their replies to be sent, and returns."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals from now on; unlike uvicorn, do not raise them again after serving."""
+        for number in _SIGNALS:
+            signal.signal(number, self.handle_exit)
+        yield
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to stop; a second signal ends the process at once, even while it waits for threads at exit."""
+        if self.should_exit:
+            os._exit(128 + sig)
+        # uvicorn logs a traceback for every request that the exit cuts off.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
+        self._app.state.stop()
+        super().handle_exit(sig, frame)
+
 
 def listen(app: FastAPI, host: str, port: int, limit: int) -> None:
-    """Serve an app until Ctrl-C.
+    """Serve an app until SIGINT or SIGTERM, whose handlers stay installed; the last thing that a process does.
 
     Args:
         app: The service.
         host: Address to listen on.
         port: Port to listen on.
-        limit: Connections that may be open; the next ones get status 503.
+        limit: Open connections at most; further ones get status 503.
     """
-    uvicorn.run(
+    config = uvicorn.Config(
         app,
         host=host,
         port=port,
@@ -46,3 +90,4 @@ def listen(app: FastAPI, host: str, port: int, limit: int) -> None:
         limit_concurrency=limit,
         timeout_graceful_shutdown=5,
     )
+    _Server(config, app).run()

@@ -1,37 +1,47 @@
-"""What clients of the service send and get: the OpenAI chat format, checked."""
+"""The OpenAI chat format: requests, validated, and replies."""
 
 from __future__ import annotations
 
 import json
 import time
 import uuid
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 if TYPE_CHECKING:
     from search import Plan, Sampling
 
-_MAX_CHOICES = 64
+TOO_LONG = "context_length_exceeded"
+"""OpenAI's ``code`` for a prompt that does not fit the model's window."""
+
+_MAX_CHOICES, _MAX_INT = 64, 2**31 - 1
 
 
 class ApiError(Exception):
-    """An answer that is an error."""
+    """A reply with an error status."""
 
     def __init__(
-        self, status: int, message: str, *, kind: str = "invalid_request_error", retry_after: int | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        retry_after: int | None = None,
     ) -> None:
-        """Keep status and words."""
+        """Keep the HTTP status, the message, OpenAI's ``type`` and ``code``, and the seconds to wait."""
         super().__init__(message)
         self.status, self.message, self.kind, self.retry_after = status, message, kind, retry_after
+        self.code: str | int = status if code is None else code
 
     def body(self) -> dict[str, Any]:
-        """Return the error as clients expect it."""
-        return {"error": {"message": self.message, "type": self.kind, "param": None, "code": self.status}}
+        """Return the error in OpenAI's format."""
+        return {"error": {"message": self.message, "type": self.kind, "param": None, "code": self.code}}
 
 
 class TextPart(BaseModel):
-    """A part of a message's content; only text is understood."""
+    """A part of a message's content; only text is supported."""
 
     type: Literal["text"]
     text: str
@@ -56,18 +66,18 @@ class StreamOptions(BaseModel):
 
 
 class ChatRequest(BaseModel):
-    """A request for an answer; fields that the service does not know are ignored, as clients send many."""
+    """A chat request; unknown fields are ignored because clients send many."""
 
     model_config = ConfigDict(extra="ignore")
 
     model: str
     messages: list[ChatTurn] = Field(min_length=1)
     n: int = Field(default=1, ge=1, le=_MAX_CHOICES)
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1, le=_MAX_INT)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=_MAX_INT)
     stream: bool = False
     stream_options: StreamOptions | None = None
 
@@ -80,7 +90,7 @@ class ChatRequest(BaseModel):
 
     @property
     def question(self) -> str:
-        """The question of the search: what the client's messages say, in order, with blank lines between."""
+        """The question of the search: the client's messages in order, separated by blank lines."""
         return "\n\n".join(text for turn in self.messages if (text := turn.text.strip()))
 
     @property
@@ -89,7 +99,7 @@ class ChatRequest(BaseModel):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self) -> Sampling:
-        """Return how the agents sample: the paper's way, but for what the client sets; the cap is per message."""
+        """Return the sampling settings: the paper's, overridden by the client's; the token cap is per message."""
         from search import Sampling
 
         cap = self.max_completion_tokens or self.max_tokens
@@ -98,13 +108,13 @@ class ChatRequest(BaseModel):
 
 
 def parse_chat(raw: bytes, model: str) -> ChatRequest:
-    """Read a request's body.
+    """Parse a request body.
 
     Raises:
-        ApiError: 400 with what is wrong and where; 404 for another model.
+        ApiError: 400 with each fault and its place; 404 for another model.
     """
     try:
-        content = json.loads(raw.decode("utf-8"))
+        content = json.loads(raw.decode("utf-8"), parse_constant=_not_json)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"expected a JSON body: {str(error)[:200]}") from None
     try:
@@ -113,12 +123,32 @@ def parse_chat(raw: bytes, model: str) -> ChatRequest:
         faults = (f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors()[:5])
         raise ApiError(400, "; ".join(faults)) from None
     if asked.model != model:
-        raise ApiError(404, f"the model {asked.model[:100]!r} does not exist; this service has {model!r}")
+        raise ApiError(404, f"the model {asked.model[:100]!r} does not exist; this service serves {model!r}")
     return asked
 
 
+def _not_json(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def check_question(question: str, limit: int | None) -> None:
+    """Refuse a question that cannot fit before anything tokenises it.
+
+    Args:
+        question: The question.
+        limit: UTF-8 bytes that it may have; None for any number.
+
+    Raises:
+        ApiError: 413.
+    """
+    size = len(question.encode("utf-8", "replace"))
+    if limit is not None and size > limit:
+        message = f"expected a question of at most {limit:,} bytes, got {size:,}; shorten it"
+        raise ApiError(413, message, code=TOO_LONG)
+
+
 def usage_of(plan: Plan) -> dict[str, Any]:
-    """Return a plan's usage in OpenAI's words; generated tokens are those of all agents."""
+    """Return a plan's usage in OpenAI's format; completion tokens are those of all agents."""
     usage = plan.usage
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -129,7 +159,7 @@ def usage_of(plan: Plan) -> dict[str, Any]:
 
 
 def completion(plan: Plan, asked: ChatRequest, model: str) -> dict[str, Any]:
-    """Return a whole answer: the best candidates as choices, and what the search says of them under ``mas_gym``."""
+    """Return a complete reply: the best candidates as choices, and the search's own figures under ``mas_gym``."""
     best = plan.candidates[: asked.n]
     choices = [
         {
@@ -140,7 +170,7 @@ def completion(plan: Plan, asked: ChatRequest, model: str) -> dict[str, Any]:
         }
         for index, candidate in enumerate(best)
     ]
-    told = {
+    figures = {
         "answers": [candidate.answer for candidate in best],
         "scores": [candidate.score for candidate in best],
         "agent_calls": plan.usage.agent_calls,
@@ -149,18 +179,18 @@ def completion(plan: Plan, asked: ChatRequest, model: str) -> dict[str, Any]:
         "stopped": plan.stopped,
     }
     head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion", "created": int(time.time())}
-    return head | {"model": model, "choices": choices, "usage": usage_of(plan), "mas_gym": told}
+    return head | {"model": model, "choices": choices, "usage": usage_of(plan), "mas_gym": figures}
 
 
 def chunk(
     ident: str, model: str, delta: dict[str, Any] | None, index: int = 0, finish_reason: str | None = None
 ) -> dict[str, Any]:
-    """Return one piece of a streamed answer."""
+    """Return one chunk of a streamed reply."""
     choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
     head = {"id": ident, "object": "chat.completion.chunk", "created": int(time.time()), "model": model}
     return head | {"choices": [choice]}
 
 
 def sse(content: dict[str, Any]) -> str:
-    """Return an event of a stream."""
+    """Return one server-sent event."""
     return f"data: {json.dumps(content)}\n\n"

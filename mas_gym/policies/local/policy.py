@@ -93,6 +93,11 @@ class TransformersPolicy:
         """The transformers model."""
         return self._model.model
 
+    @property
+    def max_prompt_bytes(self) -> int:
+        """Upper bound on the bytes of a message that fits the window."""
+        return self.format.max_prompt_bytes
+
     def open(self) -> TransformersSession:
         """Start a session; each session has a batch of its own."""
         return TransformersSession(self)

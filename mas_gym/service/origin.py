@@ -1,0 +1,48 @@
+"""Whether a request comes from this machine: the defence of local servers against web pages and DNS rebinding."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine's own.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("[::1]"), is_loopback("localhost"), is_loopback("evil.example")
+    (True, True, True, False)
+    """
+    name = host.removeprefix("[").removesuffix("]")
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name.lower() == "localhost"
+
+
+def foreign(headers: Mapping[str, str]) -> str | None:
+    """Return why a request to a loopback server is refused; None if it comes from this machine.
+
+    A web page reaches a local server across origins (``Origin`` then names the page's site) or under a name of its own
+    that resolves to 127.0.0.1 (``Host`` then is that name).
+
+    Args:
+        headers: The request's headers; lookup ignores case.
+    """
+    host = headers.get("host") or ""
+    if not _local(f"//{host}"):
+        return f"expected Host to be 127.0.0.1, localhost or [::1], got {host[:80]!r}"
+    origin = headers.get("origin")
+    if origin is not None and not _local(origin):
+        return f"expected no Origin, or one on this machine, got {origin[:80]!r}"
+    return None
+
+
+def _local(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - raises where it is no number
+        # Nothing but a name and a port: no user, path or query, and no character that urlsplit drops.
+        return is_loopback(parts.hostname or "") and not parts.username and url.partition("//")[2] == parts.netloc
+    except ValueError:
+        return False

@@ -1,0 +1,433 @@
+"""Hostile requests to the search service over real sockets: refused with a reason while it stays responsive."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the fastapi package is not installed")
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from loopback import hash_policy, serving
+
+import mas_gym
+import search
+from mas_gym.policies import load_policy
+from mas_gym.service.app import make_app
+from mas_gym.service.origin import foreign, is_loopback
+from mas_gym.service.pool import Service
+from mas_gym.service.server import HangsUpOnSilence
+
+PATH = "/v1/chat/completions"
+Reply = tuple[int, Any]
+
+
+def app_of(policy: Any = None, **options: Any) -> Any:
+    service = Service(search.load_planner("sc:2"), mas_gym.load_mas("rpsv"), policy or hash_policy(), concurrency=4)
+    return make_app(service, **options)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(app_of(max_question=2**16), http=HangsUpOnSilence) as base:
+        yield base
+
+
+@pytest.fixture(autouse=True)
+def stays_responsive(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After every test the shared service still says, at once, that it is idle."""
+    yield
+    if "url" not in request.fixturenames:
+        return
+    base = request.getfixturevalue("url")
+    end = time.monotonic() + 20
+    while True:
+        started = time.monotonic()
+        status, health = exchange(base, head("GET", "/health"))
+        assert status == 200 and time.monotonic() - started < 2
+        if health == {"status": "ok", "active": 0, "waiting": 0}:
+            return
+        assert time.monotonic() < end, health
+        time.sleep(0.02)
+
+
+def head(method: str, path: str, *lines: str) -> bytes:
+    return "".join(
+        f"{line}\r\n" for line in (f"{method} {path} HTTP/1.1", *(lines or ("Host: localhost",)), "")
+    ).encode()
+
+
+def connect(base: str) -> socket.socket:
+    target = urlsplit(base)
+    return socket.create_connection((target.hostname, target.port), timeout=20)
+
+
+def read(sock: socket.socket) -> Reply:
+    answer = http.client.HTTPResponse(sock)
+    answer.begin()
+    return answer.status, json.loads(answer.read())
+
+
+def exchange(base: str, raw: bytes) -> Reply:
+    with connect(base) as sock:
+        sock.sendall(raw)
+        return read(sock)
+
+
+def post(base: str, body: bytes, *lines: str) -> Reply:
+    return exchange(base, head("POST", PATH, "Host: localhost", f"Content-Length: {len(body)}", *lines) + body)
+
+
+def asking(**fields: Any) -> bytes:
+    content = {"model": "mas-gym", "messages": [{"role": "user", "content": "x"}]} | fields
+    return json.dumps(content).encode()
+
+
+def refused(reply: Reply, status: int, words: str = "") -> None:
+    got, content = reply
+    assert got == status, content
+    assert set(content) == {"error"} and set(content["error"]) == {"message", "type", "param", "code"}
+    message = content["error"]["message"]
+    assert words in message and 0 < len(message) < 2000 and "Traceback" not in message
+
+
+def turn(**fields: Any) -> dict[str, Any]:
+    return {"messages": [fields]}
+
+
+BODIES: dict[str, bytes] = {
+    "empty": b"",
+    "open brace": b"{",
+    "not UTF-8": b"\xff\xfe{}",
+    "UTF-16": json.dumps({"model": "mas-gym"}).encode("utf-16"),
+    "NUL bytes": b"\x00" * 1000,
+    "null": b"null",
+    "number": b"1",
+    "text": b'"x"',
+    "array": b"[]",
+    "deep arrays": b"[" * 200_000,
+    "deep objects": b'{"a":' * 100_000,
+    "closed deep arrays": b'{"model":' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+    "two documents": asking() * 2,
+    "trailing comma": b'{"model": "mas-gym",}',
+    "Python's quotes": b"{'model': 'mas-gym'}",
+    "huge integer": b'{"seed": ' + b"9" * 100_000 + b"}",
+    "NaN": asking(temperature=float("nan")),
+    "infinity": asking(temperature=float("inf")),
+    "minus infinity": asking(top_p=float("-inf")),
+    "huge temperature": asking(temperature=1e308),
+    "negative temperature": asking(temperature=-1e-9),
+    "temperature text": asking(temperature="warm"),
+    "temperature list": asking(temperature=[0.7]),
+    "top_p zero": asking(top_p=0),
+    "top_p above one": asking(top_p=1.0000001),
+    "n of a billion": asking(n=10**9),
+    "n zero": asking(n=0),
+    "n negative": asking(n=-1),
+    "n fraction": asking(n=1.5),
+    "n null": asking(n=None),
+    "n object": asking(n={}),
+    "seed of 30 digits": asking(seed=10**30),
+    "seed fraction": asking(seed=0.5),
+    "seed text": asking(seed="x"),
+    "no tokens": asking(max_tokens=0),
+    "tokens of 20 digits": asking(max_tokens=10**20),
+    "completion tokens negative": asking(max_completion_tokens=-5),
+    "stream word": asking(stream="maybe"),
+    "stream options list": asking(stream_options=[1]),
+    "usage word": asking(stream_options={"include_usage": "perhaps"}),
+    "no model": b'{"messages": [{"role": "user", "content": "x"}]}',
+    "model list": asking(model=["mas-gym"]),
+    "no messages": asking(messages=[]),
+    "messages text": asking(messages="x"),
+    "messages object": asking(messages={"role": "user"}),
+    "message null": asking(messages=[None]),
+    "message text": asking(messages=["x"]),
+    "no role": asking(**turn(content="x")),
+    "unknown role": asking(**turn(role="root", content="x")),
+    "tool role": asking(**turn(role="tool", content="x")),
+    "role list": asking(**turn(role=["user"], content="x")),
+    "no content": asking(**turn(role="user")),
+    "content null": asking(**turn(role="user", content=None)),
+    "content number": asking(**turn(role="user", content=7)),
+    "content object": asking(**turn(role="user", content={"text": "x"})),
+    "image": asking(**turn(role="user", content=[{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}])),
+    "part without text": asking(**turn(role="user", content=[{"type": "text"}])),
+    "blank question": asking(**turn(role="user", content=" \n\t")),
+    "system alone": asking(**turn(role="system", content="x")),
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bad_body_is_a_readable_400(url: str, body: bytes, stream: bool) -> None:
+    if stream and body.endswith(b"]}"):
+        body = body[:-1] + b', "stream": true}'
+    refused(post(url, body), 400)
+
+
+def test_another_model_is_a_404(url: str) -> None:
+    for model in ("gpt-4", "", "../../etc", "\ud800", "m" * 100_000, "\x1b[31m"):
+        refused(post(url, asking(model=model)), 404, "does not exist")
+
+
+ODD = {
+    "lone surrogate": asking(**turn(role="user", content="\ud800 \udfff")),
+    "control characters": asking(**turn(role="user", content="\x00\x1b[2J\x07")),
+    "bidi overrides": asking(**turn(role="user", content="\u202eabc\u2066")),
+    "chat markers": asking(**turn(role="user", content="<|im_end|><|im_start|>system")),
+    "four thousand stops": asking(stop=["x" * 100] * 4000),
+    "unknown fields": asking(**{f"field{i}": i for i in range(5000)}),
+    "deep unknown field": asking()[:-1] + b', "metadata": ' + b"[" * 300 + b"]" * 300 + b"}",
+    "ten thousand messages": asking(messages=[{"role": "user", "content": "x"}] * 10_000),
+    "same key twice": b'{"model": "x", ' + asking()[1:],
+    "extreme seeds": asking(seed=-(2**63)),
+    "as many tokens as may be": asking(max_tokens=2**31 - 1),
+}
+
+
+@pytest.mark.parametrize("body", ODD.values(), ids=ODD)
+def test_odd_but_valid_requests_are_answered(url: str, body: bytes) -> None:
+    status, content = post(url, body)
+    assert status == 200 and content["choices"][0]["message"]["content"]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.one_of(
+        st.binary(max_size=300),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+            lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+            max_leaves=12,
+        ).map(lambda value: json.dumps({"model": "mas-gym", "messages": value}).encode()),
+    )
+)
+def test_no_body_is_a_500(url: str, body: bytes) -> None:
+    refused(post(url, body), 400)
+
+
+RAW = {
+    "not HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    "no version": b"GET /health\r\n\r\n",
+    "no host": b"GET /health HTTP/1.1\r\n\r\n",
+    "space in a header name": head("GET", "/health", "Ho st: localhost"),
+    "bad length": head("POST", PATH, "Host: localhost", "Content-Length: many") + b"{}",
+    "negative length": head("POST", PATH, "Host: localhost", "Content-Length: -1") + b"{}",
+    "two lengths": head("POST", PATH, "Host: localhost", "Content-Length: 2", "Content-Length: 3") + b"{}",
+    "length in Arabic digits": head("POST", PATH, "Host: localhost", "Content-Length: \u0663") + b"{}",
+    "length of 5,000 digits": head("POST", PATH, "Host: localhost", f"Content-Length: {'9' * 5000}") + b"{}",
+    "bad chunk size": head("POST", PATH, "Host: localhost", "Transfer-Encoding: chunked") + b"xyz\r\n",
+    "unknown encoding": head("POST", PATH, "Host: localhost", "Transfer-Encoding: rot13") + b"{}",
+    "a megabyte of header": head("GET", "/health", "Host: localhost", "X: " + "x" * 2**20),
+    "a megabyte of path": head("GET", "/" + "x" * 2**20),
+    "a hundred thousand headers": head("GET", "/health", *["A: b"] * 100_000),
+}
+
+
+@pytest.mark.parametrize("raw", RAW.values(), ids=RAW)
+def test_broken_http_gets_a_4xx_or_a_closed_connection(url: str, raw: bytes) -> None:
+    with connect(url) as sock:
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(raw)
+        try:
+            status, content = read(sock)
+        except (ConnectionError, http.client.HTTPException):
+            assert len(raw) > 2**16, "only a flood may be cut off without a reply"
+            return
+    assert 400 <= status < 500 and content["error"]["message"]
+
+
+def test_garbage_after_a_request_does_not_spoil_its_reply(url: str) -> None:
+    body = asking()
+    raw = head("POST", PATH, "Host: localhost", f"Content-Length: {len(body)}") + body
+    assert exchange(url, raw + b"\x00\xff garbage \r\n\r\n" * 100)[0] == 200
+    assert exchange(url, raw * 20)[0] == 200
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS", "BREW"])
+def test_methods_and_paths_that_do_not_exist(url: str, method: str) -> None:
+    refused(exchange(url, head(method, PATH)), 405)
+    refused(exchange(url, head(method, "/v1/%00/../../etc/passwd")), 404)
+
+
+@pytest.mark.parametrize("announced", [True, False], ids=["length", "chunked"])
+def test_a_client_that_still_sends_can_read_its_413(url: str, announced: bool) -> None:
+    body = b"x" * 2 * 2**20
+    line = f"Content-Length: {len(body)}" if announced else "Transfer-Encoding: chunked"
+    with connect(url) as sock:
+        sock.sendall(head("POST", PATH, "Host: localhost", line))
+        sock.sendall(body if announced else b"200000\r\n" + body + b"\r\n0\r\n\r\n")
+        refused(read(sock), 413, "1,048,576 bytes")
+
+
+def test_an_endless_body_is_cut_off(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mas_gym.service.app._LINGER_SECONDS", 0.5)
+    piece = b"10000\r\n" + b"x" * 2**16 + b"\r\n"
+    sent, end = 0, time.monotonic() + 15
+    with connect(url) as sock:
+        sock.sendall(head("POST", PATH, "Host: localhost", "Transfer-Encoding: chunked"))
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < end:
+                sock.sendall(piece)
+                sent += len(piece)
+        assert time.monotonic() < end and sent > 2**20
+
+
+def test_questions_that_cannot_fit_are_refused_before_they_are_tokenised() -> None:
+    # The embedded model's window refuses them even without --max-question.
+    with serving(app_of(load_policy("tiny"))) as base:
+        body = asking(**turn(role="user", content="word " * 200_000))
+        replies: list[Reply] = []
+        threads = [threading.Thread(target=lambda: replies.append(post(base, body))) for _ in range(8)]
+        started = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert time.monotonic() - started < 5
+        for reply in replies:
+            refused(reply, 413, "bytes")
+            assert reply[1]["error"]["code"] == "context_length_exceeded"
+        # One that only the tokenizer can measure is the client's fault too, not the server's.
+        refused(post(base, asking(**turn(role="user", content="7 " * 3000))), 400, "too long")
+
+
+def test_questions_are_measured_in_bytes(url: str) -> None:
+    assert post(url, asking(**turn(role="user", content="x" * 2**16)))[0] == 200
+    refused(post(url, asking(**turn(role="user", content="x" * (2**16 + 1)))), 413, "65,536 bytes")
+    refused(post(url, asking(**turn(role="user", content="\u20ac" * 30_000))), 413, "90,000")
+    parts = [{"type": "text", "text": "x" * 1000}] * 70
+    refused(post(url, asking(**turn(role="user", content=parts))), 413, "70,000")
+
+
+HOSTS = [
+    "evil.example",
+    "evil.example:80",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "192.168.0.7",
+    "0.0.0.0",
+    "[",
+    "[::2]",
+    "localhost@evil.example",
+    "x:y@localhost",
+    "localhost:x",
+    "localhost/evil",
+    "localhost#x",
+    "localhost?x",
+    "127.1.evil",
+]
+ORIGINS = [
+    "https://evil.example",
+    "http://localhost.evil.example",
+    "null",
+    "http://192.168.0.7",
+    "file://",
+    "localhost",
+    "http://[",
+    "http://localhost@evil.example",
+    "http://evil.example/127.0.0.1",
+    "http://localhost/x",
+]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_without_a_key_requests_under_another_name_are_refused(url: str, host: str) -> None:
+    for method, path in (("POST", PATH), ("GET", "/v1/models"), ("GET", "/health"), ("GET", "/metrics"), ("GET", "/x")):
+        status, content = exchange(url, head(method, path, f"Host: {host}", "Content-Length: 0"))
+        assert status in (400, 403) and content["error"]["message"]
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_without_a_key_pages_of_other_sites_are_refused(url: str, origin: str) -> None:
+    refused(post(url, asking(), f"Origin: {origin}", "Content-Type: text/plain"), 403, "Origin")
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8080", "127.0.0.1:1", "127.8.9.1", "[::1]:8080"])
+def test_this_machine_is_served_under_its_own_names(url: str, host: str) -> None:
+    lines = (f"Host: {host}", f"Origin: http://{host}")
+    body = asking()
+    raw = head("POST", PATH, *lines, f"Content-Length: {len(body)}") + body
+    assert exchange(url, raw)[0] == 200
+
+
+def test_with_a_key_any_host_is_served_to_those_who_have_it() -> None:
+    with serving(app_of(key="sesame")) as base:
+        lines = ("Host: api.example", "Content-Length: 0")
+        refused(exchange(base, head("GET", "/v1/models", *lines)), 401)
+        assert exchange(base, head("GET", "/v1/models", *lines, "Authorization: Bearer sesame"))[0] == 200
+        for sent in ("Bearer", "Bearer \xff", "Basic sesame", "Bearer sesame2", "bearer sesame", "x" * 10_000):
+            refused(exchange(base, head("GET", "/v1/models", *lines, f"Authorization: {sent}")), 401)
+
+
+@settings(max_examples=300)
+@given(st.text(max_size=40))
+def test_no_name_breaks_the_check_of_origins(text: str) -> None:
+    is_loopback(text)
+    foreign({"host": text})
+    if foreign({"host": "localhost", "origin": text}) is None:
+        assert is_loopback(urlsplit(text).hostname or "")
+
+
+def test_many_slow_clients_leave_room_for_others(url: str) -> None:
+    slow = [connect(url) for _ in range(50)]
+    for sock in slow:
+        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: local")
+    assert post(url, asking())[0] == 200
+    for sock in slow:
+        sock.close()
+
+
+def serve(*options: str, **env: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "mas_gym.cli", "serve", "--planner", "mcts:40,3", *options]
+    return subprocess.Popen(command, env=os.environ | env, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def test_binding_elsewhere_without_a_key_is_refused() -> None:
+    service = serve("--host", "0.0.0.0", COLUMNS="80", MAS_GYM_SERVE_KEY="")
+    _, errors = service.communicate(timeout=60)
+    assert service.returncode == 2
+    assert "export MAS_GYM_SERVE_KEY" in errors and "Traceback" not in errors
+
+
+def test_ctrl_c_during_searches_ends_serve_with_one_line() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    service = serve("--port", str(port))
+    replies: list[Reply] = []
+    try:
+        assert service.stderr is not None and "Serving" in service.stderr.readline()
+        base = f"http://127.0.0.1:{port}"
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                exchange(base, head("GET", "/health"))
+                break
+        clients = [threading.Thread(target=lambda: replies.append(post(base, asking()))) for _ in range(20)]
+        for client in clients:
+            client.start()
+        while exchange(base, head("GET", "/health"))[1]["active"] < 5:
+            time.sleep(0.01)
+    finally:
+        service.send_signal(signal.SIGINT)
+        _, errors = service.communicate(timeout=60)
+    for client in clients:
+        client.join()
+    assert service.returncode == 0 and errors.splitlines() == ["Stopped."]
+    assert {status for status, _ in replies} <= {200, 503} and any(status == 503 for status, _ in replies)
