@@ -115,7 +115,7 @@ def load_critic(spec: str, **options: Any) -> Critic:
         ConfigError: An option or argument is wrong.
         MissingDependencyError: A package is not installed.
     """
-    from mas_gym.policies.registry import written_options
+    from mas_gym.policies.options import written_options
 
     # A folder's name may hold the sign, and an ensemble's members have options of their own.
     if "#" in spec and not spec.startswith("ensemble:") and not Path(spec).expanduser().exists():

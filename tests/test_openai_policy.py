@@ -27,8 +27,7 @@ from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.policies.base import AsyncPolicy, SamplingReply, SamplingRequest
 from mas_gym.policies.meter import Meter, Price
 from mas_gym.policies.openai.faults import delay, retry_after
-from mas_gym.policies.openai.options import OpenAIOptions, split_address
-from mas_gym.policies.openai.policy import OpenAIPolicy, load_openai
+from mas_gym.policies.openai.policy import OpenAIOptions, OpenAIPolicy, load_openai, split_address
 from mas_gym.policies.openai.wire import BadReply, defuse, parse_reply
 from mas_gym.prompts import ChatMessage
 
@@ -502,7 +501,7 @@ def test_meter_without_price_has_no_money() -> None:
 
 
 def test_calls_share_few_connections_and_open_more_as_they_need() -> None:
-    from mas_gym.policies.openai.connections import POOL_SIZE, Connections
+    from mas_gym.policies.openai.policy import POOL_SIZE, Connections
 
     class Client:
         async def close(self) -> None:

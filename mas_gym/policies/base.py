@@ -1,6 +1,6 @@
-"""What a policy is: something that answers chat prompts with sampled messages.
+"""The contract of policies, which answer chat prompts with sampled messages.
 
-Three shapes are accepted everywhere, told apart by what they define:
+Three shapes are accepted everywhere, distinguished by the methods they define:
 
 * `Policy.sample(requests) -> replies`: a batch in, a batch out, in order;
 * `StreamingPolicy.open() -> session`: a policy that also takes requests while it works on others,
@@ -8,8 +8,12 @@ Three shapes are accepted everywhere, told apart by what they define:
 * `AsyncPolicy.sample_async(request) -> reply`: one request at a time, many awaited at once.
 
 A request carries its own seeds, one per sample, derived by the caller from
-(run seed, problem, transcript, sample index), so that a reply depends on nothing
-but the request, as far as the engine allows.
+(run seed, problem, transcript, sample index), so that a reply depends only on the
+request, as far as the engine allows.
+
+A policy states what its samples depend on with ``identity()`` (see `mas_gym.identity`),
+which response caches and run stores address samples by; many policies need no such
+method, because `mas_gym.identity.identity_of` states their attributes.
 """
 
 from __future__ import annotations
@@ -21,16 +25,71 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from mas_gym.errors import ConfigError, PolicyError
 from mas_gym.prompts import ChatMessage
 
+MIN_TEMPERATURE = 0.01
+"""Lower temperatures decode greedily.
+
+At this temperature a token that is 0.1 nats less likely than the best has e**-10 of its probability, so sampling
+and greedy decoding differ only in near ties; far below it, dividing logits by the temperature overflows float32.
+"""
+
+MAX_TEMPERATURE = 100.0
+"""Highest temperature; at it, sampling is uniform for all practical purposes."""
+
+MOST_TOKENS = 10**8
+"""Largest believable token count of one prompt or message."""
+
+_LOWEST_LOGPROB = -1e6
+_LOGPROB_SLACK = 1e-3
+
+
+def effective_temperature(value: float) -> float:
+    """Return the temperature to sample at: 0 for values below `MIN_TEMPERATURE`, others unchanged.
+
+    Raises:
+        ConfigError: It is not a number from 0 to `MAX_TEMPERATURE`.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value <= MAX_TEMPERATURE:
+        raise ConfigError(f"expected a temperature from 0 to {MAX_TEMPERATURE:g}, got {shortened(value)}")
+    return 0.0 if 0 < value < MIN_TEMPERATURE else value
+
+
+def token_count(value: object) -> int:
+    """Return a token count that came from outside. Raises `ValueError` with what came if it is not believable."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_TOKENS:
+        raise ValueError(shortened(value))
+    return value
+
+
+def finite_logprob(value: object) -> float:
+    """Return a token's log-probability that came from outside, at most 0.
+
+    Raises:
+        ValueError: It is not a number from -1e6 to 0, rounding errors of servers aside; the message says what came.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not _LOWEST_LOGPROB <= value <= _LOGPROB_SLACK:  # type: ignore[operator]
+        raise ValueError(shortened(value))
+    return min(float(value), 0.0)  # type: ignore[arg-type]
+
+
+def shortened(value: object, most: int = 40) -> str:
+    """Return the beginning of ``repr(value)``, also for integers too long to print."""
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
-    """Ask for ``len(seeds)`` messages of one agent (paper, App. "Search configurations" for the defaults).
+    """A request for ``len(seeds)`` messages of one agent (defaults: paper, App. "Search configurations").
 
     Attributes:
         messages: The chat prompt.
-        seeds: One seed in ``[0, 2**63)`` per sample wanted.
+        seeds: One seed in ``[0, 2**63)`` per sample.
         max_new_tokens: Cap on generated tokens per sample.
-        temperature: Softmax temperature, 0 for greedy.
+        temperature: Softmax temperature; 0 is greedy decoding, and so is anything below `MIN_TEMPERATURE`.
         top_p: Nucleus mass in ``(0, 1]``.
         agent: Name of the acting agent, for policies that serve agents differently.
 
@@ -46,14 +105,13 @@ class SamplingRequest:
     agent: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what no engine could answer."""
+        """Check the ranges."""
+        object.__setattr__(self, "temperature", effective_temperature(self.temperature))
         expected = ""
         if not self.messages or not self.seeds:
             expected = f"messages and seeds, got {len(self.messages)} messages and {len(self.seeds)} seeds"
         elif self.max_new_tokens < 1:
             expected = f"max_new_tokens of at least 1, got {self.max_new_tokens}"
-        elif not 0 <= self.temperature < float("inf"):
-            expected = f"a finite temperature of at least 0, got {self.temperature}"
         elif not 0 < self.top_p <= 1:
             expected = f"top_p above 0 and at most 1, got {self.top_p}"
         elif min(self.seeds) < 0 or max(self.seeds) >= 1 << 63:

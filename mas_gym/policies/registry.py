@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -14,6 +13,7 @@ import yaml
 from mas_gym.errors import ConfigError, MissingDependencyError
 from mas_gym.names import unknown_name
 from mas_gym.policies.base import AsyncPolicy, Policy
+from mas_gym.policies.options import build, written_options
 
 ENTRY_POINTS = "mas_gym.policies"
 """Entry-point group of third parties; each names a loader ``(argument, **options) -> policy``."""
@@ -64,36 +64,6 @@ def load_policy(spec: PolicySpec, **options: Any) -> Policy | AsyncPolicy:
 def known_policies() -> list[str]:
     """Return the names that `load_policy` knows, third parties' included."""
     return sorted({*_BUILTIN, *(point.name for point in _points())})
-
-
-def build(policy: str, make: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
-    """Call ``make``, turning options that it does not take into a `ConfigError` that lists those it does."""
-    signature = inspect.signature(make)
-    try:
-        signature.bind(*arguments, **options)
-    except TypeError as error:
-        takes = [name for name, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY]
-        raise ConfigError(f"policy {policy!r}: {error}; it takes {', '.join(takes) or 'no options'}") from error
-    return make(*arguments, **options)
-
-
-def written_options(argument: str) -> tuple[str, dict[str, Any]]:
-    """Split ``"ARGUMENT#option=value&option=value"``; values are read as YAML scalars.
-
-    Raises:
-        ConfigError: A piece has no ``=``, or a value is not one.
-    """
-    head, _, fragment = argument.partition("#")
-    options: dict[str, Any] = {}
-    for piece in filter(None, fragment.split("&")):
-        key, equals, value = piece.partition("=")
-        if not equals:
-            raise ConfigError(f"expected option=value after '#', got {piece!r} in {argument!r}")
-        try:
-            options[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"option {key}: expected a plain value, got {value!r}") from error
-    return head, options
 
 
 def _points() -> tuple[EntryPoint, ...]:

@@ -125,7 +125,9 @@ def _open(base: str, device: str, overrides: dict[str, Any]) -> tuple[Any, Any, 
     model = load_scalar(source, dtype, tokenizer.pad_token_id, new_head=True)
     parameters = sum(p.numel() for p in model.parameters())
     settings = settings_for(parameters, overrides)
-    window = getattr(AutoConfig.from_pretrained(source).get_text_config(), "max_position_embeddings", None)
+    window = getattr(
+        AutoConfig.from_pretrained(source, trust_remote_code=False).get_text_config(), "max_position_embeddings", None
+    )
     if window is not None:
         settings = replace(settings, max_length=min(settings.max_length, window))
     if settings.nf4:

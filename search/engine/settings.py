@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields
 
 from mas_gym.errors import ConfigError
+from mas_gym.policies.base import effective_temperature
 from search.plan import Usage
 
 
@@ -49,7 +50,7 @@ class Sampling:
     """How agents sample (paper, App. "Search configurations").
 
     Attributes:
-        temperature: Softmax temperature, 0 for greedy.
+        temperature: Softmax temperature; 0 is greedy decoding, and so is anything below 0.01.
         top_p: Nucleus mass in ``(0, 1]``.
         max_new_tokens: Cap on one message, beside the agent's own cap.
     """
@@ -60,8 +61,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if not 0 <= self.temperature < math.inf:
-            raise ConfigError(f"sampling: expected a temperature >= 0, got {self.temperature!r}")
+        object.__setattr__(self, "temperature", effective_temperature(self.temperature))
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"sampling: expected top_p in (0, 1], got {self.top_p!r}")
         if self.max_new_tokens < 1:

@@ -112,7 +112,7 @@ class Decoder:
         self._tokens = np.zeros((rows, GLOBAL_CAP), dtype=np.int64)
         self._count, self._caps = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64)
         self._seeds = np.zeros(rows, dtype=np.uint64)
-        self._heat, self._top_p, self._logprob = (np.zeros(rows) for _ in range(3))
+        self._temperature, self._top_p, self._logprob = (np.zeros(rows) for _ in range(3))
 
     def submit(self, job: Job) -> None:
         """Queue every sample of a job."""
@@ -191,13 +191,13 @@ class Decoder:
         row = len(self._running)
         self._running.append((job, index))
         self._seeds[row] = job.request.seeds[index]
-        self._heat[row], self._top_p[row] = job.request.temperature, job.request.top_p
+        self._temperature[row], self._top_p[row] = job.request.temperature, job.request.top_p
         self._count[row], self._caps[row], self._logprob[row] = 0, job.cap, 0.0
 
     def _write(self, rows: np.ndarray[Any, Any], logits: torch.Tensor) -> list[Job]:
         """Sample the next token of ``rows`` and let the finished ones go."""
         uniform = uniforms(self._seeds[rows], self._count[rows])
-        drawn = draw(logits, self._heat[rows], self._top_p[rows], uniform, _TOLERANCE)
+        drawn = draw(logits, self._temperature[rows], self._top_p[rows], uniform, _TOLERANCE)
         if self._model.exact and drawn.doubtful.any():
             for place in np.flatnonzero(drawn.doubtful):
                 self._settle(drawn, int(place), int(rows[place]), uniform[place : place + 1])
@@ -215,7 +215,7 @@ class Decoder:
         job, _ = self._running[row]
         written = self._tokens[row, : self._count[row]].tolist()
         logits = self._model.reference(job.prompt + written, 1)
-        sure = draw(logits, self._heat[row : row + 1], self._top_p[row : row + 1], uniform, 0.0)
+        sure = draw(logits, self._temperature[row : row + 1], self._top_p[row : row + 1], uniform, 0.0)
         drawn.tokens[place], drawn.logprobs[place] = sure.tokens[0], sure.logprobs[0]
         self._stats.rechecks += 1
 
@@ -232,7 +232,15 @@ class Decoder:
         moves = self._slots.drop([row for row, _ in finished])
         for source, target in moves:
             self._running[target] = self._running[source]
-            for memory in (self._tokens, self._count, self._caps, self._seeds, self._heat, self._top_p, self._logprob):
+            for memory in (
+                self._tokens,
+                self._count,
+                self._caps,
+                self._seeds,
+                self._temperature,
+                self._top_p,
+                self._logprob,
+            ):
                 memory[target] = memory[source]
         del self._running[self._slots.n :]
         return done

@@ -1,11 +1,11 @@
-"""Draw tokens from batches of logits, row by row independent of the batch.
+"""Draw tokens from batches of logits; each row's draw is independent of the batch.
 
 Each row has its own counter-based randomness: one uniform number per (seed,
 step), computed, not drawn from a stateful generator, so a row's draws do not
 depend on which rows surround it or when they came.
 
-Floating-point results do depend a little on the shape of the batch (about 1e-6
-in float32). `draw` therefore also tells which rows are in doubt, where an error
+Floating-point results depend slightly on the shape of the batch (about 1e-6 in
+float32). `draw` therefore also reports which rows are doubtful, because an error
 of that size could have changed the token; the caller settles those with a
 reference computation.
 """
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from mas_gym.policies.base import MIN_TEMPERATURE
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +67,7 @@ def draw(logits: torch.Tensor, temperature: Floats, top_p: Floats, uniform: Floa
 
     Args:
         logits: ``[n, V]`` finite floats on any device.
-        temperature: ``[n]`` softmax temperatures; 0 takes the most likely token.
+        temperature: ``[n]`` softmax temperatures; below `MIN_TEMPERATURE` the most likely token is taken.
         top_p: ``[n]`` nucleus masses in ``(0, 1]``: the smallest set of most likely tokens with at least this mass.
         uniform: ``[n]`` numbers in ``[0, 1)``.
         tolerance: Error in a probability, and relative error between two, up to which rows count as doubtful.
@@ -74,14 +76,14 @@ def draw(logits: torch.Tensor, temperature: Floats, top_p: Floats, uniform: Floa
 
     if logits.dtype != torch.float64:
         logits = logits.float()
-    greedy = temperature <= 0
-    heat = torch.from_numpy(np.where(greedy, 1.0, temperature)).to(logits)
-    scaled = logits / heat[:, None]
+    greedy = temperature < MIN_TEMPERATURE
+    divisor = torch.from_numpy(np.where(greedy, 1.0, temperature)).to(logits)
+    scaled = logits / divisor[:, None]
     total, plain = torch.logsumexp(scaled, dim=1), torch.logsumexp(logits, dim=1)
     limits = np.where(greedy, 0.0, np.where(top_p >= 1, np.inf, top_p))
     picked, doubtful = np.zeros(len(limits), dtype=np.int64), np.zeros(len(limits), dtype=np.bool_)
     rows = np.arange(len(limits))
-    # A nucleus is small nearly always, and sorting a whole vocabulary is dear.
+    # A nucleus is nearly always small, and sorting the whole vocabulary is expensive.
     for head in (*(h for h in _HEADS if h < logits.shape[1]), logits.shape[1]):
         part = slice(None) if len(rows) == len(limits) else torch.from_numpy(rows).to(scaled.device)
         top, ids = torch.topk(scaled[part], head, dim=1)

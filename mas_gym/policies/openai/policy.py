@@ -1,4 +1,4 @@
-"""Agents behind any OpenAI-compatible server, over the official asynchronous client.
+"""Policies over any OpenAI-compatible server, through the official asynchronous client.
 
 One HTTP call is made per sample, seeded with that sample's own seed, so a message
 depends on its prompt and seed alone as far as the server allows; ``choices="n"``
@@ -14,28 +14,107 @@ import logging
 import os
 import random
 import re
-from dataclasses import replace
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from mas_gym.errors import EngineUnavailableError, MissingDependencyError, PolicyError
+from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependencyError, PolicyError
 from mas_gym.policies.base import SamplingReply, SamplingRequest
-from mas_gym.policies.loop import on_engine_loop
+from mas_gym.policies.loop import close_at_exit, engine_loop, on_engine_loop
 from mas_gym.policies.meter import Meter, Price
-from mas_gym.policies.openai.connections import Connections
-from mas_gym.policies.openai.faults import Fault, delay, fault_of
-from mas_gym.policies.openai.options import OpenAIOptions, split_address
-from mas_gym.policies.openai.wire import BadReply, WireReply, parse_reply, payload, reply_limit
-from mas_gym.policies.registry import build, written_options
+from mas_gym.policies.openai.faults import Fault, delay, fault_of, raise_for_status
+from mas_gym.policies.openai.wire import (
+    Api,
+    BadReply,
+    WireReply,
+    load_object,
+    model_facts,
+    parse_reply,
+    payload,
+    read_body,
+    reply_limit,
+)
+from mas_gym.policies.options import build, written_options
 
 logger = logging.getLogger("mas_gym.policies")
 
 _WRONG_COUNTS_BEFORE_SINGLES = 3
 _EMPTIES_TO_BELIEVE = 2
-_CUTS = 16
+_CHANGES = 16
 _CONNECT_SECONDS = 20.0
+POOL_SIZE = 8
+_LIST_BYTES = 2**24
+_NO_LIST = (400, 404, 405, 501)
 _CAP_TOO_HIGH = re.compile(r"max_(?:completion_)?tokens\b.*(?:greater than|too large|at most|exceed)", re.DOTALL)
 _WINDOW = re.compile(r"context (?:length|window|size)\D{1,20}(\d{2,9})", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\w.])\d{2,9}(?![\w.]*\d)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAIOptions:
+    """How to call a server.
+
+    Attributes:
+        api: ``"chat"``, or ``"completions"`` for base models: system prompt and inputs joined by a blank line.
+        logprobs: Ask for log-probabilities, which policy likelihood needs.
+        choices: ``"seeds"``: one call per sample with its own seed; ``"n"``: one call for all samples of a prompt.
+        max_concurrency: HTTP calls open at once.
+        timeout: Seconds for one call, queueing at the server included.
+        patience: Seconds that a request goes on while the server is away or limits its rate.
+        max_attempts: Calls for one request that may fail otherwise (server errors, time-outs, unusable replies).
+        key_env: Environment variable that holds the API key.
+        price: Money per million prompt, cached and generated tokens.
+        extra_body: Further parameters of every call, such as ``{"top_k": -1}`` for vLLM.
+        revision: Version of the served weights, part of the policy's identity; set it when they change under one name.
+    """
+
+    api: Api = "chat"
+    logprobs: bool = True
+    choices: Literal["seeds", "n"] = "seeds"
+    max_concurrency: int = 128
+    timeout: float = 300.0
+    patience: float = 120.0
+    max_attempts: int = 6
+    key_env: str = "OPENAI_API_KEY"
+    price: Price | str | None = None
+    extra_body: Mapping[str, Any] | None = None
+    revision: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check every value. Raises `ConfigError`."""
+        if self.price is not None:
+            object.__setattr__(self, "price", _price(self.price))
+        for name, allowed in (
+            ("api", ("chat", "completions")),
+            ("choices", ("seeds", "n")),
+            ("logprobs", (True, False)),
+        ):
+            if getattr(self, name) not in allowed:
+                raise _wrong(name, " or ".join(map(repr, allowed)), getattr(self, name))
+        for name in ("max_concurrency", "max_attempts", "timeout", "patience"):
+            value = getattr(self, name)
+            kinds: Any = int if name.startswith("max_") else int | float
+            if not isinstance(value, kinds) or isinstance(value, bool) or not value > 0:
+                raise _wrong(name, "a positive number", value)
+        if self.extra_body is not None and not isinstance(self.extra_body, Mapping):
+            raise _wrong("extra_body", "a mapping", self.extra_body)
+        if self.revision is not None:
+            # Written into a policy string, a date or a number is read as one.
+            object.__setattr__(self, "revision", str(self.revision))
+
+
+def _price(value: Any) -> Price:
+    parts = value.split(",") if isinstance(value, str) else value
+    try:
+        return Price(*(float(part) for part in parts))
+    except (TypeError, ValueError) as error:
+        raise _wrong("price", "prompt,cached,generated per million tokens", value) from error
+
+
+def _wrong(name: str, expected: str, got: object) -> ConfigError:
+    return ConfigError(f"policy 'openai', option {name}: expected {expected}, got {got!r}")
 
 
 class OpenAIPolicy:
@@ -83,11 +162,38 @@ class OpenAIPolicy:
         self._answered = float("-inf")
         self._down = False
         self._warned = False
+        self._served: dict[str, Any] | None = None
+        self._describing = threading.Lock()
+
+    def identity(self) -> dict[str, Any]:
+        """Return the model, what the server's ``/v1/models`` says of it, and the options that change samples.
+
+        The address is left out, so a server may move. The first call asks the server and blocks; do not call it on
+        the engine loop.
+
+        Raises:
+            PolicyError: The server does not answer.
+        """
+        with self._describing:
+            if self._served is None:
+                self._served = asyncio.run_coroutine_threadsafe(self._describe(), engine_loop()).result()
+        chosen = self.options
+        return {
+            "model": self.model,
+            "served": self._served,
+            "revision": chosen.revision,
+            "api": chosen.api,
+            "choices": chosen.choices,
+            "logprobs": chosen.logprobs,
+            "extra_body": dict(chosen.extra_body or {}),
+        }
 
     @property
-    def fingerprint(self) -> str:
-        """What distinguishes this policy's samples from another's, in a response cache."""
+    def former_address(self) -> str | None:
+        """What earlier versions addressed cached samples by; None with a ``revision``, which they did not know."""
         chosen = self.options
+        if chosen.revision is not None:
+            return None
         return f"{self.name}|{chosen.api}|{chosen.choices}|{sorted((chosen.extra_body or {}).items())!r}"
 
     @property
@@ -130,10 +236,9 @@ class OpenAIPolicy:
             await asyncio.gather(*calls, return_exceptions=True)
 
     async def _call(self, request: SamplingRequest, seeds: tuple[int, ...]) -> tuple[WireReply, int]:
-        """Get one usable reply, whatever it takes within the options; and the tokens cut from the prompt for it."""
-        loop = asyncio.get_running_loop()
-        rng = random.Random(seeds[0])
-        started, tries, faults, cuts, kept, empties = loop.time(), 0, 0, 0, 1.0, 0
+        """Return one usable reply, retried and adapted within the options, and the prompt tokens cut for it."""
+        tries = _Tries(asyncio.get_running_loop().time(), random.Random(seeds[0]))
+        changes, kept, empties = 0, 1.0, 0
         while True:
             tried_with = frozenset(self._refused)
             try:
@@ -145,27 +250,47 @@ class OpenAIPolicy:
             else:
                 if all(sample.text for sample in reply.samples) or empties + 1 >= _EMPTIES_TO_BELIEVE:
                     return reply, self._dropped(reply, kept)
-                # The model itself may have nothing to say; a server that twice says so is believed.
+                # The model may have nothing to say; two empty messages in a row are accepted.
                 empties += 1
                 self.meter.faults["empty text"] += 1
                 continue
-            if fault.kind == "too long" and (room := _room(fault.reason)) < request.max_new_tokens:
-                request = replace(request, max_new_tokens=room)
-                continue
-            if fault.kind == "too long" and cuts < _CUTS and len(request.messages[-1].content) > 1:
-                request, share = _shortened(request, fault.reason)
-                cuts, kept = cuts + 1, kept * share
-                continue
-            if self._lower_cap(fault, request) or self._adapt(fault, seeds, tried_with):
-                continue
-            tries, faults = tries + 1, faults + (not fault.away)
-            self.meter.faults[fault.kind] += 1
-            if len(seeds) > 1 and faults >= _WRONG_COUNTS_BEFORE_SINGLES and "1 came" in fault.reason:
+            if changes < _CHANGES:
+                changes += 1
+                if (fitted := _fitted(request, fault)) is not None:
+                    request, kept = fitted[0], kept * fitted[1]
+                    continue
+                if self._lower_cap(fault, request) or self._adapt(fault, seeds, tried_with):
+                    continue
+                changes -= 1
+            if len(seeds) > 1 and tries.faults + 1 >= _WRONG_COUNTS_BEFORE_SINGLES and "1 came" in fault.reason:
+                self.meter.faults[fault.kind] += 1
                 raise _NoManyChoicesError
-            pause = self._pause(fault, tries, faults, started, rng)
-            if fault.kind == "rate limit" and fault.retry_after:
-                self._hold_until = max(self._hold_until, loop.time() + fault.retry_after)
-            await asyncio.sleep(pause)
+            await self._wait(fault, tries)
+
+    async def _describe(self) -> dict[str, Any]:
+        """Return what the server's list of models says of this one; empty without a usable list."""
+        tries = _Tries(asyncio.get_running_loop().time(), random.Random(0))
+        while True:
+            try:
+                raw = await self._exchange(lambda client: client.models.with_streaming_response.list(), _LIST_BYTES)
+                return model_facts(load_object(raw), self.model)
+            except Exception as error:
+                fault = fault_of(error)
+                if fault is None:
+                    raise
+            if fault.status in _NO_LIST or fault.kind == "bad reply":
+                return {}
+            await self._wait(fault, tries)
+
+    async def _wait(self, fault: Fault, tries: _Tries) -> None:
+        """Sleep before another try; raise if there should be none."""
+        tries.made += 1
+        tries.faults += not fault.away
+        self.meter.faults[fault.kind] += 1
+        pause = self._pause(fault, tries)
+        if fault.away and fault.retry_after:
+            self._hold_until = max(self._hold_until, asyncio.get_running_loop().time() + fault.retry_after)
+        await asyncio.sleep(pause)
 
     def _dropped(self, reply: WireReply, kept: float) -> int:
         """Estimate the tokens cut from a prompt by the share of its characters that was kept."""
@@ -179,37 +304,40 @@ class OpenAIPolicy:
         return dropped
 
     async def _once(self, request: SamplingRequest, seeds: tuple[int, ...]) -> WireReply:
-        loop = asyncio.get_running_loop()
-        slots = self._slots = self._slots or asyncio.Semaphore(self.max_concurrency)
         body = self._body(request, seeds)
         want = "logprobs" in body
         api = self.options.api
-        limit = reply_limit(request, len(seeds))
-        async with slots:
-            # A server's Retry-After holds every call, not only the one that was told.
-            while (wait := self._hold_until - loop.time()) > 0:
-                await asyncio.sleep(wait)
-            with self._connections.one() as client:
-                endpoint = client.chat.completions if api == "chat" else client.completions
-                inputs: dict[str, Any] = {"messages": []} if api == "chat" else {"prompt": ""}
-                raw = bytearray()
-                async with (
-                    asyncio.timeout(self.options.timeout),
-                    endpoint.with_streaming_response.create(model=self.model, **inputs, extra_body=body) as response,
-                ):
-                    async for chunk in response.iter_bytes():
-                        raw += chunk
-                        if len(raw) > limit:
-                            raise BadReply(f"it is larger than {limit:,} bytes")
-        reply = parse_reply(bytes(raw), len(seeds), api, want)
+        inputs: dict[str, Any] = {"messages": []} if api == "chat" else {"prompt": ""}
+
+        def call(client: Any) -> Any:
+            endpoint = client.chat.completions if api == "chat" else client.completions
+            return endpoint.with_streaming_response.create(model=self.model, **inputs, extra_body=body)
+
+        raw = await self._exchange(call, reply_limit(request, len(seeds)))
+        reply = parse_reply(raw, len(seeds), api, want)
         self.meter.add(reply.prompt_tokens, reply.cached_tokens, reply.generated_tokens)
         if any(not sample.text and sample.tokens == 0 for sample in reply.samples):
             raise BadReply("a message is empty")
         if want and any(sample.logprob is None for sample in reply.samples):
             self._refuse("logprobs", "it sends no log-probabilities: policy likelihood is not available")
         self.meter.calls += 1
-        self._down, self._answered = False, loop.time()
+        self._down, self._answered = False, asyncio.get_running_loop().time()
         return reply
+
+    async def _exchange(self, call: Callable[[Any], Any], limit: int) -> bytes:
+        """Make one call when a slot is free; return the body, of at most ``limit`` bytes."""
+        loop = asyncio.get_running_loop()
+        slots = self._slots = self._slots or asyncio.Semaphore(self.max_concurrency)
+        async with slots:
+            # A Retry-After holds every call, not only the one that received it.
+            while (wait := self._hold_until - loop.time()) > 0:
+                await asyncio.sleep(wait)
+            with self._connections.one() as client:
+                async with asyncio.timeout(self.options.timeout), call(client) as response:
+                    raw, complete = await read_body(response.http_response, limit)
+        if not complete:
+            raise BadReply(f"it is larger than {limit:,} bytes")
+        return raw
 
     def _body(self, request: SamplingRequest, seeds: tuple[int, ...]) -> dict[str, Any]:
         body = payload(request, seeds, self.model, self.options.api, self.options.logprobs)
@@ -256,34 +384,39 @@ class OpenAIPolicy:
             self.notes.append(f"{self.name}: {note}")
             logger.warning("%s: %s", self.name, note)
 
-    def _pause(self, fault: Fault, tries: int, faults: int, started: float, rng: random.Random) -> float:
-        """Return the seconds to wait before another try; raise when that makes no sense."""
+    def _pause(self, fault: Fault, tries: _Tries) -> float:
+        """Return the seconds to wait before another try; raise if there should be none."""
         where = f"{self.name} at {self._shown_url()}"
         if fault.hopeless:
             raise EngineUnavailableError(f"{where} cannot be used: {fault.reason}. {self._remedy(fault.status)}")
         if fault.kind in ("refused", "too long"):
             raise PolicyError(f"{where} refused a request: {fault.reason}")
         now = asyncio.get_running_loop().time()
-        # A server that takes calls and twice answered nobody in time is as good as gone.
-        away = fault.away or (fault.kind == "timeout" and tries > 1 and self._answered < started)
-        left = started + (0.0 if self._down else self.options.patience) - now
-        if away and left <= (fault.retry_after or 0.0):
-            said = f"{tries} tries in {now - started:.0f} s: {fault.reason}"
-            if self._answered > started:
+        # A server that accepts calls but timed out twice, and answered no other call meanwhile, is as good as down.
+        away = fault.away or (fault.kind == "timeout" and tries.made > 1 and self._answered < tries.started)
+        left = tries.started + (0.0 if away and self._down else self.options.patience) - now
+        wait = fault.retry_after or 0.0
+        if (away or wait) and left <= wait:
+            said = f"{tries.made} tries in {now - tries.started:.0f} s: {fault.reason}"
+            if wait:
+                said += f"; it asks to wait {wait:.6g} s, patience is {self.options.patience:g} s"
+            if not away or self._answered > tries.started:
                 raise PolicyError(f"{where} did not serve a request, {said}")
             self._down = True
             raise EngineUnavailableError(
                 f"{where} does not answer, {said}. "
-                "Start the server again and repeat the command; what a run with a store has finished is kept in it"
+                "Start the server again and repeat the command; a run with a store keeps what it has finished"
             )
-        if faults >= self.options.max_attempts:
-            raise PolicyError(f"{where} failed {faults} times for one request; the last time {fault.reason}")
-        pause = delay(tries, fault.retry_after, rng)
+        if tries.faults >= self.options.max_attempts:
+            raise PolicyError(f"{where} failed {tries.faults} times for one request; the last time {fault.reason}")
+        pause = delay(tries.made, fault.retry_after, tries.rng)
         return min(pause, left) if away else pause
 
     def _remedy(self, status: int) -> str:
         if status == 404:
             return f"Expected a server that has the model {self.model!r}; its list is at {self._shown_url()}/models"
+        if 300 <= status < 400:
+            return "Redirects are not followed; give the address that it redirects to"
         return f"Set the API key in the environment variable {self.options.key_env}"
 
     def _shown_url(self) -> str:
@@ -292,13 +425,20 @@ class OpenAIPolicy:
     def _open(self) -> Any:
         import openai
 
+        key = os.environ.get(self.options.key_env, "").strip()
+        if not key.isascii() or not key.isprintable():
+            raise ConfigError(
+                f"expected an API key of printable ASCII in the environment variable {self.options.key_env}"
+            )
         return openai.AsyncOpenAI(
             # Servers without keys accept any, but the client insists on one.
-            api_key=os.environ.get(self.options.key_env) or "none",
+            api_key=key or "none",
             base_url=self.base_url,
             max_retries=0,
-            # A machine that is switched off refuses nothing: only the time tells that it is away.
+            # An unreachable machine refuses no connection, so only a time limit detects it.
             timeout=openai.Timeout(self.options.timeout, connect=min(_CONNECT_SECONDS, self.options.timeout / 2)),
+            default_headers={"Accept-Encoding": "gzip"},
+            http_client=openai.DefaultAsyncHttpxClient(event_hooks={"response": [raise_for_status]}),
         )
 
 
@@ -311,6 +451,26 @@ def load_openai(argument: str, **options: Any) -> OpenAIPolicy:
 
 class _NoManyChoicesError(Exception):
     """The server gives one choice per call."""
+
+
+@dataclass(slots=True)
+class _Tries:
+    """The failed calls of one request: when it started, its jitter, how many failed, and how many by faults."""
+
+    started: float
+    rng: random.Random
+    made: int = 0
+    faults: int = 0
+
+
+def _fitted(request: SamplingRequest, fault: Fault) -> tuple[SamplingRequest, float] | None:
+    """Return a request that fits better and the share of its prompt that was kept; None if its length is no fault."""
+    if fault.kind != "too long":
+        return None
+    room = _room(fault.reason)
+    if room < request.max_new_tokens:
+        return replace(request, max_new_tokens=room), 1.0
+    return _shortened(request, fault.reason) if len(request.messages[-1].content) > 1 else None
 
 
 def _room(reason: str) -> int:
@@ -332,3 +492,53 @@ def _shortened(request: SamplingRequest, reason: str) -> tuple[SamplingRequest, 
     cut += word.start() if word else 0
     shorter = last._replace(content=last.content[cut:])
     return replace(request, messages=(*request.messages[:-1], shorter)), 1 - cut / total
+
+
+def split_address(argument: str) -> tuple[str, str | None]:
+    """Read ``MODEL`` or ``MODEL@URL``; a model's name may hold an ``@`` of its own.
+
+    Raises:
+        ConfigError: No model is named.
+    """
+    found = re.fullmatch(r"(.*?)@(https?://.*)", argument, re.DOTALL)
+    model, url = (found[1], found[2].rstrip("/")) if found else (argument, None)
+    if not model:
+        raise ConfigError(f"expected openai:MODEL@URL, got openai:{argument}; name the model before the @")
+    return model, url
+
+
+class Connections:
+    """Many small connection pools to one server; used on the engine loop only.
+
+    The client's pool scans its connections at each call, which dominates the cost of a call when a hundred are open.
+    Pools of a few connections, opened on demand, avoid that; a call takes the fullest pool that has room, so that
+    few connections are open when there is little to do.
+    """
+
+    def __init__(self, open_client: Callable[[], Any]) -> None:
+        """Open nothing yet.
+
+        Args:
+            open_client: Returns a client with a connection pool of its own.
+        """
+        self._open_client = open_client
+        self._pools: list[Any] = []
+        self._used: list[int] = []
+
+    @contextmanager
+    def one(self) -> Iterator[Any]:
+        """Lend a client for one call."""
+        free = [i for i, used in enumerate(self._used) if used < POOL_SIZE]
+        if free:
+            chosen = max(free, key=self._used.__getitem__)
+        else:
+            chosen = len(self._pools)
+            client = self._open_client()
+            self._pools.append(client)
+            self._used.append(0)
+            close_at_exit(client.close)
+        self._used[chosen] += 1
+        try:
+            yield self._pools[chosen]
+        finally:
+            self._used[chosen] -= 1

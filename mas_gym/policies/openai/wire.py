@@ -1,8 +1,9 @@
-"""What goes over the wire to an OpenAI-compatible server and what may come back; pure functions.
+"""What is sent to an OpenAI-compatible server, and how its replies are read and checked.
 
-A reply is checked as a stranger's: its size, its shape, the number of choices and
-every log-probability. Whatever is wrong with it becomes a `BadReply` with the
-reason, which the caller retries.
+Replies are untrusted. Every body, of whatever status, is read up to a limit that also
+holds for its decompressed size; then its shape, the number of choices, every token
+count and every log-probability are checked. Anything wrong becomes a `BadReply` with
+the reason, which the caller retries.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import json
 import math
 import re
+import zlib
 from typing import Any, Literal, NamedTuple
 
-from mas_gym.policies.base import Sample, SamplingRequest
+from mas_gym.policies.base import MOST_TOKENS, Sample, SamplingRequest, finite_logprob, token_count
 
 Api = Literal["chat", "completions"]
 
@@ -22,8 +24,7 @@ SEED_MASK = 2**31 - 1
 _BYTES_PER_REPLY = 2**20
 _BYTES_PER_TOKEN = 1024
 _MAX_TEXT_CHARS = 2**20
-_LOGPROB_SLACK = 1e-3
-
+_MAX_ROOT_CHARS = 1000
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _CHAT_MARKUP = re.compile(
     r"<(?=\|[\w./-]{1,64}\|>)"
@@ -36,6 +37,36 @@ _CHAT_MARKUP = re.compile(
 
 class BadReply(Exception):
     """A reply that arrived but cannot be used."""
+
+
+async def read_body(response: Any, limit: int) -> tuple[bytes, bool]:
+    """Read and decompress a streamed response of any status.
+
+    Args:
+        response: An httpx response whose body has not been read.
+        limit: Most bytes to keep, counted after decompression.
+
+    Returns:
+        The body, and whether it is complete; False if it was cut at the limit.
+
+    Raises:
+        BadReply: It is compressed with something other than gzip, or broken.
+    """
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "", "gzip", "deflate"):
+        raise BadReply(f"its content-encoding is {encoding[:40]!r}; expected gzip or none")
+    # 47: zlib or gzip, whichever the header of the data says.
+    unpack = zlib.decompressobj(47) if encoding in ("gzip", "deflate") else None
+    body, received = bytearray(), 0
+    async for chunk in response.aiter_raw():
+        received += len(chunk)
+        try:
+            body += chunk if unpack is None else unpack.decompress(chunk, limit + 1 - len(body))
+        except zlib.error as error:
+            raise BadReply(f"its {encoding} compression is broken ({error})") from error
+        if max(len(body), received) > limit:
+            return bytes(body[:limit]), False
+    return bytes(body), True
 
 
 class WireReply(NamedTuple):
@@ -102,27 +133,43 @@ def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool) -> WireReply:
     Raises:
         BadReply: With the reason.
     """
-    body = _load(raw)
-    usage = body.get("usage")
-    usage = usage if isinstance(usage, dict) else {}
+    body = load_object(raw)
+    if body.get("error"):
+        raise BadReply(f"it reports an error: {str(body['error'])[:200]}")
     choices = body.get("choices")
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise BadReply("it has no list of choices")
     if len(choices) != n:
         raise BadReply(f"{n} choices were asked for and {len(choices)} came")
-    choices = sorted(choices, key=lambda choice: _count(choice.get("index")))
+    choices = sorted(choices, key=lambda choice: _count(choice, "index"))
     found = [_choice(choice, api, logprobs) for choice in choices]
-    generated = _count(usage.get("completion_tokens"))
+    usage = _part(body, "usage")
+    prompt, generated = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
     counts = _token_counts([tokens for _, tokens, _, _ in found], generated)
     samples = tuple(
         Sample(text, count, logprob, finish) for (text, _, logprob, finish), count in zip(found, counts, strict=True)
     )
-    details = usage.get("prompt_tokens_details") or {}
-    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
-    return WireReply(samples, _count(usage.get("prompt_tokens")), cached, sum(counts))
+    cached = _count(_part(usage, "prompt_tokens_details"), "cached_tokens")
+    return WireReply(samples, prompt, cached, sum(counts))
 
 
-def _load(raw: bytes) -> dict[str, Any]:
+def model_facts(body: dict[str, Any], model: str) -> dict[str, Any]:
+    """Return what a server's list of models says of ``model`` that bears on its samples; empty if it is not listed."""
+    entries = body.get("data")
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and entry.get("id") == model:
+            root, window = entry.get("root"), entry.get("max_model_len")
+            return {
+                "id": model,
+                "root": root[:_MAX_ROOT_CHARS] if isinstance(root, str) else None,
+                "window": window if type(window) is int and abs(window) <= MOST_TOKENS else None,
+            }
+    return {}
+
+
+def load_object(raw: bytes) -> dict[str, Any]:
+    """Return the JSON object in ``raw``; raises `BadReply` if there is none."""
+
     def refuse(constant: str) -> float:
         raise BadReply(f"it holds {constant}, which is not JSON")
 
@@ -132,13 +179,11 @@ def _load(raw: bytes) -> dict[str, Any]:
         raise BadReply(f"it is not whole JSON ({len(raw)} bytes)") from error
     if not isinstance(body, dict):
         raise BadReply("it is not a JSON object")
-    if body.get("error"):
-        raise BadReply(f"it reports an error: {str(body['error'])[:200]}")
     return body
 
 
 def _choice(choice: dict[str, Any], api: Api, logprobs: bool) -> tuple[str, int | None, float | None, str]:
-    """Return (text, token count if told, summed log-probability, finish reason) of one choice."""
+    """Return (text, token count if known, summed log-probability, finish reason) of one choice."""
     if api == "chat":
         message = choice.get("message")
         if not isinstance(message, dict):
@@ -152,7 +197,7 @@ def _choice(choice: dict[str, Any], api: Api, logprobs: bool) -> tuple[str, int 
         raise BadReply("a choice's text is not a string of at most a million characters")
     finish = choice.get("finish_reason")
     if finish not in ("stop", "length", "eos", "eos_token"):
-        raise BadReply(f"the server ended a message with finish_reason {finish!r}")
+        raise BadReply(f"the server ended a message with finish_reason {str(finish)[:40]!r}")
     values = _logprobs(choice.get("logprobs"), api) if logprobs else None
     total = None if values is None else math.fsum(values)
     count = None if values is None else len(values)
@@ -160,28 +205,41 @@ def _choice(choice: dict[str, Any], api: Api, logprobs: bool) -> tuple[str, int 
 
 
 def _logprobs(found: Any, api: Api) -> list[float] | None:
-    """Return the generated tokens' log-probabilities; None where the server sent none."""
+    """Return the generated tokens' log-probabilities; None if the server sent none."""
     values = found.get("content" if api == "chat" else "token_logprobs") if isinstance(found, dict) else None
     if not isinstance(values, list):
         return None
     if api == "chat":
         values = [item.get("logprob") if isinstance(item, dict) else None for item in values]
-    for value in values:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value > _LOGPROB_SLACK:
-            raise BadReply(f"a log-probability is {value!r}")
-    return [min(float(value), 0.0) for value in values]
+    try:
+        return [finite_logprob(value) for value in values]
+    except ValueError as error:
+        raise BadReply(f"a log-probability is {error}") from error
 
 
-def _token_counts(told: list[int | None], total: int) -> list[int]:
-    """Return each choice's tokens: told by its log-probabilities, else an equal share of the server's total."""
-    if len(told) == 1 and total > 0:
+def _token_counts(known: list[int | None], total: int) -> list[int]:
+    """Return each choice's tokens: as many as its log-probabilities, else an equal share of the server's total."""
+    if len(known) == 1 and total > 0:
         return [total]
-    if all(count is not None for count in told):
-        return [count or 0 for count in told]
-    share, rest = divmod(total, len(told))
-    return [share + (i < rest) for i in range(len(told))]
+    if all(count is not None for count in known):
+        return [count or 0 for count in known]
+    share, rest = divmod(total, len(known))
+    return [share + (i < rest) for i in range(len(known))]
 
 
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
+def _part(body: dict[str, Any], name: str) -> dict[str, Any]:
+    part = body.get(name)
+    if part is None:
+        return {}
+    if not isinstance(part, dict):
+        raise BadReply(f"its {name} is not an object")
+    return part
+
+
+def _count(part: dict[str, Any], name: str) -> int:
+    """Return a count that the server may leave out."""
+    value = part.get(name)
+    try:
+        return 0 if value is None else token_count(value)
+    except ValueError as error:
+        raise BadReply(f"its {name} is {error}; expected an integer from 0 to {MOST_TOKENS:,}") from error

@@ -15,7 +15,7 @@ from mas_gym.policies.fingerprint import model_stamp
 from mas_gym.policies.loop import on_engine_loop
 from mas_gym.policies.meter import Meter
 from mas_gym.policies.openai.wire import SEED_MASK
-from mas_gym.policies.registry import build, written_options
+from mas_gym.policies.options import build, written_options
 from mas_gym.policies.vllm.engine import shared_engine
 
 _numbers = itertools.count()
