@@ -205,6 +205,8 @@ class Tree:
             tree = cls(model.state_from_dict(data["root"]))
             cut = set(data["truncated"])
             for index, parent in enumerate(data["parent"][1:], 1):
+                if not 0 <= parent < index:
+                    raise DataError(f"node {index}: expected an earlier node as its parent, got {parent}")
                 text, recipients = data["texts"][data["text"][index - 1]], tuple(data["recipients"][index - 1])
                 finish = "length" if index in cut else "stop"
                 proposal = Proposal(Action(text, -1), data["tokens"][index], data["logprob"][index], finish)

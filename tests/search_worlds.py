@@ -107,7 +107,11 @@ class HashCritic:
 
     def __init__(self, **settings: Any) -> None:
         self.batches: list[int] = []
+        self.settings = settings
         self.__dict__.update(settings)
+
+    def identity(self) -> dict[str, Any]:
+        return self.settings
 
     def score(self, contexts: Sequence[Any]) -> list[float]:
         self.batches.append(len(contexts))

@@ -17,6 +17,7 @@ import pytest
 from search_worlds import HashCritic, World, by_problem, chain, comparable, problems, talk, talker
 
 import search
+from mas_gym.database import Format
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import DataError, PolicyError, StoreError
 from mas_gym.policies import ScriptedPolicy
@@ -24,11 +25,11 @@ from mas_gym.state import Action
 from mas_gym.tasks.base import Problem
 from search import MCTS, Budget, Proposal, SinglePass, StepBeamSearch, open_store
 from search.store import RunRecord
-from search.store_file import connect
+from search.store.file import FORMAT
 
 RPSV = chain(4)
 PARTS = ("runs", "searches", "texts", "nodes", "candidates", "moments")
-CLOCKS = {"seconds", "finished", "facts"}
+CLOCKS = {"seconds", "finished", "facts", "held", "checksum"}
 
 
 def run(store: Path, planner: Any = None, count: int = 12, **options: Any) -> search.Run:
@@ -195,20 +196,35 @@ def test_when_searches_were_at_work(tmp_path: Path) -> None:
     assert all(before - 0.002 <= start <= end <= time.time() + 0.002 for start, end in spans)
 
 
-def test_failed_searches_are_tried_again(tmp_path: Path) -> None:
-    def flaky(request: Any, seed: int) -> str:
-        if "Question 3:" in request.messages[-1].content:
+class Flaky(ScriptedPolicy):
+    """Its engine fails at one question, until it is mended: no part of what determines a result."""
+
+    broken = True
+
+    def identity(self) -> str:
+        return "talker"
+
+
+def flaky() -> Flaky:
+    def say(request: Any, seed: int) -> str:
+        if policy.broken and "Question 3:" in request.messages[-1].content:
             raise PolicyError("not now")
         return talk(request, seed)
 
-    broken = ScriptedPolicy(flaky, "talker", 16)
-    assert [p.problem_id for p in run(tmp_path / "a.db", policy=broken) if p.error] == ["toy/3"]
+    policy = Flaky(say, "talker", 16)
+    return policy
+
+
+def test_failed_searches_are_tried_again(tmp_path: Path) -> None:
+    policy = flaky()
+    assert [p.problem_id for p in run(tmp_path / "a.db", policy=policy) if p.error] == ["toy/3"]
     with open_store(tmp_path / "a.db") as store:
         assert store.runs()[0].failed == 1
         assert len(list(store.plans())) == 11 and len(list(store.plans(failed=True))) == 12
-    second = run(tmp_path / "a.db")
+    policy.broken = False
+    second = run(tmp_path / "a.db", policy=policy)
     assert all(plan.error is None for plan in second)
-    list(run(tmp_path / "clean.db"))
+    list(run(tmp_path / "clean.db", policy=policy))
     assert rows(tmp_path / "a.db") == rows(tmp_path / "clean.db")
 
 
@@ -349,7 +365,7 @@ def test_reading_while_another_writes(tmp_path: Path) -> None:
 def test_a_locked_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=2))
-    monkeypatch.setattr("search.store_file.BUSY_SECONDS", 0.1)
+    monkeypatch.setattr("mas_gym.database.BUSY_SECONDS", 0.1)
     blocker = sqlite3.connect(path, isolation_level=None)
     blocker.execute("BEGIN EXCLUSIVE")
     with pytest.raises(StoreError, match=r"locked; another process held it"):
@@ -371,7 +387,7 @@ sys.stdin.readline()
 def test_a_store_locked_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=2))
-    monkeypatch.setattr("search.store_file.BUSY_SECONDS", 0.1)
+    monkeypatch.setattr("mas_gym.database.BUSY_SECONDS", 0.1)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", BLOCKER, str(path)], text=True, **pipes) as blocker:
         assert blocker.stdout is not None and blocker.stdout.readline()
@@ -432,7 +448,9 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
 def test_a_full_disk_keeps_what_was_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=3))
-    full = connect(path, create=False).execute("PRAGMA page_count").fetchone()[0] + 4
+    full = FORMAT.connect(path, create=False).execute("PRAGMA page_count").fetchone()[0] + 4
+
+    connect = Format.connect
 
     def small(*args: Any, **kwargs: Any) -> sqlite3.Connection:
         connection = connect(*args, **kwargs)
@@ -440,7 +458,7 @@ def test_a_full_disk_keeps_what_was_finished(tmp_path: Path, monkeypatch: pytest
         connection.execute(f"PRAGMA max_page_count={full}")
         return connection
 
-    monkeypatch.setattr("search.store.connect", small)
+    monkeypatch.setattr(Format, "connect", small)
     plans = run(path, count=40)
     got = []
     with pytest.raises(StoreError, match="disk is full; free some space"):
@@ -488,9 +506,9 @@ def test_a_store_of_another_schema(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version=99")
     connection.close()
-    with pytest.raises(StoreError, match="expected schema 1, got 99"):
+    with pytest.raises(StoreError, match="expected schema 2, got 99"):
         open_store(path)
-    with pytest.raises(StoreError, match="expected schema 1, got 99"):
+    with pytest.raises(StoreError, match="expected schema 2, got 99"):
         run(path)
 
 
@@ -501,7 +519,10 @@ def test_a_damaged_tree_is_reported(tmp_path: Path) -> None:
     connection.execute("UPDATE nodes SET parent = 999 WHERE node = 2")
     connection.commit()
     connection.close()
-    with open_store(path) as store, pytest.raises(StoreError, match="its rows are no tree of MAS 'chain4'"):
+    with (
+        open_store(path) as store,
+        pytest.raises(StoreError, match=r"1 searches are damaged: 'toy/0' \(its tree is not what was written"),
+    ):
         list(store.plans())
 
 

@@ -46,17 +46,16 @@ def trees(bench: Bench, first: int | None = None) -> Iterator[LabelledTree]:
     """
     import rewardmodels
     import search
+    from search.store import engine_identity
 
     assert bench.store is not None and bench.policy is not None
     wanted = {problem.id for problem in bench.task[: first or len(bench.task)]}
-    stamp = str(getattr(bench.policy, "fingerprint", ""))
+    policy = engine_identity("policy", bench.policy)
     with search.open_store(bench.store) as store:
         runs = [
             info
             for info in store.runs()
-            if info.config["training"]
-            and info.config["seed"] == bench.seeds[0]
-            and (info.config["policy"]["name"], info.config["policy"]["fingerprint"]) == (bench.policy.name, stamp)
+            if info.config["training"] and info.config["seed"] == bench.seeds[0] and info.config["policy"] == policy
         ]
     if not runs:
         raise DataError(f"{bench.store}: expected a training run of the policy {bench.policy.name!r}, found none")

@@ -178,7 +178,7 @@ class _Head:
             for _ in range(self.fleet.actors):
                 self._hire()
             try:
-                policy, critic = ray.get(self._members[0].actor.facts.remote())
+                policy, critic = ray.get(self._members[0].actor.facts.remote(store is not None))
             except ray.exceptions.RayError as error:
                 raise _cause(error) from error
             told: Any = None if critic is None else SimpleNamespace(**critic)
@@ -230,6 +230,8 @@ class _Head:
             if self._dry and not self._again and not any(member.open for member in self._members):
                 return
             usage = self._snapshot().usage
+            if record is not None:
+                usage += record.spent
             self._stopped = self._budget.spent(usage, 1)
             if self._stopped is not None:
                 return

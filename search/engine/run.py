@@ -71,7 +71,8 @@ def run(
         training: Answer `Reward` requests with the true reward, for data generation; never at evaluation.
         sampling: Temperature, top-p and cap; the paper's by default.
         budget: Limits of each search. A search that meets one returns the best it has, or fails.
-        run_budget: Limits of the whole run, which ends when they are met; open searches are dropped.
+        run_budget: Limits of the whole run, which ends when they are met; open searches are dropped. With a store,
+            what earlier calls have spent on the run counts too.
         store: A file (or an open `Store`) to which each finished search is written at once. Searches that it
             already holds are not repeated: their plans are read back. Failed ones are tried again.
         run_name: A name for this run in the store, which then refuses to go on with other settings.
@@ -137,6 +138,7 @@ class Run(Iterator[Plan]):
         self._seen: set[str] = set()
         self._keys = self._calls = 0
         self._ended = Usage()
+        self._earlier = record.spent if record is not None else Usage()
         self._started = self._told = perf_counter()
         self._error: Exception | None = None
         self._closed = False
@@ -185,6 +187,10 @@ class Run(Iterator[Plan]):
         if self._closed:
             return
         self._closed, self._source = True, None
+        if self._record is not None:
+            # Calls that were under way were asked for, though nobody waits for them.
+            asked = replace(self.usage, agent_calls=max(self._calls, self.usage.agent_calls))
+            self._record.spend(asked - self._ended)
         for search in self._active:
             self._ended += search.usage
         self._active.clear()
@@ -275,7 +281,7 @@ class Run(Iterator[Plan]):
         if self._budget == Budget():
             return False
         # Calls that are under way are spent, though no search has been billed for them yet.
-        reason = self._budget.spent(replace(self.usage, agent_calls=self._calls), wanted)
+        reason = self._budget.spent(self._earlier + replace(self.usage, agent_calls=self._calls), wanted)
         if reason:
             self.stop(reason)
         return bool(reason)
@@ -379,7 +385,7 @@ class Run(Iterator[Plan]):
     def _deadlines(self) -> list[float]:
         deadlines = [d for search in self._active if (d := search.deadline) is not None]
         if self._budget.seconds is not None:
-            deadlines.append(self._started + self._budget.seconds)
+            deadlines.append(self._started + self._budget.seconds - self._earlier.seconds)
         return deadlines
 
     def _patience(self) -> float | None:

@@ -16,13 +16,14 @@ from mas_gym.tasks.base import Problem
 from search.engine.active import Made, Setup
 from search.engine.run import Run
 from search.engine.settings import Budget, Sampling
-from search.plan import Plan
+from search.plan import Plan, Usage
 from search.protocol import Critic, Planner, bind_planner
+from search.store import engine_identity
 
 READY = "ready"
 """What an actor says first."""
 
-_CRITIC_FACTS = ("name", "fingerprint", "terminal_only", "free", "scores_actions")
+_CRITIC_FACTS = ("terminal_only", "free", "scores_actions")
 
 
 class Job(NamedTuple):
@@ -51,12 +52,16 @@ class _Outbox:
 
     def __init__(self) -> None:
         self.found: deque[Found] = deque()
+        self.spent = Usage()
 
     def load(self, problem: Problem) -> None:
         return None
 
     def save(self, problem: Problem, plan: Plan, made: Mapping[tuple[bytes, str], Made]) -> None:
         self.found.append(Found(problem, plan, made, {}))
+
+    def spend(self, usage: Usage) -> None:
+        """Dropped searches: the head has ended the run, and nobody listens."""
 
     def close(self) -> None:
         return None
@@ -103,12 +108,17 @@ class Worker:
         self._policy = make_policy()
         self._critic = make_critic() if make_critic is not None else None
 
-    def facts(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Return what the head must know of policy and critic."""
-        critic = self._critic
-        told = {name: getattr(critic, name) for name in _CRITIC_FACTS if hasattr(critic, name)}
-        policy = {"name": self._policy.name, "fingerprint": getattr(self._policy, "fingerprint", "")}
-        return policy, told if critic is not None else None
+    def facts(self, stored: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Return what the head must know of policy and critic: for a store, their identities too."""
+
+        def stated(role: str, engine: Any) -> dict[str, Any]:
+            return engine_identity(role, engine) if stored else {"name": engine.name}
+
+        policy, critic = stated("policy", self._policy), self._critic
+        if critic is None:
+            return policy, None
+        more = {name: getattr(critic, name) for name in _CRITIC_FACTS if hasattr(critic, name)}
+        return policy, stated("critic", critic) | more
 
     def give(self, number: int, problems: Sequence[Problem | None]) -> None:
         """Take more problems, in parcels counted from 0; None says that these were the last."""

@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mas_gym.errors import MissingDependencyError
-from search.store_rows import readable
-
-if TYPE_CHECKING:
-    from search.store import RunInfo
+from search.store.info import RunInfo
+from search.store.rows import CandidateRow, NodeRow, recipients_of
 
 SCHEMA = 1
 BATCH = 10_000
-QUERY = """
-SELECT s.problem, q.text, r.text, n.node, n.parent, n.speaker, n.recipients, t.text, n.terminal,
-       n.visits, n.total, n.q, n.value, n.tokens, n.logprob, n.finish, n.seed,
-       c.rank, c.score, a.text, c.correct
-FROM searches s
-JOIN nodes n ON n.search = s.id
-JOIN texts q ON q.id = s.question
-JOIN texts r ON r.id = s.reference
-LEFT JOIN texts t ON t.id = n.text
-LEFT JOIN candidates c ON c.search = s.id AND c.node = n.node
-LEFT JOIN texts a ON a.id = c.answer
-WHERE s.run = ? AND s.error IS NULL
-ORDER BY s.problem, n.node
-"""
 TEXT = {"problem", "question", "reference", "text", "finish", "answer"}
 NUMBER = {"total", "q", "value", "logprob", "score"}
 FLAG = {"terminal", "correct"}
@@ -40,18 +24,28 @@ COLUMNS = [
     "rank", "score", "answer", "correct",
 ]  # fmt: skip
 
+ExportedSearch = tuple[dict[str, Any], list[NodeRow], list[CandidateRow]]
+"""A row of ``searches`` with its nodes and candidates."""
 
-def batches(connection: sqlite3.Connection, run: str) -> Iterator[dict[str, list[Any]]]:
-    """Yield the rows of one run by problem and node, as columns, a few thousand at a time."""
-    cursor = connection.execute(QUERY, (run,))
-    while rows := cursor.fetchmany(BATCH):
-        columns = dict(zip(COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
-        for name in TEXT:
-            columns[name] = [None if value is None else _plain(readable(value)) for value in columns[name]]
-        for name in FLAG:
-            columns[name] = [None if value is None else bool(value) for value in columns[name]]
-        columns["recipients"] = [[int(r) for r in value.split(",")] if value else [] for value in columns["recipients"]]
-        yield columns
+
+def _rows(row: dict[str, Any], nodes: list[NodeRow], candidates: list[CandidateRow]) -> Iterator[list[Any]]:
+    """Yield a search's nodes, one for each candidate at a node that has several."""
+    ends: dict[int, list[CandidateRow]] = {}
+    for candidate in candidates:
+        ends.setdefault(candidate.node, []).append(candidate)
+    for node in nodes:
+        said = [row["problem"], row["question"], row["reference"], node.node, node.parent, node.speaker]
+        said += [recipients_of(node), node.text, bool(node.terminal), *node[7:]]
+        for end in ends.get(node.node, [None]):
+            rank = [None] * 4 if end is None else [end.rank, end.score, end.answer, bool(end.correct)]
+            yield [value if not isinstance(value, str) else _plain(value) for value in (*said, *rank)]
+
+
+def batches(searches: Iterable[ExportedSearch]) -> Iterator[dict[str, list[Any]]]:
+    """Yield the rows of searches by problem and node, as columns, a few thousand at a time."""
+    rows = (row for search in searches for row in _rows(*search))
+    while batch := list(islice(rows, BATCH)):
+        yield dict(zip(COLUMNS, map(list, zip(*batch, strict=True)), strict=True))
 
 
 def _plain(text: str) -> str:
@@ -60,7 +54,7 @@ def _plain(text: str) -> str:
 
 
 def arrow_schema(info: RunInfo) -> Any:
-    """Return the Arrow schema, which carries the run's settings as metadata."""
+    """Return the Arrow schema, with the run's config as metadata."""
     pa = _pyarrow()
     kinds = {
         name: pa.string()
@@ -77,15 +71,15 @@ def arrow_schema(info: RunInfo) -> Any:
     return pa.schema(list(kinds.items()), metadata={"mas_gym": json.dumps(about, sort_keys=True)})
 
 
-def write_parquet(connection: sqlite3.Connection, info: RunInfo, path: Path) -> int:
-    """Write one run as Parquet, whole or not at all, and return the number of rows."""
+def write_parquet(searches: Iterable[ExportedSearch], info: RunInfo, path: Path) -> int:
+    """Write one run as Parquet, completely or not at all, and return the number of rows."""
     pa = _pyarrow()
     from pyarrow import parquet
 
     schema, part, count = arrow_schema(info), path.with_name(path.name + ".part"), 0
     try:
         with parquet.ParquetWriter(part, schema) as writer:
-            for columns in batches(connection, info.run):
+            for columns in batches(searches):
                 table = pa.table(columns, schema=schema)
                 writer.write_table(table)
                 count += table.num_rows
@@ -95,7 +89,7 @@ def write_parquet(connection: sqlite3.Connection, info: RunInfo, path: Path) -> 
     return count
 
 
-def to_dataset(connection: sqlite3.Connection, info: RunInfo) -> Any:
+def to_dataset(searches: Iterable[ExportedSearch], info: RunInfo) -> Any:
     """Return one run as a ``datasets.Dataset``."""
     pa = _pyarrow()
     try:
@@ -103,7 +97,7 @@ def to_dataset(connection: sqlite3.Connection, info: RunInfo) -> Any:
     except ImportError as error:
         raise MissingDependencyError("a data set needs datasets: pip install 'mas-gym[data]'") from error
     schema = arrow_schema(info)
-    tables = [pa.table(columns, schema=schema) for columns in batches(connection, info.run)]
+    tables = [pa.table(columns, schema=schema) for columns in batches(searches)]
     return Dataset(pa.concat_tables(tables) if tables else schema.empty_table())
 
 

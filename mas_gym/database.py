@@ -1,0 +1,144 @@
+"""SQLite files of this project: how one is created, recognised, upgraded and opened, and what its errors mean."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mas_gym.errors import MASGymError
+
+BUSY_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of file.
+
+    Attributes:
+        name: What error messages call it, such as ``"store"``.
+        application: SQLite's application id of such files.
+        schema: The schema that is written, SQLite's user version.
+        tables: The statements that create its tables, each ended by ``;`` and a line break.
+        error: Raised for whatever is wrong with a file.
+        origin: How such a file comes to be, for the message about a missing one.
+        upgrades: For each older schema that can still be read, what turns it into the current one, in a transaction.
+    """
+
+    name: str
+    application: int
+    schema: int
+    tables: str
+    error: type[MASGymError]
+    origin: str
+    upgrades: Mapping[int, Callable[[sqlite3.Connection], None]] = field(default_factory=dict)
+
+    @contextmanager
+    def explained(self, path: Path) -> Iterator[None]:
+        """Turn SQLite's errors into ours, with the reason and the remedy. What was committed before is safe."""
+        try:
+            yield
+        except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
+            raise self.error(f"{self.name} {path}: {error}; {_remedy(error)}") from error
+
+    def connect(self, path: Path, *, create: bool) -> sqlite3.Connection:
+        """Open a file in autocommit mode.
+
+        Args:
+            path: The file.
+            create: Create it if it is missing or empty, and upgrade an older schema. Without it an older schema that
+                can be read stays as it is.
+
+        Raises:
+            MASGymError: `error`: the file is missing, of another kind or schema, or cannot be opened.
+        """
+        if not create and not path.is_file():
+            raise self.error(f"{self.name} {path}: no such file; {self.origin}")
+        with self.explained(path):
+            connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+        try:
+            with self.explained(path):
+                self._prepare(connection, path, create)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection, path: Path, create: bool) -> None:
+        # One transaction: another process may be creating the tables between two reads.
+        with transaction(connection, "DEFERRED"):
+            version = self._version(connection, path)
+        if version is None and not create:
+            raise self.error(f"{self.name} {path}: an empty file; {self.origin}")
+        if version is None:
+            connection.execute("PRAGMA journal_mode=WAL")
+        if version != self.schema and create:
+            with transaction(connection):
+                self._create(connection, path)
+        # In WAL mode this survives the death of the process at any moment; only a power cut can lose the last commits.
+        connection.execute("PRAGMA synchronous=NORMAL")
+
+    def _create(self, connection: sqlite3.Connection, path: Path) -> None:
+        # Read again: another process may have done this while we waited for the lock.
+        version = self._version(connection, path)
+        if version is None:
+            for statement in self.tables.split(";\n"):
+                connection.execute(statement)
+        elif version != self.schema:
+            self.upgrades[version](connection)
+        connection.execute(f"PRAGMA application_id={self.application}")
+        connection.execute(f"PRAGMA user_version={self.schema}")
+
+    def _version(self, connection: sqlite3.Connection, path: Path) -> int | None:
+        """Return the file's schema; None if it has no tables yet."""
+        application, version = (
+            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+        )
+        [tables] = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if application != self.application:
+            if tables:
+                raise self.error(f"{self.name} {path}: an SQLite file of another program; use another path")
+            return None
+        if version != self.schema and version not in self.upgrades:
+            raise self.error(
+                f"{self.name} {path}: expected schema {self.schema}, got {version}; read it with the version that "
+                "wrote it, or use another path"
+            )
+        return int(version)
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
+    """Commit at the end; roll back on any error, Ctrl-C included."""
+    connection.execute(f"BEGIN {kind}")
+    try:
+        yield
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether an error of SQLite means that the file is damaged, and not that it is busy, full or read-only."""
+    text = str(error)
+    damaged = ("malformed", "not a database", "Could not decode", "no such", "disk I/O", "corrupt", "too big")
+    return isinstance(error, UnicodeDecodeError) or any(sign in text for sign in damaged)
+
+
+def _remedy(error: Exception) -> str:
+    text = str(error)
+    if isinstance(error, OverflowError):
+        return "a number is too large to be stored"
+    if "full" in text:
+        return "the disk is full; free some space and run the same command again: finished searches are kept"
+    if "locked" in text or "busy" in text:
+        return f"another process held it for over {BUSY_SECONDS:g} seconds; try again when it is done"
+    if "readonly" in text or "unable to open" in text:
+        return "check that its folder exists and that both may be written"
+    if is_damage(error):
+        return "it is damaged or no SQLite file; use another path, or recover it with sqlite3's .recover"
+    return "use another path if this goes on"

@@ -1,0 +1,189 @@
+"""The store's file: its tables, the digests that guard its rows, and the upgrade from older schemas."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from mas_gym.database import Format
+from mas_gym.errors import StoreError
+
+TABLES = """
+CREATE TABLE runs (
+    run TEXT PRIMARY KEY,           -- digest of config
+    name TEXT UNIQUE,               -- given by the user, or NULL
+    config TEXT NOT NULL,           -- JSON: all that determines the results
+    facts TEXT NOT NULL,            -- JSON: versions, task, first start, number of problems, what was spent
+    held BLOB,                      -- number of its searches and of failed ones, and XOR of their checksums
+    checksum BLOB                   -- digest of the row
+) WITHOUT ROWID;
+CREATE TABLE texts (
+    id BLOB PRIMARY KEY,            -- digest of the text
+    text NOT NULL                   -- TEXT; BLOB (UTF-8 with surrogates passed) if TEXT cannot hold it
+) WITHOUT ROWID;
+CREATE TABLE searches (
+    id INTEGER PRIMARY KEY,         -- digest of run and problem
+    run TEXT NOT NULL REFERENCES runs,
+    problem TEXT NOT NULL,
+    question BLOB NOT NULL REFERENCES texts,
+    reference BLOB NOT NULL REFERENCES texts,
+    kind TEXT NOT NULL,
+    answer BLOB REFERENCES texts,
+    correct INTEGER NOT NULL,
+    stopped TEXT,
+    error TEXT,
+    agent_calls INTEGER NOT NULL,
+    generated_tokens INTEGER NOT NULL,
+    reward_calls INTEGER NOT NULL,
+    reward_hits INTEGER NOT NULL,
+    prompt_tokens INTEGER NOT NULL,
+    cached_tokens INTEGER NOT NULL,
+    dropped_tokens INTEGER NOT NULL,
+    seconds REAL NOT NULL,          -- wall clock, like the next column: not part of the result
+    finished TEXT NOT NULL,
+    metadata TEXT,                  -- JSON: the problem's
+    parts BLOB,                     -- digest of its rows in nodes, candidates and moments
+    checksum BLOB                   -- digest of the row
+);
+CREATE INDEX searches_of_run ON searches (run, problem);
+CREATE TABLE nodes (
+    search INTEGER NOT NULL REFERENCES searches,
+    node INTEGER NOT NULL,          -- 0 is the root; parents come before children
+    parent INTEGER NOT NULL,
+    speaker INTEGER NOT NULL,
+    recipients TEXT NOT NULL,       -- node indices with commas
+    text BLOB REFERENCES texts,     -- NULL at the root
+    terminal INTEGER NOT NULL,
+    visits INTEGER NOT NULL,        -- N
+    total REAL NOT NULL,            -- W
+    q REAL,                         -- W / N, NULL if N is 0
+    value REAL,
+    tokens INTEGER NOT NULL,
+    logprob REAL,
+    finish TEXT NOT NULL,
+    seed INTEGER,
+    PRIMARY KEY (search, node)
+) WITHOUT ROWID;
+CREATE TABLE candidates (
+    search INTEGER NOT NULL REFERENCES searches,
+    rank INTEGER NOT NULL,          -- from 1
+    node INTEGER NOT NULL,
+    score REAL,
+    answer BLOB REFERENCES texts,
+    correct INTEGER NOT NULL,
+    PRIMARY KEY (search, rank)
+) WITHOUT ROWID;
+CREATE TABLE moments (
+    search INTEGER NOT NULL REFERENCES searches,
+    step INTEGER NOT NULL,
+    agent_calls INTEGER NOT NULL,
+    generated_tokens INTEGER NOT NULL,
+    node INTEGER,
+    answer BLOB REFERENCES texts,
+    correct INTEGER,
+    PRIMARY KEY (search, step)
+) WITHOUT ROWID;
+"""
+PARTS = {"nodes": "node", "candidates": "rank", "moments": "step"}
+"""The tables that hold parts of a search, with the column that orders them."""
+
+
+def digest(*parts: str) -> bytes:
+    """Return 16 bytes that stand for texts, equal on every machine."""
+    state = blake2b(digest_size=16)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        state.update(f"{len(data)}|".encode() + data)
+    return state.digest()
+
+
+def checksum(rows: Sequence[Any]) -> bytes:
+    """Return the digest of rows as SQLite gives them back."""
+    return blake2b(ascii(rows).encode(), digest_size=16).digest()
+
+
+def part_rows(connection: sqlite3.Connection, search: int) -> list[list[tuple[Any, ...]]]:
+    """Return a search's rows in each of `PARTS`, all columns, in order."""
+    return [
+        connection.execute(f"SELECT * FROM {table} WHERE search = ? ORDER BY {order}", (search,)).fetchall()
+        for table, order in PARTS.items()
+    ]
+
+
+class Held(NamedTuple):
+    """Which searches a run holds: equal if and only if they are the same ones, as they were written."""
+
+    searches: int = 0
+    failed: int = 0
+    marks: int = 0
+
+    @classmethod
+    def of(cls, connection: sqlite3.Connection, run: str) -> Held:
+        """Return what is there of a run."""
+        query = "SELECT checksum, error IS NOT NULL FROM searches WHERE run = ?"
+        return cls.of_rows(connection.execute(query, (run,)))
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[tuple[bytes | None, int]]) -> Held:
+        """Combine checksums of searches and whether they failed."""
+        held = cls()
+        for mark, failed in rows:
+            held = held.changed(mark, failed, 1)
+        return held
+
+    def changed(self, mark: bytes | None, failed: int, by: int) -> Held:
+        """Add a search (``by`` is 1), or take it away (-1)."""
+        return Held(self.searches + by, self.failed + by * failed, self.marks ^ int.from_bytes(mark or b"", "big"))
+
+    def pack(self) -> bytes:
+        """Return the stored form."""
+        return self.searches.to_bytes(8, "big") + self.failed.to_bytes(8, "big") + self.marks.to_bytes(16, "big")
+
+    @classmethod
+    def unpack(cls, stored: bytes) -> Held:
+        """Read `pack` back."""
+        return cls(*(int.from_bytes(part, "big") for part in (stored[:8], stored[8:16], stored[16:])))
+
+
+def seal_search(connection: sqlite3.Connection, search: int) -> bytes:
+    """Write the digests of a search whose rows are in place, and return its checksum."""
+    parts = checksum(part_rows(connection, search))
+    connection.execute("UPDATE searches SET parts = ?, checksum = NULL WHERE id = ?", (parts, search))
+    row = connection.execute("SELECT * FROM searches WHERE id = ?", (search,)).fetchone()
+    # The checksum is the last column, and covers all others.
+    mark = checksum(row[:-1])
+    connection.execute("UPDATE searches SET checksum = ? WHERE id = ?", (mark, search))
+    return mark
+
+
+def seal_run(connection: sqlite3.Connection, run: str, held: Held) -> None:
+    """Write what a run holds, and the digest of its row."""
+    connection.execute("UPDATE runs SET held = ? WHERE run = ?", (held.pack(), run))
+    row = connection.execute("SELECT * FROM runs WHERE run = ?", (run,)).fetchone()
+    connection.execute("UPDATE runs SET checksum = ? WHERE run = ?", (checksum(row[:-1]), run))
+
+
+def _upgrade_1(connection: sqlite3.Connection) -> None:
+    """Add what schema 1 lacks: metadata, digests."""
+    columns = {"runs": ("held BLOB", "checksum BLOB"), "searches": ("metadata TEXT", "parts BLOB", "checksum BLOB")}
+    for table, added in columns.items():
+        for column in added:
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+    for (search,) in connection.execute("SELECT id FROM searches").fetchall():
+        seal_search(connection, search)
+    for (run,) in connection.execute("SELECT run FROM runs").fetchall():
+        seal_run(connection, run, Held.of(connection, run))
+
+
+FORMAT = Format(
+    name="store",
+    application=0x4D415347,
+    schema=2,
+    tables=TABLES,
+    error=StoreError,
+    origin="search.run(..., store=path) creates one",
+    upgrades={1: _upgrade_1},
+)
+explained = FORMAT.explained

@@ -1,0 +1,233 @@
+"""A run's place in a store, for writing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from time import perf_counter
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from mas_gym.database import transaction
+from mas_gym.dynamics import Dynamics
+from mas_gym.errors import DataError, StoreError
+from mas_gym.graph import MAS
+from mas_gym.policies.meter import money_of
+from mas_gym.tasks.base import Problem
+from search.plan import Plan, Usage
+from search.store.config import continues, differences, run_config, run_facts
+from search.store.file import FORMAT, Held, digest, explained, seal_run
+from search.store.info import RunInfo, read_run
+from search.store.lock import RunLock
+from search.store.rows import Damage, Reader, Writer, metadata_text, search_id
+from search.store.store import Store
+
+if TYPE_CHECKING:
+    from search.engine.active import Made, Setup
+
+logger = logging.getLogger("search.store")
+
+
+class RunRecord:
+    """One run's place in a store, for writing; other writers are kept out of it.
+
+    Attributes:
+        spent: What earlier processes have spent on this run, dropped searches included; seconds are wall-clock time.
+    """
+
+    def __init__(
+        self, path: Path, config: Mapping[str, Any], facts: Mapping[str, Any], name: str | None, policy: object = None
+    ) -> None:
+        """Open the store, and start or resume the run.
+
+        Args:
+            path: The file.
+            config: All that determines the run's results.
+            facts: What does not.
+            name: What to call the run.
+            policy: The policy whose money is spent on this run from now on, if its engines have a price.
+
+        Raises:
+            StoreError: The store cannot be written, the run is being written by another process, or the name and the
+                settings do not belong together.
+        """
+        text = json.dumps(config, sort_keys=True)
+        self.path, self.run = path, digest(text).hex()
+        self._connection = FORMAT.connect(path, create=True)
+        self._reader, self._writer = Reader(self._connection), Writer(self._connection)
+        self._dynamics = Dynamics(_mas_of(config))
+        try:
+            self._lock = RunLock(path, self.run)
+        except BaseException:
+            self._connection.close()
+            raise
+        try:
+            with explained(path), transaction(self._connection):
+                self._start(name, config, text, facts)
+        except BaseException:
+            self.close()
+            raise
+        self._policy, self._paid, self._money = policy, money_of(policy) or 0.0, self._facts.get("money", 0.0)
+        self.spent = Usage(**self._facts.get("spent", {}))
+        self._fresh, self._opened = Usage(), perf_counter()
+
+    def _start(self, name: str | None, config: Mapping[str, Any], text: str, facts: Mapping[str, Any]) -> None:
+        """Create the run's row, or read it and bring it up to date."""
+        self._check_name(name, config)
+        found = self._known()
+        if found is None:
+            self._announce(config)
+            row = (self.run, name, text, json.dumps(facts, sort_keys=True))
+            self._connection.execute("INSERT OR REPLACE INTO runs (run, name, config, facts) VALUES (?, ?, ?, ?)", row)
+        elif name is not None and found.name is None:
+            self._connection.execute("UPDATE runs SET name = ? WHERE run = ?", (name, self.run))
+        elif name is not None and found.name != name:
+            raise StoreError(
+                f"store {self.path}: the run with these settings is named {found.name!r}, got {name!r}; "
+                f"use run_name={found.name!r}, or none"
+            )
+        self._facts: dict[str, Any] = dict(facts if found is None else found.facts)
+        # A run that is resumed with more problems is to search that many.
+        wanted = max(facts.get("problems") or 0, self._facts.get("problems") or 0) or None
+        self._held = Held.of(self._connection, self.run)
+        if found is not None and (self._held.searches, self._held.failed) != (found.searches, found.failed):
+            logger.warning(
+                "store %s: %d searches were lost; they are run again", self.path, found.searches - self._held.searches
+            )
+        self._note(problems=wanted)
+
+    def _known(self) -> RunInfo | None:
+        """Return the run's row; None if there is none, or if it is damaged and is to be written anew."""
+        try:
+            return read_run(self._connection, self.run)
+        except Damage as damage:
+            logger.warning("store %s: the facts of this run are damaged (%s) and are written anew", self.path, damage)
+            return None
+
+    def _check_name(self, name: str | None, config: Mapping[str, Any]) -> None:
+        row = self._connection.execute("SELECT run FROM runs WHERE name = ?", (name,)).fetchone()
+        if row is None or row[0] == self.run:
+            return
+        try:
+            old = read_run(self._connection, row[0])
+        except Damage as damage:
+            raise StoreError(f"store {self.path}: the run {name!r} is damaged ({damage}); use another name") from damage
+        assert old is not None
+        if old.config.get("schema") != config.get("schema"):
+            raise StoreError(
+                f"store {self.path}: the run {name!r} was made with an earlier form of identity, which does not state "
+                "all that determines its results; it stays readable under this name: start anew under another one"
+            )
+        changed = "; ".join(differences(old.config, config))
+        raise StoreError(
+            f"store {self.path}: the run {name!r} was made with other settings: {changed}; "
+            "use the same settings, another name, or another store"
+        )
+
+    def _announce(self, config: Mapping[str, Any]) -> None:
+        """Name the runs that this one would have resumed before identities were stated in full."""
+        if "schema" not in config:
+            return
+        for (run,) in self._connection.execute("SELECT run FROM runs").fetchall():
+            try:
+                info = read_run(self._connection, run)
+            except Damage:
+                continue
+            if info is not None and continues(info.config, config):
+                logger.warning(
+                    "store %s: the run %s (%s) was made with an earlier form of identity of its planner, policy and "
+                    "critic; it stays readable, and this run starts anew",
+                    self.path,
+                    ascii(info.name or run[:8]),
+                    ascii(info.label),
+                )
+
+    def _note(self, **facts: Any) -> None:
+        """Write the run's row."""
+        self._facts |= facts
+        row = (json.dumps(self._facts, sort_keys=True), self.run)
+        self._connection.execute("UPDATE runs SET facts = ? WHERE run = ?", row)
+        seal_run(self._connection, self.run, self._held)
+
+    def load(self, problem: Problem) -> Plan | None:
+        """Return the finished search of a problem; None if there is none, if it failed, or if it is damaged.
+
+        Raises:
+            DataError: It was made for another question.
+            ConfigError: The problem's metadata is not JSON-able.
+        """
+        metadata_text(problem)
+        try:
+            with explained(self.path), self._reader.snapshot():
+                row = self._reader.row(search_id(self.run, problem.id))
+                if row is None or row["error"] is not None:
+                    return None
+                plan = self._reader.plan(row, self._dynamics)
+        except Damage as damage:
+            logger.warning(
+                "store %s: the search of %s is damaged (%s) and is run again", self.path, ascii(problem.id), damage
+            )
+            return None
+        if (row["question"], row["reference"], row["kind"]) != (problem.question, problem.answer, problem.kind):
+            raise DataError(
+                f"store {self.path}: the problem {problem.id!r} has changed since it was searched; "
+                "use the same data, or another store"
+            )
+        return plan
+
+    def save(self, problem: Problem, plan: Plan, made: Mapping[tuple[bytes, str], Made]) -> None:
+        """Write a search that has ended, and what it cost, in one transaction."""
+        seeds = {key: entry.seed for key, entry in made.items()}
+        with explained(self.path), transaction(self._connection):
+            key = (search_id(self.run, problem.id),)
+            query = "SELECT checksum, error IS NOT NULL FROM searches WHERE id = ?"
+            for mark, failed in self._connection.execute(query, key).fetchall():
+                self._held = self._held.changed(mark, failed, -1)
+            mark = self._writer.search(self.run, problem, plan, seeds)
+            self._held = self._held.changed(mark, plan.error is not None, 1)
+            self._spend(plan.usage)
+
+    def spend(self, usage: Usage) -> None:
+        """Count what was spent on searches that are not saved: those that a stop drops."""
+        try:
+            with explained(self.path), transaction(self._connection):
+                self._spend(usage)
+        except StoreError as error:
+            # The run is at its end, perhaps for this very reason.
+            logger.warning("what dropped searches have cost is not counted: %s", error)
+
+    def _spend(self, usage: Usage) -> None:
+        self._fresh += usage
+        total = replace(self.spent + self._fresh, seconds=self.spent.seconds + perf_counter() - self._opened)
+        # What open requests have cost by now is noted too: the servers will not give it back.
+        money = money_of(self._policy)
+        paid = {} if money is None else {"money": self._money + money - self._paid}
+        self._note(spent=asdict(total), **paid)
+
+    def close(self) -> None:
+        """Close the file and release the run; safe to call twice."""
+        self._connection.close()
+        self._lock.close()
+
+
+def open_record(
+    store: Store | str | os.PathLike[str], setup: Setup, problems: Iterable[Problem], policy: Any, name: str | None
+) -> RunRecord:
+    """Open the place of a run in a store; see `search.run`.
+
+    Raises:
+        IdentityError: A part of the run cannot state its identity.
+        StoreError: As for `RunRecord`.
+    """
+    path = store.path if isinstance(store, Store) else Path(store)
+    return RunRecord(path, run_config(setup, problems, policy), run_facts(setup, problems), name, policy)
+
+
+def _mas_of(config: Mapping[str, Any]) -> MAS:
+    from mas_gym.loading import load_mas
+
+    return load_mas(MappingProxyType(dict(config["mas"])))

@@ -1,0 +1,339 @@
+"""Plans as rows and back."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from mas_gym.database import is_damage, transaction
+from mas_gym.dynamics import Dynamics
+from mas_gym.errors import ConfigError, MASGymError
+from mas_gym.state import MASState
+from mas_gym.tasks.base import Problem
+from search.plan import AnytimePoint, Candidate, Plan, Usage
+from search.store.file import PARTS, Held, checksum, digest, part_rows, seal_search
+from search.tree import SCHEMA as TREE_SCHEMA
+from search.tree import Tree
+
+Seeds = Mapping[tuple[bytes, str], int]
+"""The seed of each message, by the digest of the state in which it was said and its text."""
+
+_USAGE = [field.name for field in fields(Usage)]
+
+
+class Damage(Exception):
+    """What is stored of one search is not what was written."""
+
+
+class NodeRow(NamedTuple):
+    """A row of ``nodes``, its text resolved."""
+
+    search: int
+    node: int
+    parent: int
+    speaker: int
+    recipients: str
+    text: str | None
+    terminal: int
+    visits: int
+    total: float
+    q: float | None
+    value: float | None
+    tokens: int
+    logprob: float | None
+    finish: str
+    seed: int | None
+
+
+class CandidateRow(NamedTuple):
+    """A row of ``candidates``, its answer resolved."""
+
+    search: int
+    rank: int
+    node: int
+    score: float | None
+    answer: str | None
+    correct: int
+
+
+def search_id(run: str, problem_id: str) -> int:
+    """Return the key of a search, the same in every store."""
+    return int.from_bytes(digest(run, problem_id)[:8], "big") >> 1
+
+
+def metadata_text(problem: Problem) -> str:
+    """Return a problem's metadata as JSON.
+
+    Raises:
+        ConfigError: It holds what JSON does not.
+    """
+    try:
+        return json.dumps(dict(problem.metadata), sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"problem {problem.id!r}: expected JSON-able metadata, got {error}; drop the rest, or run without a store"
+        ) from error
+
+
+class Writer:
+    """Writes the rows of one search, inside a transaction."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        """Write through a connection."""
+        self._connection = connection
+
+    def text(self, text: str | None) -> bytes | None:
+        """Store a text once and return its key."""
+        if text is None:
+            return None
+        key = digest(text)
+        self._connection.execute("INSERT OR IGNORE INTO texts VALUES (?, ?)", (key, _storable(text)))
+        return key
+
+    def search(self, run: str, problem: Problem, plan: Plan, seeds: Seeds) -> bytes:
+        """Store a plan with its tree, in place of an earlier one of the same problem, and return its checksum."""
+        key = search_id(run, problem.id)
+        for table in PARTS:
+            self._connection.execute(f"DELETE FROM {table} WHERE search = ?", (key,))
+        row = {
+            "id": key,
+            "run": run,
+            "problem": _storable(problem.id),
+            "question": self.text(problem.question),
+            "reference": self.text(problem.answer),
+            "kind": problem.kind,
+            "answer": self.text(plan.answer),
+            "correct": int(bool(plan.correct)),
+            "stopped": plan.stopped,
+            "error": None if plan.error is None else _storable(plan.error),
+            **{name: getattr(plan.usage, name) for name in _USAGE},
+            "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "metadata": metadata_text(problem),
+        }
+        marks = ", ".join("?" * len(row))
+        self._connection.execute(
+            f"INSERT OR REPLACE INTO searches ({', '.join(row)}) VALUES ({marks})", tuple(row.values())
+        )
+        if plan.tree is not None:
+            self._many("nodes", self._nodes(key, plan.tree, seeds))
+        self._many("candidates", (self._candidate(key, rank, c) for rank, c in enumerate(plan.candidates, 1)))
+        self._many("moments", (self._moment(key, step, m) for step, m in enumerate(plan.anytime)))
+        return seal_search(self._connection, key)
+
+    def _many(self, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        iterator = iter(rows)
+        first = next(iterator, None)
+        if first is not None:
+            marks = ", ".join("?" * len(first))
+            statement = f"INSERT INTO {table} VALUES ({marks})"
+            self._connection.execute(statement, first)
+            self._connection.executemany(statement, iterator)
+
+    def _nodes(self, key: int, tree: Tree, seeds: Seeds) -> Iterator[tuple[Any, ...]]:
+        for node in tree:
+            state = node.state
+            said = state.parent is not None and node.id > 0
+            yield (
+                key,
+                node.id,
+                node.parent,
+                state.speaker,
+                ",".join(map(str, state.recipients)),
+                self.text(state.text) if said else None,
+                int(tree.is_terminal(node.id)),
+                node.visits,
+                node.total,
+                node.q,
+                node.value,
+                node.tokens,
+                node.logprob,
+                node.finish_reason,
+                seeds.get((state.parent.digest, state.text)) if said and state.parent is not None else None,
+            )
+
+    def _candidate(self, key: int, rank: int, candidate: Candidate) -> tuple[Any, ...]:
+        return key, rank, candidate.node, candidate.score, self.text(candidate.answer), int(bool(candidate.correct))
+
+    def _moment(self, key: int, step: int, moment: AnytimePoint) -> tuple[Any, ...]:
+        answer = self.text(moment.answer)
+        return key, step, moment.agent_calls, moment.generated_tokens, moment.node, answer, moment.correct
+
+
+class Reader:
+    """Reads searches back, each in one snapshot, and checks them against their digests; stores of schema 1 have none.
+
+    What cannot be read, or is not what was written, raises `Damage`.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        """Read through a connection."""
+        self._connection = connection
+        [version] = connection.execute("PRAGMA user_version").fetchone()
+        self.sealed = version > 1
+
+    def searches(self, run: str) -> tuple[list[int], str]:
+        """Return the keys of a run's searches by problem id, and what is wrong with this list, normally nothing."""
+        columns = "s.checksum, s.error IS NOT NULL, r.held" if self.sealed else "NULL, 0, NULL"
+        query = (
+            f"SELECT s.id, {columns} FROM runs r JOIN searches s ON s.run = r.run WHERE r.run = ? ORDER BY s.problem"
+        )
+        rows = self._connection.execute(query, (run,)).fetchall()
+        keys = [row[0] for row in rows]
+        if self.sealed and rows and Held.of_rows(row[1:3] for row in rows) != (held := Held.unpack(rows[0][3])):
+            return keys, f"expected {held.searches} searches as they were written, found {len(keys)} or others"
+        return keys, ""
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Read everything inside from one state of the file.
+
+        Raises:
+            Damage: What is read is damaged.
+        """
+        try:
+            with transaction(self._connection, "DEFERRED"):
+                yield
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            if is_damage(error):
+                raise Damage(str(error)) from error
+            raise
+        except (MASGymError, LookupError, TypeError, ValueError) as error:
+            raise Damage(f"its rows are not those of a search: {error}") from error
+
+    def row(self, search: int) -> dict[str, Any] | None:
+        """Return a row of ``searches``, its texts resolved; None if there is none."""
+        cursor = self._connection.execute("SELECT * FROM searches WHERE id = ?", (search,))
+        names = [column[0] for column in cursor.description]
+        values = cursor.fetchone()
+        if values is None:
+            return None
+        if self.sealed and checksum(values[:-1]) != values[-1]:
+            raise Damage("its row is not what was written")
+        row = dict(zip(names, values, strict=True))
+        for name in ("question", "reference", "answer"):
+            row[name] = self._text(row[name])
+        row["problem"] = readable(row["problem"])
+        row["error"] = None if row["error"] is None else readable(row["error"])
+        if search_id(row["run"], row["problem"]) != search:
+            raise Damage("its row belongs to another search")
+        datetime.fromisoformat(row["finished"])
+        return row
+
+    def problem(self, row: Mapping[str, Any]) -> Problem:
+        """Return the problem of a row."""
+        metadata = json.loads(row.get("metadata") or "{}")
+        return Problem(row["problem"], row["question"], row["reference"], row["kind"], metadata)
+
+    def plan(self, row: Mapping[str, Any], dynamics: Dynamics | None) -> Plan:
+        """Return the plan of a row; without dynamics, the one without tree and candidates."""
+        tree: Tree | None = None
+        candidates: tuple[Candidate, ...] = ()
+        moments: tuple[AnytimePoint, ...] = ()
+        if dynamics is not None and row["error"] is None:
+            nodes, found, curve = self.parts(row)
+            tree = _tree(row["question"], nodes, dynamics)
+            candidates = tuple(_candidate(tree, entry) for entry in found)
+            moments = tuple(_moment(tree, *entry[2:]) for entry in curve)
+        return Plan(
+            candidates=candidates,
+            tree=tree,
+            anytime=moments,
+            problem_id=row["problem"],
+            answer=row["answer"],
+            correct=bool(row["correct"]),
+            usage=Usage(**{name: row[name] for name in _USAGE}),
+            stopped=row["stopped"],
+            error=row["error"],
+        )
+
+    def parts(self, row: Mapping[str, Any]) -> tuple[list[NodeRow], list[CandidateRow], list[tuple[Any, ...]]]:
+        """Return a search's nodes, candidates and points of its curve, texts resolved."""
+        rows = part_rows(self._connection, row["id"])
+        if self.sealed and checksum(rows) != row["parts"]:
+            raise Damage("its tree is not what was written")
+        texts = {None: None} | self._texts(row["id"])
+        nodes = [NodeRow._make((*values[:5], texts[values[5]], *values[6:])) for values in rows[0]]
+        if [node.node for node in nodes] != list(range(len(nodes))):
+            raise Damage("nodes are missing")
+        candidates = [CandidateRow._make((*values[:4], self._text(values[4]), *values[5:])) for values in rows[1]]
+        return nodes, candidates, [(*values[:5], self._text(values[5]), *values[6:]) for values in rows[2]]
+
+    def _texts(self, search: int) -> dict[bytes | None, str | None]:
+        query = "SELECT DISTINCT t.id, t.text FROM nodes n JOIN texts t ON t.id = n.text WHERE n.search = ?"
+        return {key: _checked(key, text) for key, text in self._connection.execute(query, (search,))}
+
+    def _text(self, key: bytes | None) -> str | None:
+        if key is None:
+            return None
+        found = self._connection.execute("SELECT text FROM texts WHERE id = ?", (key,)).fetchone()
+        if found is None:
+            raise Damage("a text is missing")
+        return _checked(key, found[0])
+
+
+def _checked(key: bytes, stored: str | bytes) -> str:
+    text = readable(stored)
+    if digest(text) != key:
+        raise Damage("a text is not what was written")
+    return text
+
+
+def _tree(question: str, nodes: list[NodeRow], dynamics: Dynamics) -> Tree:
+    """Rebuild a tree, replaying every transition."""
+    places: dict[str, int] = {}
+    columns = {
+        "schema": TREE_SCHEMA,
+        "root": dynamics.initial_state(question).to_dict(),
+        "parent": [node.parent for node in nodes],
+        "text": [places.setdefault(node.text or "", len(places)) for node in nodes[1:]],
+        "texts": list(places),
+        "recipients": [recipients_of(node) for node in nodes[1:]],
+        "visits": [node.visits for node in nodes],
+        "total": [node.total for node in nodes],
+        "value": [node.value for node in nodes],
+        "tokens": [node.tokens for node in nodes],
+        "logprob": [node.logprob for node in nodes],
+        "truncated": [node.node for node in nodes if node.finish == "length"],
+    }
+    return Tree.from_dict(columns, dynamics)
+
+
+def recipients_of(node: NodeRow) -> list[int]:
+    """Return the nodes that heard a node's message."""
+    return [int(index) for index in node.recipients.split(",")] if node.recipients else []
+
+
+def _state(tree: Tree, node: int) -> MASState:
+    if not 0 <= node < len(tree):
+        raise Damage(f"node {node} is not in its tree")
+    return tree.states[node]
+
+
+def _candidate(tree: Tree, row: CandidateRow) -> Candidate:
+    return Candidate(_state(tree, row.node), row.score, row.node, row.answer, bool(row.correct))
+
+
+def _moment(
+    tree: Tree, agent_calls: int, tokens: int, node: int | None, answer: str | None, correct: int | None
+) -> AnytimePoint:
+    state = None if node is None else _state(tree, node)
+    return AnytimePoint(agent_calls, tokens, state, node, answer, None if correct is None else bool(correct))
+
+
+def _storable(text: str) -> str | bytes:
+    """Return what SQLite can hold: the text, or its bytes if it has lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+    return text
+
+
+def readable(stored: str | bytes) -> str:
+    """Return the text that was stored."""
+    return stored.decode("utf-8", "surrogatepass") if isinstance(stored, bytes) else stored

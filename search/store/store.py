@@ -1,0 +1,226 @@
+"""An open store, for reading.
+
+A store holds any number of runs. A run is what one `search.run` call does, told
+apart by everything that determines its results; the same call again resumes it.
+Each search is written in one transaction when it ends, so that a process may die
+at any moment. Digests guard every row: what is not as it was written is reported,
+and the rest can be read.
+
+    with open_store("runs.db") as store:
+        for run in store.runs():
+            for plan in store.plans(run.run):
+                plan.tree
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mas_gym.dynamics import Dynamics
+from mas_gym.errors import StoreError, UnknownNameError
+from mas_gym.tasks.base import Problem
+from search.plan import Plan
+from search.store.export import ExportedSearch, to_dataset, write_parquet
+from search.store.file import FORMAT, explained
+from search.store.info import RunInfo, read_run
+from search.store.rows import Damage, Reader, search_id
+
+logger = logging.getLogger("search.store")
+T = TypeVar("T")
+
+
+class Store:
+    """An open store; a context manager. Reading while another process writes is fine."""
+
+    def __init__(self, path: str | os.PathLike[str], *, create: bool = False) -> None:
+        """Open a store.
+
+        Args:
+            path: The file.
+            create: Create it if it is missing, and upgrade one of an older schema.
+
+        Raises:
+            StoreError: It is missing, of another kind or schema, or cannot be read.
+        """
+        self.path = Path(path)
+        self._connection = FORMAT.connect(self.path, create=create)
+        self._reader = Reader(self._connection)
+
+    def __enter__(self) -> Store:
+        """Return the store."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Close the file."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        self._connection.close()
+
+    def runs(self) -> list[RunInfo]:
+        """Return the runs, oldest first; a run whose row is damaged is left out, with a warning."""
+        found = []
+        with explained(self.path):
+            for (run,) in self._connection.execute("SELECT run FROM runs").fetchall():
+                try:
+                    with self._reader.snapshot():
+                        info = read_run(self._connection, run)
+                except Damage as damage:
+                    logger.warning("store %s: the run %s is damaged: %s", self.path, ascii(run), damage)
+                    continue
+                found += [info] if info is not None else []
+        return sorted(found, key=lambda info: (str(info.facts["started"]), info.run))
+
+    def find(self, run: str | None = None) -> RunInfo:
+        """Return one run.
+
+        Args:
+            run: Its name, its digest or the beginning of its digest, in this order of precedence; None if the store
+                holds only one.
+
+        Raises:
+            StoreError: No run, or more than one, is meant.
+        """
+        runs = self.runs()
+        exact = [info for info in runs if run is not None and run in (info.name, info.run)]
+        named = [info for info in exact if info.name == run]
+        found = named or exact or [info for info in runs if run is None or info.run.startswith(run)]
+        if len(found) == 1:
+            return found[0]
+        known = "; ".join(f"{info.name or info.run[:8]}: {info.label}" for info in runs) or "none"
+        what = "one run" if run is None else f"one run {run!r}"
+        raise StoreError(f"store {self.path}: expected {what}, found {len(found)}; its runs are {known}")
+
+    def plans(self, run: str | None = None, *, trees: bool = True, failed: bool = False) -> Iterator[Plan]:
+        """Read the searches of one run, in order of problem id.
+
+        Args:
+            run: As in `find`.
+            trees: Rebuild trees and candidates; without them reading is many times faster.
+            failed: Also yield the searches that failed.
+
+        Raises:
+            StoreError: As in `find`; or searches are damaged: after all others, and with their names.
+        """
+        info = self.find(run)
+        dynamics = Dynamics(info.mas) if trees else None
+
+        def read(row: dict[str, Any]) -> Plan:
+            return self._reader.plan(row, dynamics)
+
+        for plan in self._each(info, read):
+            if failed or plan.error is None:
+                yield plan
+
+    def problems(self, run: str | None = None) -> Iterator[Problem]:
+        """Read the problems of one run, with their reference answers, in order of id.
+
+        Raises:
+            StoreError: As for `plans`.
+        """
+        return self._each(self.find(run), self._reader.problem)
+
+    def spans(self, run: str | None = None) -> list[tuple[float, float]]:
+        """Return when each search of one run was at work, failed ones too: start and end in Unix time, by start.
+
+        Raises:
+            StoreError: As for `plans`.
+        """
+
+        def read(row: dict[str, Any]) -> tuple[float, float]:
+            end = datetime.fromisoformat(row["finished"]).timestamp()
+            return end - row["seconds"], end
+
+        return sorted(self._each(self.find(run), read))
+
+    def search(self, problem_id: str, run: str | None = None) -> tuple[Problem, Plan]:
+        """Read the search of one problem, with the problem.
+
+        Raises:
+            UnknownNameError: The run has not searched it.
+            StoreError: As in `find`, or the search is damaged.
+        """
+        info = self.find(run)
+        try:
+            with explained(self.path), self._reader.snapshot():
+                row = self._reader.row(search_id(info.run, problem_id))
+                if row is not None:
+                    return self._reader.problem(row), self._reader.plan(row, Dynamics(info.mas))
+        except Damage as damage:
+            raise StoreError(f"{self._damaged([f'{problem_id!r} ({damage})'])}") from damage
+        raise UnknownNameError(f"store {self.path}: the run {info.label} has no search of {problem_id!r}")
+
+    def _each(self, info: RunInfo, read: Callable[[dict[str, Any]], T]) -> Iterator[T]:
+        """Read every search of a run that is whole.
+
+        Raises:
+            StoreError: At the end, with the names of those that are not.
+        """
+        lost = []
+        with explained(self.path):
+            keys, wrong = self._reader.searches(info.run)
+            for key in keys:
+                problem = f"search {key}"
+                try:
+                    with self._reader.snapshot():
+                        row = self._reader.row(key)
+                        if row is None:
+                            raise Damage("its row is missing")
+                        problem = repr(row["problem"])
+                        item = read(row)
+                except Damage as damage:
+                    lost.append(f"{problem} ({damage})")
+                    continue
+                yield item
+        if lost or wrong:
+            raise StoreError(self._damaged(lost or [wrong]))
+
+    def _damaged(self, lost: list[str]) -> str:
+        shown = ", ".join(lost[:10]) + (f" and {len(lost) - 10} more" if len(lost) > 10 else "")
+        return (
+            f"store {self.path}: {len(lost)} searches are damaged: {shown}; the others can be read, and running the "
+            "same command again replaces these"
+        )
+
+    def export(self, path: str | os.PathLike[str], run: str | None = None) -> int:
+        """Write the nodes of one run's trees as a Parquet file and return how many there are.
+
+        The file is written beside ``path`` and renamed when it is complete.
+
+        Raises:
+            MissingDependencyError: Without pyarrow.
+            StoreError: As for `plans`; no file is written then.
+        """
+        info = self.find(run)
+        return write_parquet(self._trees(info), info, Path(path))
+
+    def dataset(self, run: str | None = None) -> Any:
+        """Return the nodes of one run's trees as a ``datasets.Dataset``.
+
+        Raises:
+            MissingDependencyError: Without datasets.
+            StoreError: As for `plans`.
+        """
+        info = self.find(run)
+        return to_dataset(self._trees(info), info)
+
+    def _trees(self, info: RunInfo) -> Iterator[ExportedSearch]:
+        def read(row: dict[str, Any]) -> ExportedSearch | None:
+            return None if row["error"] is not None else (row, *self._reader.parts(row)[:2])
+
+        return (tree for tree in self._each(info, read) if tree is not None)
+
+
+def open_store(path: str | os.PathLike[str]) -> Store:
+    """Open a store for reading.
+
+    Raises:
+        StoreError: There is no file, or it is no store of a schema that can be read.
+    """
+    return Store(path)
