@@ -36,7 +36,7 @@ def main() -> None:
     # Every fault is reported at once, each with its place and what to do.
     broken = mas_gym.load_mas(CONFIG).to_dict()
     broken["agents"][0]["max_new_tokens"] = 0
-    broken["edges"] += [["Editor", "Writer"], ["Critic", "Editr"], [0, "sink", "regex:(a+)+$"]]
+    broken["edges"] += [["Editor", "Writer"], ["Critic", "Editr"], [0, "sink", "regex:(?=REVISE)"]]
     try:
         mas_gym.load_mas(broken)
     except ConfigError as error:

@@ -10,8 +10,7 @@ from gymnasium import spaces
 from pettingzoo import AECEnv
 
 from mas_gym.env import MASEnv
-from mas_gym.env_options import refuse_unknown
-from mas_gym.errors import ConfigError
+from mas_gym.errors import ConfigError, refuse_unknown
 from mas_gym.prompts import chat_messages
 
 View = dict[str, Any]

@@ -14,11 +14,11 @@ transition costs a few dictionary and list look-ups.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import index
 from typing import Any, cast
 
-from mas_gym.errors import DataError, EpisodeOverError, IllegalActionError, UnknownNameError
+from mas_gym.errors import DataError, EpisodeOverError, IllegalActionError, UnknownNameError, shown
 from mas_gym.graph import MAS, Condition, Q
 from mas_gym.state import SCHEMA, Action, Link, LocalView, MASState, Message
 
@@ -46,6 +46,7 @@ class Dynamics:
             if edge.source != Q:
                 out[edge.source][edge.target] = edge.condition
         self._out = [dict(sorted(targets.items())) for targets in out]
+        self._conditions = [{condition for condition in o.values() if condition is not None} for o in self._out]
         self._open = [tuple(t for t, condition in o.items() if condition is None) for o in self._out]
         self._fixed = None if mas.dynamic else [self._fixed_routes(i) for i in range(self.max_depth)]
         self._number_edges()
@@ -124,14 +125,17 @@ class Dynamics:
             raise IllegalActionError(f"an action is (text, recipient) with text a str, got {type(text).__name__}")
         if self._fixed is None:
             return self._dynamic_route(state, text, index(recipient))
-        routes = self._fixed[state.acting].get(recipient)
+        routes_of_agent = self._fixed[state.acting]
+        routes = routes_of_agent.get(recipient)
         if routes is None:
-            raise IllegalActionError(self._refusal(state, recipient))
+            raise IllegalActionError(self._refusal(state, recipient, routes_of_agent))
         return routes
 
     def _dynamic_route(self, state: MASState, text: str, recipient: int) -> tuple[int, ...]:
         out = self._out[state.acting]
-        enabled = tuple(t for t, condition in out.items() if condition is None or condition.holds(text))
+        # Each condition reads the text once, however many edges share it.
+        holds = {condition: condition.holds(text) for condition in self._conditions[state.acting]}
+        enabled = tuple(t for t, condition in out.items() if condition is None or holds[condition])
         if recipient == self._all:
             chosen = enabled
         elif recipient in enabled:
@@ -139,7 +143,8 @@ class Dynamics:
         elif recipient == self._sink and self._ends(state, enabled):
             return (self._sink,)
         else:
-            raise IllegalActionError(self._refusal(state, recipient))
+            legal = [*enabled, *([self._sink] if self._ends(state, enabled) else []), self._all]
+            raise IllegalActionError(self._refusal(state, recipient, legal))
         if self._sink not in chosen and self._ends(state, chosen):
             return (*chosen, self._sink)
         return chosen
@@ -240,10 +245,10 @@ class Dynamics:
     def _ends(self, state: MASState, targets: tuple[int, ...]) -> bool:
         return self._next_ready(state.acting, self._deliver(state, targets)) == self._sink
 
-    def _refusal(self, state: MASState, recipient: int) -> str:
-        names = [f"{r} ({self.mas.node_name(r)})" for r in self.legal_recipients(state)]
-        shown = names if len(names) <= _NAMES_SHOWN else [*names[: _NAMES_SHOWN - 1], "...", names[-1]]
+    def _refusal(self, state: MASState, recipient: int, legal: Iterable[int]) -> str:
+        names = [f"{r} ({self.mas.node_name(r)})" for r in dict.fromkeys(legal)]
+        listed = names if len(names) <= _NAMES_SHOWN else [*names[: _NAMES_SHOWN - 1], "...", names[-1]]
         speaker = self.mas.agents[state.acting].name
         closed = recipient in self._out[state.acting]
         why = "the edge's condition does not hold for this text" if closed else "no edge"
-        return f"{speaker} cannot route to {recipient}: {why}; expected one of {', '.join(shown)}"
+        return f"{speaker} cannot route to {shown(recipient)}: {why}; expected one of {', '.join(listed)}"

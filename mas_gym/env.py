@@ -23,8 +23,15 @@ import numpy as np
 from gymnasium import spaces
 
 from mas_gym.dynamics import Dynamics
-from mas_gym.env_options import choice, refuse_unknown, whole_number
-from mas_gym.errors import ConfigError, DataError, EpisodeOverError, IllegalActionError
+from mas_gym.errors import (
+    ConfigError,
+    DataError,
+    EpisodeOverError,
+    IllegalActionError,
+    choice,
+    refuse_unknown,
+    whole_number,
+)
 from mas_gym.loading import MASSource, load_mas
 from mas_gym.prompts import ChatMessage, chat_messages
 from mas_gym.snapshot import Snapshot

@@ -1,9 +1,22 @@
-"""Every error a user of MAS-Gym can meet.
+"""Every error that MAS-Gym raises, and the checks of names and arguments that raise the most common ones.
 
 Each class is a `MASGymError` and also the builtin that fits it, so both
 ``except MASGymError`` and, say, ``except ValueError`` catch it. A message says
-what was expected, what came instead, and what to do about it.
+what was expected, what was given, and what to do about it.
 """
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import islice
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_LONGEST = 60
+_MOST_NAMES = 1000
 
 
 class MASGymError(Exception):
@@ -94,3 +107,87 @@ class ComplianceError(MASGymError, AssertionError):
 
 class StoreError(MASGymError, OSError):
     """A run store is locked, full, damaged, or holds something else than expected."""
+
+
+def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownNameError:
+    """Return the error for a name that is not known.
+
+    Args:
+        what: The kind of thing that was looked up, such as ``"task"``.
+        name: The name that was given; shortened in the message.
+        known: The names that exist.
+
+    >>> print(unknown_name("task", "gsm", ["gsm8k", "math"]))
+    unknown task 'gsm'; expected one of: gsm8k, math; did you mean 'gsm8k'?
+    """
+    names = sorted(known)
+    text = name if isinstance(name, str) else shown(name)
+    if len(text) > _LONGEST:
+        text = text[:_LONGEST] + "..."
+    return UnknownNameError(f"unknown {what} {text!r}; expected one of: {', '.join(names)}{did_you_mean(text, names)}")
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` with the nearest known name, or an empty string if none is near.
+
+    Bounded in time: only the first 60 characters of a word and the first 1,000 names are compared.
+    """
+    if not isinstance(word, str):
+        return ""
+    folded = {name[:_LONGEST].casefold(): name for name in islice(known, _MOST_NAMES)}
+    near = get_close_matches(word[:_LONGEST].casefold(), folded, n=1, cutoff=0.5)
+    return f"; did you mean {folded[near[0]]!r}?" if near else ""
+
+
+def shown(value: object) -> str:
+    """Return a short, escaped form of any value for an error message; never raises, whatever its size or depth."""
+    text = _REPR.repr(value)
+    return text if len(text) <= 2 * _LONGEST else text[: 2 * _LONGEST] + "..."
+
+
+class _Repr(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        """Python refuses to print an int of more than 4,300 digits."""
+        return super().repr_int(x, level) if abs(x) < 1 << 256 else f"an int of {x.bit_length()} bits"
+
+
+_REPR = _Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = _LONGEST
+_REPR.maxlevel = 3
+
+
+def choice(name: str, value: T, allowed: Sequence[T]) -> T:
+    """Return an argument that must be one of a few values.
+
+    Raises:
+        ConfigError: It is none of them.
+    """
+    if value not in allowed:
+        hint = did_you_mean(value, [a for a in allowed if isinstance(a, str)])
+        raise ConfigError(f"{name}: expected one of {', '.join(map(repr, allowed))}, got {shown(value)}{hint}")
+    return value
+
+
+def whole_number(name: str, value: Any, *, at_least: int) -> int:
+    """Return an argument that must be an int of at least ``at_least``.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+        raise ConfigError(f"{name}: expected a whole number of at least {at_least}, got {shown(value)}")
+    return value
+
+
+def refuse_unknown(what: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Check that a mapping has known keys only.
+
+    Raises:
+        ConfigError: It has another key, or is not a mapping.
+    """
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{what}s: expected a dict with {', '.join(known)}, got {shown(given)}")
+    for key in given:
+        if key not in known:
+            expected = f"expected {', '.join(known)}" if known else "there are none"
+            raise ConfigError(f"unknown {what} {shown(key)}: {expected}{did_you_mean(key, known)}")

@@ -9,11 +9,12 @@ enabled recipient at once.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Literal
+
+from mas_gym.regexes import matcher
 
 Q = -1
 """The question node, which never acts and holds the question."""
@@ -21,10 +22,7 @@ Q = -1
 ConditionKind = Literal["regex", "not_regex", "contains", "not_contains"]
 
 SCHEMA = 1
-"""The version of the config form that `MAS.to_dict` writes and `load_mas` reads."""
-
-REGEX_WINDOW = 8192
-"""A regular expression reads at most this many characters from each end of a message, which bounds its time."""
+"""Version of the config format that `MAS.to_dict` writes and `load_mas` reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class Agent:
 
     Attributes:
         name: Unique within the MAS.
-        system_prompt: What the agent is told before its inputs.
+        system_prompt: The instructions that precede the agent's inputs.
         max_new_tokens: Cap on the tokens of one message, at least 1.
     """
 
@@ -44,30 +42,27 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A test on a message's text that an edge needs before it delivers.
+    """A test of a message's text that an edge needs before it delivers.
 
     Attributes:
         kind: ``"regex"``, ``"not_regex"``, ``"contains"`` or ``"not_contains"``.
-        pattern: A Python regular expression, or the substring to look for.
+        pattern: A regular expression that occurs somewhere in the text (see `mas_gym.regexes`), or a substring.
+
+    Raises:
+        ConfigError: The regular expression cannot be used.
     """
 
     kind: ConditionKind
     pattern: str
-    _regex: re.Pattern[str] | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
-        """Compile the expression once; `mas_gym.validation` has checked it before."""
+        """Compile the expression, which refuses what cannot be matched."""
         if self.kind.endswith("regex"):
-            object.__setattr__(self, "_regex", re.compile(self.pattern))
+            matcher(self.pattern)
 
     def holds(self, text: str) -> bool:
         """Return whether a message with this text may pass."""
-        if self._regex is None:
-            found = self.pattern in text
-        elif len(text) <= 2 * REGEX_WINDOW:
-            found = self._regex.search(text) is not None
-        else:
-            found = any(self._regex.search(end) for end in (text[:REGEX_WINDOW], text[-REGEX_WINDOW:]))
+        found = matcher(self.pattern)(text) if self.kind.endswith("regex") else self.pattern in text
         return found is not self.kind.startswith("not_")
 
     def __str__(self) -> str:
@@ -91,12 +86,12 @@ class MAS:
     Build one with `mas_gym.load_mas`, which validates; the constructor does not.
 
     Attributes:
-        name: What reports call it, such as ``"rpsv"``.
+        name: The name in reports, such as ``"rpsv"``.
         agents: In the order in which they act (fixed schedule) or are visited (dynamic schedule).
         edges: Explicit edges, in file order. The last scheduled agent's edge to ``sink`` is implicit.
-        policies: Pairs of an agent's name, or ``"*"`` for all others, and the policy string of what writes its
-            messages where a run names no policy. Not part of what the system is: `to_dict`, the fingerprint and
-            equality leave them out, so that a stored run goes on when a server has moved.
+        policies: Pairs of an agent's name, or ``"*"`` for all others, and the policy string to use for its messages
+            if a run names no policy. Not part of the system's identity: `to_dict`, the fingerprint and equality
+            leave them out, so that a stored run can be resumed after a server has moved.
     """
 
     name: str
@@ -111,7 +106,7 @@ class MAS:
 
     @property
     def ALL(self) -> int:
-        """The recipient that stands for every enabled out-edge, ``M + 1``."""
+        """The recipient that means every enabled out-edge, ``M + 1``."""
         return len(self.agents) + 1
 
     @cached_property
@@ -143,6 +138,6 @@ class MAS:
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hexadecimal digits that tell two different systems apart, equal in every process and on every machine."""
+        """32 hexadecimal digits that identify the system, the same in every process and on every machine."""
         text = json.dumps(self.to_dict(), sort_keys=True)
         return blake2b(text.encode(), digest_size=16).hexdigest()

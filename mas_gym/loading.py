@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import yaml
 
-from mas_gym.errors import ConfigError, DataNotFoundError
+from mas_gym.errors import ConfigError, DataNotFoundError, shown, unknown_name
 from mas_gym.graph import MAS
-from mas_gym.names import unknown_name
 from mas_gym.validation import Place, place_text, validate
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
-MAX_VALUES = 200_000
-_PLAIN_TAGS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
+MAX_VALUES = 600_000
+MAX_CHARACTERS = 16 * MAX_BYTES
+MAX_NUMBER = 100
+"""Limits on a file: its bytes, levels, values and text with aliases written out, and characters per number."""
+
+_TAG = "tag:yaml.org,2002:"
+_STRING = _TAG + "str"
+_COLLECTION_TAGS = (None, "!", _TAG + "seq", _TAG + "map")
+_SCALARS = ("int", "float", "bool", "null", "timestamp")
+# libyaml is ten times as fast as the parser in Python, which has to do where PyYAML was built without it.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 MASSource: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | MAS"
@@ -101,13 +109,11 @@ def _read(path: Path) -> str:
 
 
 def _parse(label: str, name: str, text: str) -> MAS:
+    reader = _EventReader(text)
     try:
-        _refuse_deep_nesting(text)
-        root = yaml.compose(text, yaml.SafeLoader)
-        reader = _NodeReader()
-        data = None if root is None else reader.value(root, ())
+        data = reader.document()
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{label}: {_one_line(error)}; correct the YAML there") from error
+        raise ConfigError(f"{label}: {_one_line(error, text)}; correct the YAML there") from error
 
     def where(place: Place) -> str:
         known = place
@@ -118,61 +124,129 @@ def _parse(label: str, name: str, text: str) -> MAS:
     return validate(data, name, where)
 
 
-def _refuse_deep_nesting(text: str) -> None:
-    """Walk the flat stream of events first, because composing a tree of nodes recurses."""
-    depth = 0
-    for event in yaml.parse(text, yaml.SafeLoader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise ValueError(f"line {_line(event)}: nested more than {MAX_DEPTH} levels deep")
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
+class _Size(NamedTuple):
+    """How large a value is when its aliases are written out."""
+
+    values: int
+    characters: int
+    depth: int
 
 
-class _NodeReader:
-    """Turns YAML nodes into plain data, with the line of every value and a budget against alias bombs."""
+class _EventReader:
+    """Builds plain data from YAML events, with the line of each value and limits on depth, numbers and aliases.
 
-    def __init__(self) -> None:
+    An alias shares the value that it names, and counts as if that were written out.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.events: Iterator[Any] = yaml.parse(text, _LOADER)
+        self.scalars: Any = yaml.SafeLoader("")
         self.lines: dict[Place, int] = {}
-        self.left = MAX_VALUES
-        self.scalars = yaml.constructor.SafeConstructor()
+        self.anchors: dict[str, tuple[Any, _Size]] = {}
+        self.values = self.characters = 0
 
-    def value(self, node: yaml.Node, place: Place) -> Any:
-        line = _line(node)
-        self.lines[place] = line
-        self.left -= 1
-        if self.left < 0 or len(place) > MAX_DEPTH:
-            raise ValueError(f"line {line}: aliases expand to too many or too deeply nested values")
-        if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN_TAGS:
-            raise ValueError(f"line {line}: the tag {node.tag!r} is not allowed")
-        if isinstance(node, yaml.SequenceNode):
-            return [self.value(child, (*place, i)) for i, child in enumerate(node.value)]
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, place)
-        return self.scalars.construct_object(node)
-
-    def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[Any, Any]:
-        data: dict[Any, Any] = {}
-        for key_node, child in node.value:
-            line = _line(key_node)
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise ValueError(f"line {line}: a key must be a plain word")
-            key = self.scalars.construct_object(key_node)
-            if key in data:
-                raise ValueError(f"line {line}: the key {key!r} stands twice in one mapping")
-            data[key] = self.value(child, (*place, str(key)))
-            self.lines[*place, str(key)] = line
+    def document(self) -> Any:
+        """Return the only document; None if the text is empty."""
+        data: Any = None
+        documents = 0
+        for event in self.events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    raise ValueError(f"line {_line(event)}: expected a single document, found another")
+                data, _ = self.value(next(self.events), ())
         return data
+
+    def value(self, event: Any, place: Place) -> tuple[Any, int]:
+        """Return a value and its depth."""
+        line = self.lines[place] = _line(event)
+        if len(place) > MAX_DEPTH:
+            raise ValueError(f"line {line}: nested more than {MAX_DEPTH} levels deep")
+        if isinstance(event, yaml.AliasEvent):
+            return self.alias(str(event.anchor), line, len(place))
+        before = self.values, self.characters
+        self.charge(1, 0, line)
+        data: Any
+        if isinstance(event, yaml.ScalarEvent):
+            data, depth = self.scalar(event), 0
+        elif event.tag not in _COLLECTION_TAGS:
+            raise ValueError(f"line {line}: the tag {shown(event.tag)} is not allowed")
+        elif isinstance(event, yaml.SequenceStartEvent):
+            data, depth = self.sequence(place)
+        else:
+            data, depth = self.mapping(place)
+        if event.anchor is not None:
+            self.anchors[event.anchor] = data, _Size(self.values - before[0], self.characters - before[1], depth)
+        return data, depth
+
+    def charge(self, values: int, characters: int, line: int) -> None:
+        self.values += values
+        self.characters += characters
+        if self.values > MAX_VALUES or self.characters > MAX_CHARACTERS:
+            raise ValueError(f"line {line}: the aliases expand to too many values or too much text")
+
+    def alias(self, anchor: str, line: int, depth: int) -> tuple[Any, int]:
+        if anchor not in self.anchors:
+            raise ValueError(f"line {line}: the alias {shown(anchor)} stands for nothing before it")
+        data, size = self.anchors[anchor]
+        self.charge(size.values, size.characters, line)
+        if depth + size.depth > MAX_DEPTH:
+            raise ValueError(f"line {line}: nested more than {MAX_DEPTH} levels deep")
+        return data, size.depth
+
+    def sequence(self, place: Place) -> tuple[list[Any], int]:
+        data: list[Any] = []
+        deepest = 0
+        while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
+            entry, depth = self.value(event, (*place, len(data)))
+            data.append(entry)
+            deepest = max(deepest, depth)
+        return data, deepest + 1
+
+    def mapping(self, place: Place) -> tuple[dict[Any, Any], int]:
+        data: dict[Any, Any] = {}
+        deepest = 0
+        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
+            line = _line(event)
+            if not isinstance(event, yaml.ScalarEvent):
+                raise ValueError(f"line {line}: a key must be a plain word")
+            key = self.scalar(event)
+            if key in data:
+                raise ValueError(f"line {line}: the key {shown(key)} occurs twice in one mapping")
+            step = key if isinstance(key, str) else shown(key)
+            data[key], depth = self.value(next(self.events), (*place, step))
+            self.lines[*place, step] = line
+            deepest = max(deepest, depth)
+        return data, deepest + 1
+
+    def scalar(self, event: Any) -> Any:
+        line, text = _line(event), event.value
+        self.charge(0, len(text), line)
+        tag = event.tag
+        if tag is None or tag == "!":
+            tag = self.scalars.resolve(yaml.ScalarNode, text, event.implicit)
+        if tag == _STRING:
+            return text
+        kind = tag.removeprefix(_TAG)
+        if kind not in _SCALARS:
+            raise ValueError(f"line {line}: the tag {shown(tag)} is not allowed")
+        if len(text) > MAX_NUMBER:
+            raise ValueError(f"line {line}: {len(text)} characters are too many for {kind}: put a text in quotes")
+        try:
+            return self.scalars.construct_object(yaml.ScalarNode(tag, text))
+        except (ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
+            raise ValueError(f"line {line}: {shown(text)} is no valid {kind}: put a text in quotes") from error
 
 
 def _line(part: Any) -> int:
     return int(part.start_mark.line) + 1
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: Exception, text: str) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark is not None:
         said = " ".join(filter(None, (error.context, error.problem)))
         hint = " (a text with a colon in it needs quotes, or a | block)" if "mapping values" in said else ""
-        return f"line {error.problem_mark.line + 1}: {said}{hint}"
+        # libyaml puts an unexpected end of the text on a line after it.
+        line = min(error.problem_mark.line + 1, max(1, len(text.splitlines())))
+        return f"line {line}: {said}{hint}"
     return " ".join(str(error).split())

@@ -1,294 +1,195 @@
-"""A static guard against regular expressions whose matching time explodes on hostile text.
+r"""Regular expressions of edge conditions, matched in linear time by RE2.
 
-Python's matcher backtracks: when a match fails it tries every way in which the
-pattern could have read the text. A pattern is read as an automaton whose states
-are its characters ("positions", after Glushkov), and two known criteria are
-checked on it (Weber and Seidl, "On the degree of ambiguity of finite automata"):
-
-* exponential time: some state can return to itself on one word along two paths;
-* polynomial time of a high degree: two states loop, and one leads to the other,
-  on one and the same word.
-
-Counted repeats such as ``{2,5}`` are treated as loops by the first check, as
-nested ones explode too, and as single occurrences by the second.
+Messages come from models and may be hostile, so conditions never use a
+backtracking matcher. A pattern is written in Python's syntax, parsed by Python
+and handed to RE2 with Python's meaning: ``\d``, ``\s`` and ``\w`` cover every
+script, ``(?i)`` folds case as `re` does, ``$`` also matches before a final newline.
+Two differences remain: ``\b`` and ``\B`` know ASCII letters, digits and ``_`` only,
+and nothing can match after the newline that ``$`` consumes.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from itertools import product
+from collections.abc import Callable
+from functools import cache, lru_cache
 from re import _constants, _parser  # type: ignore[attr-defined]
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
+
+from mas_gym.errors import ConfigError, shown
 
 MAX_PATTERN = 500
-MAX_POSITIONS = 200
-_STEPS = 2_000_000
-_OTHER = 1 << 256
-_ANY = (_OTHER << 1) - 1
+"""Maximum number of characters in a pattern."""
 
-_EXPONENTIAL = (
-    "can read one text in exponentially many ways (a repeat inside a repeat, or alternatives that overlap under one): "
-    "drop the outer repeat, or make the parts begin with different characters"
-)
-_POLYNOMIAL = (
-    "has two unbounded repeats that can read the same characters, which is slow on long messages: "
-    "keep one of them, or bound one, as in .{0,80}"
-)
-_COMPLEX = "is too large to be checked for runaway matching: shorten it"
-_BACKREFERENCE = "refers back to a group, which can take exponential time: spell the text out instead"
-
-
-class _UnsafeError(Exception):
-    """Carries the reason why a pattern is refused."""
-
-
-class _Part(NamedTuple):
-    """A piece of the pattern: in how many ways it matches nothing, and its first and last positions, likewise."""
-
-    empty: int
-    first: dict[int, int]
-    last: dict[int, int]
+_MAX_MEMORY = 1 << 22
+_MAX_CHARACTERS = 1000
+_MAX_DEPTH = 50
+_FLAGS = re.IGNORECASE | re.MULTILINE | re.DOTALL | re.VERBOSE | re.UNICODE
+# `re` folds these four together; Unicode's simple case folding keeps the dotted and dotless i apart.
+_I = "iI\u0130\u0131"
+_ANCHORS = {
+    _constants.AT_BEGINNING_STRING: r"\A",
+    _constants.AT_END_STRING: r"\z",
+    _constants.AT_BOUNDARY: r"\b",
+    _constants.AT_NON_BOUNDARY: r"\B",
+}
+_REMEDIES = {
+    _constants.ASSERT: "a lookahead or lookbehind: match the text itself, or use not_regex:",
+    _constants.ASSERT_NOT: "a negative lookahead or lookbehind: match the text itself, or use not_regex:",
+    _constants.GROUPREF: "a backreference: spell the text out",
+    _constants.GROUPREF_EXISTS: "a conditional group: list both alternatives with |",
+    _constants.ATOMIC_GROUP: "an atomic group: use an ordinary group (?:...)",
+    _constants.POSSESSIVE_REPEAT: "a possessive repeat: use an ordinary one, such as a*",
+}
+_NESTED = "is nested too deeply: drop groups that are not needed"
 
 
-_NOTHING = _Part(1, {}, {})
-_State = tuple[int, ...]
+class _RefusedError(Exception):
+    """What is wrong with a pattern, and the remedy."""
 
 
-def regex_fault(pattern: str) -> str | None:
-    r"""Return why a pattern must not be used on untrusted text, with a remedy; None if it may.
+@lru_cache(maxsize=256)
+def matcher(pattern: str) -> Callable[[str], bool]:
+    r"""Return a function that says whether a pattern occurs in a text, in time linear in the text.
 
-    >>> regex_fault(r"(?i)verdict:\s*disagree") is None
+    Args:
+        pattern: A regular expression in Python's syntax, at most `MAX_PATTERN` characters.
+
+    Raises:
+        ConfigError: The pattern is wrong, or cannot be matched in linear time.
+
+    >>> matcher(r"(?i)verdict:\s*disagree")("VERDICT:  Disagree")
     True
-    >>> regex_fault(r"(\w+\s?)*:").split(" (")[0]
-    'can read one text in exponentially many ways'
+    >>> matcher(r"(\w+) \1")
+    Traceback (most recent call last):
+    mas_gym.errors.ConfigError: the pattern '(\\w+) \\1' uses a backreference: spell the text out
     """
-    if len(pattern) > MAX_PATTERN:
-        return f"has {len(pattern)} characters, at most {MAX_PATTERN} are allowed: shorten it"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            re.compile(pattern)
-            tree = _parser.parse(pattern)
-    except (re.error, RecursionError, OverflowError, Warning) as error:
-        return f"is not a regular expression that Python can compile ({error}): correct it"
-    try:
-        _Automaton(tree, counted_loops=True).refuse_exponential()
-        _Automaton(tree, counted_loops=False).refuse_polynomial()
-    except _UnsafeError as reason:
-        return str(reason)
-    return None
+        compiled = _compiled(pattern)
+    except _RefusedError as reason:
+        raise ConfigError(f"the pattern {shown(pattern)} {reason}") from reason
 
+    def found(text: str) -> bool:
+        return compiled.search(_utf8(text)) is not None
 
-class _Automaton:
-    """The position automaton of a parsed pattern."""
-
-    def __init__(self, tree: Any, *, counted_loops: bool) -> None:
-        self.counted_loops = counted_loops
-        self.sets: list[int] = []
-        self.follow: list[dict[int, int]] = []
-        self.anchored = False
-        self.steps = _STEPS
-        self.last = set(self._sequence(tree, bool(tree.state.flags & re.IGNORECASE)).last)
-        self.reach = self._closure()
-
-    def _sequence(self, tree: Any, fold: bool) -> _Part:
-        whole = _NOTHING
-        for op, argument in tree:
-            part = self._part(op, argument, fold)
-            self._connect(whole.last, part.first)
-            whole = _Part(
-                min(2, whole.empty * part.empty),
-                _add(whole.first, part.first, whole.empty),
-                _add(part.last, whole.last, part.empty),
-            )
-        return whole
-
-    def _part(self, op: Any, argument: Any, fold: bool) -> _Part:
-        characters = _characters(op, argument, fold)
-        if characters is not None:
-            return self._position(characters)
-        if op in (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT):
-            low, high, body = argument
-            return self._repeat(low, high, body, fold)
-        if op is _constants.SUBPATTERN:
-            _, added, removed, body = argument
-            return self._sequence(body, (fold or bool(added & re.IGNORECASE)) and not removed & re.IGNORECASE)
-        if op is _constants.ATOMIC_GROUP:
-            return self._sequence(argument, fold)
-        if op is _constants.BRANCH:
-            parts = [self._sequence(body, fold) for body in argument[1]]
-            first, last = dict[int, int](), dict[int, int]()
-            for part in parts:
-                first, last = _add(first, part.first), _add(last, part.last)
-            return _Part(min(2, sum(part.empty for part in parts)), first, last)
-        if op is _constants.AT:
-            self.anchored = True
-            return _NOTHING
-        if op in (_constants.ASSERT, _constants.ASSERT_NOT):
-            # A lookaround fails or not like an anchor; its inside is matched on its own and is checked as such.
-            self.anchored = True
-            self._sequence(argument[1], fold)
-            return _NOTHING
-        raise _UnsafeError(_BACKREFERENCE)
-
-    def _position(self, characters: int) -> _Part:
-        self.sets.append(characters)
-        self.follow.append({})
-        if len(self.sets) > MAX_POSITIONS:
-            raise _UnsafeError(_COMPLEX)
-        here = {len(self.sets) - 1: 1}
-        return _Part(0, here, dict(here))
-
-    def _repeat(self, low: int, high: int, body: Any, fold: bool) -> _Part:
-        part = self._sequence(body, fold)
-        if high == 0:
-            return _NOTHING
-        counted = high is not _constants.MAXREPEAT
-        if high > 1 and (self.counted_loops or not counted):
-            self._connect(part.last, part.first)
-        return part if low else part._replace(empty=1 + min(1, part.empty))
-
-    def _connect(self, last: dict[int, int], first: dict[int, int]) -> None:
-        for (p, ways), (q, more) in product(last.items(), first.items()):
-            self.follow[p][q] = min(2, self.follow[p].get(q, 0) + ways * more)
-
-    def _closure(self) -> list[int]:
-        reach = [sum(1 << q for q in following) for following in self.follow]
-        for middle in range(len(reach)):
-            through = reach[middle]
-            reach = [r | through if r >> middle & 1 else r for r in reach]
-        return reach
-
-    def _leads(self, p: int, q: int) -> bool:
-        return bool(self.reach[p] >> q & 1)
-
-    def _successors(self, state: _State) -> Iterator[_State]:
-        """Yield the tuples of positions that one character can lead to from a tuple of positions."""
-        for following in product(*(self.follow[p] for p in state)):
-            self.steps -= 1
-            if self.steps < 0:
-                raise _UnsafeError(_COMPLEX)
-            shared = _ANY
-            for p in following:
-                shared &= self.sets[p]
-            if shared:
-                yield following
-
-    def refuse_exponential(self) -> None:
-        """Raise if some position returns to itself on one word along two paths."""
-        for p, following in enumerate(self.follow):
-            if any(ways > 1 and self._leads(q, p) for q, ways in following.items()):
-                raise _UnsafeError(_EXPONENTIAL)
-        for p in range(len(self.sets)):
-            if not self._leads(p, p):
-                continue
-            pairs = self._reachable((p, p), lambda pair, p=p: all(self._leads(q, p) for q in pair))  # type: ignore[misc]
-            if any(q != r for q, r in _leading_to((p, p), pairs)):
-                raise _UnsafeError(_EXPONENTIAL)
-
-    def _reachable(self, start: _State, keep: Callable[[_State], bool]) -> dict[_State, list[_State]]:
-        seen: dict[_State, list[_State]] = {}
-        todo = [start]
-        while todo:
-            state = todo.pop()
-            if state not in seen:
-                seen[state] = [s for s in self._successors(state) if keep(s)]
-                todo.extend(seen[state])
-        return seen
-
-    def refuse_polynomial(self) -> None:
-        """Raise if two positions loop, and the first leads to the second, on one and the same word."""
-        loops = [p for p in range(len(self.sets)) if self._leads(p, p)]
-        for p, q in product(loops, loops):
-            # Without anchors a search ends as soon as it reaches a last position, so nothing repeats after it.
-            ends = not self.anchored and q in self.last
-            if p == q or ends or not self._leads(p, q) or self._leads(q, p):
-                continue
-
-            def keep(state: _State, p: int = p, q: int = q) -> bool:
-                one, two, three = state
-                return self._leads(one, p) and self._leads(q, three) and (two == q or self._leads(two, q))
-
-            if (p, q, q) in self._reachable((p, p, q), keep):
-                raise _UnsafeError(_POLYNOMIAL)
-
-
-def _leading_to(goal: _State, graph: dict[_State, list[_State]]) -> set[_State]:
-    before: dict[_State, list[_State]] = {}
-    for state, following in graph.items():
-        for successor in following:
-            before.setdefault(successor, []).append(state)
-    found: set[_State] = set()
-    todo = [goal]
-    while todo:
-        for state in before.get(todo.pop(), ()):
-            if state not in found:
-                found.add(state)
-                todo.append(state)
     return found
 
 
-def _add(ways: dict[int, int], more: dict[int, int], times: int = 1) -> dict[int, int]:
-    if not times:
-        return ways
-    total = dict(ways)
-    for position, count in more.items():
-        total[position] = min(2, total.get(position, 0) + count * times)
+def _compiled(pattern: str) -> Any:
+    import re2
+
+    if len(pattern) > MAX_PATTERN:
+        raise _RefusedError(f"has {len(pattern)} characters, at most {MAX_PATTERN} are allowed: shorten it")
+    try:
+        pattern.encode()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            tree = _parser.parse(pattern)
+        if _length(tree) > _MAX_CHARACTERS:
+            # The time per character of text grows with the pattern once its counts are spelled out.
+            problem = f"is longer than {_MAX_CHARACTERS} characters with its repeats spelled out"
+            raise _RefusedError(f"{problem}: lower the counts")
+        translated = _sequence(tree, tree.state.flags)
+    except RecursionError as error:
+        raise _RefusedError(_NESTED) from error
+    except (re.error, OverflowError, Warning, UnicodeEncodeError) as error:
+        raise _RefusedError(f"is not a valid Python regular expression ({error}): correct it") from error
+    options = re2.Options()
+    options.log_errors, options.never_capture, options.max_mem = False, True, _MAX_MEMORY
+    try:
+        return re2.compile(translated, options)
+    except re2.error as error:
+        raise _RefusedError("is too large to match quickly: shorten it, or lower its repeat counts") from error
+
+
+def _length(tree: Any, depth: int = 0) -> int:
+    """Return the number of characters of a pattern with its repeats spelled out."""
+    if depth > _MAX_DEPTH:
+        raise _RefusedError(_NESTED)
+    total = 0
+    for op, argument in tree:
+        if op is _constants.BRANCH:
+            total += sum(_length(branch, depth + 1) for branch in argument[1])
+        elif op is _constants.SUBPATTERN:
+            total += _length(argument[3], depth + 1)
+        elif op in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
+            low, high, body = argument
+            total += _length(body, depth + 1) * int(low + 1 if high is _constants.MAXREPEAT else high)
+        else:
+            total += 1
     return total
 
 
-def _characters(op: Any, argument: Any, fold: bool) -> int | None:
-    """Return the set that a one-character item matches: a bit per code point below 256, one for all others."""
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        # Lone surrogates have no UTF-8 form; the replacement character is as little a letter as they are.
+        return re.sub("[\ud800-\udfff]", "\ufffd", text).encode()
+
+
+def _sequence(tree: Any, flags: int) -> str:
+    if flags & ~_FLAGS:
+        raise _RefusedError("uses the flag a or L: drop it, and write sets such as [A-Za-z0-9_] instead of classes")
+    return "".join(_item(op, argument, flags) for op, argument in tree)
+
+
+def _item(op: Any, argument: Any, flags: int) -> str:
+    if op in _REMEDIES:
+        raise _RefusedError(f"uses {_REMEDIES[op]}")
     if op is _constants.ANY:
-        return _ANY
+        return "(?s:.)" if flags & re.DOTALL else "[^\\n]"
+    if op is _constants.AT:
+        return _anchor(argument, flags)
+    if op is _constants.BRANCH:
+        return f"(?:{'|'.join(_sequence(branch, flags) for branch in argument[1])})"
+    if op is _constants.SUBPATTERN:
+        _, added, removed, body = argument
+        return f"(?:{_sequence(body, (flags | added) & ~removed)})"
+    if op in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
+        low, high, body = argument
+        return f"(?:{_sequence(body, flags)}){{{low},{'' if high is _constants.MAXREPEAT else high}}}"
     if op is _constants.LITERAL:
-        return _folded(_range(argument, argument), fold)
+        return _set([(op, argument)], flags)
     if op is _constants.NOT_LITERAL:
-        return _ANY & ~_folded(_range(argument, argument), fold) | _OTHER
-    if op is not _constants.IN:
-        return None
-    union, negated = 0, False
-    for kind, value in argument:
+        return _set([(_constants.NEGATE, None), (_constants.LITERAL, argument)], flags)
+    return _set(argument, flags)
+
+
+def _anchor(kind: Any, flags: int) -> str:
+    if kind is _constants.AT_BEGINNING:
+        return "(?m:^)" if flags & re.MULTILINE else r"\A"
+    if kind is _constants.AT_END:
+        return "(?m:$)" if flags & re.MULTILINE else r"(?:\n?\z)"
+    return _ANCHORS[kind]
+
+
+def _set(items: Any, flags: int) -> str:
+    """Return a character set; a literal is a set of one."""
+    parts, negated = [], ""
+    for kind, value in items:
         if kind is _constants.NEGATE:
-            negated = True
-        elif kind is _constants.LITERAL:
-            union |= _range(value, value)
-        elif kind is _constants.RANGE:
-            union |= _range(*value)
+            negated = "^"
+        elif kind is _constants.CATEGORY:
+            parts.append(_category(value))
         else:
-            union |= _category(value)
-    union = _folded(union, fold)
-    return _ANY & ~union | _OTHER if negated else union
+            low, high = (value, value) if kind is _constants.LITERAL else value
+            parts.append(f"\\x{{{low:x}}}-\\x{{{high:x}}}")
+            if flags & re.IGNORECASE and any(low <= ord(letter) <= high for letter in _I):
+                parts.append(_I)
+    fold = "i" if flags & re.IGNORECASE else ""
+    return f"(?{fold}:[{negated}{''.join(parts)}])"
 
 
-def _range(low: int, high: int) -> int:
-    below = ((1 << (min(high, 255) + 1)) - 1) & ~((1 << low) - 1) if low < 256 else 0
-    return below | (_OTHER if high > 255 else 0)
-
-
-def _bits(points: Iterable[int]) -> int:
-    return sum(1 << point for point in points)
-
-
-_CLASSES = {
-    letter: _bits(c for c in range(256) if re.match(f"\\{letter}", chr(c))) | _OTHER for letter in ("d", "s", "w")
-}
-
-
-def _category(value: Any) -> int:
+@cache
+def _category(value: Any) -> str:
+    r"""Return what ``\d``, ``\W`` and the like match, taken from `re` itself for every code point."""
     # The names end in DIGIT, SPACE or WORD, with NOT before it for the complement.
     words = str(value).split("_")
-    inside = _CLASSES[words[-1][0].lower()]
-    return _ANY & ~inside | _OTHER if "NOT" in words else inside
-
-
-def _folded(characters: int, fold: bool) -> int:
-    if not fold:
-        return characters
-    both = characters | (_OTHER if characters >> 128 else 0)
-    for c in range(256):
-        if characters >> c & 1:
-            both |= _bits(ord(v) for v in {chr(c).lower(), chr(c).upper()} if len(v) == 1 and ord(v) < 256)
-    return both
+    letter = words[-1][0] if "NOT" in words else words[-1][0].lower()
+    everything = np.arange(0x110000, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
+    runs = re.finditer(rf"\{letter}+", everything)
+    return "".join(f"\\x{{{run.start():x}}}-\\x{{{run.end() - 1:x}}}" for run in runs)

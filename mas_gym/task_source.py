@@ -6,8 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from mas_gym.env_options import choice, refuse_unknown
-from mas_gym.errors import ConfigError
+from mas_gym.errors import ConfigError, choice, refuse_unknown
 from mas_gym.tasks import check_task_options, load_task
 from mas_gym.tasks.base import SPLITS, Task
 

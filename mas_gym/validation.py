@@ -1,30 +1,38 @@
 """From plain data to a `MAS`, or to the list of everything that is wrong with it.
 
-Nothing is repaired silently and nothing stops at the first fault: each one is
-reported with its place (and line, for files) and its remedy.
+Nothing is repaired silently and reading does not stop at the first fault: each
+one is reported with its place (and line, for files) and its remedy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal, cast, get_args
 
-from mas_gym.errors import ConfigError
+from mas_gym.errors import ConfigError, did_you_mean, shown
 from mas_gym.graph import MAS, SCHEMA, Agent, Condition, ConditionKind, Edge, Q
-from mas_gym.graph_faults import graph_faults
-from mas_gym.regexes import regex_fault
 
 DEFAULT_MAX_NEW_TOKENS = 1024
 MAX_NEW_TOKENS = 1_000_000
+MAX_PATTERNS = 64
+"""Maximum number of different regular expressions in one config."""
+MOST_SHOWN = 20
+"""Maximum number of faults that an error message spells out; ``faults`` has them all."""
 ANYONE = "*"
 """In ``policies``: every agent without an entry of its own."""
 
 _RESERVED = {"q", "sink", "all", ANYONE}
 _KINDS: tuple[str, ...] = get_args(ConditionKind)
+_MOST_CYCLES = 20
+_MOST_NAMES = 12
+_LONGEST_NAME = 200
 
 Place = tuple[str | int, ...]
 """Where a value stands, such as ``("agents", 2, "name")``."""
+
+ReadEdge = tuple[int | None, int | None, Condition | Literal[False] | None]
+"""Source, target and condition; None for a node and False for a condition that could not be read."""
 
 
 def place_text(place: Place) -> str:
@@ -45,21 +53,20 @@ def validate(data: object, name: str, where: Callable[[Place], str] = place_text
         name: The name to use when the config has none.
         where: Turns a place into text; loaders of files add the file and line.
 
-    Returns:
-        The system.
-
     Raises:
-        ConfigError: With every fault in its message and in ``faults``.
+        ConfigError: The config has faults. The message shows the first 20, ``faults`` has them all.
     """
     reader = _Reader(where)
     mas = reader.read(data, name)
-    if reader.faults:
-        count = len(reader.faults)
+    if mas is None:
+        faults = tuple(reader.faults)
         if isinstance(data, Mapping) and isinstance(data.get("name"), str):
             name = data["name"]
-        head = f"MAS config {name!r} has {count} fault{'s' if count > 1 else ''}:"
-        raise ConfigError("\n".join([head, *(f"  {fault}" for fault in reader.faults)]), tuple(reader.faults))
-    assert mas is not None
+        lines = [f"MAS config {shown(name)} has {len(faults)} fault{'s' if len(faults) > 1 else ''}:"]
+        lines += (f"  {fault}" for fault in faults[:MOST_SHOWN])
+        if len(faults) > MOST_SHOWN:
+            lines.append(f"  ... and {len(faults) - MOST_SHOWN} more; correct these first")
+        raise ConfigError("\n".join(lines), faults)
     return mas
 
 
@@ -69,166 +76,177 @@ class _Reader:
     def __init__(self, where: Callable[[Place], str]) -> None:
         self.where = where
         self.faults: list[str] = []
+        self.conditions: dict[str, Condition | str] = {}
+        self.patterns = 0
 
     def fault(self, place: Place, problem: str) -> None:
         self.faults.append(f"{self.where(place)}: {problem}")
 
+    def near(self, word: object, known: Iterable[str]) -> str:
+        # Comparing names is slow, and nobody reads the hint of the hundredth fault.
+        return did_you_mean(word, known) if len(self.faults) < MOST_SHOWN else ""
+
     def read(self, data: object, name: str) -> MAS | None:
         if not isinstance(data, Mapping):
-            self.fault((), f"expected a mapping with agents and edges, got {_shown(data)}")
+            self.fault((), f"expected a mapping with agents and edges, got {shown(data)}")
             return None
-        self._keys((), data, ("schema", "name", "agents", "edges", "policies"))
-        if data.get("schema", SCHEMA) != SCHEMA or isinstance(data.get("schema"), bool):
-            self.fault(("schema",), f"expected {SCHEMA}, got {_shown(data['schema'])}: only that form is read")
+        self.keys((), data, ("schema", "name", "agents", "edges", "policies"))
+        schema = data.get("schema", SCHEMA)
+        if schema != SCHEMA or isinstance(schema, bool):
+            self.fault(("schema",), f"expected {SCHEMA}, got {shown(schema)}: this version reads no other schema")
         title = data.get("name", name)
         if not isinstance(title, str) or not title.strip():
-            self.fault(("name",), f"expected a non-empty text, got {_shown(title)}: name the MAS or drop the key")
-        agents = self._agents(data.get("agents"))
+            self.fault(("name",), f"expected a non-empty text, got {shown(title)}: name the MAS or drop the key")
+        agents = self.agents(data.get("agents"))
         names = {agent.name: i for i, agent in reversed(list(enumerate(agents))) if agent}
-        edges = self._edges(data.get("edges"), len(agents), names)
-        policies = self._policies(data.get("policies"), agents)
+        edges = self.edges(data.get("edges"), len(agents), names)
+        policies = self.policies(data.get("policies"), agents)
         labels = [agent.name if agent else f"agent {i}" for i, agent in enumerate(agents)]
-        for index, problem in graph_faults(labels, edges) if agents and edges else ():
-            self.fault(index, problem)
+        for place, problem in _graph_faults(labels, edges) if agents and edges else ():
+            self.fault(place, problem)
         if self.faults:
             return None
         good = tuple(agent for agent in agents if agent)
         read = tuple(Edge(e[0], e[1], e[2]) for e in edges)  # type: ignore[arg-type]
         return MAS(cast(str, title), good, read, policies)
 
-    def _keys(self, place: Place, data: Mapping[Any, Any], known: Sequence[str]) -> None:
+    def keys(self, place: Place, data: Mapping[Any, Any], known: Sequence[str]) -> None:
         for key in data:
             if key not in known:
-                near = _near(str(key), known)
-                self.fault((*place, str(key)), f"unknown key {_shown(key)}: expected {_or(known)}{near}")
+                problem = f"unknown key {shown(key)}: expected {_or(known)}{self.near(key, known)}"
+                self.fault((*place, _step(key)), problem)
 
-    def _agents(self, data: object) -> list[Agent | None]:
+    def agents(self, data: object) -> list[Agent | None]:
         if not _is_list(data) or not data:
-            got = "nothing" if data is None else _shown(data)
+            got = "nothing" if data is None else shown(data)
             self.fault(("agents",), f"expected a list of at least one agent, got {got}: list them as they act")
             return []
-        agents = [self._agent(("agents", i), entry) for i, entry in enumerate(cast(Sequence[object], data))]
+        agents = [self.agent(("agents", i), entry) for i, entry in enumerate(cast(Sequence[object], data))]
         seen: dict[str, int] = {}
         for i, agent in enumerate(agents):
             if agent is None:
                 continue
             if agent.name in seen:
                 first = seen[agent.name]
-                self.fault(("agents", i, "name"), f"{agent.name!r} is also the name of agents[{first}]: rename one")
+                self.fault(
+                    ("agents", i, "name"), f"{shown(agent.name)} is also the name of agents[{first}]: rename one"
+                )
             seen.setdefault(agent.name, i)
         return agents
 
-    def _agent(self, place: Place, data: object) -> Agent | None:
+    def agent(self, place: Place, data: object) -> Agent | None:
         if not isinstance(data, Mapping):
-            self.fault(place, f"expected a mapping with name, system_prompt and max_new_tokens, got {_shown(data)}")
+            self.fault(place, f"expected a mapping with name, system_prompt and max_new_tokens, got {shown(data)}")
             return None
-        self._keys(place, data, ("name", "system_prompt", "max_new_tokens"))
-        name, prompt = data.get("name"), data.get("system_prompt")
-        cap = data.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
-        if not isinstance(name, str) or not name.strip():
-            self.fault(
-                (*place, "name"), f"expected a non-empty text, got {_shown(name)}: name it, in quotes if need be"
-            )
-            name = ""
-        elif name.strip().lower() in _RESERVED:
-            self.fault((*place, "name"), f"{name!r} is the name of a special node: choose another")
-            name = ""
+        self.keys(place, data, ("name", "system_prompt", "max_new_tokens"))
+        name = self.agent_name((*place, "name"), data.get("name"))
+        prompt = data.get("system_prompt")
         if not isinstance(prompt, str) or not prompt.strip():
-            self.fault(
-                (*place, "system_prompt"), f"expected a non-empty text, got {_shown(prompt)}: instruct the agent"
-            )
+            self.fault((*place, "system_prompt"), f"expected a non-empty text, got {shown(prompt)}: instruct the agent")
             prompt = ""
+        cap = data.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
         if not isinstance(cap, int) or isinstance(cap, bool) or not 1 <= cap <= MAX_NEW_TOKENS:
-            self.fault(
-                (*place, "max_new_tokens"), f"expected a whole number from 1 to {MAX_NEW_TOKENS}, got {_shown(cap)}"
-            )
+            problem = f"expected a whole number from 1 to {MAX_NEW_TOKENS}, got {shown(cap)}"
+            self.fault((*place, "max_new_tokens"), problem)
             cap = 1
         return Agent(name, prompt, cap) if name else None
 
-    def _policies(self, data: object, agents: Sequence[Agent | None]) -> tuple[tuple[str, str], ...]:
-        """Read who writes whose messages; whether a policy of that name exists is for its loader to say."""
+    def agent_name(self, place: Place, name: object) -> str | None:
+        if not isinstance(name, str) or not name.strip():
+            self.fault(place, f"expected a non-empty text, got {shown(name)}: name the agent, in quotes if necessary")
+        elif len(name) > _LONGEST_NAME:
+            self.fault(place, f"expected at most {_LONGEST_NAME} characters, got {len(name)}: choose a shorter name")
+        elif name.strip().lower() in _RESERVED:
+            self.fault(place, f"{name!r} is the name of a special node: choose another")
+        else:
+            return name
+        return None
+
+    def policies(self, data: object, agents: Sequence[Agent | None]) -> tuple[tuple[str, str], ...]:
+        """Read which policy writes whose messages; whether it exists is checked when it is loaded."""
         if data is None:
             return ()
         if not isinstance(data, Mapping) or not data:
-            self.fault(("policies",), f"expected a mapping from agents' names to policy strings, got {_shown(data)}")
+            self.fault(("policies",), f"expected a mapping from agents' names to policy strings, got {shown(data)}")
             return ()
         names = [agent.name for agent in agents if agent]
+        known = {ANYONE, *names}
         readable = len(names) == len(agents)
         for agent, policy in data.items():
-            place = ("policies", str(agent))
-            if readable and agent != ANYONE and agent not in names:
-                near = _near(str(agent), names)
-                self.fault(place, f"unknown agent {_shown(agent)}: expected {_or([*names, repr(ANYONE)])}{near}")
+            place = ("policies", _step(agent))
+            if readable and agent not in known:
+                expected = _or([*names[:_MOST_NAMES], repr(ANYONE)])
+                self.fault(place, f"unknown agent {shown(agent)}: expected {expected}{self.near(agent, names)}")
             if not isinstance(policy, str) or not policy.strip():
-                self.fault(place, f"expected a policy string such as 'openai:MODEL@URL' or tiny, got {_shown(policy)}")
+                self.fault(place, f"expected a policy string such as 'openai:MODEL@URL' or tiny, got {shown(policy)}")
         missing = [name for name in names if name not in data]
         if missing and ANYONE not in data:
-            self.fault(("policies",), f"no policy for {', '.join(missing)}: add each, or '{ANYONE}' for all others")
-        return tuple((str(agent), str(policy)) for agent, policy in data.items())
+            some = ", ".join(missing[:_MOST_NAMES]) + (", ..." if len(missing) > _MOST_NAMES else "")
+            self.fault(("policies",), f"no policy for {some}: add each, or '{ANYONE}' for all others")
+        return tuple((str(agent), str(policy)) for agent, policy in data.items()) if not self.faults else ()
 
-    def _edges(self, data: object, agents: int, names: Mapping[str, int]) -> list[ReadEdge]:
+    def edges(self, data: object, agents: int, names: Mapping[str, int]) -> list[ReadEdge]:
         if not _is_list(data) or not data:
-            got = "nothing" if data is None else _shown(data)
+            got = "nothing" if data is None else shown(data)
             self.fault(("edges",), f"expected a list of edges, got {got}: write at least [-1, 0], from the question")
             return []
-        edges: list[ReadEdge] = []
-        for i, entry in enumerate(cast(Sequence[object], data)):
-            if not _is_list(entry) or len(cast(Sequence[object], entry)) not in (2, 3):
-                self.fault(
-                    ("edges", i), f"expected [source, target] or [source, target, condition], got {_shown(entry)}"
-                )
-                edges.append((None, None, None))
-                continue
-            source, target, *rest = cast(Sequence[object], entry)
-            condition = self._condition(("edges", i, 2), rest[0]) if rest and rest[0] is not None else None
-            edges.append(
-                (
-                    self._node(("edges", i, 0), source, agents, names),
-                    self._node(("edges", i, 1), target, agents, names),
-                    condition,
-                )
-            )
-        return edges
+        return [self.edge(i, entry, agents, names) for i, entry in enumerate(cast(Sequence[object], data))]
 
-    def _node(self, place: Place, node: object, agents: int, names: Mapping[str, int]) -> int | None:
+    def edge(self, i: int, entry: object, agents: int, names: Mapping[str, int]) -> ReadEdge:
+        if not _is_list(entry) or len(cast(Sequence[object], entry)) not in (2, 3):
+            self.fault(("edges", i), f"expected [source, target] or [source, target, condition], got {shown(entry)}")
+            return None, None, None
+        source, target, *rest = cast(Sequence[object], entry)
+        condition = self.condition(("edges", i, 2), rest[0]) if rest and rest[0] is not None else None
+        start = self.node(("edges", i, 0), source, agents, names)
+        return start, self.node(("edges", i, 1), target, agents, names), condition
+
+    def node(self, place: Place, node: object, agents: int, names: Mapping[str, int]) -> int | None:
         if isinstance(node, int) and not isinstance(node, bool) and Q <= node < agents:
             return node
         if isinstance(node, str):
             special = {"q": Q, "sink": agents}
             if node in special or node in names:
                 return special.get(node, names.get(node))
-        near = _near(node, [*names, "q", "sink"]) if isinstance(node, str) else ""
+        near = self.near(node, [*names, "q", "sink"])
         known = f"0 to {agents - 1}" if agents > 1 else "0"
-        self.fault(place, f"unknown node {_shown(node)}: expected {known}, an agent's name, -1 or q, or sink{near}")
+        self.fault(place, f"unknown node {shown(node)}: expected {known}, an agent's name, -1 or q, or sink{near}")
         return None
 
-    def _condition(self, place: Place, text: object) -> Condition | Literal[False]:
+    def condition(self, place: Place, text: object) -> Condition | Literal[False]:
         kind, colon, pattern = text.partition(":") if isinstance(text, str) else ("", "", "")
         if kind not in _KINDS or not colon:
-            near = _near(kind, _KINDS)
-            self.fault(place, f"unknown condition {_shown(text)}: expected {_or(k + ':...' for k in _KINDS)}{near}")
+            near = self.near(kind, _KINDS)
+            self.fault(place, f"unknown condition {shown(text)}: expected {_or(k + ':...' for k in _KINDS)}{near}")
             return False
+        key = cast(str, text)
+        if key not in self.conditions:
+            self.conditions[key] = self.compiled(cast(ConditionKind, kind), pattern)
+        read = self.conditions[key]
+        if isinstance(read, Condition):
+            return read
+        self.fault(place, read)
+        return False
+
+    def compiled(self, kind: ConditionKind, pattern: str) -> Condition | str:
+        """Return the condition, or what is wrong with it."""
         if not pattern:
-            self.fault(place, f"{kind}: needs a pattern: an empty one is found in every message")
-            return False
-        problem = regex_fault(pattern) if kind.endswith("regex") else None
-        if problem:
-            self.fault(place, f"the pattern {_shown(pattern)} {problem}")
-            return False
-        return Condition(cast(ConditionKind, kind), pattern)
-
-
-ReadEdge = tuple[int | None, int | None, Condition | Literal[False] | None]
-"""Source, target and condition; None for an unreadable node, False for an unreadable condition."""
+            return f"{kind}: needs a pattern, because an empty one is found in every message"
+        self.patterns += kind.endswith("regex")
+        if self.patterns > MAX_PATTERNS:
+            return f"more than {MAX_PATTERNS} different regular expressions in one config: use contains: or share them"
+        try:
+            return Condition(kind, pattern)
+        except ConfigError as error:
+            return str(error)
 
 
 def _is_list(data: object) -> bool:
     return isinstance(data, Sequence) and not isinstance(data, str | bytes)
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _step(key: object) -> str:
+    return key[:_LONGEST_NAME] if isinstance(key, str) else shown(key)
 
 
 def _or(options: Iterable[str]) -> str:
@@ -236,6 +254,126 @@ def _or(options: Iterable[str]) -> str:
     return f"{', '.join(rest)} or {last}" if rest else last
 
 
-def _near(word: str, known: Iterable[str]) -> str:
-    near = get_close_matches(word, list(known), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+def _graph_faults(names: Sequence[str], edges: Sequence[ReadEdge]) -> Iterator[tuple[Place, str]]:
+    """Yield what is wrong with the graph as a whole.
+
+    A node that could not be read is None: its fault is reported already, and the edge's other end is taken as right.
+    """
+    sink = len(names)
+    yield from _edge_faults(edges, sink)
+    inner: dict[tuple[int, int], int] = {}
+    for i, (source, target, _) in enumerate(edges):
+        if source is not None and target is not None and 0 <= source < sink and 0 <= target < sink:
+            inner.setdefault((source, target), i)
+    in_cycles: set[tuple[int, int]] = set()
+    # Edges that all go forward cannot close a cycle.
+    for cycle in _cycles(sink, inner) if any(source >= target for source, target in inner) else ():
+        steps = [*cycle, cycle[0]]
+        in_cycles.update(pairwise(steps))
+        path = " -> ".join(names[i] for i in (steps if len(steps) <= _MOST_NAMES else steps[:_MOST_NAMES]))
+        yield ("edges", inner[cycle[-1], cycle[0]]), f"a cycle, {path}: remove one of its edges, each agent acts once"
+    for (source, target), i in inner.items():
+        if source > target and (source, target) not in in_cycles:
+            remedy = f"list {names[source]} before {names[target]} or remove the edge"
+            yield ("edges", i), f"{names[source]} -> {names[target]} goes against the order of the agents: {remedy}"
+    yield from _agent_faults(names, edges, sink)
+
+
+def _edge_faults(edges: Sequence[ReadEdge], sink: int) -> Iterator[tuple[Place, str]]:
+    seen: dict[tuple[int, int], int] = {}
+    for i, (source, target, condition) in enumerate(edges):
+        if source == sink:
+            yield ("edges", i), "an edge out of sink, which ends the episode: remove it"
+        if target == Q:
+            yield ("edges", i), "an edge into q, which only holds the question: remove it"
+        if source == Q and target == sink:
+            yield ("edges", i), "an edge from q to sink skips every agent: remove it"
+        if source == Q and condition is not None:
+            yield ("edges", i), "a condition on an edge from q, which sends no message: remove the condition"
+        if source is None or target is None:
+            continue
+        first = seen.setdefault((source, target), i)
+        if first != i:
+            yield ("edges", i), f"repeats edges[{first}]: remove one, or join their conditions into one regex"
+
+
+def _cycles(nodes: int, edges: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
+    """Yield cycles that share no edge, at most 20."""
+    left = dict.fromkeys(edges)
+    for _ in range(_MOST_CYCLES):
+        cycle = _cycle(nodes, left)
+        if cycle is None:
+            return
+        for i, node in enumerate(cycle):
+            del left[cycle[i - 1], node]
+        yield cycle
+
+
+def _cycle(nodes: int, edges: Iterable[tuple[int, int]]) -> list[int] | None:
+    incoming: list[list[int]] = [[] for _ in range(nodes)]
+    outgoing: list[list[int]] = [[] for _ in range(nodes)]
+    for source, target in edges:
+        incoming[target].append(source)
+        outgoing[source].append(target)
+    waits = [len(sources) for sources in incoming]
+    ready = [node for node in range(nodes) if not waits[node]]
+    while ready:
+        for target in outgoing[ready.pop()]:
+            waits[target] -= 1
+            if not waits[target]:
+                ready.append(target)
+    stuck = {node for node in range(nodes) if waits[node]}
+    if not stuck:
+        return None
+    # Every stuck node has a stuck predecessor, so walking backwards must close a cycle.
+    walk, node = dict[int, int](), min(stuck)
+    while node not in walk:
+        walk[node] = len(walk)
+        node = min(source for source in incoming[node] if source in stuck)
+    cycle = list(walk)[: walk[node] - 1 if walk[node] else None : -1]
+    start = cycle.index(min(cycle))
+    return cycle[start:] + cycle[:start]
+
+
+def _agent_faults(names: Sequence[str], edges: Sequence[ReadEdge], sink: int) -> Iterator[tuple[Place, str]]:
+    incoming: list[set[int]] = [set() for _ in names]
+    outgoing: list[set[int]] = [set() for _ in names]
+    conditional = set[int]()
+    ends_always = set[int]()
+    for source, target, condition in edges:
+        if target is not None and 0 <= target < sink:
+            incoming[target].add(Q if source is None else source)
+            if condition is not None:
+                conditional.add(target)
+        if source is not None and 0 <= source < sink:
+            outgoing[source].add(sink if target is None else target)
+            if target == sink and condition is None:
+                ends_always.add(source)
+    reached = _reached(incoming, outgoing, sink)
+    # An agent acts in every episode if there is no condition anywhere above it.
+    sure = [False] * len(names)
+    for i in range(len(names)):
+        sure[i] = i not in conditional and all(s == Q or (0 <= s < i and sure[s]) for s in incoming[i])
+    next_sure = [sink] * (sink + 1)
+    for i in reversed(range(sink)):
+        next_sure[i] = i if sure[i] else next_sure[i + 1]
+    for i, name in enumerate(names):
+        if i not in reached:
+            yield ("agents", i), f"no path leads from q to {name}: add an edge from q or from an earlier agent"
+        later = next_sure[i + 1]
+        if not outgoing[i] and later < sink:
+            problem = f"nobody reads {name}, and {names[later]} acts after it: add an edge from it or remove it"
+            yield ("agents", i), problem
+        if outgoing[i] == {sink} and i in ends_always and sure[i] and i + 1 < sink:
+            yield ("agents", i), f"{name} always ends the episode, {names[i + 1]} never acts: remove its edge to sink"
+
+
+def _reached(incoming: Sequence[set[int]], outgoing: Sequence[set[int]], sink: int) -> set[int]:
+    todo = [i for i in range(sink) if Q in incoming[i]]
+    reached = set(todo)
+    while todo:
+        for target in outgoing[todo.pop()]:
+            if 0 <= target < sink and target not in reached:
+                reached.add(target)
+                todo.append(target)
+    return reached

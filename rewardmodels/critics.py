@@ -11,8 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal
 
-from mas_gym.errors import ConfigError, CriticError, MissingDependencyError, UnknownNameError
-from mas_gym.names import unknown_name
+from mas_gym.errors import ConfigError, CriticError, MissingDependencyError, UnknownNameError, unknown_name
 from mas_gym.tasks.base import Problem, Task
 from rewardmodels.model.info import META
 from rewardmodels.model.learned import LearnedCritic

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from mas_gym.errors import ConfigError
-from mas_gym.names import unknown_name
+from mas_gym.errors import ConfigError, unknown_name
 from search.planners import (
     DVTS,
     MCTS,

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError, DataNotFoundError, MASGymError, UnknownNameError
-from mas_gym.graph import MAS, REGEX_WINDOW, Condition
+from mas_gym.graph import MAS, Condition
 from mas_gym.loading import MAX_BYTES, load_mas, mas_names
-from mas_gym.regexes import MAX_PATTERN, regex_fault
+from mas_gym.regexes import MAX_PATTERN, matcher
 
 LISTINGS = Path(__file__).parent / "data" / "paper_listings.txt"
 
@@ -122,21 +122,21 @@ def test_names_in_any_case(source: str) -> None:
         ([[-1, 0], [0, 1], [1, 0]], "edges[2]: a cycle, A -> B -> A"),
         ([[-1, 0], [0, 1], [1, 1]], "edges[2]: a cycle, B -> B"),
         ([[-1, 1], [1, 0]], "edges[1]: B -> A goes against the order"),
-        ([[-1, 0], [0, 1], [0, 1]], "edges[2]: the edge of edges[1] again"),
-        ([[-1, 0], [0, 1], [0, 1, "contains:x"]], "edges[2]: the edge of edges[1] again"),
+        ([[-1, 0], [0, 1], [0, 1]], "edges[2]: repeats edges[1]"),
+        ([[-1, 0], [0, 1], [0, 1, "contains:x"]], "edges[2]: repeats edges[1]"),
         ([[-1, 0], [0, 1], ["sink", 1]], "edges[2]: an edge out of sink"),
         ([[-1, 0], [0, 1], [0, "q"]], "edges[2]: an edge into q"),
         ([[-1, 0], [0, 1], [-1, "sink"]], "edges[2]: an edge from q to sink"),
         ([[-1, 0, "contains:x"], [0, 1]], "edges[0]: a condition on an edge from q"),
-        ([[-1, 0], [0, 1, "regex:(a+)+$"]], "edges[1][2]: the pattern '(a+)+$' can read one text in exponentially"),
-        ([[-1, 0], [0, 1, "regex:("]], "edges[1][2]: the pattern '(' is not a regular expression"),
+        ([[-1, 0], [0, 1, r"regex:(a)\1"]], "edges[1][2]: the pattern '(a)\\\\1' uses a backreference"),
+        ([[-1, 0], [0, 1, "regex:("]], "edges[1][2]: the pattern '(' is not a valid Python regular expression"),
         ([[-1, 0], [0, 1, "contains:"]], "edges[1][2]: contains: needs a pattern"),
         ([[-1, 0], [0, 1, "regx:a"]], "edges[1][2]: unknown condition 'regx:a'"),
         ([[-1, 0], [0, 1, 7]], "edges[1][2]: unknown condition 7"),
         ([[-1, 0], [0, 1], [0]], "edges[2]: expected [source, target]"),
         ([[-1, 0], [0, 1], "0 -> 1"], "edges[2]: expected [source, target]"),
         ([[-1, 0]], "agents[1]: no path leads from q to B"),
-        ([[-1, 0], [-1, 1]], "agents[0]: nobody hears A, and B acts after it"),
+        ([[-1, 0], [-1, 1]], "agents[0]: nobody reads A, and B acts after it"),
         ([[-1, 0], [0, "sink"], [-1, 1]], "agents[0]: A always ends the episode, B never acts"),
         ([], "edges: expected a list of edges, got []"),
         (None, "edges: expected a list of edges, got nothing"),
@@ -161,7 +161,7 @@ def test_edge_faults(edges, expected: str) -> None:
         (agent("B", system_prompt=" "), "agents[1].system_prompt: expected a non-empty text"),
         (agent("B", system_prompt=None), "agents[1].system_prompt: expected a non-empty text"),
         (agent(""), "agents[1].name: expected a non-empty text"),
-        (agent(False), "agents[1].name: expected a non-empty text, got False: name it, in quotes if need be"),
+        (agent(False), "agents[1].name: expected a non-empty text, got False: name the agent, in quotes if necessary"),
         (agent("Sink"), "agents[1].name: 'Sink' is the name of a special node"),
         (agent("A"), "agents[1].name: 'A' is also the name of agents[0]"),
         (agent("B", max_tokens=3), "agents[1].max_tokens: unknown key 'max_tokens'"),
@@ -209,7 +209,7 @@ def test_every_fault_is_reported_at_once_with_its_line(tmp_path: Path) -> None:
         "  - [0, 1]\n"
         "  - [1, 0]\n"
         "  - [0, 9]\n"
-        '  - [0, 2, "regex:(x*)*y"]\n',
+        '  - [0, 2, "regex:(?=x)y"]\n',
         encoding="utf-8",
     )
     found = faults_of(path)
@@ -246,19 +246,19 @@ def test_conditional_branches_may_end_without_out_edges() -> None:
         ("", "expected a mapping with agents and edges, got None"),
         ("- 1\n- 2\n", "expected a mapping with agents and edges, got [1, 2]"),
         ("agents: [", "bad.yaml: line 1: "),
-        ("agents: 1\nagents: 2\n", "bad.yaml: line 2: the key 'agents' stands twice in one mapping"),
+        ("agents: 1\nagents: 2\n", "bad.yaml: line 2: the key 'agents' occurs twice in one mapping"),
         ("? [a, b]\n: 1\n", "a key must be a plain word"),
         (
             "agents: !!python/object/apply:os.system ['true']\n",
             "python/object/apply:os.system' is not allowed",
         ),
-        ("name: !!python/name:os.system x\n", "could not determine a constructor"),
+        ("name: !!python/name:os.system x\n", "python/name:os.system' is not allowed"),
         ("a: " + "[" * 5000 + "]" * 5000, "nested more than 16 levels deep"),
-        ("a: &a [*a]\n", "deeply nested"),
+        ("a: &a [*a]\n", "the alias 'a' stands for nothing before it"),
         ("--- {a: 1}\n--- {b: 2}\n", "expected a single document"),
-        ("a: \x07\n", "special characters are not allowed"),
-        ("a: 2024-13-45\n", "month must be in 1..12"),
-        ("a: " + "9" * 5000, "Exceeds the limit"),
+        ("a: \x07\n", "control characters are not allowed"),
+        ("a: 2024-13-45\n", "line 1: '2024-13-45' is no valid timestamp"),
+        ("a: " + "9" * 5000, "line 1: 5000 characters are too many for int"),
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else None,
 )
@@ -276,7 +276,7 @@ def test_alias_bombs_are_refused(tmp_path: Path) -> None:
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
     path = tmp_path / "bomb.yaml"
     path.write_text("\n".join(lines), encoding="utf-8")
-    with pytest.raises(ConfigError, match="aliases expand to too many"):
+    with pytest.raises(ConfigError, match="aliases expand to too many values"):
         load_mas(path)
 
 
@@ -319,7 +319,7 @@ def test_unknown_names_and_paths(tmp_path: Path) -> None:
             load_mas(source)
 
 
-SAFE = [
+PATTERNS = [
     r"(?i)verdict:\s*disagree",
     r".*DISAGREE.*",
     r"^VERDICT:\s*AGREE",
@@ -330,102 +330,62 @@ SAFE = [
     r"[^\n]*:\s*x",
     r"(yes|yeah)+z",
     r"foo.{0,80}bar.*baz",
-    r"(?<!DIS)AGREE",
-    r"(?=.*a)b",
     r"\d{4}-\d{2}-\d{2}",
     r"(?i)(no|nein|non)+!",
     r"(?:ab?c)*d",
-    r"x*+y",
+    r"(?P<word>[^\W\d_]+?)\.$",
+    r"(?x) x  y  # a comment",
+    r"(?m)^x$",
+    r"(?s:x.y)|(?i:z)",
     "",
 ]
-RUNAWAY = [
-    r"(a+)+$",
-    r"(a*)*b",
-    r"(a|aa)+$",
-    r"(a|a?)+b",
-    r"(a?a?)*b",
-    r"((a?|b?)c)*d",
-    r"(\w+\s?)*:",
-    r"(.*,)*x",
-    r"(x+x+)+y",
-    r"^(([a-z])+.)+[A-Z]([a-z])+$",
-    r"(?:(?:a{1,9}){1,9}){1,9}b",
-    r"(.|\s)*x",
-    r"(?i)(?:a1|A1)*b",
-    r"(?=(a+)+$)x",
-    r"\s*\s*x",
-    r"\d*\w*x",
-    r".*a.*b.*c",
-    r".*foo.*$",
-    r"(a)\1+",
-    r"(a)?(?(1)b|c)",
-    "(" + "|".join(f"{a}{b}" for a in "abcdefghij" for b in "klmnopqrs") + ")*!",
-    "a" * (MAX_PATTERN + 1),
+MESSAGES = [
+    "VERDICT:  Disagree",
+    "VERDICT:\u00a0DISAGREE\n",
+    "VERDICT: AGREE\nFinal Answer: 18.5",
+    "1,234 on 2024-01-31",
+    "a,b,x: x\nx y\nz",
+    "\u00e9t\u00e9.\n",
+    "foo bar baz xy NoNein! abcacd yesyeahz",
+    "",
 ]
 
 
-@pytest.mark.parametrize("pattern", SAFE)
-def test_safe_patterns_pass(pattern: str) -> None:
-    assert regex_fault(pattern) is None
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_are_pythons(pattern: str) -> None:
+    for message in MESSAGES:
+        assert Condition("regex", pattern).holds(message) == (re.search(pattern, message) is not None), message
 
 
-@pytest.mark.parametrize("pattern", RUNAWAY, ids=lambda p: p[:30])
-def test_runaway_patterns_are_refused(pattern: str) -> None:
-    assert regex_fault(pattern)
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("(" * 240 + ")" * 240, "is nested too deeply: drop groups that are not needed"),
+        (r"(?<!DIS)AGREE", "a negative lookahead or lookbehind: match the text itself, or use not_regex:"),
+        (r"(?=.*a)b", "a lookahead or lookbehind: match the text itself, or use not_regex:"),
+        (r"(?=(a+)+$)x", "a lookahead or lookbehind"),
+        (r"x*+y", "a possessive repeat: use an ordinary one"),
+        (r"(?>x*)y", "an atomic group: use an ordinary group"),
+        (r"(a)\1+", "a backreference: spell the text out"),
+        (r"(a)?(?(1)b|c)", "a conditional group: list both alternatives"),
+        (r"(?a)\w", "the flag a or L: drop it"),
+        ("a" * (MAX_PATTERN + 1), "at most 500 are allowed: shorten it"),
+        ("a{1000}{1000}", "not a valid Python regular expression"),
+        ("(?:a{1000}){1000}", "is longer than 1000 characters with its repeats spelled out: lower the counts"),
+        ("a{1001}", "is longer than 1000 characters"),
+        (r"\w{900}", "is too large to match quickly: shorten it"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_patterns_without_a_linear_matcher_are_refused(pattern: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        Condition("regex", pattern)
 
 
-@pytest.mark.parametrize("pattern", ["(", "*", "[[a]+", "a{99999999999}", "(?P<x>a)(?P<x>b)", "\\"])
+@pytest.mark.parametrize("pattern", ["(", "*", "[[a]+", "a{99999999999}", "(?P<x>a)(?P<x>b)", "\\", "[\ud800]"])
 def test_patterns_that_do_not_compile(pattern: str) -> None:
-    assert "not a regular expression" in regex_fault(pattern)
-
-
-def count_readings(pattern: str, text: str) -> int:
-    """Count the ways in which a small pattern of single letters, groups, | * + ? reads a whole text."""
-    from re import _constants as c
-    from re import _parser
-
-    def ways(tree, starts: dict[int, int]) -> dict[int, int]:
-        for op, argument in tree:
-            starts = step(op, argument, starts)
-        return starts
-
-    def step(op, argument, starts):
-        ends: dict[int, int] = {}
-
-        def add(at, n):
-            ends[at] = ends.get(at, 0) + n
-
-        for at, n in starts.items():
-            if op is c.LITERAL:
-                if at < len(text) and ord(text[at]) == argument:
-                    add(at + 1, n)
-            elif op is c.IN:
-                if at < len(text) and any(kind is c.LITERAL and ord(text[at]) == v for kind, v in argument):
-                    add(at + 1, n)
-            elif op is c.SUBPATTERN:
-                for end, m in ways(argument[3], {at: n}).items():
-                    add(end, m)
-            elif op is c.BRANCH:
-                for body in argument[1]:
-                    for end, m in ways(body, {at: n}).items():
-                        add(end, m)
-            else:
-                low, high, body = argument
-                front, done = {at: n}, 0
-                while front and done <= len(text) + 1 and (high is c.MAXREPEAT or done <= high):
-                    if done >= low:
-                        for end, m in front.items():
-                            add(end, m)
-                    following: dict[int, int] = {}
-                    for start, m in front.items():
-                        for end, k in ways(body, {start: m}).items():
-                            # Like Python's matcher, a repeat goes on only if it read something.
-                            if end > start:
-                                following[end] = following.get(end, 0) + k
-                    front, done = following, done + 1
-        return ends
-
-    return ways(_parser.parse(pattern), {0: 1}).get(len(text), 0)
+    with pytest.raises(ConfigError, match="not a valid Python regular expression"):
+        matcher(pattern)
 
 
 PIECES = st.recursive(
@@ -439,17 +399,40 @@ PIECES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(PIECES, st.text("ab", min_size=1, max_size=2))
-def test_accepted_patterns_are_read_in_few_ways(pattern: str, word: str) -> None:
+@settings(max_examples=300, deadline=None)
+@given(
+    PIECES,
+    st.sampled_from(["", "(?i)", "(?m)", "(?s)", "(?im)"]),
+    st.text("aAbB\n\u0130\u017f\u00a0\u0663 x", max_size=8),
+)
+def test_patterns_match_what_pythons_do(pattern: str, flags: str, text: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fault = regex_fault(pattern)
-    if fault is None:
-        # Four leaves make a polynomial of degree three at most, 64 times as many readings for four times the
-        # length; an exponential pattern would at least double them with every second copy of some short word.
-        few, many = count_readings(pattern, word * 6), count_readings(pattern, word * 24)
-        assert many <= 128 * max(few, 1)
+        expected = re.search(flags + pattern, text) is not None
+    assert matcher(flags + pattern)(text) == expected
+
+
+@pytest.mark.parametrize("letter", "dswDSW")
+def test_classes_cover_every_script(letter: str) -> None:
+    characters = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
+    inside = "".join(re.findall(f"\\{letter}+", characters))
+    outside = "".join(re.findall(f"\\{letter.swapcase()}+", characters))
+    assert matcher(f"\\A\\{letter}*\\Z")(inside)
+    assert matcher(f"\\A[^\\{letter}]*\\Z")(outside)
+    assert not matcher(f"\\{letter}")(outside)
+
+
+def test_case_is_folded_as_python_does() -> None:
+    for c in map(chr, range(0x2100)):
+        for other in {c.lower(), c.upper(), c.swapcase(), "i", "s", "k"}:
+            expected = re.search(re.escape(c), other, re.IGNORECASE) is not None
+            assert matcher(f"(?i){re.escape(c)}")(other) == expected, (c, other)
+
+
+def test_word_boundaries_know_ascii_alone() -> None:
+    assert matcher(r"\bagree\b")("I agree.")
+    assert not matcher(r"\bagree\b")("disagree")
+    assert matcher(r"\bgal\b")("\u00e9gal")
 
 
 def test_conditions() -> None:
@@ -461,13 +444,16 @@ def test_conditions() -> None:
     assert str(Condition("regex", "a:b")) == "regex:a:b"
 
 
-def test_a_regex_reads_both_ends_of_a_long_message() -> None:
-    condition = Condition("regex", "mark")
-    filler = "." * (2 * REGEX_WINDOW)
-    assert condition.holds("mark" + filler)
-    assert condition.holds(filler + "mark")
-    assert not condition.holds(filler + "mark" + filler)
-    assert Condition("contains", "mark").holds(filler + "mark" + filler)
+def test_a_regex_reads_the_whole_of_a_long_message() -> None:
+    filler = "." * 100_000
+    for kind in ("regex", "contains"):
+        assert Condition(kind, "mark").holds(filler + "mark" + filler)
+        assert not Condition(kind, "mark").holds(filler)
+
+
+def test_lone_surrogates_match_as_characters() -> None:
+    assert Condition("regex", r"a.b").holds("a\ud800b")
+    assert not Condition("regex", r"\w").holds("\ud800")
 
 
 KEYS = st.sampled_from(["name", "agents", "edges", "system_prompt", "max_new_tokens", "x"])

@@ -18,8 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, UnknownNameError
-from mas_gym.names import unknown_name
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, UnknownNameError, unknown_name
 from mas_gym.tasks import TASK_NAMES, Problem, ProblemTask, Task, load_task
 from mas_gym.tasks.formats import logiqa_block
 from mas_gym.tasks.splits import hold_out_test, shuffled

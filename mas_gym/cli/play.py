@@ -14,7 +14,7 @@ import typer
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
 from mas_gym.cli.transcript import COLOURS, message_panel, shortened
-from mas_gym.names import unknown_name
+from mas_gym.errors import unknown_name
 
 if TYPE_CHECKING:
     from mas_gym.env import MASEnv

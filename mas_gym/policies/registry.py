@@ -10,8 +10,7 @@ from typing import Any
 
 import yaml
 
-from mas_gym.errors import ConfigError, MissingDependencyError
-from mas_gym.names import unknown_name
+from mas_gym.errors import ConfigError, MissingDependencyError, unknown_name
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.policies.options import build, written_options
 

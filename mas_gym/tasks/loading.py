@@ -14,8 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError
-from mas_gym.names import unknown_name
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, unknown_name
 from mas_gym.tasks.base import SPLITS, Problem, Task
 from mas_gym.tasks.formats import CONVERTERS, KINDS, BadRow, shown
 from mas_gym.tasks.grading import check_mode

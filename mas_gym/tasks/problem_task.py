@@ -9,8 +9,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, overload
 
-from mas_gym.errors import ConfigError, DataError
-from mas_gym.names import unknown_name
+from mas_gym.errors import ConfigError, DataError, unknown_name
 from mas_gym.tasks.base import SPLITS, Grade, GradingMode, Problem
 from mas_gym.tasks.grading import check_mode, extract_answer, grade
 

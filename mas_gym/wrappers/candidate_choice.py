@@ -13,8 +13,7 @@ from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
 from mas_gym.env import Info, MASEnv, Observation
-from mas_gym.env_options import whole_number
-from mas_gym.errors import ConfigError, EpisodeOverError, IllegalActionError, PolicyError
+from mas_gym.errors import ConfigError, EpisodeOverError, IllegalActionError, PolicyError, whole_number
 from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest, load_policy
 from mas_gym.policies.loop import engine_loop
 from mas_gym.seeding import derive_seed

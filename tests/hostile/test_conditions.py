@@ -1,0 +1,77 @@
+"""Conditions of edges: no pattern that loads can hold up a run, whatever a message says."""
+
+import time
+
+import pytest
+
+from mas_gym import load_mas
+from mas_gym.errors import ConfigError
+from mas_gym.graph import Condition
+from mas_gym.validation import MAX_PATTERNS
+
+LONGEST = 65_536
+SECONDS = 5.0
+RUNAWAY = [
+    r"((a?){30})a{30}",
+    r"(?:a?){20}b",
+    r"(a?){25}b",
+    r"\d+x",
+    r"(a+)+$",
+    r"(a*)*b",
+    r"(a|aa)+$",
+    r"(a|a?)+b",
+    r"(a?a?)*b",
+    r"((a?|b?)c)*d",
+    r"(\w+\s?)*:",
+    r"(.*,)*x",
+    r"(x+x+)+y",
+    r"^(([a-z])+.)+[A-Z]([a-z])+$",
+    r"(?:(?:a{1,9}){1,9}){1,9}b",
+    r"(.|\s)*x",
+    r"(?i)(?:a1|A1)*b",
+    r"\s*\s*x",
+    r"\d*\w*x",
+    r".*a.*b.*c",
+    r".*foo.*$",
+    r"[ab]*a[ab]{900}c",
+    r"(?s).*a.{990}Q",
+    "(" + "|".join(f"{a}{b}" for a in "abcdefghij" for b in "klmnopqrs") + ")*!",
+]
+TEXTS = {
+    "a": "a" * LONGEST,
+    "digits": "7" * LONGEST,
+    "ab": "ab" * (LONGEST // 2),
+    "spaces": " " * LONGEST,
+    "words": "akbkalbl aa1A1 " * (LONGEST // 15),
+    "many scripts": "\u00e9\u4e2d\u0663 \U0001f600" * (LONGEST // 5),
+}
+
+
+@pytest.mark.parametrize("pattern", RUNAWAY, ids=lambda p: p[:30])
+def test_no_pattern_runs_away(pattern: str) -> None:
+    begin = time.process_time()
+    condition = Condition("regex", pattern)
+    for text in TEXTS.values():
+        condition.holds(text)
+    assert time.process_time() - begin < SECONDS
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a{1000}{1000}", "(?:a{1000}){1000}", "(?:(?:(?:a{99}){99}){99}){99}", r"\w{999}", r"(?i)[^\W\d_]{999}"]
+)
+def test_patterns_that_would_fill_memory_are_refused_at_once(pattern: str) -> None:
+    begin = time.process_time()
+    with pytest.raises(ConfigError):
+        Condition("regex", pattern)
+    assert time.process_time() - begin < SECONDS
+
+
+def test_many_patterns_are_refused_at_once() -> None:
+    agents = [{"name": name, "system_prompt": "Speak."} for name in "AB"]
+    edges = [["q", "A"], *(["A", "B", f"regex:{'(a|' * 20}{i}{')' * 20}"] for i in range(20_000))]
+    begin = time.process_time()
+    with pytest.raises(ConfigError) as caught:
+        load_mas({"agents": agents, "edges": edges})
+    assert any(f"more than {MAX_PATTERNS} different regular expressions" in fault for fault in caught.value.faults)
+    assert time.process_time() - begin < SECONDS
+    assert len(str(caught.value)) < 10_000

@@ -1,0 +1,91 @@
+"""`MASEnv.step` takes any pair of a str and an int: it answers, or refuses through the info, and never raises."""
+
+import warnings
+
+import numpy as np
+import pytest
+from env_data import IDS, make
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+NUMBERS = [
+    "1e1000000",
+    "-1e-999999999",
+    "1/0",
+    "9" * 5000,
+    "0x10",
+    "1_000",
+    "\u0663",
+    "NaN",
+    "inf",
+    "1e400",
+    "-0",
+    "2^9999",
+]
+LATEX = [
+    r"\frac{1}{0}",
+    r"\boxed{" * 50,
+    r"\sqrt[0]{x}",
+    "{" * 500,
+    r"\frac12",
+    "x" + "'" * 99,
+    r"\left(",
+    "$$",
+    "10^{10^{10}}",
+]
+WORDS = ["5 people sitting around the circular table without restrictions whatsoever + 1", "VERDICT: DISAGREE", "(A)"]
+PIECES = st.sampled_from(
+    [*NUMBERS, *LATEX, *WORDS, "Final Answer: ", "The answer is ", "####", "\n", " ", "\x00", "\ud800"]
+)
+# Surrogates included: a damaged reply may hold them.
+TEXTS = st.lists(PIECES | st.text(max_size=20) | st.characters(), max_size=8).map("".join)
+RECIPIENTS = st.integers(-3, 12) | st.sampled_from([10**5000, -(10**5000), 2**63, True]) | st.integers()
+
+
+@pytest.mark.parametrize("grading", ["strict", "paper"])
+@pytest.mark.parametrize("env_id", IDS)
+def test_no_pair_of_text_and_number_makes_step_raise(env_id: str, grading: str, tmp_path) -> None:
+    env = make(env_id, tmp_path, grading=grading, render_mode="ansi").unwrapped
+
+    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(st.lists(st.tuples(TEXTS, RECIPIENTS), max_size=3), TEXTS, st.integers(0, 9))
+    @example([], "Final Answer: 1e1000000", 0)
+    @example([], "Final Answer: -1e-1000000000", 0)
+    @example([("VERDICT: DISAGREE", 10**5000)], "", 0)
+    def play(first: list[tuple[str, int]], last: str, seed: int) -> None:
+        env.reset(seed=seed)
+        env.on_invalid = "retry"
+        terminated = False
+        for action in [*first, *[(last, env.ALL)] * (len(env.mas.agents) + 1)]:
+            if terminated:
+                break
+            observation, reward, terminated, truncated, info = env.step(action)
+            assert observation in env.observation_space
+            assert reward in (-1.0, 0.0, 1.0)
+            assert not truncated
+            assert len(info.get("invalid_action", "")) < 1000
+            assert isinstance(env.render(), str)
+        assert terminated
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        play()
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_messages_at_the_limit_and_beyond_it(env_id: str, tmp_path) -> None:
+    env = make(env_id, tmp_path, max_bytes=4096).unwrapped
+    for text in (
+        "a" * 4096,
+        "9" * 4097,
+        "\U0001f600" * 1024,
+        "\ud800" * 2000,
+        "{" * 4096,
+        "Final Answer: " + "(" * 4000,
+    ):
+        env.reset(seed=1)
+        terminated = False
+        while not terminated:
+            _, reward, terminated, _, info = env.step((text, np.int64(env.ALL)))
+        assert reward == -1.0
+        assert not info["correct"]

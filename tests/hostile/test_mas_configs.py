@@ -1,0 +1,164 @@
+"""MAS configs from outside: whatever a file or a dict holds is loaded or refused, soon, by a short `ConfigError`."""
+
+import json
+import string
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mas_gym.errors import ConfigError
+from mas_gym.graph import MAS
+from mas_gym.loading import load_mas
+from mas_gym.validation import MOST_SHOWN
+
+SECONDS = 10.0
+TAGS = ["bool", "int", "float", "null", "timestamp", "binary", "omap", "set", "pairs", "seq", "map", "str", "merge"]
+HEAD = "agents: [{name: A, system_prompt: Speak.}]\nedges: [[q, A]]\n"
+
+
+def refused(text: str, tmp_path, suffix: str = ".yaml") -> str:
+    path = tmp_path / f"own{suffix}"
+    path.write_text(text, encoding="utf-8", newline="")
+    begin = time.process_time()
+    with pytest.raises(ConfigError) as caught:
+        load_mas(path)
+    assert time.process_time() - begin < SECONDS
+    message = str(caught.value)
+    assert len(message) < 10_000
+    assert message.isprintable() or "\n" in message
+    return message
+
+
+@pytest.mark.parametrize("tag", TAGS)
+@pytest.mark.parametrize("value", ["x", "''", "1:2", "[]", "{a: b}", "0x", "._", "[[1, 2]]"])
+def test_tags_that_do_not_fit_their_values(tag: str, value: str, tmp_path) -> None:
+    assert "own.yaml" in refused(f"{HEAD}x: !!{tag} {value}\n", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("name: !!bool x\n", "own.yaml: line 1: 'x' is no valid bool: put a text in quotes"),
+        ("name: !!timestamp soon\n", "own.yaml: line 1: 'soon' is no valid timestamp"),
+        ("name: !!int ''\n", "own.yaml: line 1: '' is no valid int"),
+        ("name: " + "9" * 100_000, "own.yaml: line 1: 100000 characters are too many for int"),
+        ("name: 0x" + "f" * 100_000, "own.yaml: line 1: 100002 characters are too many for int"),
+        ("name: 1" + ":00" * 300_000, "own.yaml: line 1: 900001 characters are too many for int"),
+        ("9" * 200_000 + ": 1", "own.yaml: line 1: 200000 characters are too many for int"),
+        ("name: " + "[" * 100_000, "own.yaml: line 1: nested more than 16 levels deep"),
+        ("name: " + "{a: " * 100_000, "own.yaml: line 1: nested more than 16 levels deep"),
+        ("- " * 50_000 + "x", "own.yaml: line 1: nested more than 16 levels deep"),
+        ("name: &a [*a]", "own.yaml: line 1: the alias 'a' stands for nothing before it"),
+        ("name: *b", "own.yaml: line 1: the alias 'b' stands for nothing before it"),
+        ("name: !<" + "x" * 50_000 + "> y", "own.yaml: line 1: "),
+        ("? " * 50_000 + "x", "own.yaml: line 1: a key must be a plain word"),
+        ("a: 1\n---\nb: 2\n", "own.yaml: line 2: expected a single document, found another"),
+        ("name: 'x", "own.yaml: line 1: "),
+        ("<<: {a: b}\n", "own.yaml: line 1: the tag 'tag:yaml.org,2002:merge' is not allowed"),
+    ],
+    ids=lambda value: value[:24],
+)
+def test_hostile_files_are_refused_with_place_and_reason(text: str, expected: str, tmp_path) -> None:
+    assert refused(text, tmp_path).startswith(expected)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"agents":' * 100_000, "1" * 100_000, '{"agents": 1e999999}'])
+def test_hostile_json(text: str, tmp_path) -> None:
+    assert refused(text, tmp_path, ".json")
+
+
+def test_aliases_that_would_fill_memory(tmp_path) -> None:
+    lists = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lists += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 14)]
+    assert "the aliases expand to too many values or too much text" in refused("\n".join(lists), tmp_path)
+    chain = ["a0: &a0 [x]", *(f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, 40))]
+    assert "nested more than 16 levels deep" in refused("\n".join(chain), tmp_path)
+    agents = "\n".join(f"  - {{name: A{i}, system_prompt: *p}}" for i in range(1000))
+    bomb = f"x: &p {'p' * 800_000}\nagents:\n{agents}\nedges: [[q, A0]]\n"
+    assert "too much text" in refused(bomb, tmp_path)
+
+
+def test_a_hundred_thousand_edges_are_read_soon(tmp_path) -> None:
+    names = 500
+    agents = "".join(f"- {{name: A{i}, system_prompt: x}}\n" for i in range(names))
+    pairs = [[i, j] for i in range(names) for j in range(i + 1, names)]
+    edges = [*([-1, i] for i in range(names)), *pairs[-95_000:]]
+    path = tmp_path / "large.yaml"
+    path.write_text(f"agents:\n{agents}edges: {json.dumps(edges, separators=(',', ':'))}\n", encoding="utf-8")
+    begin = time.process_time()
+    # A file of this size has no room for the edges of the first agents, so the graph is refused after reading it all.
+    with pytest.raises(ConfigError, match="nobody reads A0, and A1 acts after it"):
+        load_mas(path)
+    assert time.process_time() - begin < SECONDS
+
+
+def test_forty_thousand_faults_make_a_short_message(tmp_path) -> None:
+    edges = ", ".join(f"[Agnt, B{i}]" for i in range(40_000))
+    message = refused(f"agents: [{{name: Agent, system_prompt: x}}]\nedges: [[q, Agent], {edges}]\n", tmp_path)
+    assert message.splitlines()[0] == "MAS config 'own' has 80000 faults:"
+    assert "did you mean 'Agent'?" in message.splitlines()[1]
+    assert message.splitlines()[-1] == f"  ... and {80_000 - MOST_SHOWN} more; correct these first"
+    assert len(message.splitlines()) == MOST_SHOWN + 2
+
+
+def nested(depth: int) -> list:
+    data: list = []
+    for _ in range(depth):
+        data = [data]
+    return data
+
+
+def endless() -> dict:
+    data: dict = {"name": "A"}
+    data["system_prompt"] = data["agents"] = [data]
+    return data
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        10**100_000,
+        -(10**100_000),
+        nested(100_000),
+        endless(),
+        Unprintable(),
+        "x" * 10**7,
+        "\x1b[2J",
+        "\ud800",
+        [1] * 10**5,
+    ],
+    ids=["integer", "negative", "nested", "endless", "unprintable", "long", "escape", "surrogate", "wide"],
+)
+def test_hostile_dicts_are_refused_with_short_escaped_faults(value) -> None:
+    agent = {"name": "A", "system_prompt": "Speak."}
+    for config in (
+        {"agents": value, "edges": value},
+        {"agents": [value], "edges": [value]},
+        {"agents": [{**agent, "max_new_tokens": value}], "edges": [[value, value, value]]},
+        {"agents": [{**agent, "name": value, "system_prompt": value}], "schema": value, "edges": [[-1, 0]]},
+        {"agents": [agent], "edges": [[-1, 0]], "policies": {"A": value, "B": value, 10**5000: 1}, 10**5000: 1},
+        value,
+    ):
+        with pytest.raises(Exception) as caught:
+            load_mas(config)
+        assert isinstance(caught.value, ConfigError | LookupError | FileNotFoundError)
+        assert len(str(caught.value)) < 10_000
+        assert "\x1b" not in str(caught.value)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(st.sampled_from("[]{}:,-&*!?|>'\"#%@` \n\tab01.~<=") | st.sampled_from(string.printable), max_size=60))
+def test_any_text_is_read_or_refused(tmp_path, text: str) -> None:
+    path = tmp_path / "any.yaml"
+    path.write_text(HEAD + text, encoding="utf-8", newline="")
+    try:
+        assert isinstance(load_mas(path), MAS)
+    except ConfigError as error:
+        assert str(error)
