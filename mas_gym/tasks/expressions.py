@@ -14,14 +14,23 @@ from itertools import pairwise
 
 from mas_gym.tasks.numerals import MAX_CHARS, format_number, parse_number, plain
 
+# Every pattern here is linear in the text, also when it searches: repeats that could give back what they took are
+# possessive, and a run of spaces is entered only at its beginning.
+_LEAD = r"(?:(?<!\s)\s++)?+"
+# The content of a formula ends at the next delimiter of its kind, so an opening one without an end costs nothing.
 _MATH = re.compile(
-    r"(?<!\\)\$\$(?P<a>.+?)(?<!\\)\$\$|(?<!\\)\$(?P<b>(?:[^$\\]|\\.)+?)(?<!\\)\$|\\\((?P<c>.+?)\\\)|\\\[(?P<d>.+?)\\\]",
+    r"(?<!\\)\$\$(?P<a>(?:[^$\\]|\\.|\$(?!\$))++)\$\$"
+    r"|(?<!\\)\$(?P<b>(?:[^$\\]|\\.)++)\$"
+    r"|(?<!\\)\\\((?P<c>(?:[^\\]|\\[^()])++)\\\)"
+    r"|(?<!\\)\\\[(?P<d>(?:[^\\]|\\[^\[\]])++)\\\]",
     re.DOTALL,
 )
 _BETWEEN = re.compile(r"[\s.,;:*_`'\"]*(?:(?:and|or)\b[\s.,;:*_]*)?", re.IGNORECASE)
 _STATED = re.compile(r".*\b(?:is|are|equals|be|get|gives|yields|becomes)\b[\s:]+(?=\S)", re.IGNORECASE | re.DOTALL)
 _SENTENCE_END = re.compile(r"[.?!](?=\s+[A-Z(])|[.?]\s*$|\n")
-_QUOTES = re.compile(r"^[\s\"'“”`*_]+|[\s\"“”`_]+$|(?<![\w)}*])\*{1,2}(?=\S)|(?<=\S)\*{1,2}(?![\w({\\*.-])")
+_QUOTES = re.compile(
+    r"^[\s\"'“”`*_]+|(?<![\s\"“”`_])[\s\"“”`_]++$|(?<![\w)}*])\*{1,2}(?=\S)|(?<=\S)\*{1,2}(?![\w({\\*.-])"
+)
 
 _WRAPPER = re.compile(
     r"\\(?:mbox|textbf|textit|textrm|textsf|textnormal|mathrm|mathbf|mathsf|mathit|operatorname)(?=\s?\{)"
@@ -31,14 +40,18 @@ _SIZE = re.compile(r"\\(?:[bB]igg?[lrm]?|limits|nolimits|middle|phantom\{[^{}]*\
 _DEGREES = re.compile(r"\^\s?\{?\s?\\(?:circ|degree)\s?\}?|\\(?:degree|deg)\b")
 _CURRENCY = re.compile(r"\\\$|^\s*[$€£¥₹]\s?(?=[-+.\d])|(?<=[-+])[$€£¥₹](?=[.\d])")
 _PERCENT = re.compile(r"\\?%")
-_TEXT_TAIL = re.compile(r"\s*\\text\s?\{[^{}]*\}\s?(?:\^\s?\{?\s?\d\s?\}?)?[\s.]*$")
-_WORD_TAIL = re.compile(r"(?<=[\d})\]i])\s+(?:[A-Za-z][A-Za-z.'-]+[\s/]*)+(?:\^\s?\{?\s?\d\s?\}?)?[\s.]*$")
+_TEXT_TAIL = re.compile(_LEAD + r"\\text\s?\{[^{}]*+\}\s?(?:\^\s?\{?\s?\d\s?\}?)?+[\s.]*+$")
+# Words after a number, a bracket or the letter i of "5i", "2\pi" and "2pi"; after the i of any word would be quadratic.
+_WORD_TAIL = re.compile(
+    r"(?:(?<=[\d})\]])|(?<=(?<![A-Za-z])i)|(?<=\\[px]i)|(?<=\\[pc]hi)|(?<=\\psi)|(?<=\dpi))\s++"
+    r"[A-Za-z][A-Za-z.'-]++(?:[\s/]++[A-Za-z][A-Za-z.'-]++)*+[\s/]*+(?:\^\s?\{?\s?\d\s?\}?)?+[\s.]*+$"
+)
 _ATTACHED_UNIT = re.compile(
     r"(?<=\d)\s?(?:cm|mm|km|kg|mg|ml|mL|mph|km/h|m/s|ft|lbs?|oz|hrs?|mins?|sec)\b(?:\s?\^\s?\{?\d\}?)?\.?$"
 )
-_JOINED = re.compile(r"\s*\\text\s?\{\s*,?\s*(?:and|or)\s*\}\s*|,?\s(?:and|or)\s")
+_JOINED = re.compile(_LEAD + r"\\text\s?\{\s*+(?:,\s*+)?(?:and|or)\s*+\}\s*+|,?\s(?:and|or)\s")
 _FRAC_TOP = re.compile(r"\\frac\s*([0-9a-zA-Z])")
-_FRAC_BOTTOM = re.compile(r"(\\frac\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})\s*([0-9a-zA-Z])")
+_FRAC_BOTTOM = re.compile(r"(\\frac\{(?:[^{}]++|\{(?:[^{}]++|\{[^{}]*+\})*+\})*+\})\s*+([0-9a-zA-Z])")
 _ROOT = re.compile(r"\\sqrt\s*([0-9a-zA-Z])(?![a-zA-Z])")
 _ROOT_CALL = re.compile(r"(?<![\\a-zA-Z])sqrt\s?\(([^()]*)\)|\\sqrt\s?\(([^()]*)\)")
 _NAMES = re.compile(r"(?<![\\a-zA-Z])(pi|infinity|inf|infty)(?![a-zA-Z])")
@@ -46,11 +59,16 @@ _MEMBER = re.compile(r"^\s*([A-Za-z])\s+in\s+(?=[\[({\\])")
 _SYNONYMS = (("\\le ", "\\leq "), ("\\ge ", "\\geq "), ("\\cdotp", "\\cdot"), ("\\ast", "\\cdot"))
 _SCRIPT = re.compile(r"([\^_])\{([0-9a-zA-Z])\}")
 _GROUPED = re.compile(r"(?<![\d.])\d{1,3}(?:\s\d{3})+(?![\d/])", re.ASCII)
-_PLAIN_SPACE = re.compile(r"(?<![A-Za-z\d])\s+|\s+(?![A-Za-z\d])|(?<=[A-Za-z])\s+(?=\d)|(?<=\d)\s+(?=[A-Za-z])")
+_PLAIN_SPACE = re.compile(
+    r"(?<![A-Za-z\d\s])\s++|(?<!\s)\s++(?![A-Za-z\d])|(?<=[A-Za-z])\s++(?=\d)|(?<=\d)\s++(?=[A-Za-z])"
+)
 _WORDLIKE = re.compile(r"(?:\\text\s?\{[^{}]*\}|[^\W\d_]{2,}(?:[\s'-]+[^\W\d_]+)*)[.!']{0,3}")
-_CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?\s*(?:\\text\s?\{)?\s*(?:[ap]\.?\s?m\.?)?\s*\}?", re.IGNORECASE)
-_LETTER = re.compile(r"(?:\\text\s?\{\s*)?\(?\s*([A-Za-z])\s*\)?\s*\}?")
+_CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?\s*+(?:\\text\s?\{\s*+)?(?:[ap]\.?\s?m\.?\s*+)?\}?", re.IGNORECASE)
+_LETTER = re.compile(r"(?:\\text\s?\{\s*+)?\(?\s*+([A-Za-z])\s*+(?:\)\s*+)?\}?")
 _LETTERS = re.compile(r"[^\w:+/-]+|_")
+_DELIMITERS = re.compile(r"(?<!\\)\$|\\[()]|\\\[|\\\](?!\])")
+_PRICE = re.compile(r"[\d.,]+\s+[a-z]{2,}")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
 
 
 def is_words(text: str) -> bool:
@@ -73,10 +91,10 @@ def normalise(text: str) -> str:
     """
     if len(text) > MAX_CHARS:
         return ""
-    text = _WRAPPER.sub(r"\\text", _QUOTES.sub("", plain(text)).rstrip(" .,;:"))
+    text = _WRAPPER.sub(r"\\text", _QUOTES.sub("", " ".join(plain(text).split())).rstrip(" .,;:"))
     text = _SIZE.sub("", _SMALL_FRAC.sub(r"\\frac", _JOINED.sub(",", text)))
     text = _CURRENCY.sub("", _PERCENT.sub("", _DEGREES.sub("", text)))
-    text = re.sub(r"(?<!\\)\$|\\[()]|\\\[|\\\](?!\])", "", text).strip().rstrip(".,;:")
+    text = _DELIMITERS.sub("", text).strip().rstrip(".,;:")
     if _CLOCK.fullmatch(text) is not None:
         return words_key(text)
     text = _without_frame(text)
@@ -150,7 +168,7 @@ def read_expression(span: str) -> str | None:
 
 def _is_price(text: str, match: re.Match[str]) -> bool:
     """Whether a pair of dollar signs is two prices and not a formula."""
-    return match["b"] is not None and re.match(r"[\d.,]+\s+[a-z]{2,}", match["b"]) is not None
+    return match["b"] is not None and _PRICE.match(match["b"]) is not None
 
 
 _EQUALITY = re.compile(r"(?<![<>!:\\])=(?!=)")
@@ -161,6 +179,6 @@ def _result(text: str) -> str:
     parts = _EQUALITY.split(text)
     if len(parts) > 2 and "," not in text:
         return parts[-1]
-    if len(parts) == 2 and not _HAS_VARIABLE.search(re.sub(r"\\[A-Za-z]+", " ", parts[0])):
+    if len(parts) == 2 and not _HAS_VARIABLE.search(_COMMAND.sub(" ", parts[0])):
         return parts[1]
     return text

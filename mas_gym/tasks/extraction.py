@@ -57,6 +57,7 @@ _FILLER = re.compile(
 )
 _VALUE = re.compile(r"[-+\u2212]?\s?[.\d$€£¥\\√π½¼¾]|[(\[{]\s?[-\d\\A-Da-d]|[A-Da-d](?![A-Za-z])")
 _NOT = re.compile(r"\s*(?:not|never)\b", re.IGNORECASE)
+_DISPLAY_END = re.compile(r"\\\]|(?<=.)\$\$")
 _HOLLOW = re.compile(r"[\s*_:#>`$~-]*(?:\\[\[(]|\\begin\{\w+\*?\})?[\s*_$]*")
 
 
@@ -133,7 +134,7 @@ def _line(text: str, start: int) -> str:
     line = window.partition("\n")[0]
     if line.strip() in ("$$", r"\["):
         line = window.replace("\n", " ")
-        line = re.split(r"\\\]|(?<=.)\$\$", line, maxsplit=1)[0]
+        line = _DISPLAY_END.split(line, maxsplit=1)[0]
     if len(line) > MAX_CHARS:
         cut = line.rfind(". ", 0, MAX_CHARS)
         line = line[: cut + 1] if cut >= 0 else line
@@ -167,18 +168,21 @@ _REASON = r"(?:is|was|because|since|as|due|given|based|which|follows|holds|must|
 _CLOSED = re.compile(rf"\s*(?:$|[).:,;\]>/&\n\u2013\u2014-])|\s+{_REASON}", re.IGNORECASE)
 _ANOTHER = re.compile(r"[\s).\]]*(?:,|and|or|&|/|\+)\s*(?:option\s*)?\(?([A-Z])(?![A-Za-z0-9'\u2019])")
 _NAMED = re.compile(
-    r"\b(?:option|choice|letter|answer)\s*(?:is|:)?\s*[(\[]?([A-Za-z])(?![A-Za-z0-9'\u2019])", re.IGNORECASE
+    r"\b(?:option|choice|letter|answer)\s*+(?:(?:is|:)\s*+)?[(\[]?([A-Za-z])(?![A-Za-z0-9'\u2019])", re.IGNORECASE
 )
 _CROWNED = re.compile(
     r"(?<![A-Za-z0-9])\(?([A-Z])\)?\s+(?:is|must be|would be)\s+(?:(?:the|therefore|thus|clearly|most|only)\s+)*"
     r"(?:correct|right|best|true|valid|answer|entailed|consistent|supported|option)\b"
 )
-_CLOSING = re.compile(r"\(([A-Z])\)|(?<![A-Za-z0-9'\u2019.])([A-Z])(?=[)\]]?\s*(?:[.!]?\s*(?:\n|$)|\.\s))")
+_CLOSING = re.compile(
+    r"\(([A-Z])\)|(?<![A-Za-z0-9'\u2019.])([A-Z])(?=[)\]]?[^\S\n]*+(?:\n|$|[.!][^\S\n]*+(?:\n|$)|\.\s))"
+)
 _ARTICLE = re.compile(r"\s+(?!(?:is|was|because|since|holds|follows|must)\b)[a-z]")
 _REFUSED = re.compile(
     r"(?:\bnot|n't|\bneither|\bnor|\bthan|\bexcept|\bruled? out|\breject)\s+(?:option\s+)?\(?$", re.IGNORECASE
 )
 _WORDS = re.compile(r"\w+")
+_CLEAR_END = re.compile(r"\s*(?:$|[).:\]])")
 
 
 def undress(span: str) -> str:
@@ -246,6 +250,6 @@ def label_without_statement(text: str, options: Sequence[str] = ()) -> str | Non
         return crowned[-1]
     last = tail.rpartition("\n")[2]
     lead = _LEADING_LABEL.match(last) if len(last) <= MAX_CHARS else None
-    if lead is not None and lead[1].upper() in labels and re.match(r"\s*(?:$|[).:\]])", last[lead.end() :]):
+    if lead is not None and lead[1].upper() in labels and _CLEAR_END.match(last, lead.end()):
         return lead[1].upper()
     return _label_of_text(tail, options) or _only_label(tail, labels)

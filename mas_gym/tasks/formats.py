@@ -115,6 +115,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 
 _MARKED = re.compile(r"\s*([A-Da-d])\s*[.\uff0e、:\uff1a)?\uff1f]\s*")
 _SPACED = re.compile(r"\s*([A-D])\s+")
+_INSIDE = re.compile(r"(?<![A-Za-z])([A-D])[.\uff0e]")
 
 
 def logiqa_block(lines: Sequence[str]) -> Mapping[str, Any]:
@@ -166,7 +167,7 @@ def _label_in_place(line: str, place: int, missing: Sequence[str]) -> tuple[str,
 def _label_inside(line: str, place: int, missing: Sequence[str]) -> tuple[str, str] | None:
     del place
     for name in missing:
-        inside = re.search(rf"(?<![A-Za-z]){name}[.\uff0e]", line)
+        inside = next((found for found in _INSIDE.finditer(line) if found[1] == name), None)
         if inside is not None:
             return name, line[: inside.start()] + line[inside.end() :]
     return None

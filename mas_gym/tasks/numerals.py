@@ -105,10 +105,10 @@ _LOOSE_SIGN = re.compile(r"([-+])\s+(?=[\d.\\])", re.ASCII)
 # What must not follow a number: it would be a part of something larger, not the answer.
 _CONTINUES = re.compile(
     r"""[A-Za-z](?<![mgLlshdcCFJWV])(?![A-Za-z]) | \([\d\\] | :\d | _\s?\{?\d
-    | \s*(?:
+    | \s*+(?:
         \^ | \*{1,2}\s*[-+]?[\d(\\.] | /\s*[\d(\\] | [x<>]\s*\d | [-+]\s*(?:[\d.(\\]|[b-hj-zB-HJ-Z](?![A-Za-z]))
       | \\(?!text|mbox|mathrm|mathbf|boldsymbol|end\b|\\|,|\s|$)
-      | (?:,|;|or\b|and\b|to\b)\s*[-+]?\s*[.\\]?\d
+      | (?:,|;|or\b|and\b|to\b)\s*+(?:[-+]\s*+)?[.\\]?\d
     ) | \s+[xyzni](?![A-Za-z'])""",
     re.VERBOSE | re.ASCII,
 )
@@ -204,7 +204,7 @@ def format_number(value: Fraction) -> str:
 
 
 _SENTENCE_END = re.compile(r"[.?!](?=\s|$)|\n")
-_EQUALS = re.compile(r"=>?|\\(?:approx|implies|to|rightarrow|Rightarrow|simeq|sim)\b|-+>")
+_EQUALS = re.compile(r"=>?|\\(?:approx|implies|to|rightarrow|Rightarrow|simeq|sim)\b|(?<!-)-++>")
 _OPENING = re.compile(
     r"(?:[\s\[({<\"'*_:~]|-\s)*(?:(?:about|approximately|approx\.?|exactly|only|just|roughly|Rs\.?)\s+)?"
 )

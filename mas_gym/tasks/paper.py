@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal
 
 from mas_gym.tasks.base import Kind
 
@@ -55,13 +55,14 @@ def _last_token(text: str) -> str | None:
 
 
 def _without_units(text: str) -> str:
+    end = len(text)
     while True:
         # units stand at the end, so only the end is searched
-        head, tail = text[:-100], text[-100:]
-        unit = _UNIT.search(tail)
+        start = max(0, end - 100)
+        unit = _UNIT.search(text[start:end])
         if unit is None:
-            return text
-        text = head + tail[: unit.start()]
+            return text[:end]
+        end = start + unit.start()
 
 
 def normalise(text: str) -> str:
@@ -80,7 +81,7 @@ def same(reference: str, answer: str, kind: Kind) -> bool:
     right, given = normalise(reference), normalise(answer)
     if right == given:
         return True
-    try:
-        return abs(Decimal(right) - Decimal(given)) <= TOLERANCE
-    except InvalidOperation:
-        return False
+    # without traps a text that is no number is NaN, one too large is infinite, and neither compares as near
+    context = Context(traps=[])
+    difference = context.subtract(context.create_decimal(right), context.create_decimal(given))
+    return not difference.is_nan() and abs(difference) <= TOLERANCE

@@ -21,6 +21,10 @@ PARTITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 PROBE_SECONDS = 4.0
 
+_PART = re.compile(r"_(?:test|val|dev|train)$")
+_DIGITS = re.compile(r"(\d+)")
+_SHARD = re.compile(r"-\d+-of-\d+")
+
 
 class Hub(NamedTuple):
     """A data set on the hub."""
@@ -116,7 +120,7 @@ def _parquet(path: Path, name: str) -> Iterator[Row]:
 
 
 def _csv(path: Path, name: str) -> Iterator[Row]:
-    subject = re.sub(r"_(?:test|val|dev|train)$", "", path.stem)
+    subject = _PART.sub("", path.stem)
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file)
         for cells in reader:
@@ -152,7 +156,7 @@ _READERS: Mapping[str, Callable[[Path, str], Iterator[Row]]] = MappingProxyType(
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.as_posix())]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(path.as_posix())]
 
 
 def partition_files(folder: Path, partition: str) -> list[Path]:
@@ -173,7 +177,7 @@ def partition_files(folder: Path, partition: str) -> list[Path]:
 
 def _is_named(path: Path, alias: str) -> bool:
     stem = (path.stem if path.suffix.lower() in SUFFIXES else path.name).lower()
-    return stem == alias or re.fullmatch(rf"{alias}-\d+-of-\d+", stem) is not None
+    return stem == alias or (stem.startswith(alias) and _SHARD.fullmatch(stem, len(alias)) is not None)
 
 
 def is_saved(folder: Path) -> bool:

@@ -35,16 +35,19 @@ ANSWER_SECONDS = 30.0  # wall clock; the worker's own limit is 2 s of CPU time, 
 _MAX_CHARS = 300
 _MAX_NESTING = 12
 _MAX_POWER = 1000
-_LONG_DIGITS = re.compile(r"\d{31,}")
-_BIG_FACTORIAL = re.compile(r"\d{4,}\s*!|!\s*!|[)}\]]\s*!")
-_BIG_COUNT = re.compile(r"\\(?:binom|dbinom|tbinom|prod|sum)[^A-Za-z].*\d{4}")
+_LONG_DIGITS = re.compile(r"\d{31}")
+_FOUR_DIGITS = re.compile(r"\d{4}")
+_DIGITS = re.compile(r"\d+")
+_POWER_OF_GROUP = re.compile(r"[)}]\s*\^")
+_BIG_FACTORIAL = re.compile(r"\d{4}\s*+!|!\s*!|[)}\]]\s*!")
+_COUNT = re.compile(r"\\(?:binom|dbinom|tbinom|prod|sum)(?![A-Za-z])")
 # What the library would drop or misread rather than refuse: "5 5" as 10, "3:30am" as 1/10, "1 \\ldots 5" as 6.
 _FOREIGN = re.compile(
-    r"[:;?\"'@#]|\.\.|(?<![_\d])\d+\s+[\d.]|\\(?:[lc]?dots|text|mathrm|p?mod|pmod|bmod|prime)(?![A-Za-z])"
+    r"[:;?\"'@#]|\.\.|(?<![_\d])\d++\s++[\d.]|\\(?:[lc]?dots|text|mathrm|p?mod|pmod|bmod|prime)(?![A-Za-z])"
     r"|(?<![\\A-Za-z])(?!(?:sin|cos|tan|cot|sec|csc|log|exp|arcsin|arccos|arctan|sinh|cosh|tanh)(?![A-Za-z]))[A-Za-z]{3}"
 )
 _COMMAND = re.compile(r"\\[A-Za-z]+")
-_POWER = re.compile(r"\^(?:\{(?P<group>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\}|(?P<one>.))")
+_POWER = re.compile(r"\^(?:\{(?P<group>[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+)\}|(?P<one>.))")
 
 
 def require_math() -> None:
@@ -62,7 +65,10 @@ def require_math() -> None:
 
 def too_complex(text: str) -> bool:
     """Whether an expression is refused unseen, for its length, nesting, digits, powers or factorials."""
-    if len(text) > _MAX_CHARS or _LONG_DIGITS.search(text) or _BIG_FACTORIAL.search(text) or _BIG_COUNT.search(text):
+    if len(text) > _MAX_CHARS or _LONG_DIGITS.search(text) or _BIG_FACTORIAL.search(text):
+        return True
+    count = _COUNT.search(text)
+    if count is not None and _FOUR_DIGITS.search(text, count.end()):
         return True
     depth = deepest = 0
     for sign in text:
@@ -73,12 +79,12 @@ def too_complex(text: str) -> bool:
     total = 1
     for power in _POWER.finditer(text):
         inside = power["group"] or power["one"] or ""
-        digits = [int(number) for number in re.findall(r"\d+", inside)]
+        digits = [int(number) for number in _DIGITS.findall(inside)]
         if "^" in inside or max(digits, default=0) > _MAX_POWER:
             return True
         total *= max([1, *digits])
     # powers of powers multiply: (9^{99})^{99}
-    return total > _MAX_POWER and re.search(r"[)}]\s*\^", text) is not None
+    return total > _MAX_POWER and _POWER_OF_GROUP.search(text) is not None
 
 
 def _is_foreign(reference: str, answer: str) -> bool:
