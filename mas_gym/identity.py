@@ -18,16 +18,20 @@ connection, with the path to it; define ``identity`` then, or run without a stor
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import inspect
 import json
 import math
 import os
+import re
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from contextvars import ContextVar
 from enum import Enum
 from hashlib import blake2b
 from pathlib import PurePath
@@ -36,6 +40,9 @@ from typing import Any, Protocol, runtime_checkable
 from mas_gym.errors import IdentityError
 
 _SHIPPED = ("mas_gym", "search", "rewardmodels")
+_REMEDY = "define identity() on the part that holds it, or run without a store"
+_TAGS = {"bytes", "class", "float", "function", "mapping", "method", "path", "set"}
+_CONSTANTS = (bool, int, float, str, bytes, tuple, list, dict, set, frozenset, re.Pattern, Enum, functools.partial)
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -66,7 +73,11 @@ def identity_of(part: object) -> Any:
     >>> identity_of(functools.partial(round, ndigits=2))
     {'class': 'partial', 'function': 'builtins.round', 'args': [], 'keywords': {'ndigits': 2}}
     """
-    return _state(part, type(part).__name__, ())
+    path = type(part).__name__
+    try:
+        return _state(part, path, ())
+    except RecursionError as error:
+        raise IdentityError(f"{path} is nested too deeply; {_REMEDY}") from error
 
 
 def digest_of(identity: Any) -> str:
@@ -78,12 +89,12 @@ def _state(value: object, path: str, inside: tuple[int, ...]) -> Any:
     if value is None or isinstance(value, bool | str) or type(value) is int:
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else repr(value)
+        return value if math.isfinite(value) else {"float": repr(value)}
     if id(value) in inside:
-        raise IdentityError(f"{path} refers back to itself; define identity() on it, or run without a store")
+        raise IdentityError(f"{path} refers back to itself; {_REMEDY}")
     inside = (*inside, id(value))
     if isinstance(value, Enum):
-        return {"class": type(value).__qualname__, "name": value.name}
+        return {"class": type(value).__qualname__, "name": value.name, "value": _state(value.value, path, inside)}
     if isinstance(value, bytes | bytearray):
         return {"bytes": blake2b(value, digest_size=16).hexdigest()}
     if isinstance(value, PurePath):
@@ -102,7 +113,8 @@ def _text(value: Any) -> str:
 
 
 def _mapping(value: Mapping[Any, Any], path: str, inside: tuple[int, ...]) -> Any:
-    if all(isinstance(key, str) for key in value):
+    # A mapping that could pass for another kind of statement is written as pairs.
+    if all(type(key) is str for key in value) and not _TAGS & set(value):
         return {key: _state(item, f"{path}[{key!r}]", inside) for key, item in value.items()}
     pairs = [
         [_state(key, f"{path} key", inside), _state(item, f"{path}[{key!r}]", inside)] for key, item in value.items()
@@ -126,10 +138,20 @@ def _object(value: Any, path: str, inside: tuple[int, ...]) -> Any:
         return {"method": value.__name__, "of": _state(owner, f"{path}.__self__", inside)}
     if isinstance(value, type):
         return _code_of(value)
+    if isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):
+        # What functools.lru_cache and the like return.
+        return {"class": type(value).__qualname__, "of": _state(wrapped, f"{path}.__wrapped__", inside)}
     stated = getattr(value, "identity", None)
     if callable(stated):
-        return _code_of(type(value)) | {"identity": _state(stated(), f"{path}.identity()", inside)}
+        return _code_of(type(value)) | {"identity": _state(_called(stated, path), f"{path}.identity()", inside)}
     return _code_of(type(value)) | {"fields": _fields(value, path, inside)}
+
+
+def _called(identity: Callable[[], Any], path: str) -> Any:
+    try:
+        return identity()
+    except Exception as error:
+        raise IdentityError(f"{path}.identity() raised {type(error).__name__}: {error}") from error
 
 
 def _fields(value: Any, path: str, inside: tuple[int, ...]) -> Any:
@@ -142,12 +164,12 @@ def _fields(value: Any, path: str, inside: tuple[int, ...]) -> Any:
     except Exception as error:
         raise IdentityError(
             f"{path}: a {type(value).__module__}.{type(value).__qualname__} cannot state what determines its results "
-            f"({error}); define identity() on the part that holds it, or run without a store"
+            f"({error}); {_REMEDY}"
         ) from error
     if isinstance(reduced, str):
         return reduced
     _, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
-    if arguments[:1] == (type(value),):
+    if arguments and arguments[0] is type(value):
         arguments = arguments[1:]
     if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
         # The attributes of a class with __slots__ are a pair: its __dict__, if any, and its slots.
@@ -161,36 +183,60 @@ def _fields(value: Any, path: str, inside: tuple[int, ...]) -> Any:
 def _function(value: types.FunctionType, path: str, inside: tuple[int, ...]) -> Any:
     stated = _code_of(value)
     bound = {"defaults": value.__defaults__, "keywords": value.__kwdefaults__}
-    contents = (cell.cell_contents for cell in value.__closure__ or ())
-    cells = dict(zip(value.__code__.co_freevars, contents, strict=True))
-    for name, part in (bound | {"closure": cells or None}).items():
+    for name, part in (bound | {"closure": _closure(value) or None}).items():
         if part:
             stated[name] = _state(part, f"{path}.{name}", inside)
     return stated
 
 
+def _closure(function: types.FunctionType) -> dict[str, Any]:
+    """Return the variables that a function keeps of the function around it; those not set yet are left out."""
+    cells = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):
+            cells[name] = cell.cell_contents
+    return cells
+
+
 # ------------------------------------------------------------------ source of users' code
+
+_being_stated: ContextVar[tuple[int, ...]] = ContextVar("being_stated", default=())
+"""Classes and functions whose statement is under way: code that refers to itself is not stated in itself."""
 
 
 def _code_of(part: Any) -> dict[str, Any]:
     """Name a class or function; for code of users with a digest of its source and of what that refers to."""
     name = {"class" if isinstance(part, type) else "function": part.__qualname__}
+    outer = _being_stated.get()
     if _is_users(part):
-        digest = blake2b(digest_size=16)
-        for text in _sources(part, set()):
-            digest.update(text.encode("utf-8", "backslashreplace") + b"\0")
-        name["source"] = digest.hexdigest()
-    elif part.__module__.partition(".")[0] not in _SHIPPED:
-        name["module"] = part.__module__
+        if id(part) not in outer:
+            token = _being_stated.set((*outer, id(part)))
+            try:
+                name["source"] = _digest(_sources(part, set()))
+            finally:
+                _being_stated.reset(token)
+    elif (module := _module_of(part)).partition(".")[0] not in _SHIPPED:
+        name["module"] = module
     return name
 
 
+def _digest(texts: Iterable[str]) -> str:
+    digest = blake2b(digest_size=16)
+    for text in texts:
+        digest.update(text.encode("utf-8", "backslashreplace") + b"\0")
+    return digest.hexdigest()
+
+
+def _module_of(part: Any) -> str:
+    return str(getattr(part, "__module__", None) or "")
+
+
 def _is_users(part: Any) -> bool:
-    """Whether a class or function is neither this project's nor an installed package's."""
-    module = sys.modules.get(part.__module__)
-    if part.__module__.partition(".")[0] in (*_SHIPPED, "builtins"):
+    """Whether a class, function or module is neither this project's nor an installed package's."""
+    name = part.__name__ if isinstance(part, types.ModuleType) else _module_of(part)
+    if name.partition(".")[0] in (*_SHIPPED, "builtins"):
         return False
-    file = getattr(module, "__file__", None)
+    file = getattr(sys.modules.get(name), "__file__", None)
     return file is None or not os.path.abspath(file).startswith(_INSTALLED)
 
 
@@ -199,33 +245,64 @@ def _sources(part: Any, seen: set[int]) -> Iterator[str]:
     if id(part) in seen or not _is_users(part):
         return
     seen.add(id(part))
+    if isinstance(part, types.FunctionType):
+        yield from _function_sources(part, seen)
+        return
     yield _source(part)
-    if isinstance(part, type):
-        for base in part.__mro__[1:]:
-            yield from _sources(base, seen)
-        members = [inspect.unwrap(_plain(member)) for member in vars(part).values()]
-    else:
-        members = [part]
-    for function in members:
-        if isinstance(function, types.FunctionType):
-            for name in sorted(_names(function.__code__)):
-                yield from _referred(name, function.__globals__.get(name), seen)
+    for base in part.__mro__[1:]:
+        yield from _sources(base, seen)
+    for name, member in sorted(vars(part).items()):
+        functions = _functions(member)
+        for function in functions:
+            # Not only the class's source: a class can be changed after its definition, or made by a function.
+            yield from _sources(function, seen)
+            for variable, value in _closure(function).items():
+                yield from _variable(f"{name}.{variable}", value, seen, strict=True)
+        if not functions and not (name.startswith("__") and name.endswith("__")):
+            yield from _variable(name, member, seen)
 
 
-def _plain(member: Any) -> Any:
-    """Return the function behind a property, a static or a class method."""
-    return member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+def _function_sources(function: types.FunctionType, seen: set[int]) -> Iterator[str]:
+    yield _source(function)
+    names = sorted(_names(function.__code__))
+    for name in names:
+        value = function.__globals__.get(name)
+        if isinstance(value, types.ModuleType) and _is_users(value):
+            for attribute in names:
+                yield from _variable(f"{name}.{attribute}", vars(value).get(attribute), seen)
+        else:
+            yield from _variable(name, value, seen)
 
 
-def _referred(name: str, value: Any, seen: set[int]) -> Iterator[str]:
+def _functions(member: Any) -> list[types.FunctionType]:
+    """Return the functions behind a member of a class: a method, property, cached property, ... has one or more."""
+    parts = [member, *(getattr(member, name, None) for name in ("fget", "fset", "func", "__func__", "__wrapped__"))]
+    return [part for part in parts if isinstance(part, types.FunctionType)]
+
+
+def _variable(name: str, value: Any, seen: set[int], strict: bool = False) -> Iterator[str]:
+    """Yield what code gets to see under a name: the source of code, the statement of values.
+
+    Args:
+        name: The name.
+        value: Its value; None if there is none.
+        seen: Code that was yielded.
+        strict: Whether a value that cannot be stated is an error. Globals can be caches, clients and the like.
+
+    Raises:
+        IdentityError: ``strict``, and the value cannot be stated.
+    """
+    value = inspect.unwrap(value) if callable(value) else value
     if isinstance(value, type | types.FunctionType):
         yield from _sources(value, seen)
-    elif value is None or isinstance(value, bool | int | float | str | tuple | list | dict | set | frozenset):
-        try:
-            yield f"{name}={_text(_state(value, name, ()))}"
-        except IdentityError:
-            # A global that holds what cannot be stated is no constant.
-            return
+        return
+    if value is None or not (strict or isinstance(value, _CONSTANTS) or _is_users(type(value))):
+        return
+    try:
+        yield f"{name}={_text(_state(value, name, ()))}"
+    except IdentityError:
+        if strict:
+            raise
 
 
 def _names(code: types.CodeType) -> set[str]:
@@ -234,15 +311,40 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _source(part: Any) -> str:
+    code = getattr(part, "__code__", None)
     try:
-        return inspect.getsource(part)
-    except (OSError, TypeError):
-        # Typed at a prompt: compare what was compiled instead.
-        members = vars(part).values() if isinstance(part, type) else [part]
-        codes = [_plain(member).__code__ for member in members if hasattr(_plain(member), "__code__")]
-        return "".join(_compiled(code) for code in codes)
+        if code is not None and code.co_name == "<lambda>":
+            return _lambda_source(code)
+        # A function's own source: that of a decorated one would be that of what was decorated.
+        return inspect.getsource(part if code is None else code)
+    except (OSError, TypeError, SyntaxError):
+        # Typed at a prompt, or executed from a string: compare what was compiled instead.
+        return "" if code is None else _compiled(code)
+
+
+def _lambda_source(code: types.CodeType) -> str:
+    """Return the expression of a lambda; its lines may hold others too.
+
+    Raises:
+        OSError: It cannot be found.
+    """
+    lines, _ = inspect.findsource(code)
+    places = [p for p in code.co_positions() if None not in p and p[2:] != (0, 0)]
+    span = (min((p[0], p[2]) for p in places), max((p[1], p[3]) for p in places)) if places else None
+    text = "".join(lines)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Lambda):
+            body: Any = node.body
+            if ((body.lineno, body.col_offset), (body.end_lineno, body.end_col_offset)) == span:
+                return ast.get_source_segment(text, node) or ""
+    raise OSError("no such lambda")
 
 
 def _compiled(code: types.CodeType) -> str:
-    consts = [_compiled(const) if isinstance(const, types.CodeType) else repr(const) for const in code.co_consts]
+    consts = [_compiled(const) if isinstance(const, types.CodeType) else _constant(const) for const in code.co_consts]
     return f"{code.co_name}{code.co_code.hex()}{code.co_names}{consts}"
+
+
+def _constant(value: object) -> str:
+    # A set of texts comes in another order in every process.
+    return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)

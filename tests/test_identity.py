@@ -1,0 +1,400 @@
+"""Identity: what determines a result is stated in full, and what cannot be stated is refused by its path."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mas_gym.errors import IdentityError
+from mas_gym.identity import digest_of, identity_of
+from mas_gym.policies import ScriptedPolicy
+from search import MCTS
+
+
+class Mode(Enum):
+    WIDE = 8
+    NARROW = 1
+
+
+@dataclass(frozen=True)
+class Inner:
+    width: int
+    mode: Mode = Mode.WIDE
+
+
+@dataclass(frozen=True)
+class Outer:
+    parts: tuple[Inner, ...]
+    options: dict[Any, Any] = field(default_factory=dict)
+
+
+class Plain:
+    def __init__(self, widths: Any) -> None:
+        self.widths = widths
+
+
+class Slotted:
+    __slots__ = ("depth", "widths")
+
+    def __init__(self, widths: Any) -> None:
+        self.widths = widths
+
+
+class Both(Slotted):
+    def __init__(self, widths: Any, more: Any) -> None:
+        super().__init__(widths)
+        self.more = more
+
+
+class Stating:
+    def __init__(self, *parts: Any) -> None:
+        self.parts, self.lock = parts, threading.Lock()
+
+    def identity(self) -> Any:
+        return {"parts": self.parts}
+
+
+def base(value: Any) -> int:
+    return int(value) + 1
+
+
+def makes_a_class(k: Any) -> Any:
+    class Planner:
+        def plan(self) -> Any:
+            return k
+
+    return Planner()
+
+
+def decorator(k: int) -> Callable[[Any], Any]:
+    def decorate(function: Any) -> Any:
+        @functools.wraps(function)
+        def inner(*args: Any) -> Any:
+            return function(*args) + k
+
+        return inner
+
+    return decorate
+
+
+def changed_class(width: int) -> Any:
+    class Changed:
+        pass
+
+    Changed.width = width  # type: ignore[attr-defined]
+    return Changed()
+
+
+DIFFERENT = {
+    "int and float": (1, 1.0),
+    "int and bool": (1, True),
+    "text and number": ("1", 1),
+    "no number and its text": (math.nan, "nan"),
+    "infinities": (math.inf, -math.inf),
+    "bytes": (b"a", b"b"),
+    "bytes and text": (b"a", "a"),
+    "paths": (Path("a"), "a"),
+    "enums": (Mode.WIDE, Mode.NARROW),
+    "lists": ([1, 2], [2, 1]),
+    "nesting": ([[1], 2], [1, [2]]),
+    "keys of two types": ({1: "a"}, {"1": "a"}),
+    "odd keys": ({(1, 2): "a", None: 1}, {(1, 3): "a", None: 1}),
+    "a set and a mapping": ({1}, {"set": [1]}),
+    "a path and a mapping": (Path("a"), {"path": "a"}),
+    "an enum and a mapping": (Mode.WIDE, {"class": "Mode", "name": "WIDE", "value": 8}),
+    "arrays": (np.arange(3), np.arange(3)[::-1]),
+    "types of arrays": (np.zeros(3, np.float32), np.zeros(3, np.float64)),
+    "dataclasses": (Inner(1), Inner(8)),
+    "nested dataclasses": (Outer((Inner(1), Inner(2))), Outer((Inner(1), Inner(3)))),
+    "a dataclass's mapping": (Outer((), {"a": Inner(1)}), Outer((), {"a": Inner(1, Mode.NARROW)})),
+    "planners": (MCTS(8, 3), MCTS(8, 4)),
+    "plain objects": (Plain([1]), Plain([8, 8, 8, 8])),
+    "plain objects in objects": (Plain(Plain([1])), Plain(Plain([2]))),
+    "slots": (Slotted([1]), Slotted([8, 8, 8, 8])),
+    "slots and attributes": (Both([1], 2), Both([1], 3)),
+    "slots below": (Both([1], 2), Both([2], 2)),
+    "classes with the same fields": (Plain([1]), Slotted([1])),
+    "members of one that states itself": (Stating(Plain(1)), Stating(Plain(2))),
+    "lambdas": (lambda x: x + 1, lambda x: x + 2),
+    "lambdas of one line": tuple([lambda x: x + 1, lambda x: x + 2]),
+    "nested lambdas of one line": (lambda x: lambda y: x + y, (lambda x: lambda y: x + y)(1)),
+    "closures": tuple(map(lambda k: lambda x: x + k, (1, 2))),
+    "classes made by functions": (makes_a_class(1), makes_a_class([8])),
+    "classes that were changed": (changed_class(1), changed_class(8)),
+    "defaults": tuple((lambda k: lambda x, k=k: x + k)(k) for k in (1, 2)),
+    "partials": (functools.partial(base, 1), functools.partial(base, 2)),
+    "keywords of partials": (functools.partial(int, base=2), functools.partial(int, base=8)),
+    "bound methods": ([1].append, [2].append),
+    "decorated functions": (decorator(1)(base), decorator(2)(base)),
+    "decorated and not": (base, decorator(0)(base)),
+    "builtins": (len, max),
+    "types": (int, float),
+    "scripted policies": (ScriptedPolicy(lambda r, s: "a"), ScriptedPolicy(lambda r, s: "b")),
+}
+
+
+@pytest.mark.parametrize("pair", DIFFERENT.values(), ids=DIFFERENT)
+def test_what_behaves_differently_states_different_values(pair: tuple[Any, Any]) -> None:
+    first, second = map(identity_of, pair)
+    assert digest_of(first) != digest_of(second)
+    assert [digest_of(identity_of(part)) for part in pair] == [digest_of(first), digest_of(second)]
+
+
+EQUAL = {
+    "order of keys": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    "order of a set": ({"a", "b", "c"}, {"c", "b", "a"}),
+    "two instances": (Plain([1]), Plain([1])),
+    "two of slots": (Slotted([1]), Slotted([1])),
+    "tuple and list": ((1, 2), [1, 2]),
+    "two closures": tuple((lambda k: lambda x: x + k)(1) for _ in range(2)),
+    "what is left out": (Stating(1), Stating(1)),
+}
+
+
+@pytest.mark.parametrize("pair", EQUAL.values(), ids=EQUAL)
+def test_what_behaves_alike_states_the_same(pair: tuple[Any, Any]) -> None:
+    first, second = map(identity_of, pair)
+    assert digest_of(first) == digest_of(second)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=6) | st.sampled_from(["set", "class", "bytes"]), inner, max_size=3)
+        | st.dictionaries(st.integers() | st.text(), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return bool(repr(a) == repr(b))
+
+
+@given(VALUES, VALUES)
+def test_values_and_their_statements_are_equal_together(a: Any, b: Any) -> None:
+    assert (digest_of(identity_of(a)) == digest_of(identity_of(b))) is same(a, b)
+
+
+# ---- source of users' code
+
+MODULE = """
+import functools
+import helper
+from helper import other
+LIMITS = {limits}
+
+def plain(x):
+    return helper.step(x)
+
+def imported(x):
+    return other(x)
+
+def constant(x):
+    return LIMITS[x]
+
+@functools.lru_cache
+def cached(x):
+    return helper.step(x)
+
+class Planner:
+    '''A planner.'''
+    bound = {bound}
+    def __init__(self):
+        self.widths = [1]
+    def plan(self, model, root, rng):
+        return self._go(x for x in range(3))
+    def _go(self, xs):
+        return [helper.step(x) for x in xs]
+
+class Derived(Planner):
+    pass
+
+class Lazy:
+    @functools.cached_property
+    def table(self):
+        return helper.step(1)
+    @property
+    def depth(self):
+        return other(2)
+"""
+HELPER = """
+def step(x):
+    return x + {step}
+
+def other(x):
+    return deeper(x)
+
+def deeper(x):
+    return x * {deep}
+"""
+
+
+@pytest.fixture
+def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def load(limits: Any = (1, 2), bound: int = 4, step: int = 1, deep: int = 2) -> Any:
+        (tmp_path / "mine.py").write_text(MODULE.format(limits=limits, bound=bound))
+        (tmp_path / "helper.py").write_text(HELPER.format(step=step, deep=deep))
+        for name in ("mine", "helper"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+        try:
+            return importlib.import_module("mine")
+        finally:
+            sys.dont_write_bytecode = before
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("plain", {"step": 2}),
+        ("imported", {"deep": 3}),
+        ("constant", {"limits": (1, 3)}),
+        ("cached", {"step": 2}),
+        ("Planner", {"step": 2}),
+        ("Planner", {"bound": 5}),
+        ("Derived", {"step": 2}),
+        ("Derived", {"bound": 5}),
+        ("Lazy", {"step": 2}),
+        ("Lazy", {"deep": 3}),
+    ],
+)
+def test_changed_code_changes_the_identity(users: Any, name: str, change: dict[str, Any]) -> None:
+    def stated(**settings: Any) -> str:
+        part = getattr(users(**settings), name)
+        return digest_of(identity_of(part() if isinstance(part, type) else part))
+
+    before = stated()
+    assert stated() == before
+    assert stated(**change) != before
+    assert stated() == before
+
+
+def test_code_that_refers_to_itself(users: Any) -> None:
+    class Node:
+        def child(self) -> Any:
+            return Node(), SELF, recursive
+
+    assert digest_of(identity_of(Node())) == digest_of(identity_of(Node()))
+
+
+class Itself:
+    def other(self) -> Any:
+        return SELF
+
+
+SELF = Itself()
+
+
+def recursive(n: int) -> Any:
+    return recursive(n - 1) if n else SELF
+
+
+def test_code_without_a_file() -> None:
+    def typed(text: str) -> Any:
+        # As at a prompt: the source is not to be had.
+        names: dict[str, Any] = {"__name__": "typed_by_hand"}
+        exec(text, names)
+        return names["f"]
+
+    first, second = typed("def f(x):\n    return x + 1"), typed("def f(x):\n    return x + 2")
+    assert digest_of(identity_of(first)) != digest_of(identity_of(second))
+
+
+PRINTS = """
+import sys
+sys.path.insert(0, {tests!r})
+from mas_gym.identity import digest_of, identity_of
+names = {{"__name__": "typed_by_hand"}}
+exec("def f(x):\\n    return x in {{'a', 'b', 'c', 'd'}}", names)
+import test_identity
+parts = [test_identity.DIFFERENT["scripted policies"][0], names["f"], {{"a", "b", "c"}}, test_identity.makes_a_class(1)]
+print(digest_of(identity_of(parts)))
+"""
+
+
+def test_every_process_states_the_same() -> None:
+    code = PRINTS.format(tests=str(Path(__file__).parent))
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(filter(None, sys.path))},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(said) == 1
+
+
+# ---- what is refused
+
+
+def loop() -> Any:
+    part = Plain([])
+    part.widths.append(part)
+    return part
+
+
+def deep() -> Any:
+    part: list[Any] = []
+    for _ in range(100_000):
+        part = [part]
+    return part
+
+
+class Raising:
+    def identity(self) -> Any:
+        raise ValueError("no model is loaded")
+
+
+REFUSED = {
+    "a lock": (Plain([1, threading.Lock()]), r"Plain\.widths\[1\]: a _thread.lock"),
+    "a generator": (Outer((), {"g": (x for x in [])}), r"Outer\.options\['g'\]: a builtins.generator"),
+    "a module": (functools.partial(base, math), r"partial\.args\[0\]: a builtins.module"),
+    "a closure over a lock": ((lambda lock: lambda: lock)(threading.Lock()), r"function\.closure\['lock'\]"),
+    "a class over a lock": (makes_a_class(threading.Lock()), r"plan\.k: a _thread.lock"),
+    "a slot": (Slotted({3: threading.Lock()}), r"Slotted\.widths\[3\]"),
+    "a cycle": (loop(), r"Plain\.widths\[0\] refers back to itself"),
+    "a depth without end": (deep(), r"list is nested too deeply"),
+    "one that fails": (Plain(Raising()), r"Plain\.widths\.identity\(\) raised ValueError: no model is loaded"),
+    "a member of one that states itself": (Stating(threading.Lock()), r"Stating\.identity\(\)\['parts'\]\[0\]"),
+}
+
+
+@pytest.mark.parametrize(("part", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_stated_is_refused_by_its_path(part: Any, message: str) -> None:
+    with pytest.raises(IdentityError, match=message):
+        identity_of(part)
+
+
+def test_a_shared_part_is_no_cycle() -> None:
+    part = Plain([1])
+    assert identity_of([part, part]) == [identity_of(part)] * 2
