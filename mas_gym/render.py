@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _INDENT = "    "
+_LONGEST_LINE = 500
 # Characters that reorder what follows them, and so could make a message read as something else.
 _DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -30,9 +31,20 @@ def printable(text: str) -> str:
     return "".join(c if c in "\n\t" or not _steers(c) else _spelled(c) for c in text)
 
 
+def one_line(text: object) -> str:
+    r"""Return a name or a reason for a place in a line or a table: in one line, and not endless.
+
+    >>> one_line("two\nlines")
+    'two\\nlines'
+    """
+    whole = str(text)
+    line = printable(whole[:_LONGEST_LINE]).replace("\n", "\\n").replace("\t", "\\t")
+    return line if len(whole) <= _LONGEST_LINE else f"{line} ... ({len(whole) - _LONGEST_LINE:,} more characters)"
+
+
 def _steers(character: str) -> bool:
-    # Cc: control characters, Cs: lone surrogates, which no terminal can encode.
-    return character in _DIRECTIONS or unicodedata.category(character) in ("Cc", "Cs")
+    # Cc: control characters, Cs: lone surrogates, which no terminal can encode, Zl and Zp: line and paragraph ends.
+    return character in _DIRECTIONS or unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")
 
 
 def _spelled(character: str) -> str:

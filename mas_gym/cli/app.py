@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import sys
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -13,15 +14,24 @@ from typer.core import TyperGroup
 
 from mas_gym.cli import console, demo, envs, evaluate, play, rollouts, serve, solve, status, train, view
 from mas_gym.errors import MASGymError
+from mas_gym.render import printable
+
+_USAGE_ERROR: Any = typer.BadParameter.__base__
 
 
 class _Front(TyperGroup):
-    """Shows errors that users can mend as one panel and exits with code 2."""
+    """Shows errors that users can fix as one panel and exits with code 2."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """Parse the command line."""
+        with _escaped_usage():
+            return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
-            return super().invoke(ctx)
+            with _escaped_usage():
+                return super().invoke(ctx)
         except MASGymError as error:
             if ctx.params.get("debug"):
                 raise
@@ -29,10 +39,18 @@ class _Front(TyperGroup):
         except OSError as error:
             if ctx.params.get("debug") or error.errno in (None, errno.EPIPE):
                 raise
-            console.show_error(
-                f"{error.filename or 'the system'}: {error.strerror}; choose another path or mend that one"
-            )
+            console.show_error(f"{error.filename or 'the system'}: {error.strerror}; choose another path or fix it")
         raise typer.Exit(2)
+
+
+@contextlib.contextmanager
+def _escaped_usage() -> Iterator[None]:
+    """Escape what the parser repeats of a wrong command line, because it prints without our console."""
+    try:
+        yield
+    except _USAGE_ERROR as error:
+        error.message = printable(error.message)
+        raise
 
 
 app = typer.Typer(
@@ -62,7 +80,7 @@ def front(
     """Build, train and compare test-time search over multi-agent LLM systems."""
     searches = logging.getLogger("search")
     if debug:
-        logging.basicConfig(level=logging.INFO)
+        logging.basicConfig(level=logging.INFO, handlers=[console.log_handler(logging.INFO)])
     elif not searches.handlers:
         # Failed searches are counted in the progress and listed with their reasons at the end.
         searches.addHandler(logging.NullHandler())
@@ -86,4 +104,9 @@ def main() -> None:
         # A terminal that cannot show a character gets a question mark, not a crash.
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    app()
+    console.escape_logs_and_warnings()
+    try:
+        app()
+    except Exception as error:
+        console.show_traceback(error)
+        sys.exit(1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mas_gym.cli.console import stdout
+from mas_gym.render import one_line
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
@@ -33,7 +34,7 @@ def envs(
     for row in rows:
         here = Text("yes", style="green") if row["available"] else Text("no", style="yellow")
         texts = (row["id"], row["task"], row["mas"], ", ".join(row["agents"]), row["data"])
-        table.add_row(*map(Text, texts), here)
+        table.add_row(*(Text(one_line(text)) for text in texts), here)
     console = stdout()
     console.print(table)
     if any(not row["available"] for row in rows):

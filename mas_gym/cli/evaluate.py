@@ -16,6 +16,7 @@ from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout, version
 from mas_gym.cli.progress import RunProgress
 from mas_gym.errors import ConfigError, MASGymError
+from mas_gym.render import one_line
 from mas_gym.report.outcomes import Outcome, summarise
 from mas_gym.service import telemetry
 
@@ -122,13 +123,13 @@ def evaluate(
     for path in (*files, log_json):
         opt.check_folder(path)
     numbers = opt.read_seeds(seeds)
+    limits = Limits.read(budget, run_budget)
     arms = arms_of(planner or ["single"], critic or [opt.LIKELIHOOD])
     problems = opt.read_task(task, split, data, number, grading, option)
     system = mas_gym.load_mas(mas)
     spec = opt.chosen_policy(policy, system)
     fleet = opt.read_fleet(ray, actors, gpus_per_actor)
     local, remote = engines(spec, cache, fleet)
-    limits = Limits.read(budget, run_budget)
     bench = Bench(problems, system, local, numbers, concurrency, store, remote, limits)
     title = f"{task} {split}, {system.name}, policy {opt.policy_label(spec)}"
     with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
@@ -233,7 +234,7 @@ def measure(
 def note_stopped(stopped: Mapping[str, str]) -> None:
     """Say which runs met their budget."""
     for label, reason in stopped.items():
-        note(f"{label}: {reason}; only what ended before it counts", "yellow")
+        note(f"{one_line(label)}: {one_line(reason)}; only what ended before it counts", "yellow")
 
 
 def drain(run: Iterator[Plan], take: Callable[[Plan], None]) -> BaseException | None:

@@ -15,6 +15,7 @@ from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
 from mas_gym.cli.transcript import COLOURS, message_panel, shortened
 from mas_gym.errors import unknown_name
+from mas_gym.render import one_line
 
 if TYPE_CHECKING:
     from mas_gym.env import MASEnv
@@ -96,7 +97,7 @@ def _episode(
     from rich.text import Text
 
     console = stdout()
-    console.print(Text(f"{info['problem_id']}, {env.mas.name}: {_order(env, mine)}", style="bold"))
+    console.print(Text(one_line(f"{info['problem_id']}, {env.mas.name}: {_order(env, mine)}"), style="bold"))
     over, reward = False, 0.0
     while not over:
         acting = observation["acting"]
@@ -130,7 +131,7 @@ def _show_view(env: MASEnv, observation: dict[str, Any]) -> None:
     acting = observation["acting"]
     colour = COLOURS[acting % len(COLOURS)]
     console.print()
-    console.rule(Text(f"Your turn: {env.mas.agents[acting].name}", style=f"bold {colour}"), style=colour)
+    console.rule(Text(f"Your turn: {one_line(env.mas.agents[acting].name)}", style=f"bold {colour}"), style=colour)
     console.print(
         Panel(
             Text(shortened(env.mas.agents[acting].system_prompt), style="dim"),
@@ -154,7 +155,7 @@ def _ask(env: MASEnv, info: dict[str, Any]) -> tuple[str, int]:
     console = stdout()
     legal = [node for node, allowed in enumerate(info["action_mask"]) if allowed]
     named = ", ".join(f"{node} = {env.mas.node_name(node)}" for node in legal)
-    console.print(Text(f"You may write to: {named}", style="dim"))
+    console.print(Text(f"You may write to: {one_line(named)}", style="dim"))
     console.print(Text("Your message, then an empty line:", style="bold"))
     text = "\n".join(_lines())
     if len(legal) <= 2:
@@ -165,7 +166,7 @@ def _ask(env: MASEnv, info: dict[str, Any]) -> tuple[str, int]:
         recipient = _recipient(env, legal, answer)
         if recipient is not None:
             return text, recipient
-        console.print(Text(f"{answer!r} is none of: {named}", style="red"))
+        console.print(Text(f"{answer!r} is none of: {one_line(named)}", style="red"))
 
 
 def _recipient(env: MASEnv, legal: list[int], answer: str) -> int | None:
@@ -224,9 +225,9 @@ def answer(policy: Policy | AsyncPolicy, request: SamplingRequest) -> str:
 def _finish(env: MASEnv, info: dict[str, Any], reward: float) -> None:
     from rich.text import Text
 
-    read = "no answer" if info.get("extracted") is None else f"answer {shortened(str(info['extracted']))}"
+    read = "no answer" if info.get("extracted") is None else f"answer {one_line(info['extracted'])}"
     reference = env.task.problem(env.problem_id).answer
-    verdict = "right" if info.get("correct") else f"wrong; the reference is {reference}"
+    verdict = "right" if info.get("correct") else f"wrong; the reference is {one_line(reference)}"
     style = "bold green" if info.get("correct") else "bold red"
     stdout().print(Text(f"The end: {read}, {verdict} (reward {reward:+g}).", style=style))
     if info.get("invalid_action"):

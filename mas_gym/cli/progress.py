@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from mas_gym.cli.console import stderr
+from mas_gym.render import one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,7 +36,7 @@ class _Line:
     """One line: a run per seed, each with its latest snapshot."""
 
     def __init__(self, label: str, total: int) -> None:
-        self.label, self.total = label, total
+        self.label, self.total = one_line(label), total
         self.runs: dict[int, Progress] = {}
 
     def sum(self) -> _Sum:

@@ -13,9 +13,10 @@ from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
 from mas_gym.cli.evaluate import Arm, Bench, arms_of, start
 from mas_gym.cli.progress import RunProgress
-from mas_gym.cli.transcript import shortened, transcript
+from mas_gym.cli.transcript import transcript
 from mas_gym.cli.treeview import tree_view
 from mas_gym.errors import ConfigError, SearchError
+from mas_gym.render import one_line
 
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Task
@@ -97,10 +98,10 @@ def show(plan: Plan, bench: Bench, graded: bool) -> None:
     if plan.best is not None:
         console.print(transcript(bench.mas, plan.best.state, plan))
     answer = Text("Answer: ", style="bold")
-    answer.append("none" if plan.answer is None else shortened(plan.answer), style="bold cyan")
+    answer.append("none" if plan.answer is None else one_line(plan.answer), style="bold cyan")
     if graded:
         reference = bench.task.problem(plan.problem_id).answer
-        verdict = ("right", "green") if plan.correct else (f"wrong; the reference is {reference}", "red")
+        verdict = ("right", "green") if plan.correct else (f"wrong; the reference is {one_line(reference)}", "red")
         answer.append(f"  ({verdict[0]})", style=verdict[1])
     console.print(answer)
     console.print(Text(_cost(plan), style="dim"))

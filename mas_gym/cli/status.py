@@ -12,6 +12,7 @@ import typer
 
 from mas_gym.cli.console import stdout
 from mas_gym.cli.progress import clock
+from mas_gym.render import one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -66,7 +67,7 @@ def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="A stor
     console.print(Text(words + " Cost: what the servers charged, retries included." * paid, style="dim"))
     for run, figures in found:
         for reason, number in figures.reasons.most_common():
-            console.print(Text(f"{number:,} failed in {run.label}: {reason}", style="yellow"))
+            console.print(Text(f"{number:,} failed in {one_line(run.label)}: {one_line(reason)}", style="yellow"))
 
 
 def _figures(store: Store, run: RunInfo) -> _Figures:
@@ -132,5 +133,5 @@ def _table(columns: Sequence[str], words: int, rows: Iterable[tuple[RunInfo, tup
         table.add_column(name, justify="left" if place < words else "right", overflow="fold", no_wrap=place >= words)
     for run, cells in rows:
         label = (f"{run.name}: " if run.name else "") + run.label + (", true reward" if run.config["training"] else "")
-        table.add_row(Text(label), *map(Text, cells))
+        table.add_row(*(Text(one_line(cell)) for cell in (label, *cells)))
     return table

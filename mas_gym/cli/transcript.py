@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mas_gym.render import printable
+from mas_gym.render import one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,14 +18,14 @@ _LONGEST = 20_000
 
 
 def shortened(text: str) -> str:
-    """Return a message that a terminal can show: no control characters, and not a megabyte of it."""
+    """Return at most the first 20,000 characters of a message, saying how many more there are."""
     more = len(text) - _LONGEST
-    return printable(text[:_LONGEST]) + (f" ... ({more:,} more characters)" if more > 0 else "")
+    return text[:_LONGEST] + (f" ... ({more:,} more characters)" if more > 0 else "")
 
 
 def names(mas: MAS, recipients: tuple[int, ...]) -> str:
     """Return readable names of recipients, in order."""
-    return ", ".join(printable(mas.node_name(node)) for node in recipients) or "nobody"
+    return ", ".join(one_line(mas.node_name(node)) for node in recipients) or "nobody"
 
 
 def message_panel(mas: MAS, speaker: int, recipients: tuple[int, ...], text: str, remark: str = "") -> RenderableType:
@@ -42,7 +42,7 @@ def message_panel(mas: MAS, speaker: int, recipients: tuple[int, ...], text: str
     from rich.text import Text
 
     colour = "white" if speaker < 0 else COLOURS[speaker % len(COLOURS)]
-    title = Text(printable(mas.node_name(speaker)), style=f"bold {colour}")
+    title = Text(one_line(mas.node_name(speaker)), style=f"bold {colour}")
     if recipients:
         title.append(f" to {names(mas, recipients)}", style=colour)
     body = Text(shortened(text)) if text.strip() else Text("(empty message)", style="dim italic")

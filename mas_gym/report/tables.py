@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mas_gym.render import one_line
 from mas_gym.report.outcomes import HIT_RANKS, SCHEMA, Row, Spread, differences
 from mas_gym.report.stats import Difference
 
@@ -46,8 +47,8 @@ def cells(row: Row, deviations: bool = True) -> tuple[str, ...]:
     hits = {k: spread if deviations else Spread(spread.mean, None) for k, spread in row.hits.items()}
     costs = (row.tokens, row.agent_calls, row.reward_calls)
     return (
-        row.planner,
-        row.critic or _DASH,
+        one_line(row.planner),
+        one_line(row.critic) or _DASH,
         percent(hits[1]),
         f"{100 * row.interval.low:.1f} {_DASH} {100 * row.interval.high:.1f}",
         *(percent(hits.get(k)) for k in HIT_RANKS[1:]),
@@ -118,7 +119,7 @@ def _cards(rows: Sequence[Row], title: str) -> RenderableType:
 
     text = Text(f"{title}\n" if title else "", style="bold")
     for row in rows:
-        text.append(f"\n{row.label}\n", style=_style(row, rows) or "bold")
+        text.append(f"\n{one_line(row.label)}\n", style=_style(row, rows) or "bold")
         for name, cell in list(zip(COLUMNS, cells(row), strict=True))[2:]:
             if cell != _DASH:
                 text.append(f"{name:>12} {cell}\n", style="not bold")
@@ -165,7 +166,7 @@ def _difference_table(gaps: Sequence[tuple[Row, Row, Difference]]) -> Table:
         style = "green" if gap.low > 0 else "red" if gap.high < 0 else "dim"
         ends = f"{100 * gap.low:+.1f} to {100 * gap.high:+.1f}"
         verdict = Text("excludes 0" if gap.significant else "includes 0", style=style)
-        table.add_row(Text(row.label), f"{100 * gap.mean:+.1f}", ends, verdict)
+        table.add_row(Text(one_line(row.label)), f"{100 * gap.mean:+.1f}", ends, verdict)
     return table
 
 
@@ -177,7 +178,7 @@ def _failure_table(failures: Sequence[tuple[str, int, str]]) -> Table:
     table.add_column("Number", justify="right")
     table.add_column("Reason", overflow="fold")
     for label, number, reason in failures:
-        table.add_row(Text(label), str(number), Text(reason))
+        table.add_row(Text(one_line(label)), str(number), Text(one_line(reason)))
     return table
 
 
