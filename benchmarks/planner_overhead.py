@@ -23,7 +23,7 @@ from typing import Any
 
 from mas_gym import MAS, Action, Agent, Dynamics, Edge
 from mas_gym.tasks.base import Problem
-from search import MCTS, Plan, Proposal, Propose, Tree
+from search import MCTS, Plan, Proposal, Propose, Remaining, Tree
 from search.store import RunRecord
 
 BRANCHING, DEPTH, C_UCT = 3, 4, 2.0
@@ -39,12 +39,16 @@ def drive(planner: MCTS, model: Dynamics, branching: int) -> Plan:
     proposals = [Proposal(Action(text, model.mas.ALL), 1, -1.0) for text in "abcdefgh"[:branching]]
     rng, generator = random.Random(0), planner.plan(model, model.initial_state("q"), random.Random(0))
     replies: Any = None
+
+    def answer(request: Any) -> Any:
+        if isinstance(request, Remaining):
+            return None
+        return proposals[: request.n] if isinstance(request, Propose) else [rng.random() for _ in request.states]
+
     try:
         while True:
             requests = generator.send(replies)
-            replies = [
-                proposals[: r.n] if isinstance(r, Propose) else [rng.random() for _ in r.states] for r in requests
-            ]
+            replies = [answer(request) for request in requests]
     except StopIteration as end:
         plan: Plan = end.value
         return plan

@@ -23,7 +23,18 @@ from search.planners import (
     SinglePass,
     StepBeamSearch,
 )
-from search.protocol import Critic, Evaluate, Extract, Model, Planner, Proposal, Propose, Reward, ScoringContext
+from search.protocol import (
+    Critic,
+    Evaluate,
+    Extract,
+    Model,
+    Planner,
+    Proposal,
+    Propose,
+    Remaining,
+    Reward,
+    ScoringContext,
+)
 from search.registry import load_planner, planner_names, planner_spec
 from search.store import RunInfo, Store, open_store
 from search.tree import Node, Tree
@@ -51,6 +62,7 @@ __all__ = [
     "Progress",
     "Proposal",
     "Propose",
+    "Remaining",
     "Reward",
     "Run",
     "RunInfo",

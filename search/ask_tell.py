@@ -11,14 +11,24 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from mas_gym.errors import BudgetError
 from mas_gym.state import MASState
 from search.plan import Plan
-from search.planners.common import Steps, check_at_least, child_of, evaluate, path_scores, ranked, step_values
-from search.protocol import Critic, Model, PlanGenerator, Propose, ValueKind
+from search.planners.common import (
+    Steps,
+    check_at_least,
+    child_of,
+    evaluate,
+    path_scores,
+    ranked,
+    step_values,
+    turns_left,
+)
+from search.protocol import Critic, Model, PlanGenerator, Propose, Remaining, ValueKind
 from search.tree import Tree
 
 ACTION = "message"
@@ -73,12 +83,9 @@ class AskTell:
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Run the trials; a spent budget ends them early."""
         tree = Tree(root)
-        try:
+        with suppress(BudgetError):
             yield from self._search(tree, model)
-            yield from _carry_on(tree, model)
-        except BudgetError:
-            if not _ends(tree):
-                raise
+        yield from _carry_on(tree, model)
         ends = _ends(tree)
         scores = path_scores(tree, ends, self.values)
         return Plan(ranked(tree, ends, scores, max(ends, key=scores.__getitem__)), tree)
@@ -86,7 +93,14 @@ class AskTell:
     def _search(self, tree: Tree, model: Model) -> Steps:
         state, told = self.algorithm.init_tree(), 0
         while told < self.n_trials:
-            state, trials = self.algorithm.ask_batch(state, min(self.batch, self.n_trials - told), [ACTION])
+            batch = min(self.batch, self.n_trials - told)
+            if not _ends(tree):
+                [left] = yield [Remaining()]
+                # Enough messages stay in reserve to carry on to an end from any transcript.
+                batch = batch if left is None else min(batch, left - turns_left(model, tree.states[0]) + 1)
+                if batch < 1:
+                    return
+            state, trials = self.algorithm.ask_batch(state, batch, [ACTION])
             nodes = [0 if trial.parent_state is None else int(trial.parent_state) for trial in trials]
             yield from _extend(tree, model, nodes)
             for trial, node in zip(trials, nodes, strict=True):
@@ -114,7 +128,7 @@ def _extend(tree: Tree, model: Model, nodes: list[int]) -> Steps:
 
 
 def _carry_on(tree: Tree, model: Model) -> Steps:
-    nodes = [max(range(1, len(tree)), key=lambda node: (tree.values[node], node))]
+    nodes = [max(range(1, len(tree)), key=lambda node: (tree.values[node], node), default=0)]
     while not _ends(tree):
         yield from _extend(tree, model, nodes)
 

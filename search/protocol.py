@@ -12,8 +12,12 @@ be tested without a model, and thousands can run at once::
                                      <-     [[0.1, 0.7, -0.2]]
     return Plan(...)                 ->     graded, counted, stored
 
-When a budget is spent, the driver raises `BudgetError` at the planner's
-``yield``; a planner that catches it returns the best plan it has.
+A planner should answer within any budget that pays for one pass through the
+schedule. It can ask for `Remaining` before it commits itself. When a request does
+not fit into the budget, the driver raises `BudgetError` at the planner's ``yield``;
+a planner that catches it returns the best plan it has. If no path has reached its
+end yet, it may finish one, with single messages: they are granted as long as calls
+are left, even when the tokens are spent (at most one message per scheduled agent).
 """
 
 from __future__ import annotations
@@ -94,7 +98,17 @@ class Reward:
     states: Sequence[MASState]
 
 
-Request = Propose | Evaluate | Extract | Reward
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """Ask how many more messages this search's budget pays for; the reply is a whole number, or None without a limit.
+
+    The number is exact for a limit of calls. For a limit of tokens it divides the tokens left
+    by the mean length of the search's messages so far, and is 1 before the first message.
+    A limit of seconds does not count.
+    """
+
+
+Request = Propose | Evaluate | Extract | Reward | Remaining
 PlanGenerator = Generator[list[Request], list[Any], "Plan"]
 
 

@@ -13,7 +13,7 @@ from mas_gym.graph import MAS, Agent, Edge
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.state import Action, MASState
 from mas_gym.tasks.base import Problem
-from search import Evaluate, Extract, Plan, Proposal, Propose, Reward
+from search import Evaluate, Extract, Plan, Proposal, Propose, Remaining, Reward
 
 
 def chain(depth: int, cap: int = 64) -> MAS:
@@ -60,7 +60,7 @@ class World:
         except StopIteration as end:
             return end.value
 
-    def answer(self, request: Any) -> list[Any]:
+    def answer(self, request: Any) -> Any:
         match request:
             case Propose(state=state, n=n):
                 return self.propose(state, n)
@@ -73,6 +73,8 @@ class World:
                 return [self.reward(way(state)) for state in states]
             case Extract(states=states):
                 return [state.text or None for state in states]
+            case Remaining():
+                return None
         raise AssertionError(request)
 
     def propose(self, state: MASState, n: int) -> list[Proposal]:

@@ -13,7 +13,7 @@ from search_worlds import HashCritic, World, by_problem, chain, noise, problems,
 import search
 from mas_gym.errors import BudgetError, ConfigError
 from search import MCTS, PUCT, Budget, SequentialHalving
-from search.planners.parallel import Parallel
+from search.planners.mcts import ParallelSearch
 from search.protocol import Propose, ValueKind
 
 KINDS: list[Any] = ["process", "likelihood", "outcome", "reward"]
@@ -23,8 +23,8 @@ LEAVES: list[Any] = ["rollout", "bootstrap"]
 class Forced(MCTS):
     """The machinery for many simulations, with one."""
 
-    def simulation(self, model: Any, root: Any) -> Parallel:
-        return Parallel(self, model, root)
+    def search(self, model: Any, root: Any) -> ParallelSearch:
+        return ParallelSearch(self, model, root)
 
 
 def world(seed: int, depth: int = 3) -> World:
@@ -61,10 +61,10 @@ def test_visits_add_up_and_nothing_is_asked_twice(
 ) -> None:
     at = world(seed)
     search_of = planner(values, leaf, n, c, parallel)
-    machinery = search_of.simulation(at.model, at.model.initial_state("q"))
+    machinery = search_of.search(at.model, at.model.initial_state("q"))
     at.plan(Given(machinery))
     tree, virtual = machinery.tree, int(machinery.virtual)
-    assert isinstance(machinery, Parallel) and not any(machinery.under_way.values()) and not machinery.in_work
+    assert isinstance(machinery, ParallelSearch) and not any(machinery.losses.values()) and not machinery.in_flight
     done = tree.visits[0] - virtual
     assert done == n or (search_of.leaf == "bootstrap" and done < n)
     for node in range(len(tree)):
@@ -87,11 +87,11 @@ def test_visits_add_up_and_nothing_is_asked_twice(
 class Given:
     """Runs machinery that the test keeps."""
 
-    def __init__(self, machinery: Parallel) -> None:
+    def __init__(self, machinery: ParallelSearch) -> None:
         self.machinery = machinery
 
     def plan(self, model: Any, root: Any, rng: Any) -> Any:
-        yield from self.machinery.simulate()
+        yield from self.machinery.run()
         return search.Plan()
 
 
@@ -146,15 +146,15 @@ def test_a_budget_ends_simulations_under_way() -> None:
 
 def test_a_spent_budget_leaves_no_mark() -> None:
     at = world(1)
-    machinery = Parallel(MCTS(20, 3, parallel=5), at.model, at.model.initial_state("q"))
-    steps = machinery.simulate()
+    machinery = ParallelSearch(MCTS(20, 3, parallel=5), at.model, at.model.initial_state("q"))
+    steps = machinery.run()
     requests = next(steps)
     for _ in range(6):
         requests = steps.send([at.answer(request) for request in requests])
-    assert any(machinery.under_way.values()) and any(isinstance(request, Propose) for request in requests)
+    assert any(machinery.losses.values()) and any(isinstance(request, Propose) for request in requests)
     with pytest.raises(BudgetError):
         steps.throw(BudgetError("spent"))
-    assert not any(machinery.under_way.values())
+    assert not any(machinery.losses.values())
 
 
 def test_specs_and_refusals() -> None:

@@ -296,6 +296,17 @@ def test_candidates_are_ranked_by_path_score_or_by_leaf_q() -> None:
     assert by_path.best.state == by_leaf.best.state
 
 
+@given(st.integers(0, 10**6))
+def test_candidates_without_a_q_come_last(seed: int) -> None:
+    # All values are negative, so a missing Q that counted as 0 would lead.
+    world = World(2, value=lambda path: noise(seed, path) - 1.5)
+    plan = world.plan(MCTS(3, 3, virtual_visits=False, rank="leaf"))
+    scores = [candidate.score for candidate in plan.candidates]
+    assert None in scores and scores[0] is not None
+    known = [score for score in scores[1:] if score is not None]
+    assert scores[1:] == sorted(known, reverse=True) + [None] * (len(scores) - 1 - len(known))
+
+
 def test_the_curve_tells_the_answer_at_each_cost() -> None:
     for seed in range(20):
         world = World(3, value=lambda path, seed=seed: noise(seed, path))  # type: ignore[misc]
@@ -465,8 +476,9 @@ def test_puct_and_halving_answer_within_their_bounds(seed: int, leaf: Any, tempe
     plan = halving.plan(SequentialHalving(16, 3, 1.0, leaf, width=6))
     assert plan.best is not None and plan.tree is not None
     visits = sorted(plan.tree.visits[child] for child in plan.tree.children(0))
-    # 6, 3, 2 messages with 16 // 18 -> 1, 16 // 9 = 1 and 16 // 6 = 2 simulations each, and the virtual visit.
-    assert visits == [2, 2, 2, 3, 5, 5]
+    # 6, 3, 2 messages with 16 // 18 -> 1, 16 // 9 = 1 and 16 // 6 = 2 simulations each, the last three of the 16
+    # for the two that are left, and the virtual visit.
+    assert visits == [2, 2, 2, 3, 6, 7]
 
 
 def test_even_priors_and_flat_likelihoods_are_the_same() -> None:

@@ -23,7 +23,7 @@ from mas_gym.errors import DataError, PolicyError, StoreError
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.state import Action
 from mas_gym.tasks.base import Problem
-from search import MCTS, Budget, Proposal, SinglePass, StepBeamSearch, open_store
+from search import MCTS, Budget, Proposal, Remaining, SinglePass, StepBeamSearch, open_store
 from search.store import RunRecord
 from search.store.file import FORMAT
 
@@ -119,7 +119,7 @@ def test_a_chain_of_ten_thousand_turns_is_stored_and_loaded(tmp_path: Path) -> N
     try:
         while True:
             requests = generator.send(replies)
-            replies = [[proposal] if hasattr(r, "n") else [0.5] for r in requests]
+            replies = [None if r == Remaining() else [proposal] if hasattr(r, "n") else [0.5] for r in requests]
     except StopIteration as end:
         plan = end.value
     config = {"mas": world.model.mas.to_dict()}

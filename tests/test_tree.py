@@ -17,7 +17,7 @@ from mas_gym.dynamics import Dynamics
 from mas_gym.errors import DataError
 from mas_gym.loading import load_mas
 from mas_gym.state import Action
-from search import MCTS, Proposal, SinglePass, Tree
+from search import MCTS, Proposal, Remaining, SinglePass, Tree
 
 
 def small() -> tuple[Tree, Dynamics]:
@@ -72,7 +72,10 @@ def test_a_node_costs_less_than_200_bytes() -> None:
     try:
         while True:
             requests = generator.send(replies)
-            replies = [texts if hasattr(r, "n") else [rng.random() for _ in r.states] for r in requests]
+            replies = [
+                None if r == Remaining() else texts if hasattr(r, "n") else [rng.random() for _ in r.states]
+                for r in requests
+            ]
     except StopIteration as end:
         tree = end.value.tree
     del generator, requests, replies
@@ -149,6 +152,9 @@ def _long(world: World, planner: Any) -> Any:
     try:
         while True:
             requests = generator.send(replies)
-            replies = [[proposal] * r.n if hasattr(r, "n") else [0.5] * len(r.states) for r in requests]
+            replies = [
+                None if r == Remaining() else [proposal] * r.n if hasattr(r, "n") else [0.5] * len(r.states)
+                for r in requests
+            ]
     except StopIteration as end:
         return end.value

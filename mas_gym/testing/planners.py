@@ -87,6 +87,7 @@ class _Search:
         self._drawn: dict[MASState, int] = {}
         self._generator = planner.plan(model, self.root, random.Random(seed))
         self._replies: list[Any] | None = None
+        self._left: int | None = None
 
     def advance(self) -> None:
         """Send the replies to the last requests and answer the next ones."""
@@ -111,17 +112,29 @@ class _Search:
         return [candidate.state.digest.hex() for candidate in getattr(self.plan, "candidates", ())]
 
     def spend(self) -> Any:
-        """Tell the search that its budget is spent, and return its plan or the error that it let through."""
+        """Raise `BudgetError` in the search, and return its plan or the error that it let through.
+
+        Like the driver, this grants single messages that bring one path to its end.
+        """
+        messages, self._left = self.model.max_depth, 0
         try:
-            self._generator.throw(BudgetError("the budget is spent"))
+            requests = self._generator.throw(BudgetError("the budget is spent"))
+            for _ in range(10 * self.model.max_depth):
+                wanted = sum(request.n for request in requests if type(request).__name__ == "Propose")
+                messages -= wanted
+                if wanted > 1 or messages < 0:
+                    return None
+                requests = self._generator.send([self._reply(request) for request in requests])
         except StopIteration as end:
             return end.value
         except BudgetError as error:
             return error
         return None
 
-    def _reply(self, request: Any) -> list[Any]:
+    def _reply(self, request: Any) -> Any:
         kind = type(request).__name__
+        if kind == "Remaining":
+            return self._left
         states = [request.state] if kind == "Propose" else list(getattr(request, "states", ()))
         for state in states:
             mine = isinstance(state, MASState) and state.question == self.root.question
@@ -188,7 +201,7 @@ def _run_together(findings: Findings, searches: list[_Search], max_rounds: int) 
 
 
 def _check_budget(findings: Findings, planner: PlannerLike, model: Dynamics, training: bool, seed: int) -> None:
-    """A spent budget may surface at any yield: the planner returns a plan or lets the error through."""
+    """`BudgetError` can arrive at any yield: the planner returns a plan, finishing one path if it must, or fails."""
     for rounds in (1, 2, 5):
         search = _Search(findings, planner, model, training, seed)
         for _ in range(rounds):
@@ -198,4 +211,8 @@ def _check_budget(findings: Findings, planner: PlannerLike, model: Dynamics, tra
             continue
         ended = search.spend()
         stopped = isinstance(ended, BudgetError) or hasattr(ended, "candidates")
-        findings.expect(stopped, "after BudgetError it went on: return the best plan so far or let the error through")
+        findings.expect(
+            stopped,
+            "after BudgetError it went on: return the best plan so far, finishing one path with single messages "
+            "if none has ended, or let the error through",
+        )

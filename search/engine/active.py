@@ -29,6 +29,7 @@ from search.protocol import (
     Planner,
     Proposal,
     Propose,
+    Remaining,
     Request,
     Reward,
     ScoringContext,
@@ -105,6 +106,7 @@ class ActiveSearch:
         self._to_score: list[MASState] = []
         self._usage = Usage()
         self._stopped: str | None = None
+        self._last_messages = setup.dynamics.max_depth
         self._started = perf_counter()
 
     @property
@@ -159,7 +161,14 @@ class ActiveSearch:
 
     def _over_budget(self, requests: Sequence[Request]) -> str | None:
         wanted = sum(request.n for request in requests if isinstance(request, Propose))
-        return self.setup.budget.spent(self.usage, wanted) if wanted else None
+        if not wanted:
+            return None
+        budget = self.setup.budget
+        if self._stopped and wanted == 1 and self._last_messages:
+            # The end of a search's only path is paid for though its tokens are spent.
+            self._last_messages -= 1
+            budget = replace(budget, tokens=None)
+        return budget.spent(self.usage, wanted)
 
     def stop(self, reason: str) -> None:
         """End the search early: the planner may return what it has; late outcomes are not waited for."""
@@ -193,9 +202,12 @@ class ActiveSearch:
                     self._replies[slot] = [self.grader.extract(state.text) for state in states]
                 case Reward(states=states):
                     self._replies[slot] = self._rewards(states)
+                case Remaining():
+                    self._replies[slot] = self.setup.budget.messages_left(self._usage)
                 case _:
                     raise SearchError(
-                        f"expected a list of Propose, Evaluate, Extract or Reward from the planner, got {request!r}"
+                        "expected a list of Propose, Evaluate, Extract, Reward or Remaining from the planner, "
+                        f"got {request!r}"
                     )
         sampling = [
             Sampled(self._sampling_request(messages, agent, seeds), shares)

@@ -15,8 +15,9 @@ class Budget:
     """Limits on what is spent; None means no limit.
 
     Attributes:
-        calls: Agent calls (AC). A request that would go beyond it is not made.
-        tokens: Generated tokens (TOK). No request is made once they are reached; the last one may overshoot.
+        calls: Agent calls (AC), never exceeded.
+        tokens: Generated tokens (TOK). Once they are spent, a search samples nothing more, except single
+            messages that bring its first path to an end. The last request may overshoot.
         seconds: Wall-clock seconds. Results under this limit depend on the machine's speed.
     """
 
@@ -43,6 +44,17 @@ class Budget:
         if self.seconds is not None and usage.seconds >= self.seconds:
             return f"budget of {self.seconds:g} seconds spent"
         return None
+
+    def messages_left(self, usage: Usage) -> int | None:
+        """Return how many more messages the calls and tokens pay for (`Remaining`); None without such a limit."""
+        left: list[int] = []
+        if self.calls is not None:
+            left.append(self.calls - usage.agent_calls)
+        if self.tokens is not None:
+            tokens = self.tokens - usage.generated_tokens
+            # Before the first message nobody knows how long messages are.
+            left.append(tokens * usage.agent_calls // max(usage.generated_tokens, 1) if usage.agent_calls else 1)
+        return max(0, min(left)) if left else None
 
 
 @dataclass(frozen=True)

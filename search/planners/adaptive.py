@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mas_gym.errors import BudgetError
@@ -41,19 +42,19 @@ class AdaptiveBranching:
         check_at_least(self, 1, n_simulations=self.n_simulations)
 
     def for_run(self, critic: Critic | None, training: bool) -> AdaptiveBranching:
-        """Refuse a run whose values are not defined on intermediate states."""
+        """Check that the run scores intermediate states."""
         step_values("AdaptiveBranching", critic, training)
         return self
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
-        """Run the simulations and decode; a spent budget ends them early."""
+        """Run the simulations and decode; the budget can end them early."""
         search = _Growth(self, model, root, rng)
         try:
             for _ in range(self.n_simulations):
                 yield from search.simulate()
         except BudgetError:
             if not search.ends:
-                raise
+                yield from search.simulate(search.tree.path(len(search.tree) - 1))
         return search.finish()
 
 
@@ -65,8 +66,8 @@ class _Growth:
         self.firsts: dict[int, list[float]] = {}
         self.ends: list[int] = []
 
-    def simulate(self) -> Steps:
-        tree, path, new = self.tree, [0], []
+    def simulate(self, start: Sequence[int] = (0,)) -> Steps:
+        tree, path, new = self.tree, [*start], [*start[1:]]
         while not tree.is_terminal(path[-1]):
             node = self._choose(path[-1])
             if node is None:

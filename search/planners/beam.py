@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from mas_gym.state import MASState
 from search.plan import Plan
-from search.planners.common import append, check_at_least, evaluate, path_scores, ranked, step_values
-from search.protocol import Critic, Model, PlanGenerator, Propose
+from search.planners.common import check_at_least, evaluate, path_scores, ranked, step_values, widen
+from search.protocol import Critic, Model, PlanGenerator
 from search.tree import Tree
 
 
@@ -18,9 +18,10 @@ class StepBeamSearch:
     """SBS(B2, B1): sample ``b2`` messages per beam state, keep the ``b1`` best successors of all.
 
     With a fixed schedule AC = b2 + (D - 1) b1 b2, provided b1 <= b2. Equal messages stay
-    separate successors, as in the algorithm, whose pool is a list. In a dynamic graph a
-    state may be terminal before others: it stays in the pool with its score, costs nothing
-    more, and the search ends when the whole beam is terminal.
+    separate successors, because the algorithm's pool is a list. In a dynamic graph a state
+    can be terminal before others: it stays in the pool with its score, costs nothing more,
+    and the search ends when the whole beam is terminal. A budget narrows the beam: each
+    turn gets an even share of the calls left, and the best states are extended first.
 
     Attributes:
         b2: Messages sampled per beam state.
@@ -35,21 +36,18 @@ class StepBeamSearch:
         check_at_least(self, 1, b2=self.b2, b1=self.b1)
 
     def for_run(self, critic: Critic | None, training: bool) -> StepBeamSearch:
-        """Refuse a run whose values are not defined on intermediate states."""
+        """Check that the run scores intermediate states."""
         step_values("StepBeamSearch", critic, training)
         return self
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
-        """Widen and prune depth by depth; the last beam's states are the candidates."""
+        """Extend and prune the beam turn by turn; the last beam's states are the candidates."""
         tree = Tree(root)
         beam = [0]
-        while True:
+        while growing := [node for node in beam if not tree.is_terminal(node)]:
             pool = [node for node in beam if tree.is_terminal(node)]
-            growing = [node for node in beam if not tree.is_terminal(node)]
-            if not growing:
-                break
-            replies = yield [Propose(tree.states[node], self.b2) for node in growing]
-            fresh = [append(tree, model, node, p) for node, ps in zip(growing, replies, strict=True) for p in ps]
+            grown = yield from widen(tree, model, dict.fromkeys(growing, self.b2), answered=bool(pool))
+            fresh = [child for children in grown.values() for child in children]
             yield from evaluate(tree, fresh)
             beam = sorted(pool + fresh, key=lambda node: _rank(tree, node))[: self.b1]
         return Plan(ranked(tree, beam, path_scores(tree, beam, "process"), beam[0]), tree)

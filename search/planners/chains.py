@@ -11,7 +11,7 @@ from typing import Literal
 from mas_gym.errors import ConfigError
 from mas_gym.state import MASState
 from search.plan import AnytimePoint, Plan
-from search.planners.common import check_at_least, evaluate, grow_chains, moment, path_scores, ranked
+from search.planners.common import anytime_point, check_at_least, evaluate, grow_chains, path_scores, ranked
 from search.protocol import Critic, Extract, Model, PlanGenerator, ValueKind, value_kind
 from search.tree import Tree
 
@@ -133,11 +133,11 @@ def _scored(tree: Tree, ends: Sequence[int], kind: ValueKind) -> Sequence[int]:
 
 def _curve(tree: Tree, ends: Sequence[int], chosen: Sequence[int]) -> tuple[AnytimePoint, ...]:
     calls = tokens = 0
-    moments: list[AnytimePoint] = []
+    curve: list[AnytimePoint] = []
     for end, leader in zip(ends, chosen, strict=True):
         path = tree.path(end)[1:]
         calls += len(path)
         tokens += sum(tree.tokens[node] for node in path)
-        if not moments or moments[-1].state is not tree.states[leader]:
-            moments.append(moment(tree, calls, tokens, leader))
-    return tuple(moments)
+        if not curve or curve[-1].state is not tree.states[leader]:
+            curve.append(anytime_point(tree, calls, tokens, leader))
+    return tuple(curve)

@@ -1,4 +1,4 @@
-"""What planners share: path scores, the ranking of candidates, and growing many chains at once."""
+"""Parts that planners share: growing the tree within the budget, path scores, ranking candidates."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from mas_gym.errors import ConfigError
+from mas_gym.errors import BudgetError, ConfigError
+from mas_gym.state import MASState
 from search.plan import AnytimePoint, Candidate
-from search.protocol import Critic, Evaluate, Model, Proposal, Propose, Request, ValueKind, value_kind
+from search.protocol import Critic, Evaluate, Model, Proposal, Propose, Remaining, Request, ValueKind, value_kind
 from search.tree import Tree
 
 Steps = Generator[list[Request], list[Any], None]
 
 
 def check_at_least(planner: object, low: int, **numbers: int) -> None:
-    """Refuse a planner's setting that is not a whole number of at least ``low``.
+    """Check that a planner's settings are whole numbers of at least ``low``.
 
     Raises:
-        ConfigError: A number is too small, or no whole number.
+        ConfigError: A setting is too small or not a whole number.
     """
     for name, number in numbers.items():
         if not isinstance(number, int) or isinstance(number, bool) or number < low:
@@ -27,19 +28,8 @@ def check_at_least(planner: object, low: int, **numbers: int) -> None:
             )
 
 
-def check_serial(planner: Any) -> None:
-    """Refuse ``parallel`` where simulations cannot be under way together.
-
-    Raises:
-        ConfigError: It is more than 1.
-    """
-    if planner.parallel > 1:
-        name = type(planner).__name__
-        raise ConfigError(f"{name}: expected parallel=1, got {planner.parallel}: only MCTS has virtual loss")
-
-
 def step_values(planner: str, critic: Critic | None, training: bool) -> ValueKind:
-    """Return the kind of values of a run, for a planner that needs a value at every step.
+    """Return the kind of a run's values, for a planner that needs a value at every step.
 
     Raises:
         ConfigError: There is no critic, or it cannot score intermediate states.
@@ -50,20 +40,20 @@ def step_values(planner: str, critic: Critic | None, training: bool) -> ValueKin
     if kind in ("outcome", "reward"):
         what = "the true reward" if kind == "reward" else f"the outcome critic {critic.name!r}"  # type: ignore[union-attr]
         raise ConfigError(
-            f"{planner} ranks intermediate states and {what} is defined on terminal ones alone: "
+            f"{planner} ranks intermediate states, but {what} is defined on terminal states only: "
             "use a process critic or policy likelihood, or MCTS, sc or bon with an outcome critic"
         )
     return kind
 
 
 def path_score(tree: Tree, node: int) -> float:
-    """Return the mean value after each action on the way to a node (paper, App. "Search configurations")."""
+    """Return the mean value over the steps from the root to a node (paper, App. "Search configurations")."""
     steps = tree.path(node)[1:]
     return math.fsum(tree.values[step] for step in steps) / len(steps)
 
 
 def path_scores(tree: Tree, terminals: Sequence[int], kind: ValueKind | None) -> dict[int, float]:
-    """Return the score of each terminal node: the path's mean for step values, its own value for outcomes."""
+    """Return the score of each terminal node: its path score for step values, its own value for outcomes."""
     if kind is None:
         return {}
     if kind in ("outcome", "reward"):
@@ -74,12 +64,12 @@ def path_scores(tree: Tree, terminals: Sequence[int], kind: ValueKind | None) ->
 def ranked(
     tree: Tree, terminals: Sequence[int], scores: Mapping[int, float], chosen: int | None
 ) -> tuple[Candidate, ...]:
-    """Return candidates: the chosen one first, then by descending score; ties keep the order of creation."""
-    order = sorted(terminals, key=lambda node: (node != chosen, -scores.get(node, 0.0), node))
+    """Return the candidates: the chosen one, then by descending score, unscored ones last, older ones first."""
+    order = sorted(terminals, key=lambda node: (node != chosen, -scores.get(node, -math.inf), node))
     return tuple(Candidate(tree.states[node], scores.get(node), node) for node in order)
 
 
-def moment(tree: Tree, calls: int, tokens: int, node: int | None) -> AnytimePoint:
+def anytime_point(tree: Tree, calls: int, tokens: int, node: int | None) -> AnytimePoint:
     """Return a point of the anytime curve."""
     return AnytimePoint(calls, tokens, None if node is None else tree.states[node], node)
 
@@ -91,23 +81,10 @@ def append(tree: Tree, model: Model, node: int, proposal: Proposal) -> int:
 
 
 def child_of(tree: Tree, model: Model, node: int, proposal: Proposal) -> int:
-    """Return the child that a proposal leads to: a new one, or the one that an equal message led to before."""
+    """Return the child that a proposal leads to; an equal message leads to the existing child."""
     state = model.transition(tree.states[node], proposal.action)
     known = next((child for child in tree.children(node) if tree.states[child] == state), None)
     return tree.add(node, state, proposal, model.is_terminal(state)) if known is None else known
-
-
-def grow_chains(tree: Tree, model: Model, count: int) -> Generator[list[Request], list[Any], list[int]]:
-    """Run ``count`` independent passes side by side from the root and return their terminal nodes, in sample order."""
-    [proposals] = yield [Propose(tree.states[0], count)]
-    ends = [append(tree, model, 0, proposal) for proposal in proposals]
-    while True:
-        open_chains = [i for i, node in enumerate(ends) if not tree.is_terminal(node)]
-        if not open_chains:
-            return ends
-        replies = yield [Propose(tree.states[ends[i]], 1) for i in open_chains]
-        for i, [proposal] in zip(open_chains, replies, strict=True):
-            ends[i] = append(tree, model, ends[i], proposal)
 
 
 def evaluate(tree: Tree, nodes: Sequence[int]) -> Steps:
@@ -116,3 +93,99 @@ def evaluate(tree: Tree, nodes: Sequence[int]) -> Steps:
         [values] = yield [Evaluate([tree.states[node] for node in nodes])]
         for node, value in zip(nodes, values, strict=True):
             tree.values[node] = value
+
+
+def turns_left(model: Model, state: MASState) -> int:
+    """Return an upper bound on the messages from a state to its end; 1 for a model without ``max_depth``."""
+    depth: int = getattr(model, "max_depth", 0)
+    return max(1, depth - state.depth)
+
+
+def finish(tree: Tree, model: Model, node: int) -> Generator[list[Request], list[Any], int]:
+    """Continue a path with single messages and return its terminal node."""
+    while not tree.is_terminal(node):
+        [[proposal]] = yield [Propose(tree.states[node], 1)]
+        node = append(tree, model, node, proposal)
+    return node
+
+
+def grow_chains(tree: Tree, model: Model, count: int) -> Generator[list[Request], list[Any], list[int]]:
+    """Run up to ``count`` independent passes and return their terminal nodes, in sample order.
+
+    Without a budget all passes run side by side. With one, as many start as it pays for:
+    a limit of calls is one group of passes; a limit of tokens is a first pass, then groups
+    by the length of the messages so far.
+    """
+    ends: list[int] = []
+    turns = turns_left(model, tree.states[0])
+    while len(ends) < count:
+        [left] = yield [Remaining()]
+        group = count - len(ends) if left is None else min(count - len(ends), left // turns)
+        if group == 0 and ends:
+            break
+        chains: list[int] = []
+        try:
+            yield from _grow_together(tree, model, chains, max(group, 1))
+        except BudgetError:
+            chains = [node for node in chains if tree.is_terminal(node)]
+            if not ends and not chains:
+                chains = [(yield from finish(tree, model, len(tree) - 1))]
+            return ends + chains
+        ends += chains
+    return ends
+
+
+def _grow_together(tree: Tree, model: Model, chains: list[int], count: int) -> Steps:
+    """Start ``count`` chains at the root and bring them to their ends; ``chains`` holds their last nodes."""
+    [proposals] = yield [Propose(tree.states[0], count)]
+    chains += [append(tree, model, 0, proposal) for proposal in proposals]
+    while growing := [i for i, node in enumerate(chains) if not tree.is_terminal(node)]:
+        replies = yield [Propose(tree.states[chains[i]], 1) for i in growing]
+        for i, [proposal] in zip(growing, replies, strict=True):
+            chains[i] = append(tree, model, chains[i], proposal)
+
+
+def widen(
+    tree: Tree, model: Model, wanted: Mapping[int, int], answered: bool
+) -> Generator[list[Request], list[Any], dict[int, list[int]]]:
+    """Sample ``wanted[node]`` messages at each node, or as many as an even share of the budget pays for.
+
+    The messages left are shared evenly among the turns left, so a search narrows rather than
+    stops before the end. Nodes with higher values are served first.
+
+    Args:
+        tree: The tree, which receives the children.
+        model: The dynamics.
+        wanted: The number of messages for each node.
+        answered: Whether the search has a terminal state, so that it may stop here. Otherwise
+            at least one message is sampled.
+
+    Returns:
+        The children by node; each message is a child of its own.
+    """
+    grown: dict[int, list[int]] = {node: [] for node in wanted}
+    best_first = sorted(wanted, key=tree.values.__getitem__, reverse=True)
+    turns = max(turns_left(model, tree.states[node]) for node in wanted)
+    total, drawn = sum(wanted.values()), 0
+    while drawn < total:
+        [left] = yield [Remaining()]
+        amount = total - drawn if left is None else min(total, (left + drawn) // turns) - drawn
+        if amount <= 0:
+            if drawn or answered:
+                break
+            amount = 1
+        served = dict.fromkeys(wanted, 0)
+        for node in best_first:
+            served[node] = min(wanted[node] - len(grown[node]), amount - sum(served.values()))
+        nodes = [node for node in wanted if served[node]]
+        try:
+            replies = yield [Propose(tree.states[node], served[node]) for node in nodes]
+        except BudgetError:
+            if drawn or answered:
+                break
+            nodes = best_first[:1]
+            replies = yield [Propose(tree.states[nodes[0]], 1)]
+        for node, proposals in zip(nodes, replies, strict=True):
+            grown[node] += [append(tree, model, node, proposal) for proposal in proposals]
+            drawn += len(proposals)
+    return grown

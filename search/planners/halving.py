@@ -1,19 +1,19 @@
 """Sequential halving at the root (Karnin et al., 2013; at the root of a tree: Danihelka et al., 2022).
 
-Of many first messages, all get the same number of simulations, the better half gets
-as many again, and so on until one is left. Gumbel MuZero draws its root candidates by
-Gumbel noise on the policy's logits; messages sampled from the policy are such a draw
-already, so no noise is added.
+All first messages get the same number of simulations, then the better half gets as many
+again, and so on. The schedule is that of mctx (``seq_halving.py``), which spends
+``n_simulations`` exactly. Gumbel MuZero draws its root candidates by adding Gumbel noise to
+the policy's logits; messages sampled from the policy are such a draw already.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mas_gym.state import MASState
-from search.planners.common import Steps, check_at_least, check_serial
-from search.planners.mcts import MCTS
-from search.planners.simulation import Simulation
+from search.planners.common import Steps, check_at_least
+from search.planners.mcts import MCTS, Search, check_serial
 from search.protocol import Model
 
 
@@ -22,7 +22,7 @@ class SequentialHalving(MCTS):
     """MCTS that divides its simulations among ``width`` first messages by halving; below them as in `MCTS`.
 
     Attributes:
-        n_simulations: In all. A phase gives each remaining message at least one.
+        n_simulations: Number of simulations.
         width: First messages sampled.
     """
 
@@ -34,22 +34,35 @@ class SequentialHalving(MCTS):
         check_serial(self)
         check_at_least(self, 2, width=self.width)
 
-    def simulation(self, model: Model, root: MASState) -> Simulation:
-        """Return the machinery, with phases."""
-        return _Phases(self, model, root)
+    def search(self, model: Model, root: MASState) -> Search:
+        """Return a new search from ``root``."""
+        return _Halving(self, model, root)
 
 
-class _Phases(Simulation):
+class _Halving(Search):
     planner: SequentialHalving
 
-    def simulate(self) -> Steps:
+    def run(self) -> Steps:
         tree = self.tree
+        self.ceiling = float("inf")
         yield from self.expand([0], self.planner.width)
-        left = list(tree.children(0))
-        phases = max(1, (len(left) - 1).bit_length())
-        for _ in range(phases):
-            for _ in range(max(1, self.planner.n_simulations // (phases * len(left)))):
-                for child in left:
-                    yield from self.simulate_from([0, child])
-            left.sort(key=lambda child: (-tree.totals[child] / max(tree.visits[child], 1), child))
-            del left[(len(left) + 1) // 2 :]
+        children = tree.children(0)
+        for visits in considered_visits(len(children), self.planner.n_simulations):
+            due = [child for child in children if tree.visits[child] - self.virtual == visits]
+            child = max(due, key=lambda child: tree.totals[child] / max(tree.visits[child], 1))
+            if not (yield from self.simulate([0, child])):
+                return
+
+
+def considered_visits(width: int, n_simulations: int) -> Iterator[int]:
+    """Yield for each simulation the number of visits of the children among which it chooses the best."""
+    phases = max(1, (width - 1).bit_length())
+    visits = [0] * width
+    considered, left = width, n_simulations
+    while left:
+        for _ in range(max(1, n_simulations // (phases * considered))):
+            for i in range(min(considered, left)):
+                yield visits[i]
+                visits[i] += 1
+                left -= 1
+        considered = max(min(2, width), considered // 2)

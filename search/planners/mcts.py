@@ -1,37 +1,63 @@
 """Monte Carlo tree search over messages (paper, Eq. 1, Alg. 1 and Alg. 2).
 
+`MCTS` holds the settings and `Search` the algorithm: `Search.simulate` is the body of the
+paper's loop and `Search.select` is Eq. 1. `ParallelSearch` runs several simulations of one
+tree at once.
+
+In the code, as in the paper: ``N`` visits and ``W`` total value of a child, that is of the
+edge that leads to it, ``V`` the critic's value of a state, ``D`` the scheduled depth.
+
 Where the paper leaves a choice open:
 
 * Eq. 1 ranks children with N > 0. Children with N = 0, which exist only without virtual
   visits, are tried first, in sample order. Among equals the oldest child wins.
 * A candidate set is a set: equal messages at one state are one child. Each sample
   counts in AC and TOK all the same.
-* Under ``leaf="rollout"`` a simulation goes on, expanding and selecting by Eq. 1, until
-  it reaches a terminal state. AC <= sum over d of min(C^d, n) C for n simulations of C
-  children, which is 69 for MCTS(10, 3) at D = 4.
+* Under ``leaf="rollout"`` a simulation expands and selects by Eq. 1 until it reaches a
+  terminal state. AC <= sum over d of min(C^d, n) C for n simulations of C children,
+  which is 69 for MCTS(10, 3) at D = 4.
 * Under ``leaf="bootstrap"`` a simulation expands one state, so AC <= n C.
 * Decoding follows the largest Q among the children below which a scored terminal state
   was found, so it never ends in a non-terminal state. If a bootstrap search found none,
-  the greedy path is completed by one message per agent; for that, the last expansions
-  are given up while the tree has no terminal state, so that AC <= n C still holds
-  (for n C >= C + D - 1, and models that tell ``max_depth``).
+  the greedy path is completed by one message per agent. Until the tree has a terminal
+  state, expansions that would not leave enough calls for that are given up, so AC <= n C
+  still holds (for n C >= C + D - 1, and models with ``max_depth``).
 * With an outcome critic each terminal state is scored once: RC is the number of distinct
   terminal leaves, at most one per simulation.
+* A budget ends the simulations. Until the tree has a terminal state, an expansion samples
+  fewer messages if the budget would otherwise end before the path does.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from collections import Counter
+from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from mas_gym.errors import BudgetError, ConfigError
-from mas_gym.state import MASState
-from search.planners.common import check_at_least
-from search.planners.parallel import Parallel
-from search.planners.simulation import Simulation
-from search.protocol import Critic, Model, PlanGenerator, ValueKind, value_kind
+from mas_gym.state import Action, MASState
+from search.plan import AnytimePoint, Plan
+from search.planners.common import Steps, anytime_point, append, check_at_least, evaluate, path_scores, ranked
+from search.protocol import (
+    Critic,
+    Model,
+    PlanGenerator,
+    Proposal,
+    Propose,
+    Remaining,
+    Request,
+    Reward,
+    ValueKind,
+    value_kind,
+)
+from search.tree import TERMINAL, Tree
+
+Flight = Generator[list[Request], list[Any], bool]
+TRAINING_C_UCT = 4.0
+INFERENCE_C_UCT = 2.0
 
 
 @dataclass(frozen=True)
@@ -45,14 +71,14 @@ class MCTS:
             training data generation") and 2.0 otherwise.
         leaf: ``"rollout"`` or ``"bootstrap"``, see the module.
         virtual_visits: Whether new children start with N = 1 and W = their value; by
-            default exactly when values of intermediate states exist.
+            default exactly when intermediate states have values.
         values: ``"process"``: a critic of any state; ``"likelihood"``: policy likelihood;
             ``"outcome"``: a critic of terminal states; ``"reward"``: the true reward;
-            ``"auto"``: what the run offers.
-        rank: What orders the candidates after the chosen one: ``"path"``, the path score,
-            or ``"leaf"``, the terminal child's Q.
-        parallel: Simulations under way at once; more than one need fewer replies one after another, and are kept
-            apart by virtual loss, see `search.planners.parallel`.
+            ``"auto"``: the kind that the run provides.
+        rank: The order of the candidates after the chosen one: by ``"path"``, the path score,
+            or by ``"leaf"``, the terminal child's Q. Candidates without a Q come last.
+        parallel: Simulations in flight at once. More of them need fewer rounds of replies;
+            virtual loss keeps them apart, see `ParallelSearch`.
     """
 
     n_simulations: int = 10
@@ -81,12 +107,12 @@ class MCTS:
                 raise ConfigError(f"MCTS: expected {name} to be one of {choices}, got {getattr(self, name)!r}")
         terminal_only = self.values in ("outcome", "reward")
         if terminal_only and self.leaf == "bootstrap":
-            raise ConfigError(f"MCTS: values={self.values!r} are defined on terminal states alone: use leaf='rollout'")
+            raise ConfigError(f"MCTS: values={self.values!r} are defined on terminal states only: use leaf='rollout'")
         if terminal_only and self.virtual_visits:
             raise ConfigError(f"MCTS: no virtual visits with values={self.values!r}: new children have no value")
 
     def for_run(self, critic: Critic | None, training: bool) -> MCTS:
-        """Settle which values the run offers."""
+        """Return the planner with the kind of values that the run provides."""
         if self.values != "auto":
             return self
         kind = value_kind(critic, training)
@@ -95,16 +121,380 @@ class MCTS:
         return replace(self, values=kind)
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
-        """Run the simulations and decode; a spent budget ends the simulations early."""
-        search = self.simulation(model, root)
+        """Run the simulations and decode; the budget can end the simulations early."""
+        search = self.search(model, root)
+        [left] = yield [Remaining()]
+        search.limited = left is not None
         try:
-            yield from search.simulate()
+            yield from search.run()
             yield from search.complete()
         except BudgetError:
-            if search.decode() is None:
-                raise
+            yield from search.complete()
         return search.finish()
 
-    def simulation(self, model: Model, root: MASState) -> Simulation:
-        """Return the machinery that this planner runs on."""
-        return Simulation(self, model, root) if self.parallel == 1 else Parallel(self, model, root)
+    def search(self, model: Model, root: MASState) -> Search:
+        """Return a new search from ``root``."""
+        return Search(self, model, root) if self.parallel == 1 else ParallelSearch(self, model, root)
+
+
+class Search:
+    """The tree of one search and the steps that grow it.
+
+    Subclasses change `run` (which simulations) and `select` (the way down).
+
+    Attributes:
+        tree: The tree.
+        limited: Whether the search has a budget of calls or tokens.
+        ceiling: Agent calls that the simulations may make before there is a terminal state.
+        leads: Whether a scored terminal state was found at or below each node.
+        in_flight: Nodes that simulations are expanding or scoring, if several run at once.
+    """
+
+    def __init__(self, planner: MCTS, model: Model, root: MASState) -> None:
+        """Start with the root alone."""
+        kind: ValueKind = "process" if planner.values == "auto" else planner.values
+        self.planner, self.model, self.kind = planner, model, kind
+        self.tree = Tree(root)
+        self.steps = kind in ("process", "likelihood")
+        self.virtual = self.steps if planner.virtual_visits is None else planner.virtual_visits
+        self.bootstrap = planner.leaf == "bootstrap"
+        default = TRAINING_C_UCT if kind == "reward" else INFERENCE_C_UCT
+        self.c_uct = default if planner.c_uct is None else planner.c_uct
+        self.limited = False
+        self.ceiling = planner.n_simulations * planner.max_children if self.bootstrap else math.inf
+        self.tree.visits[0] = int(self.virtual)
+        self.leads = bytearray(1)
+        self.in_flight: set[int] = set()
+        self.terminals: list[int] = []
+        self.calls = self.tokens = 0
+        self.curve: list[AnytimePoint] = []
+
+    def run(self) -> Steps:
+        """Run the simulations one after another."""
+        for _ in range(self.planner.n_simulations):
+            if not (yield from self.simulate([0])):
+                return
+
+    def simulate(self, path: list[int]) -> Flight:
+        """Run one simulation of Alg. 1 (rollout) or Alg. 2 (bootstrap) from the end of ``path``.
+
+        Returns:
+            False if it was given up because too few calls would be left for an answer.
+        """
+        tree = self.tree
+        node = self.descend(path)
+        value = tree.values[node]
+        if tree.first[node] != TERMINAL or math.isnan(value):
+            self.note()
+            reached = yield from self.leaf_value(path)
+            if reached is None:
+                return False
+            value = reached
+        for step in path:
+            tree.visits[step] += 1
+            tree.totals[step] += value
+        return True
+
+    def descend(self, path: list[int]) -> int:
+        """Select children from the end of ``path``, which grows, to a state without children; return it."""
+        node, first = path[-1], self.tree.first
+        while first[node] > 0:
+            node = self.select(node)
+            path.append(node)
+        return node
+
+    def select(self, node: int) -> int:
+        """Return the child with the largest Q + c sqrt(ln(1 + sum of N) / (1 + N)) (Eq. 1)."""
+        tree, c, sqrt = self.tree, self.c_uct, math.sqrt
+        low, high = tree.first[node], tree.last[node]
+        visits = tree.visits[low:high]
+        log_visits = math.log(1 + sum(visits))
+        best, best_score = low, -math.inf
+        for child, n in enumerate(visits, low):
+            if n == 0:
+                return child
+            score = tree.totals[child] / n + c * sqrt(log_visits / (1 + n))
+            if score > best_score:
+                best, best_score = child, score
+        return best
+
+    def expand(self, path: list[int], count: int | None = None) -> Flight:
+        """Sample candidates at the end of ``path`` and add one child per distinct message.
+
+        Args:
+            path: The way from the root.
+            count: Samples to draw, by default ``max_children``; fewer if the budget is short.
+
+        Returns:
+            Whether there was room for any.
+        """
+        tree, node = self.tree, path[-1]
+        count = self.planner.max_children if count is None else count
+        proposals: list[Proposal] = []
+        while len(proposals) < count and (
+            room := (yield from self.room(node, count - len(proposals), drawn=bool(proposals)))
+        ):
+            [more] = yield [Propose(tree.states[node], room)]
+            self.calls += len(more)
+            self.tokens += sum(proposal.tokens for proposal in more)
+            proposals += more
+        if not proposals:
+            return False
+        distinct: dict[Action, Proposal] = {}
+        for proposal in proposals:
+            distinct.setdefault(proposal.action, proposal)
+        fresh = [append(tree, self.model, node, proposal) for proposal in distinct.values()]
+        self.leads.extend(bytes(len(fresh)))
+        if self.steps:
+            yield from evaluate(tree, fresh)
+        for child in fresh:
+            if self.virtual:
+                tree.visits[child] = 1
+                tree.totals[child] = tree.values[child]
+            if self.steps and tree.is_terminal(child):
+                self.found([*path, child])
+        return True
+
+    def room(self, node: int, count: int, drawn: bool) -> Generator[list[Request], list[Any], int]:
+        """Return how many of ``count`` messages may be sampled at ``node`` with enough calls left for an answer."""
+        if self.leads[0]:
+            return count
+        depth: int = getattr(self.model, "max_depth", 1)
+        others = len(self.in_flight - {node}) * self.planner.max_children
+        if node and self.calls + others + count + depth - 1 > self.ceiling:
+            return 0
+        if not self.limited:
+            return count
+        [left] = yield [Remaining()]
+        # A rollout goes on from here; a bootstrap search may have to answer from any child of the root.
+        spare: int = left - (depth - 1) + (0 if self.bootstrap else self.tree.depth(node))
+        if self.bootstrap and node and spare < count:
+            return 0
+        return min(count, max(spare, 0 if drawn else 1))
+
+    def leaf_value(self, path: list[int]) -> Generator[list[Request], list[Any], float | None]:
+        """Extend ``path`` as the leaf rule says and return the simulation's value; None without room to expand."""
+        tree = self.tree
+        while not tree.is_terminal(node := path[-1]):
+            if not (yield from self.expand(path)):
+                return None
+            if self.bootstrap:
+                return self.frontier_value(node)
+            self.descend(path)
+        if math.isnan(tree.values[node]):
+            yield from self.score(path)
+        return tree.values[node]
+
+    def score(self, path: list[int]) -> Steps:
+        """Ask for the value of the terminal state at the end of ``path``."""
+        tree, node = self.tree, path[-1]
+        if self.kind == "reward":
+            [[tree.values[node]]] = yield [Reward([tree.states[node]])]
+        else:
+            yield from evaluate(tree, [node])
+        self.found(path)
+
+    def frontier_value(self, node: int) -> float:
+        """Return V(s) of an expanded state, or the best candidate's likelihood (App. "Policy likelihood guidance")."""
+        values = self.tree.values
+        if self.kind == "likelihood":
+            return max(values[child] for child in self.tree.children(node))
+        # No action leads to the root, so it has no value; its simulation has no edge to back up to either.
+        return 0.0 if node == 0 else values[node]
+
+    def found(self, path: list[int]) -> None:
+        """Record the scored terminal state at the end of ``path``, and mark the way to it for decoding."""
+        self.terminals.append(path[-1])
+        for step in path:
+            self.leads[step] = 1
+
+    def note(self) -> None:
+        """Add a point to the anytime curve if the answer has changed since the last one.
+
+        Call it before spending more, when all simulations at the present cost are done, and at the end.
+        """
+        if not self.calls:
+            return
+        if self.curve and self.curve[-1].agent_calls == self.calls:
+            self.curve.pop()
+        node = self.decode()
+        if not self.curve or self.curve[-1].node != node:
+            self.curve.append(anytime_point(self.tree, self.calls, self.tokens, node))
+
+    def complete(self) -> Steps:
+        """Bring the greedy path to its end with single messages, if the tree has no scored terminal state."""
+        if self.leads[0]:
+            return
+        self.note()
+        self.limited, self.ceiling = False, math.inf
+        path = [0]
+        while (best := self.greedy(path[-1], all_children=True)) is not None:
+            path.append(best)
+        while not self.tree.is_terminal(path[-1]):
+            yield from self.expand(path, 1)
+            path.append(self.tree.children(path[-1])[-1])
+        if not self.leads[0]:
+            yield from self.score(path)
+
+    def greedy(self, node: int, all_children: bool = False) -> int | None:
+        """Return the child of largest Q that leads to a scored terminal state; the oldest among equals.
+
+        Children with N = 0 have no Q: their value counts, after all visited siblings.
+        """
+        tree, leads = self.tree, self.leads
+        best, best_key = None, (False, -math.inf)
+        for child in tree.children(node):
+            if all_children or leads[child]:
+                n = tree.visits[child]
+                key = (n > 0, tree.totals[child] / n if n else tree.values[child])
+                if best is None or key > best_key:
+                    best, best_key = child, key
+        return best
+
+    def decode(self) -> int | None:
+        """Return the terminal node that largest Q leads to; None if there is none yet."""
+        node = 0
+        while (best := self.greedy(node)) is not None:
+            node = best
+        return node if self.tree.is_terminal(node) else None
+
+    def finish(self) -> Plan:
+        """Return the plan: ranked terminal states, the tree and the anytime curve."""
+        self.note()
+        tree, chosen = self.tree, self.decode()
+        tree.visits[0] = sum(tree.visits[child] for child in tree.children(0))
+        tree.totals[0] = math.fsum(tree.totals[child] for child in tree.children(0))
+        if self.planner.rank == "leaf":
+            scores = {node: tree.totals[node] / tree.visits[node] for node in self.terminals if tree.visits[node]}
+        else:
+            scores = path_scores(tree, self.terminals, self.kind)
+        return Plan(ranked(tree, self.terminals, scores, chosen), tree, tuple(self.curve))
+
+
+class ParallelSearch(Search):
+    """Several simulations of one tree at once, kept apart by virtual loss (Chaslot et al., 2008).
+
+    Up to ``parallel`` simulations are in flight and advance in rounds: each round requests
+    what all of them need. An edge counts one extra visit with the worst value for each
+    simulation in flight through it, so the next simulation prefers another way. A simulation
+    waits at a state that another one is expanding or scoring, so no state is expanded twice
+    and the bounds on AC and RC stay the same. Rounds depend on the replies only: the same seed
+    gives the same plan. With a budget of calls or tokens simulations run one at a time, so that
+    none is dropped half-way.
+
+    The worst value is -1 if only terminal states have values, and otherwise the least value in
+    the tree so far. ``tree.visits`` and ``tree.totals`` contain no virtual losses.
+    """
+
+    def __init__(self, planner: MCTS, model: Model, root: MASState) -> None:
+        """Start with the root alone."""
+        super().__init__(planner, model, root)
+        self.worst = math.inf if self.steps else -1.0
+        self.losses: Counter[int] = Counter()
+        self.spent = False
+
+    def run(self) -> Steps:
+        """Run the simulations in rounds; within a round, in the order in which they started."""
+        left, at_once = self.planner.n_simulations, 1 if self.limited else self.planner.parallel
+        flights: list[tuple[Flight, list[Request]]] = []
+        try:
+            while True:
+                started = len(flights)
+                while left and len(flights) < at_once and not self.spent:
+                    left -= 1
+                    flights += _resume(self.simulate([0]), None)
+                if not flights:
+                    return
+                if len(flights) > started:
+                    self.note()
+                wanted = [request for _, requests in flights for request in requests]
+                replies = iter((yield wanted) if wanted else ())
+                answers = [[next(replies) for _ in requests] for _, requests in flights]
+                going: list[tuple[Flight, list[Request]]] = []
+                for (flight, _), answer in zip(flights, answers, strict=True):
+                    going += _resume(flight, answer)
+                flights = going
+        finally:
+            for flight, _ in flights:
+                flight.close()
+
+    def simulate(self, path: list[int]) -> Flight:
+        """Run one simulation; an empty list of requests means that it waits for another one."""
+        tree = self.tree
+        try:
+            while True:
+                node = self.descend(path)
+                if node in self.in_flight:
+                    yield []
+                    continue
+                value = tree.values[node]
+                if tree.is_terminal(node) and not math.isnan(value):
+                    break
+                self.in_flight.add(node)
+                if tree.is_terminal(node):
+                    yield from self.score(path)
+                elif not (yield from self.expand(path)):
+                    self.in_flight.discard(node)
+                    self.spent = True
+                    return False
+                self.in_flight.discard(node)
+                if self.bootstrap:
+                    value = self.frontier_value(node)
+                    break
+            for step in path:
+                tree.visits[step] += 1
+                tree.totals[step] += value
+        finally:
+            self.losses.subtract(path[1:])
+        return True
+
+    def expand(self, path: list[int], count: int | None = None) -> Flight:
+        """Expand, and update the worst value."""
+        done = yield from super().expand(path, count)
+        if done and self.steps:
+            self.worst = min(self.worst, *(self.tree.values[child] for child in self.tree.children(path[-1])))
+        return done
+
+    def descend(self, path: list[int]) -> int:
+        """Select children down to a state without children or one in flight; each edge takes a virtual loss."""
+        node = path[-1]
+        while self.tree.first[node] > 0 and node not in self.in_flight:
+            node = self.select(node)
+            self.losses[node] += 1
+            path.append(node)
+        return node
+
+    def select(self, node: int) -> int:
+        """Return the child that Eq. 1 selects with virtual losses."""
+        tree, losses = self.tree, self.losses
+        children = tree.children(node)
+        visits = [tree.visits[child] + losses[child] for child in children]
+        log_visits = math.log(1 + sum(visits))
+        best, best_score = -1, -math.inf
+        for child, n in zip(children, visits, strict=True):
+            if n == 0:
+                return child
+            q = (tree.totals[child] + self.worst * losses[child]) / n
+            score = q + self.c_uct * math.sqrt(log_visits / (1 + n))
+            if score > best_score:
+                best, best_score = child, score
+        return best
+
+
+def check_serial(planner: MCTS) -> None:
+    """Check that a planner without virtual loss runs one simulation at a time.
+
+    Raises:
+        ConfigError: ``parallel`` is more than 1.
+    """
+    if planner.parallel > 1:
+        name = type(planner).__name__
+        raise ConfigError(f"{name}: expected parallel=1, got {planner.parallel}: only MCTS has virtual loss")
+
+
+def _resume(flight: Flight, answer: list[Any] | None) -> list[tuple[Flight, list[Request]]]:
+    """Run a simulation to its next requests; an empty list means that it has ended."""
+    try:
+        return [(flight, flight.send(answer))]  # type: ignore[arg-type]
+    except StopIteration:
+        return []

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 
 from mas_gym.errors import ConfigError
 from mas_gym.state import MASState
-from search.planners.common import Steps, check_serial
-from search.planners.mcts import MCTS
-from search.planners.simulation import Simulation
+from search.planners.mcts import MCTS, Flight, Search, check_serial
 from search.protocol import Model
 
 
@@ -35,41 +33,37 @@ class PUCT(MCTS):
         if not 0 < self.temperature < math.inf:
             raise ConfigError(f"PUCT: expected temperature to be a positive number, got {self.temperature!r}")
 
-    def simulation(self, model: Model, root: MASState) -> Simulation:
-        """Return the machinery, with priors."""
+    def search(self, model: Model, root: MASState) -> Search:
+        """Return a new search from ``root``."""
         return _WithPriors(self, model, root)
 
 
-class _WithPriors(Simulation):
+class _WithPriors(Search):
     def __init__(self, planner: PUCT, model: Model, root: MASState) -> None:
         super().__init__(planner, model, root)
         self.temperature = planner.temperature
         self.priors = [1.0]
 
-    def expand(self, path: list[int], count: int) -> Steps:
-        yield from super().expand(path, count)
+    def expand(self, path: list[int], count: int | None = None) -> Flight:
         tree = self.tree
-        children = tree.children(path[-1])
+        if not (yield from super().expand(path, count)):
+            return False
+        children = range(len(self.priors), len(tree))
         means = [tree.logprobs[child] / max(tree.tokens[child], 1) / self.temperature for child in children]
         top = max(means)
         # An unknown log-probability makes the sum NaN, and the priors even.
         weights = [math.exp(mean - top) for mean in means]
         total = math.fsum(weights)
         self.priors += [1 / len(means)] * len(means) if math.isnan(total) else [w / total for w in weights]
+        return True
 
-    def descend(self, path: list[int]) -> int:
+    def select(self, node: int) -> int:
         tree = self.tree
-        node = path[-1]
-        while tree.first[node] > 0:
-            children = tree.children(node)
-            total = sum(tree.visits[child] for child in children)
-            best, best_score = -1, -math.inf
-            for child in children:
-                n = tree.visits[child]
-                bonus = self.c_uct * self.priors[child] * math.sqrt(1 + total) / (1 + n)
-                score = tree.totals[child] / n + bonus if n else math.inf
-                if score > best_score:
-                    best, best_score = child, score
-            node = best
-            path.append(node)
-        return node
+        children = tree.children(node)
+        scale = self.c_uct * math.sqrt(1 + sum(tree.visits[child] for child in children))
+
+        def score(child: int) -> float:
+            n = tree.visits[child]
+            return tree.totals[child] / n + scale * self.priors[child] / (1 + n) if n else math.inf
+
+        return max(children, key=score)

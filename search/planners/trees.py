@@ -12,8 +12,8 @@ from mas_gym.errors import ConfigError
 from mas_gym.state import MASState
 from search.plan import Plan
 from search.planners.chains import sigmoid, vote
-from search.planners.common import append, check_at_least, evaluate, path_scores, ranked, step_values
-from search.protocol import Critic, Extract, Model, PlanGenerator, Propose
+from search.planners.common import check_at_least, evaluate, path_scores, ranked, step_values, widen
+from search.protocol import Critic, Extract, Model, PlanGenerator
 from search.tree import Tree
 
 
@@ -44,13 +44,19 @@ class DVTS:
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Grow the searches in step."""
         tree = Tree(root)
-        ends = [0] * self.trees
-        while growing := [i for i, node in enumerate(ends) if not tree.is_terminal(node)]:
-            replies = yield [Propose(tree.states[ends[i]], self.width) for i in growing]
-            groups = [[append(tree, model, ends[i], p) for p in ps] for i, ps in zip(growing, replies, strict=True)]
+        grown = yield from widen(tree, model, {0: self.trees * self.width}, answered=False)
+        first = grown[0]
+        groups = [first[i : i + self.width] for i in range(0, len(first), self.width)]
+        ends: list[int] = []
+        while groups:
             yield from evaluate(tree, [node for group in groups for node in group])
-            for i, group in zip(growing, groups, strict=True):
-                ends[i] = max(group, key=tree.values.__getitem__)
+            leaders = [max(group, key=tree.values.__getitem__) for group in groups]
+            ends += [node for node in leaders if tree.is_terminal(node)]
+            growing = [node for node in leaders if not tree.is_terminal(node)]
+            if not growing:
+                break
+            grown = yield from widen(tree, model, dict.fromkeys(growing, self.width), answered=bool(ends))
+            groups = [group for group in grown.values() if group]
         scores = path_scores(tree, ends, "process")
         return Plan(ranked(tree, ends, scores, max(ends, key=scores.__getitem__)), tree)
 
@@ -93,8 +99,8 @@ class REBASE:
         ends: list[int] = []
         shares = {0: self.width}
         while shares:
-            replies = yield [Propose(tree.states[node], n) for node, n in shares.items()]
-            fresh = [append(tree, model, node, p) for node, ps in zip(shares, replies, strict=True) for p in ps]
+            grown = yield from widen(tree, model, shares, answered=bool(ends))
+            fresh = [child for children in grown.values() for child in children]
             yield from evaluate(tree, fresh)
             ends += [node for node in fresh if tree.is_terminal(node)]
             growing = [node for node in fresh if not tree.is_terminal(node)]

@@ -1,0 +1,177 @@
+"""Every shipped planner answers within any budget that pays for one pass, and uses what it is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from search_worlds import HashCritic, chain, problems, talk, talker
+
+import search
+from mas_gym.loading import load_mas
+from mas_gym.policies import ScriptedPolicy
+from search import Budget
+from search.planners.halving import considered_visits
+
+SPECS = [
+    "single",
+    "sc:5",
+    "sc:5,weights=critic",
+    "bon:5",
+    "sbs:5,3",
+    "sbs:2,2",
+    "mcts:10,3",
+    "mcts:10,3,parallel=4",
+    "mcts:10,3,virtual_visits=false,rank=leaf",
+    "mcts:10,3,leaf=bootstrap",
+    "mcts:10,3,leaf=bootstrap,parallel=3",
+    "puct:10,3",
+    "puct:10,3,leaf=bootstrap",
+    "halving:10,3",
+    "halving:10,3,leaf=bootstrap,width=4",
+    "dvts:3,5",
+    "rebase:15",
+    "rebase:15,choose=best",
+    "adaptive:10",
+]
+
+
+def plans(planner: Any, budget: Budget | None, depth: int = 4, critic: Any = None, **options: Any) -> list[search.Plan]:
+    options = {"mas": chain(depth), "policy": talker(), **options}
+    return list(search.run(planner, problems(3), critic=critic or HashCritic(), budget=budget, **options))
+
+
+def equal_lengths(request: Any, seed: int) -> str:
+    """A message of three words; the scripted policy counts words as tokens."""
+    return f"Final Answer: {talk(request, seed)[-1]}"
+
+
+def test_the_planners_that_ship_are_all_here() -> None:
+    shipped = set(search.planner_names())
+    assert shipped <= {spec.partition(":")[0] for spec in SPECS}
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("depth", [1, 3, 4])
+def test_a_budget_of_one_pass_is_enough(spec: str, depth: int) -> None:
+    for plan in plans(spec, Budget(calls=depth), depth):
+        assert plan.error is None and plan.best is not None
+        assert plan.usage.agent_calls <= depth
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_eighteen_calls_are_an_answer(spec: str) -> None:
+    used = [plan.usage.agent_calls for plan in plans(spec, Budget(calls=18))]
+    full = [plan.usage.agent_calls for plan in plans(spec, None)]
+    for part, whole in zip(used, full, strict=True):
+        assert part <= 18
+        # A rest that pays for no further pass or expansion may be left.
+        assert part >= min(whole, 14) or "bootstrap" in spec
+
+
+@given(spec=st.sampled_from(SPECS), depth=st.integers(1, 5), more=st.integers(0, 60), outcome=st.booleans())
+def test_any_budget_of_calls_is_kept_and_answered(spec: str, depth: int, more: int, outcome: bool) -> None:
+    calls = depth + more
+    takes_outcome = spec.startswith(("sc:5,w", "bon", "mcts", "puct", "halving")) and "bootstrap" not in spec
+    critic = HashCritic(terminal_only=outcome and takes_outcome and "virtual" not in spec)
+    for plan in plans(spec, Budget(calls=calls), depth, critic):
+        assert plan.error is None and plan.best is not None
+        assert plan.usage.agent_calls <= calls
+        for candidate in plan.candidates:
+            assert candidate.state.acting == depth
+
+
+@given(spec=st.sampled_from(SPECS), depth=st.integers(1, 5), more=st.integers(0, 60))
+def test_any_budget_of_tokens_is_kept_by_messages_of_equal_length(spec: str, depth: int, more: int) -> None:
+    tokens = 3 * depth + more
+    for plan in plans(spec, Budget(tokens=tokens), depth, policy=ScriptedPolicy(equal_lengths, "equal", 16)):
+        assert plan.error is None and plan.best is not None
+        # One message may begin while tokens are left.
+        assert plan.usage.generated_tokens <= tokens + 2 or spec.startswith(("mcts", "puct", "halving"))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("tokens", [1, 20, 40, 80, 200])
+def test_tokens_of_uneven_messages_run_out_at_an_answer(spec: str, tokens: int) -> None:
+    longest = 8
+    for plan in plans(spec, Budget(tokens=tokens)):
+        assert plan.error is None and plan.best is not None
+        assert plan.usage.generated_tokens < tokens + 5 * longest
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_budget_that_pays_for_everything_changes_nothing(spec: str) -> None:
+    if "parallel" in spec:
+        pytest.skip("with a budget, simulations run one at a time")
+    free, rich = plans(spec, None), plans(spec, Budget(calls=10_000))
+    assert [plan.candidates for plan in free] == [plan.candidates for plan in rich]
+    assert [plan.usage.agent_calls for plan in free] == [plan.usage.agent_calls for plan in rich]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("mas", ["dylan", "single"])
+def test_graphs_with_other_schedules(spec: str, mas: str) -> None:
+    system = load_mas(mas)
+    for calls in (len(system.agents), len(system.agents) + 7):
+        for plan in plans(spec, Budget(calls=calls), mas=system):
+            assert plan.error is None and plan.best is not None
+            assert plan.usage.agent_calls <= calls
+
+
+def test_fewer_calls_than_a_pass_fail_with_the_reason() -> None:
+    for spec in SPECS:
+        for plan in plans(spec, Budget(calls=3)):
+            assert plan.error == "BudgetError: budget of 3 calls spent"
+
+
+def test_passes_are_finished_one_group_after_another() -> None:
+    [plan, *_] = plans("sc:5", Budget(calls=18))
+    assert len(plan.candidates) == 4 and plan.usage.agent_calls == 16
+
+
+def test_a_beam_narrows_and_spends_its_share_at_each_turn() -> None:
+    [plan, *_] = plans("sbs:5,3", Budget(calls=49))
+    assert plan.usage.agent_calls == 49
+    assert plan.tree is not None
+    depths = [plan.tree.depth(node) for node in range(1, len(plan.tree))]
+    assert [depths.count(depth) for depth in (1, 2, 3, 4)] == [5, 14, 15, 15]
+
+
+def test_the_messages_left_are_stated() -> None:
+    budget = Budget(calls=10, tokens=100)
+    assert Budget().messages_left(search.Usage()) is None
+    assert Budget(seconds=1).messages_left(search.Usage()) is None
+    assert Budget(calls=10).messages_left(search.Usage()) == 10
+    assert budget.messages_left(search.Usage()) == 1
+    assert budget.messages_left(search.Usage(agent_calls=2, generated_tokens=20)) == 8
+    assert budget.messages_left(search.Usage(agent_calls=2, generated_tokens=60)) == 1
+    assert budget.messages_left(search.Usage(agent_calls=4, generated_tokens=130)) == 0
+
+
+# ---- the schedule of halving
+
+
+@pytest.mark.parametrize(
+    ("width", "n_simulations", "expected"),
+    [
+        # From mctx, seq_halving.get_sequence_of_considered_visits.
+        (1, 4, [0, 1, 2, 3]),
+        (2, 4, [0, 0, 1, 1]),
+        (4, 8, [0, 0, 0, 0, 1, 1, 2, 2]),
+        (4, 3, [0, 0, 0]),
+        (8, 10, [0, 0, 0, 0, 0, 0, 0, 0, 1, 1]),
+        (5, 12, [0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4]),
+    ],
+)
+def test_the_schedule_is_that_of_mctx(width: int, n_simulations: int, expected: list[int]) -> None:
+    assert list(considered_visits(width, n_simulations)) == expected
+
+
+@pytest.mark.parametrize("spec", ["halving:10,3", "halving:1,3", "halving:37,2,width=6", "halving:10,3,leaf=bootstrap"])
+def test_halving_runs_exactly_its_simulations(spec: str) -> None:
+    for plan in plans(spec, None):
+        assert plan.tree is not None
+        virtual = len(plan.tree.children(0))
+        assert plan.tree.visits[0] - virtual == search.load_planner(spec).n_simulations  # type: ignore[attr-defined]
