@@ -2,25 +2,25 @@
 
 Two schedules, as in the paper:
 
-* without conditions the schedule is fixed, one turn per agent in listed order,
-  and routing decides only who reads what (Sec. "Preliminaries");
+* without conditions the schedule is fixed: one turn per agent in listed order,
+  and routing only decides who reads what (Sec. "Preliminaries");
 * with conditions it is dynamic: in listed (topological) order an agent acts only
   if each of its in-edges delivered, and a speaker after whom nobody can act
   routes to ``sink`` (App. "DyLAN-style dynamic scheduler").
 
-Everything that depends on the graph alone is tabulated once, so that a
-transition costs a few dictionary and list look-ups.
+Everything that depends only on the graph is precomputed, so a transition costs a
+few dictionary and list look-ups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from operator import index
-from typing import Any, cast
+from typing import Any
 
 from mas_gym.errors import DataError, EpisodeOverError, IllegalActionError, UnknownNameError, shown
 from mas_gym.graph import MAS, Condition, Q
-from mas_gym.state import SCHEMA, Action, Link, LocalView, MASState, Message
+from mas_gym.state import SCHEMA, Action, LocalView, MASState, Message
 
 _NAMES_SHOWN = 12
 
@@ -37,7 +37,7 @@ class Dynamics:
     """
 
     def __init__(self, mas: MAS) -> None:
-        """Tabulate the graph."""
+        """Precompute the routes."""
         self.mas = mas
         self.max_depth = len(mas.agents)
         self._sink, self._all = mas.sink, mas.ALL
@@ -49,10 +49,17 @@ class Dynamics:
         self._conditions = [{condition for condition in o.values() if condition is not None} for o in self._out]
         self._open = [tuple(t for t, condition in o.items() if condition is None) for o in self._out]
         self._fixed = None if mas.dynamic else [self._fixed_routes(i) for i in range(self.max_depth)]
-        self._number_edges()
+        self._in_degree = [0] * self.max_depth
+        for edge in mas.edges:
+            if edge.source != Q and edge.target != self._sink:
+                self._in_degree[edge.target] += 1
+        # For each agent, the next one at or after it that waits for no other agent.
+        self._next_free = [self._sink] * (self.max_depth + 1)
+        for agent in reversed(range(self.max_depth)):
+            self._next_free[agent] = self._next_free[agent + 1] if self._in_degree[agent] else agent
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the system alone; the tables follow from it."""
+        """Pickle the system only; the tables follow from it."""
         return Dynamics, (self.mas,)
 
     def _fixed_routes(self, agent: int) -> dict[int, tuple[int, ...]]:
@@ -61,32 +68,11 @@ class Dynamics:
             targets.append(self._sink)
         return {**{t: (t,) for t in targets}, self._all: tuple(targets)}
 
-    def _number_edges(self) -> None:
-        """Give each edge between agents a bit; an agent's in-edges are neighbours, so a state keeps only open ones.
-
-        A state's ``_delivered`` starts at the first in-edge of its acting agent: earlier bits are shifted away,
-        and a long chain of agents carries a few bits, not one per edge of the graph.
-        """
-        between = sorted((e.target, e.source) for e in self.mas.edges if e.source != Q and e.target != self._sink)
-        self._bit = [dict[int, int]() for _ in range(self.max_depth)]
-        self._first_bit = [0] * (self.max_depth + 1)
-        in_degree = [0] * self.max_depth
-        for bit, (target, source) in enumerate(between):
-            self._bit[source][target] = bit
-            in_degree[target] += 1
-        for agent, degree in enumerate(in_degree):
-            self._first_bit[agent + 1] = self._first_bit[agent] + degree
-        self._needed = [(1 << degree) - 1 for degree in in_degree]
-        # For each agent, the next one at or after it that waits for no other agent.
-        self._next_free = [self._sink] * (self.max_depth + 1)
-        for agent in reversed(range(self.max_depth)):
-            self._next_free[agent] = self._next_free[agent + 1] if in_degree[agent] else agent
-
     def initial_state(self, question: str) -> MASState:
         """Return ``s_1(x) = (x, empty, sigma(1))``."""
         if not isinstance(question, str):
             raise DataError(f"a question is a str, got {type(question).__name__}; take it from problem.question")
-        return cast(MASState, Link(question, self._next_free[0]))
+        return MASState(question, self._next_free[0])
 
     def is_terminal(self, state: MASState) -> bool:
         """Return whether the last message reached ``sink``."""
@@ -95,9 +81,9 @@ class Dynamics:
     def legal_recipients(self, state: MASState) -> tuple[int, ...]:
         """Return the recipients that some message could be routed to, in index order, `ALL` last.
 
-        In a dynamic graph the conditions look at the text, so a recipient listed here
-        can still be refused for a given text; `ALL` never is. In a terminal state nobody
-        acts and the result is empty.
+        In a dynamic graph the conditions depend on the text, so a recipient listed here
+        may still be refused for a given text; `ALL` never is. The result is empty in a
+        terminal state.
         """
         if state.acting == self._sink:
             return ()
@@ -111,7 +97,7 @@ class Dynamics:
     def route(self, state: MASState, action: tuple[str, int]) -> tuple[int, ...]:
         """Return the nodes that an action reaches, in node order.
 
-        The result is empty when `ALL` meets only closed conditions and other agents can
+        The result is empty if `ALL` is chosen, no condition holds and other agents can
         still act: the message then reaches nobody.
 
         Raises:
@@ -161,19 +147,20 @@ class Dynamics:
             IllegalActionError: The recipient is not legal for this text.
         """
         routed = self.route(state, action)
-        delivered = 0
+        delivered: tuple[tuple[int, int], ...] = ()
         if routed and routed[-1] == self._sink:
             acting = self._sink
         elif self._fixed is not None:
             acting = state.acting + 1
         else:
-            reached = self._deliver(state, routed)
-            acting = self._next_ready(state.acting, reached)
-            delivered = reached >> (self._first_bit[acting] - self._first_bit[state.acting])
-        return cast(MASState, Link(state.question, acting, state, state.acting, action[0], routed, delivered))
+            waiting = self._deliver(state, routed)
+            acting = self._next_ready(state.acting, waiting)
+            # Agents are visited in order, so those before the acting one never act again.
+            delivered = tuple((agent, n) for agent, n in waiting.items() if agent > acting)
+        return MASState(state.question, acting, state, state.acting, action[0], routed, delivered)
 
     def local_view(self, state: MASState, agent: int) -> LocalView:
-        """Return what an agent sees of a state (paper, Sec. "Preliminaries", ``H^(i)``).
+        """Return the part of a state that an agent sees (paper, Sec. "Preliminaries", ``H^(i)``).
 
         Args:
             state: Any state.
@@ -200,7 +187,7 @@ class Dynamics:
         """Read back `MASState.to_dict`, checking every turn against this graph.
 
         Raises:
-            DataError: The form, the schema version or a turn is not right.
+            DataError: The form, the schema version or a turn is wrong.
         """
         if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
             raise DataError(f"expected a state of schema {SCHEMA}, got {str(data)[:80]!r}; write it with to_dict()")
@@ -223,24 +210,17 @@ class Dynamics:
                 return following
         raise DataError(f"turn {state.depth + 1}: no action of agent {speaker} reaches {list(recipients)}")
 
-    def _deliver(self, state: MASState, targets: tuple[int, ...]) -> int:
-        delivered = state._delivered
-        bits, base = self._bit[state.acting], self._first_bit[state.acting]
+    def _deliver(self, state: MASState, targets: tuple[int, ...]) -> dict[int, int]:
+        """Return how many in-edges of each waiting agent are delivered after this message."""
+        waiting = dict(state.delivered)
         for target in targets:
-            bit = bits.get(target)
-            if bit is not None:
-                delivered |= 1 << (bit - base)
-        return delivered
+            if target != self._sink:
+                waiting[target] = waiting.get(target, 0) + 1
+        return waiting
 
-    def _next_ready(self, speaker: int, delivered: int) -> int:
-        base = self._first_bit[speaker]
-        for agent in range(speaker + 1, self.max_depth):
-            waiting = delivered >> (self._first_bit[agent] - base)
-            if waiting == 0:
-                return self._next_free[agent]
-            if waiting & self._needed[agent] == self._needed[agent]:
-                return agent
-        return self._sink
+    def _next_ready(self, speaker: int, waiting: dict[int, int]) -> int:
+        ready = [agent for agent, n in waiting.items() if n == self._in_degree[agent]]
+        return min(ready + [self._next_free[speaker + 1]])
 
     def _ends(self, state: MASState, targets: tuple[int, ...]) -> bool:
         return self._next_ready(state.acting, self._deliver(state, targets)) == self._sink

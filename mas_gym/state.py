@@ -1,23 +1,23 @@
 """Immutable search states: a question, a routed transcript and the agent to act.
 
-A state is one link of a chain: it holds its last turn and its parent, so that a
-transition allocates one small object however long the transcript is, and sibling
-states share everything but their own message. Nothing here recurses, so chains
-of any length can be hashed, compared, pickled, walked and freed.
+A state is one link of a chain: it holds its last turn and its parent. A transition
+allocates one small object however long the transcript is, and sibling states share
+everything but their own message. Nothing here recurses, so chains of any length can
+be hashed, compared, pickled, walked and freed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from hashlib import blake2b
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 SCHEMA = 1
 _DIGEST_BYTES = 16
 
 
 class Action(NamedTuple):
-    """What an acting agent does: say ``text`` to ``recipient`` (a node index, or ALL)."""
+    """The acting agent sends ``text`` to ``recipient`` (a node index, or ALL)."""
 
     text: str
     recipient: int
@@ -32,7 +32,7 @@ class Message(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """One agent's action with the recipients that it reached, in node order."""
+    """One agent's message with all recipients that it reached, in node order."""
 
     speaker: int
     text: str
@@ -40,20 +40,42 @@ class Turn(NamedTuple):
 
 
 class LocalView(NamedTuple):
-    """What one agent sees: the question if ``q -> agent`` exists, and the messages it sent or received."""
+    """The part of a state that one agent sees: the question if ``q -> agent`` exists, and the messages it sent or received."""
 
     question: str | None
     messages: tuple[Message, ...]
 
 
-class Link:
-    """The fields of a `MASState` while they are being filled in; calling it returns a sealed `MASState`.
+class MASState:
+    """A state ``s_t = (x, H_{t-1}, i_t)`` (paper, Sec. "Preliminaries").
 
-    Changing the class at the end seals the fields at no cost, where a frozen
-    dataclass would double the time of a transition.
+    Immutable, hashable, picklable; ``copy`` and ``deepcopy`` return the object
+    itself. Two states are equal if question, transcript and acting agent are.
+    Only `mas_gym.Dynamics` creates states.
+
+    Attributes:
+        question: The text ``x``.
+        acting: Index of the agent to act, or ``sink`` (= M) in a terminal state.
+        parent: The state before the last turn; None in an initial state.
+        speaker: Speaker of the last turn; -1 in an initial state.
+        text: Text of the last turn; empty in an initial state.
+        recipients: Recipients of the last turn, in node order; empty if no condition held.
+        delivered: In a dynamic schedule, ``(agent, n)`` for each agent that may still act and has ``n`` of its
+            in-edges delivered.
+        depth: Number of turns taken.
     """
 
-    __slots__ = ("_delivered", "_digest", "acting", "depth", "parent", "question", "recipients", "speaker", "text")
+    __slots__ = ("_digest", "acting", "delivered", "depth", "parent", "question", "recipients", "speaker", "text")
+
+    question: str
+    acting: int
+    parent: MASState | None
+    speaker: int
+    text: str
+    recipients: tuple[int, ...]
+    delivered: tuple[tuple[int, int], ...]
+    depth: int
+    _digest: bytes | None
 
     def __init__(
         self,
@@ -63,49 +85,22 @@ class Link:
         speaker: int = -1,
         text: str = "",
         recipients: tuple[int, ...] = (),
-        delivered: int = 0,
+        delivered: tuple[tuple[int, int], ...] = (),
     ) -> None:
         """Link a new state to its parent; constant time."""
-        self.question = question
-        self.acting = acting
-        self.parent = parent
-        self.speaker = speaker
-        self.text = text
-        self.recipients = recipients
-        self.depth: int = 0 if parent is None else parent.depth + 1
-        self._delivered = delivered
-        self._digest: bytes | None = None
-        self.__class__ = MASState
-
-
-class MASState(Link):
-    """A state ``s_t = (x, H_{t-1}, i_t)`` (paper, Sec. "Preliminaries").
-
-    Immutable, hashable, picklable; ``copy`` and ``deepcopy`` return the object
-    itself. Two states are equal when question, transcript and acting agent are.
-    Made by `mas_gym.Dynamics`, never by hand.
-
-    Attributes:
-        question: The text ``x``.
-        acting: Index of the agent to act, or ``sink`` (= M) in a terminal state.
-        parent: The state before the last turn; None in an initial state.
-        speaker: Speaker of the last turn; -1 in an initial state.
-        text: Text of the last turn; empty in an initial state.
-        recipients: Recipients of the last turn, in node order; empty when every condition was closed.
-        depth: Number of turns taken.
-    """
-
-    __slots__ = ()
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> MASState:
-        """Return a sealed state."""
-        return cast(MASState, Link(*args, **kwargs))
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: `Link` has filled the fields."""
+        put = object.__setattr__
+        put(self, "question", question)
+        put(self, "acting", acting)
+        put(self, "parent", parent)
+        put(self, "speaker", speaker)
+        put(self, "text", text)
+        put(self, "recipients", recipients)
+        put(self, "delivered", delivered)
+        put(self, "depth", 0 if parent is None else parent.depth + 1)
+        put(self, "_digest", None)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Refuse: states are shared by trees, snapshots and caches."""
+        """Refuse, because trees, snapshots and caches share states."""
         raise AttributeError(f"a MASState never changes: cannot set {name!r}; use Dynamics.transition to get a new one")
 
     def __delattr__(self, name: str) -> None:
@@ -134,7 +129,7 @@ class MASState(Link):
 
     @property
     def digest(self) -> bytes:
-        """A 16-byte fingerprint of question and transcript, equal in every process and on every machine."""
+        """A 16-byte fingerprint of question and transcript, the same in every process and on every machine."""
         if self._digest is None:
             fresh: list[MASState] = []
             state: MASState | None = self
@@ -142,7 +137,7 @@ class MASState(Link):
                 fresh.append(state)
                 state = state.parent
             for link in reversed(fresh):
-                _set_digest(link, link._own_digest())
+                object.__setattr__(link, "_digest", link._own_digest())
         assert self._digest is not None
         return self._digest
 
@@ -150,7 +145,7 @@ class MASState(Link):
         if self.parent is None:
             head, body = b"q", self.question
         else:
-            # The first byte keeps a question from imitating a fingerprint followed by a turn.
+            # The first byte distinguishes a question from a digest followed by a turn.
             route = f"{self.speaker}>{','.join(map(str, self.recipients))}|"
             head, body = b"t" + (self.parent._digest or b"") + route.encode(), self.text
         return blake2b(head + body.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).digest()
@@ -164,7 +159,7 @@ class MASState(Link):
         return self.depth == other.depth and self.acting == other.acting and self.digest == other.digest
 
     def __hash__(self) -> int:
-        """Hash the fingerprint."""
+        """Hash the digest."""
         return hash(self.digest)
 
     def __copy__(self) -> MASState:
@@ -177,30 +172,26 @@ class MASState(Link):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a flat list of links."""
-        links = [(s.acting, s.speaker, s.text, s.recipients, s._delivered) for s in self.path()]
+        links = [(s.acting, s.speaker, s.text, s.recipients, s.delivered) for s in self.path()]
         return _relink, (self.question, links)
 
     def __repr__(self) -> str:
-        """Show question, depth and who acts."""
+        """Show question, depth and acting agent."""
         return f"MASState({self.question[:40]!r}, depth={self.depth}, acting={self.acting})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-able form; `mas_gym.Dynamics.state_from_dict` reads it back.
 
-        One caveat is JSON's own: it cannot tell a character outside the basic plane
-        from the two surrogate code points that would encode it.
+        JSON has one limit: it cannot distinguish a character outside the basic plane
+        from the two surrogate code points that encode it.
         """
         turns = [[t.speaker, t.text, list(t.recipients)] for t in self.turns]
         return {"schema": SCHEMA, "question": self.question, "turns": turns, "acting": self.acting}
 
 
-# Sealing closes ordinary assignment; the fingerprint is a cache and comes in through its slot.
-_set_digest: Callable[[MASState, bytes], None] = Link.__dict__["_digest"].__set__
-
-
-def _relink(question: str, links: Iterable[tuple[int, int, str, tuple[int, ...], int]]) -> MASState:
+def _relink(question: str, links: Iterable[tuple[Any, ...]]) -> MASState:
     state: MASState | None = None
     for acting, speaker, text, recipients, delivered in links:
-        state = cast(MASState, Link(question, acting, state, speaker, text, recipients, delivered))
+        state = MASState(question, acting, state, speaker, text, recipients, delivered)
     assert state is not None
     return state
