@@ -1,4 +1,4 @@
-"""The first environment loop: four agents, one word problem, no model and no data.
+"""A minimal environment loop: four agents, one word problem, no model and no data.
 
 Run ``python examples/environment_loop.py``.
 """
@@ -16,14 +16,14 @@ def main() -> None:
 
     terminated = False
     while not terminated:
-        # What a language model would be sent, and whom it may speak to.
+        # The prompt for a language model, and the mask of its legal recipients.
         system, _user = observation["messages"]
-        print(f"{info['agent']} is told {system.content!r} and may name the recipients {info['action_mask']}")
+        print(f"{info['agent']} has the prompt {system.content!r} and the action mask {info['action_mask']}")
         text = "Final Answer: 42" if info["agent"] == "Verifier" else f"A message from {info['agent']}."
         observation, reward, terminated, _, info = env.step((text, mas.ALL))
 
     print(f"\n{env.render()}\n")
-    print(f"reward {reward:+.0f}, answer read: {info['extracted']}, correct: {info['correct']}")
+    print(f"reward {reward:+.0f}, extracted answer: {info['extracted']}, correct: {info['correct']}")
 
 
 if __name__ == "__main__":

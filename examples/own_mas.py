@@ -1,4 +1,4 @@
-"""A multi-agent system of one's own: from YAML to an environment, with its faults shown.
+"""Your own multi-agent system: from YAML to an environment, and the errors of a broken config.
 
 Run ``python examples/own_mas.py``.
 """
@@ -15,7 +15,7 @@ CONFIG = Path(__file__).with_name("own_mas.yaml")
 
 
 def play(critic: str) -> None:
-    """Play one episode in which the critic says this."""
+    """Play one episode in which the critic sends this text."""
     env = gym.make("MAS-Arithmetic-v0", mas=str(CONFIG), render_mode="ansi")
     mas = env.unwrapped
     answer = f"Final Answer: {mas.task[0].answer}"
@@ -28,12 +28,12 @@ def play(critic: str) -> None:
 
 
 def main() -> None:
-    # Valid, every agent can act, and Gymnasium's checker has no complaint.
+    # The config is valid, every agent can act, and Gymnasium's checker passes.
     check_mas(CONFIG, texts=["REVISE: the sum is wrong."])
     play(critic="REVISE: recount.")
     play(critic="It is right. Final Answer: 0")
 
-    # Every fault is reported at once, each with its place and what to do.
+    # All faults are reported at once, each with its place and remedy.
     broken = mas_gym.load_mas(CONFIG).to_dict()
     broken["agents"][0]["max_new_tokens"] = 0
     broken["edges"] += [["Editor", "Writer"], ["Critic", "Editr"], [0, "sink", "regex:(?=REVISE)"]]

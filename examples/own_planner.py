@@ -1,7 +1,7 @@
-"""A planner of one's own: at each step, sample four messages and keep the one the critic likes best.
+"""Your own planner: at each step, sample four messages and keep the one with the highest score.
 
-A planner says what it wants to know and is told; the driver does the rest: many
-problems at once, full batches, seeds, budgets, grading, the bill.
+A planner yields requests and receives replies; the engine does the rest: many
+problems at once, full batches, seeds, budgets, grading, usage.
 Run ``python examples/own_planner.py``.
 """
 
@@ -14,7 +14,7 @@ class Greedy:
     """The best of four messages at every step; AC = 4 D."""
 
     def plan(self, model, root, rng):
-        """Walk to a terminal state."""
+        """Return a plan with a single candidate."""
         state = root
         while not model.is_terminal(state):
             [proposals] = yield [search.Propose(state, n=4)]
@@ -25,7 +25,7 @@ class Greedy:
 
 
 def main(problems: int = 50) -> None:
-    """Compare it with the planners that come along, on the same samples."""
+    """Compare it with shipped planners on the same samples."""
     task = mas_gym.load_task("arithmetic", split="test")[:problems]
     policy, critic = load_policy("tiny"), search.PolicyLikelihood()
     for planner in (search.SinglePass(), Greedy(), search.StepBeamSearch(b2=4, b1=1)):

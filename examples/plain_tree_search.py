@@ -1,7 +1,7 @@
-"""A tree search that knows nothing but Gymnasium: `step`, masks, `clone_state` and `restore_state`.
+"""A tree search that uses Gymnasium only: `step`, masks, `clone_state` and `restore_state`.
 
-Agents guess the digits of the answer, so a good prefix is worth knowing. UCT finds
-the path to the reward with a budget of episodes, on one environment.
+Agents guess the digits of the answer one after the other. UCT finds the path to the
+reward with a budget of episodes, on one environment.
 Run ``python examples/plain_tree_search.py``.
 """
 
@@ -20,17 +20,17 @@ EXPLORATION = 1.0
 
 
 class Node:
-    """A snapshot with what was learned below it."""
+    """A snapshot with the statistics of its subtree."""
 
     def __init__(self, snapshot, mask) -> None:
-        """Keep the snapshot; children are made when they are first tried."""
+        """Store the snapshot; children are created when first visited."""
         self.snapshot = snapshot
         self.actions = [int(action) for action in np.flatnonzero(mask)]
         self.children: dict[int, Node] = {}
         self.visits, self.value = 0, 0.0
 
     def uct(self, action: int) -> float:
-        """Return the bound by which the parent chooses; untried actions come first."""
+        """Return the upper confidence bound of an action; infinite if it is untried."""
         child = self.children.get(action)
         if child is None:
             return math.inf
@@ -38,7 +38,7 @@ class Node:
 
 
 def episode(env, root: Node) -> float:
-    """Walk down by UCT to an end, making the nodes on the way, and back up the reward."""
+    """Descend by UCT to the end of an episode, add the new nodes, and back up the reward."""
     path, reward, terminated = [root], 0.0, False
     while not terminated:
         node = path[-1]
@@ -55,7 +55,7 @@ def episode(env, root: Node) -> float:
 
 
 def propose(request, seed: int) -> str:
-    """Stand in for a language model: the Reader guesses the tens, the Solver the ones, the others pass on."""
+    """Replace a language model: the Reader guesses the tens, the Solver the ones, the others pass them on."""
     rng = random.Random(seed)
     heard = request.messages[-1].content.split()[-1]
     if request.agent == "Reader":

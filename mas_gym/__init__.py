@@ -1,13 +1,13 @@
 """MAS-Gym: multi-agent LLM systems as Gymnasium environments, and search over them.
 
-Importing this package registers the environments. Everything else is imported when
-it is first asked for, so that the import stays cheap and needs no optional package.
+Importing this package registers the environments. Everything else is imported on
+first access, so the import is fast and needs no optional package.
 
 ======================  ==========================================================
 ``load_mas``            a multi-agent system: a shipped name, a YAML path or a dict
-``load_task``           a data set of problems with its grading
+``load_task``           a data set of problems with its grader
 ``MASEnv``              the environment behind every registered id
-``Dynamics``            the pure transition model under it
+``Dynamics``            its pure transition model
 ``CandidateChoice``     the environment as a ``Discrete(n)`` choice among proposals
 ``aec_env``             the environment as a PettingZoo AEC game
 ``mas_gym.testing``     checks for your own configs, policies, critics and planners
@@ -24,11 +24,10 @@ from mas_gym.registration import register_environments
 if TYPE_CHECKING:
     from mas_gym.aec import aec_env
     from mas_gym.dynamics import Dynamics
-    from mas_gym.env import MASEnv
+    from mas_gym.env import MASEnv, Snapshot
     from mas_gym.graph import MAS, Agent, Condition, Edge, Q
     from mas_gym.loading import load_mas, mas_names
     from mas_gym.prompts import ChatMessage, chat_messages
-    from mas_gym.snapshot import Snapshot
     from mas_gym.spaces import Records, Unicode
     from mas_gym.state import Action, LocalView, MASState, Message, Turn
     from mas_gym.tasks import load_task
@@ -49,7 +48,7 @@ _HOMES = {
     "Message": "state",
     "Q": "graph",
     "Records": "spaces",
-    "Snapshot": "snapshot",
+    "Snapshot": "env",
     "Turn": "state",
     "Unicode": "spaces",
     "aec_env": "aec",
@@ -88,7 +87,7 @@ register_environments()
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its module at first use."""
+    """Import a public name from its module on first access."""
     if name not in _HOMES:
         raise AttributeError(f"module 'mas_gym' has no attribute {name!r}; it has {', '.join(__all__)}")
     value = getattr(import_module(f"mas_gym.{_HOMES[name]}"), name)
@@ -97,5 +96,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List the public names beside what is imported already."""
+    """List the public names and everything already imported."""
     return sorted({*globals(), *__all__})

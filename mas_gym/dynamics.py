@@ -190,25 +190,25 @@ class Dynamics:
             DataError: The form, the schema version or a turn is wrong.
         """
         if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
-            raise DataError(f"expected a state of schema {SCHEMA}, got {str(data)[:80]!r}; write it with to_dict()")
+            raise DataError(f"expected a state of schema {SCHEMA}, got {shown(data)}; write it with to_dict()")
         try:
             state = self.initial_state(data["question"])
             for speaker, text, recipients in data["turns"]:
                 state = self._replay(state, speaker, text, tuple(index(r) for r in recipients))
             if state.acting != data["acting"]:
-                raise DataError(f"expected agent {state.acting} to act after these turns, got {data['acting']!r}")
+                raise DataError(f"expected agent {state.acting} to act after these turns, got {shown(data['acting'])}")
         except (KeyError, TypeError, ValueError, EpisodeOverError) as error:
             raise DataError(f"not a transcript of MAS {self.mas.name!r}: {error}") from error
         return state
 
     def _replay(self, state: MASState, speaker: int, text: str, recipients: tuple[int, ...]) -> MASState:
         if speaker != state.acting:
-            raise DataError(f"turn {state.depth + 1}: expected speaker {state.acting}, got {speaker!r}")
+            raise DataError(f"turn {state.depth + 1}: expected speaker {state.acting}, got {shown(speaker)}")
         for choice in (self._all, *recipients):
             following = self.transition(state, Action(text, choice))
             if following.recipients == recipients:
                 return following
-        raise DataError(f"turn {state.depth + 1}: no action of agent {speaker} reaches {list(recipients)}")
+        raise DataError(f"turn {state.depth + 1}: no action of agent {speaker} reaches {shown(list(recipients))}")
 
     def _deliver(self, state: MASState, targets: tuple[int, ...]) -> dict[int, int]:
         """Return how many in-edges of each waiting agent are delivered after this message."""
@@ -220,7 +220,7 @@ class Dynamics:
 
     def _next_ready(self, speaker: int, waiting: dict[int, int]) -> int:
         ready = [agent for agent, n in waiting.items() if n == self._in_degree[agent]]
-        return min(ready + [self._next_free[speaker + 1]])
+        return min([*ready, self._next_free[speaker + 1]])
 
     def _ends(self, state: MASState, targets: tuple[int, ...]) -> bool:
         return self._next_ready(state.acting, self._deliver(state, targets)) == self._sink

@@ -1,4 +1,4 @@
-"""`MASEnv`: the Gymnasium environment, a thin shell over the pure dynamics and a task.
+"""`MASEnv`: the Gymnasium environment, a thin layer over the pure dynamics and a task.
 
 An episode, with RPSV (four agents, so recipients are 0 to 3, 4 for sink and 5 for ALL)::
 
@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Mapping
 from operator import index
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -30,41 +30,95 @@ from mas_gym.errors import (
     IllegalActionError,
     choice,
     refuse_unknown,
+    shown,
     whole_number,
 )
 from mas_gym.loading import MASSource, load_mas
 from mas_gym.prompts import ChatMessage, chat_messages
-from mas_gym.snapshot import Snapshot
 from mas_gym.spaces import Records, Unicode, utf8_length
 from mas_gym.state import MASState, Message
-from mas_gym.task_source import TaskSource
-from mas_gym.tasks.base import Problem, Task
+from mas_gym.tasks import check_task_options, load_task
+from mas_gym.tasks.base import SPLITS, Problem, Task
 
 Observation = dict[str, Any]
 Info = dict[str, Any]
 
+SNAPSHOT_SCHEMA = 1
 _SHARED = frozenset({"mas", "dynamics", "_source", "_task", "_problem", "_state"})
 
 
+class Snapshot(NamedTuple):
+    """A point in an episode, from `MASEnv.clone_state`: immutable, hashable, picklable, without the reference answer.
+
+    Attributes:
+        mas: Fingerprint of the system; a snapshot can only be restored in the same system.
+        problem_id: The current problem.
+        state: The state.
+        refusals: Number of actions refused at this state so far (``on_invalid="retry"``).
+        over: Whether the episode has ended.
+        rng: State of the environment's generator as JSON text; None if not included.
+    """
+
+    mas: str
+    problem_id: str
+    state: MASState
+    refusals: int
+    over: bool
+    rng: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-able form; `from_dict` reads it back."""
+        return {"schema": SNAPSHOT_SCHEMA, **self._asdict(), "state": self.state.to_dict()}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any], dynamics: Dynamics) -> Snapshot:
+        """Read back `to_dict`.
+
+        Args:
+            data: What `to_dict` returned, also after a JSON round trip.
+            dynamics: The model of the same system, as in ``env.unwrapped.dynamics``.
+
+        Raises:
+            DataError: The form, the schema version, the system or a turn is wrong.
+        """
+        if not isinstance(data, Mapping) or data.get("schema") != SNAPSHOT_SCHEMA:
+            raise DataError(
+                f"expected a snapshot of schema {SNAPSHOT_SCHEMA}, got {shown(data)}; write it with to_dict()"
+            )
+        try:
+            mas, problem_id, refusals, over, rng = (data[k] for k in ("mas", "problem_id", "refusals", "over", "rng"))
+            state = dynamics.state_from_dict(data["state"])
+        except KeyError as error:
+            raise DataError(f"the snapshot has no {error}; write it with to_dict()") from error
+        if mas != dynamics.mas.fingerprint:
+            raise DataError(
+                f"the snapshot was taken in another system than {dynamics.mas.name!r}; load it with its own MAS"
+            )
+        plain = isinstance(problem_id, str) and isinstance(refusals, int) and isinstance(over, bool)
+        if not plain or not (rng is None or isinstance(rng, str)):
+            raise DataError("the snapshot's fields have the wrong types; write it with to_dict()")
+        return Snapshot(mas, problem_id, state, refusals, over, rng)
+
+
 class MASEnv(gym.Env[Observation, tuple[str, int]]):
-    """A multi-agent system that solves the problems of a task, one agent's message per step.
+    """A multi-agent system that solves problems of a task, one agent message per step.
 
     **Action**: ``(text, recipient)``; the recipient is an agent's index, `sink` or `ALL`.
-    ``info["action_mask"]`` marks the recipients that the acting agent may name; `ALL` always works.
+    ``info["action_mask"]`` marks the recipients that the acting agent may choose; `ALL` is always legal.
 
-    **Observation**: a dict of ``question`` (str), ``transcript`` (tuple of `mas_gym.Message`, or only
-    the acting agent's local view, whose question is empty if it does not see it), ``acting`` (index of
-    the agent to act, ``sink`` after the end) and ``messages`` (the chat prompt of that agent, a tuple of
-    `mas_gym.ChatMessage`).
+    **Observation**: a dict of ``question`` (str), ``transcript`` (tuple of `mas_gym.Message`), ``acting``
+    (index of the agent to act, ``sink`` after the end) and ``messages`` (that agent's chat prompt, a tuple
+    of `mas_gym.ChatMessage`). With ``view="local"``, question and transcript are the acting agent's local
+    view, and the question is empty if the agent does not see it.
 
     **Reward**: +1.0 or -1.0 at termination, 0.0 before (paper, Sec. "Preliminaries").
 
     **Info**: ``action_mask`` (a fresh int8 vector of length M + 2), ``problem_id``, ``agent`` (name);
     at the end ``correct``, ``extracted`` and ``reason`` from the task's grade; ``invalid_action`` with
-    the reason whenever an action was refused.
+    the reason if an action was refused.
 
-    Nothing mutable is shared between two calls. Pickling keeps how to load the data set, not the data set;
-    copies share it.
+    No two calls share a mutable object. A pickle stores how to load the data set, not its content; copies
+    share the data set.
 
     Args:
         task: A task's name, such as ``"gsm8k"``, or a `Task` object.
@@ -73,10 +127,10 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         data: A local file or folder instead of the hub; for tasks given by name.
         view: ``"full"`` transcript in observations, or the acting agent's ``"local"`` view.
         render_mode: One of ``metadata["render_modes"]``, or None.
-        on_invalid: What an illegal action does: ``"terminate"`` ends the episode with -1, ``"retry"``
-            refuses it without a change of state, at most ``max_retries`` times per turn.
-        max_bytes: The most bytes of UTF-8 in a message or a question.
-        max_retries: Refusals per turn before ``"retry"`` ends the episode.
+        on_invalid: Effect of an illegal action: ``"terminate"`` ends the episode with reward -1, ``"retry"``
+            refuses it and leaves the state unchanged, at most ``max_retries`` times per turn.
+        max_bytes: Maximum size of a message or a question in bytes of UTF-8.
+        max_retries: Maximum refusals per turn before ``"retry"`` ends the episode.
         task_options: Options of the task, such as ``difficulty`` or ``grading``.
 
     Raises:
@@ -100,14 +154,14 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         max_retries: int = 3,
         **task_options: Any,
     ) -> None:
-        """Check the arguments and build the spaces; the data set is loaded at the first reset."""
+        """Check the arguments and build the spaces; the first reset loads the data set."""
         self.render_mode = choice("render_mode", render_mode, (None, *self.metadata["render_modes"]))
         self.view = choice("view", view, ("full", "local"))
         self.on_invalid = choice("on_invalid", on_invalid, ("terminate", "retry"))
         self.max_bytes = whole_number("max_bytes", max_bytes, at_least=1)
         self.max_retries = whole_number("max_retries", max_retries, at_least=0)
         self.mas = load_mas(mas)
-        self._source = TaskSource(task, split, data, task_options)
+        self._source = _TaskSource(task, split, data, task_options)
         self._task: Task | None = None
         self.dynamics = Dynamics(self.mas)
         self.sink, self.ALL = self.mas.sink, self.mas.ALL
@@ -137,31 +191,31 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
 
     @property
     def task(self) -> Task:
-        """The task, loaded at the first look and shared by every environment that asks for the same one."""
+        """The task, loaded on first access and shared by all environments with the same task options."""
         if self._task is None:
             self._task = self._source.load()
         return self._task
 
     @property
     def state(self) -> MASState:
-        """The present state. Raises `EpisodeOverError` before the first reset."""
+        """The current state. Raises `EpisodeOverError` before the first reset."""
         if self._state is None:
-            raise EpisodeOverError("no episode has begun: call env.reset() first")
+            raise EpisodeOverError("no episode has started: call env.reset() first")
         return self._state
 
     @property
     def problem_id(self) -> str:
-        """The id of the problem that is being solved. Raises `EpisodeOverError` before the first reset."""
+        """The id of the current problem. Raises `EpisodeOverError` before the first reset."""
         if self._problem is None:
-            raise EpisodeOverError("no episode has begun: call env.reset() first")
+            raise EpisodeOverError("no episode has started: call env.reset() first")
         return self._problem.id
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
-        """Begin an episode.
+        """Start an episode.
 
         Args:
             seed: Seeds the choice of problems; the same seed gives the same problems in the same order.
-            options: ``{"problem_id": ...}`` chooses the problem and draws nothing.
+            options: ``{"problem_id": ...}`` selects the problem and draws no random number.
 
         Returns:
             The first observation and info.
@@ -176,7 +230,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         wanted = (options or {}).get("problem_id")
         if wanted is not None:
             if not isinstance(wanted, str):
-                raise ConfigError(f"problem_id: expected a str such as {self.task[0].id!r}, got {wanted!r}")
+                raise ConfigError(f"problem_id: expected a str such as {self.task[0].id!r}, got {shown(wanted)}")
             problem = self.task.problem(wanted)
         elif len(self.task) == 0:
             raise DataError(f"the task {self.task.name!r} has no problem in split {self.task.split!r}")
@@ -192,7 +246,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         return self._report({})
 
     def step(self, action: tuple[str, int]) -> tuple[Observation, float, bool, bool, Info]:
-        """Let the acting agent say ``text`` to ``recipient``.
+        """Send ``text`` from the acting agent to ``recipient``.
 
         Args:
             action: ``(text, recipient)``.
@@ -201,13 +255,13 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
             Observation, reward, terminated, truncated (always False) and info.
 
         Raises:
-            EpisodeOverError: The episode has ended or has not begun.
-            IllegalActionError: The action is no pair of a str and a whole number; a pair that is merely
-                illegal is dealt with by ``on_invalid``.
+            EpisodeOverError: The episode has ended or has not started.
+            IllegalActionError: The action is not a pair of a str and a whole number. Pairs never raise:
+                ``on_invalid`` handles illegal ones.
         """
         state = self._state
         if state is None or self._over:
-            raise EpisodeOverError("the episode has ended or has not begun: call env.reset() first")
+            raise EpisodeOverError("the episode has ended or has not started: call env.reset() first")
         text, recipient = _read_action(action)
         try:
             if len(text) * 4 > self.max_bytes and utf8_length(text) > self.max_bytes:
@@ -238,7 +292,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         return observation, reward, True, False, info
 
     def observe(self) -> tuple[Observation, Info]:
-        """Return a fresh observation and info of the present state, for use after `restore_state`."""
+        """Return a new observation and info for the current state, for use after `restore_state`."""
         return self._picture({})
 
     def _report(self, facts: Info) -> tuple[Observation, Info]:
@@ -272,7 +326,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         return observation, info
 
     def action_mask(self) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
-        """Return a fresh int8 vector of length M + 2: 1 for each recipient that may be named; zeros after the end."""
+        """Return a new int8 vector of length M + 2: 1 for each legal recipient; all zeros after the end."""
         mask = np.zeros(self.ALL + 1, dtype=np.int8)
         if not self._over:
             for recipient in self.dynamics.legal_recipients(self.state):
@@ -283,26 +337,26 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         """Return a snapshot of the episode in constant time.
 
         Args:
-            include_rng: Also keep the generator that chooses problems, so that the resets that follow repeat.
+            include_rng: Include the state of the generator that chooses problems, so that later resets repeat.
 
         Raises:
-            EpisodeOverError: No episode has begun.
+            EpisodeOverError: No episode has started.
         """
         rng = json.dumps(self.np_random.bit_generator.state) if include_rng else None
         return Snapshot(self._mas_id, self.problem_id, self.state, self._refusals, self._over, rng)
 
     def restore_state(self, snapshot: Snapshot) -> None:
-        """Return to a snapshot in constant time; `observe` then gives the observation and info.
+        """Restore a snapshot in constant time; `observe` then returns the observation and info.
 
         Raises:
-            ConfigError: It is no snapshot, or of another system.
+            ConfigError: The argument is not a snapshot, or was taken in another system.
             DataError: Its generator state cannot be read.
-            UnknownNameError: The task has no such problem.
+            UnknownNameError: The task does not have its problem.
         """
         if not isinstance(snapshot, Snapshot):
             raise ConfigError(f"expected a Snapshot, from clone_state(), got {type(snapshot).__name__}")
         if snapshot.mas != self._mas_id:
-            raise ConfigError(f"the snapshot is of another system than {self.mas.name!r}; restore it where it was made")
+            raise ConfigError(f"the snapshot was taken in another system than {self.mas.name!r}; restore it in its own")
         if snapshot.rng is not None:
             try:
                 self.np_random.bit_generator.state = json.loads(snapshot.rng)
@@ -314,13 +368,13 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         self._facts = {}
 
     def render(self) -> Any:
-        """Return the episode in the chosen mode.
+        """Return the episode in the format of ``render_mode``.
 
         ``ansi``: a str; ``ansi_list``: the strings since the last call; ``rgb_array``: a uint8 array of
-        shape (640, 1120, 3); ``human``: None, for each turn is printed as it happens.
+        shape (640, 1120, 3); ``human``: None, because each turn is printed as it happens.
 
         Raises:
-            EpisodeOverError: No episode has begun.
+            EpisodeOverError: No episode has started.
         """
         if self.render_mode is None:
             gym.logger.warn('render() needs a mode: gym.make(..., render_mode="ansi"), "human" or "rgb_array"')
@@ -329,7 +383,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
             frames, self._frames = self._frames, []
             return frames
         if self.render_mode == "rgb_array":
-            from mas_gym.render_image import draw_state
+            from mas_gym.render import draw_state
 
             return draw_state(self.mas, self.state, self.problem_id, self._facts)
         from mas_gym.render import state_text
@@ -337,14 +391,14 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         return state_text(self.mas, self.state, self._facts) if self.render_mode == "ansi" else None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the data set when it can be loaded again."""
+        """Pickle without the data set if it can be loaded again."""
         state = dict(self.__dict__)
         if self._source.by_name:
             state["_task"] = None
         return state
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MASEnv:
-        """Copy the episode and the generators, share the data set and everything immutable."""
+        """Copy the episode and the generators; share the data set and everything immutable."""
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         for name, value in self.__dict__.items():
@@ -358,7 +412,46 @@ def _read_action(action: Any) -> tuple[str, int]:
             return action[0], index(action[1])
         except TypeError:
             pass
-    got = repr(action)
-    raise IllegalActionError(
-        f"expected (text, recipient), a str and a whole number such as env.unwrapped.ALL, got {got[:80]}"
-    )
+    expected = "expected (text, recipient), a str and a whole number such as env.unwrapped.ALL"
+    raise IllegalActionError(f"{expected}, got {shown(action)}")
+
+
+class _TaskSource:
+    """Where an environment's problems come from: a task's name, checked at once and loaded late, or a task.
+
+    Attributes:
+        by_name: Whether the task can be loaded again from its name and options, in another process for example.
+    """
+
+    def __init__(
+        self, task: str | Task, split: str, data: str | os.PathLike[str] | None, options: Mapping[str, Any]
+    ) -> None:
+        """Check everything that can be checked without the data."""
+        self._task = task
+        self._split = choice("split", split, SPLITS)
+        self._data = None if data is None else _path(data)
+        self._options = dict(options)
+        self.by_name = isinstance(task, str)
+        if isinstance(task, str):
+            check_task_options(task, self._options)
+        elif not isinstance(task, Task):
+            raise ConfigError(f"task: expected a task's name or an object with the methods of Task, got {shown(task)}")
+        else:
+            refuse_unknown("option", self._options, ())
+
+    def load(self) -> Task:
+        """Return the task; tasks with the same name and data share their problems.
+
+        Raises:
+            DataNotFoundError: The data cannot be found or reached.
+            DataError: The data cannot be read.
+        """
+        if not isinstance(self._task, str):
+            return self._task
+        return load_task(self._task, split=self._split, data=self._data, **self._options)
+
+
+def _path(value: Any) -> str:
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"data: expected the path of a file or folder, got {shown(value)}")
+    return os.fsdecode(value)

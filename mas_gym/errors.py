@@ -27,17 +27,17 @@ class ConfigError(MASGymError, ValueError):
     """A MAS config, an option or an argument is wrong.
 
     Attributes:
-        faults: Every fault that was found, each with its place and remedy; empty when the message is the only one.
+        faults: Every fault found, each with its place and remedy; empty if the message describes a single one.
     """
 
     def __init__(self, message: str, faults: tuple[str, ...] = ()) -> None:
-        """Keep the message, and the single faults for programs that list them."""
+        """Store the message, and the faults one by one."""
         super().__init__(message)
         self.faults = faults
 
 
 class IdentityError(MASGymError, TypeError):
-    """A part cannot state what determines its results, so that no store or cache may keep them."""
+    """A part cannot state what determines its results, so no store or cache may keep them."""
 
 
 class UnknownNameError(MASGymError, LookupError):
@@ -49,11 +49,11 @@ class IllegalActionError(MASGymError, ValueError):
 
 
 class EpisodeOverError(MASGymError, RuntimeError):
-    """The episode has ended, or has not begun."""
+    """The episode has ended, or has not started."""
 
 
 class DataError(MASGymError, ValueError):
-    """A data file was found but cannot be read as what it should be."""
+    """Data was found but does not have the expected format."""
 
 
 class DataNotFoundError(MASGymError, FileNotFoundError):
@@ -61,7 +61,7 @@ class DataNotFoundError(MASGymError, FileNotFoundError):
 
 
 class PolicyError(MASGymError, RuntimeError):
-    """A policy could not answer a request."""
+    """A policy failed to answer a request."""
 
 
 class PromptTooLongError(PolicyError):
@@ -69,44 +69,44 @@ class PromptTooLongError(PolicyError):
 
 
 class EngineUnavailableError(PolicyError):
-    """A policy's engine is down, refuses the key or lacks the model, so that no request can succeed; a run ends."""
+    """A policy's engine is down, rejects the key or lacks the model: no request can succeed, so the run ends."""
 
 
 class CriticError(MASGymError, RuntimeError):
-    """A critic could not score a state."""
+    """A critic failed to score a state."""
 
 
 class TrainingError(MASGymError, RuntimeError):
-    """Training stopped: the loss is not a number, or what was learned cannot be written."""
+    """Training stopped: the loss is not a number, or the model cannot be saved."""
 
 
 class MissingDependencyError(MASGymError, ImportError):
-    """An optional package is needed for what was asked and is not installed."""
+    """An optional package is required and not installed."""
 
 
 class SearchError(MASGymError, RuntimeError):
-    """A planner broke the protocol of requests and replies, or a run cannot go on."""
+    """A planner broke the protocol of requests and replies, or a run cannot continue."""
 
 
 class BudgetError(SearchError):
-    """A budget of calls, tokens or seconds is spent; planners may catch it and return what they have."""
+    """A budget of calls, tokens or seconds is exhausted; a planner may catch this and return its best result."""
 
 
 class ComplianceError(MASGymError, AssertionError):
-    """Something of yours breaks a contract of MAS-Gym; raised by `mas_gym.testing`.
+    """User code breaks a contract of MAS-Gym; raised by `mas_gym.testing`.
 
     Attributes:
-        faults: Every breach that was found.
+        faults: Every violation found.
     """
 
     def __init__(self, message: str, faults: tuple[str, ...] = ()) -> None:
-        """Keep the message, and the single breaches for programs that list them."""
+        """Store the message, and the violations one by one."""
         super().__init__(message)
         self.faults = faults
 
 
 class StoreError(MASGymError, OSError):
-    """A run store is locked, full, damaged, or holds something else than expected."""
+    """A run store is locked, full, damaged, or has unexpected content."""
 
 
 def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownNameError:

@@ -1,4 +1,4 @@
-"""Reading MAS configs: shipped names, YAML or JSON files, and plain dicts."""
+"""Loads MAS configs: shipped names, YAML or JSON files, and plain dicts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TAG = "tag:yaml.org,2002:"
 _STRING = _TAG + "str"
 _COLLECTION_TAGS = (None, "!", _TAG + "seq", _TAG + "map")
 _SCALARS = ("int", "float", "bool", "null", "timestamp")
-# libyaml is ten times as fast as the parser in Python, which has to do where PyYAML was built without it.
+# libyaml is ten times as fast as the parser in Python, the fallback if PyYAML was built without it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -48,15 +48,15 @@ def load_mas(source: MASSource) -> MAS:
     """Load and validate a multi-agent system.
 
     Args:
-        source: A shipped name (in any case), the path of a YAML or JSON file, a dict of the same
-            form, or a `MAS`, which is returned as it is.
+        source: A shipped name (in any case), the path of a YAML or JSON file, a dict with the same
+            keys, or a `MAS`, which is returned unchanged.
 
     Returns:
         The system, immutable.
 
     Raises:
-        ConfigError: The config is wrong; the message and ``faults`` list every fault with its place and remedy.
-        UnknownNameError: No shipped system has that name; the message has the known and the nearest one.
+        ConfigError: The config has faults, each listed with its place and remedy.
+        UnknownNameError: No shipped system has that name; the message lists the known names and suggests the nearest.
         DataNotFoundError: There is no file at that path.
 
     >>> load_mas("rpsv").agents[0].name
@@ -246,7 +246,7 @@ def _one_line(error: Exception, text: str) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark is not None:
         said = " ".join(filter(None, (error.context, error.problem)))
         hint = " (a text with a colon in it needs quotes, or a | block)" if "mapping values" in said else ""
-        # libyaml puts an unexpected end of the text on a line after it.
+        # libyaml reports an unexpected end on the line after the last one.
         line = min(error.problem_mark.line + 1, max(1, len(text.splitlines())))
         return f"line {line}: {said}{hint}"
     return " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""The chat messages that an acting agent is sent: its system prompt, then its inputs."""
+"""Chat messages for the acting agent: its system prompt, then its inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ChatMessage(NamedTuple):
 
 
 def agent_inputs(mas: MAS, state: MASState) -> list[str]:
-    """Return the texts that reached the acting agent: the question first, then by speaker index."""
+    """Return the texts that reached the acting agent: the question first, then messages by speaker index."""
     agent = state.acting
     heard: list[tuple[int, str]] = []
     link: MASState = state
@@ -34,7 +34,7 @@ def chat_messages(mas: MAS, state: MASState) -> tuple[ChatMessage, ...]:
 
     Args:
         mas: The system.
-        state: A state; in a terminal state nobody acts and the result is empty.
+        state: A state; if it is terminal, the result is empty.
     """
     if state.acting == mas.sink:
         return ()

@@ -1,4 +1,4 @@
-"""The Gymnasium ids: which task and which multi-agent system each one pairs."""
+"""The Gymnasium ids, each a pair of a task and a multi-agent system."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENVIRONMENTS = {
 
 
 def register_environments() -> None:
-    """Register every id once; Gymnasium imports the environment itself at the first ``gym.make``."""
+    """Register every id once; the first ``gym.make`` imports the environment."""
     for env_id, (task, mas) in ENVIRONMENTS.items():
         if env_id not in registry:
             register(env_id, entry_point="mas_gym.env:MASEnv", kwargs={"task": task, "mas": mas})

@@ -1,4 +1,4 @@
-"""Seeds that depend on what is sampled, not on when: the root of "same seed, same result"."""
+"""Seeds that depend on what is sampled, not on when it is sampled."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from hashlib import blake2b
 
 
 def derive_seed(run_seed: int, problem_id: str, state_digest: bytes, sample_index: int) -> int:
-    """Return the seed of one sample, equal in every process and on every machine.
+    """Return the seed of one sample, the same in every process and on every machine.
 
     Args:
         run_seed: The seed of the run, any integer.
         problem_id: The problem's id.
         state_digest: `MASState.digest` of the state at which the acting agent speaks.
-        sample_index: How many samples were drawn at this state before, in this search.
+        sample_index: Number of samples drawn at this state earlier in this search.
 
     Returns:
-        An integer in ``[0, 2**63)``. Different prompts never share a seed in practice: engines
-        that get one seed for several prompts give them nearly the same noise.
+        An integer in ``[0, 2**63)``. Different prompts get different seeds, because engines give
+        prompts with one seed nearly the same noise.
     """
     name = problem_id.encode("utf-8", "surrogatepass")
-    # The length in front keeps the fields apart whatever bytes they hold.
+    # The length prefix separates the fields, whatever bytes they contain.
     body = f"{run_seed}|{sample_index}|{len(name)}|".encode() + name + state_digest
     return int.from_bytes(blake2b(body, digest_size=8).digest(), "big") >> 1

@@ -1,7 +1,7 @@
-"""Spaces for text, with the hooks that carry them through asynchronous vector environments.
+"""Spaces for text, with the hooks that asynchronous vector environments need.
 
-`gymnasium.spaces.Text` cannot hold what language models write: its characters must
-be listed one by one, and its shared-memory reader returns the first value for ever.
+`gymnasium.spaces.Text` cannot hold the output of language models: its characters must
+be listed one by one, and its shared-memory reader always returns the first value.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _BLOCKS = (
 
 
 def utf8_length(text: str) -> int:
-    """Return the size of a text in UTF-8, lone surrogates included (three bytes each)."""
+    """Return the size of a text in bytes of UTF-8; a lone surrogate counts three."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 class Unicode(Space[str]):
-    """Every text, empty, multi-line or in any script, of at most ``max_bytes`` bytes of UTF-8.
+    """All texts of at most ``max_bytes`` bytes of UTF-8, in any script, including empty and multi-line ones.
 
     Args:
-        max_bytes: The size limit, at least 0.
-        seed: Seed of the generator that samples.
+        max_bytes: Maximum size, at least 0.
+        seed: Seed of the sampling generator.
     """
 
     def __init__(self, max_bytes: int = 65_536, seed: int | None = None) -> None:
@@ -63,7 +63,7 @@ class Unicode(Space[str]):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """False: texts are no arrays."""
+        """False, because texts are not arrays."""
         return False
 
     def contains(self, x: Any) -> bool:
@@ -71,7 +71,7 @@ class Unicode(Space[str]):
         return isinstance(x, str) and len(x) <= self.max_bytes and utf8_length(x) <= self.max_bytes
 
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> str:
-        """Return a short random text that mixes scripts; a mask makes no sense here and is refused."""
+        """Return a short random text that mixes scripts; masks are not supported."""
         if mask is not None or probability is not None:
             raise ConfigError("a Unicode space has no mask: pass None in its place, as in space.sample((None, mask))")
         text, room = [], self.max_bytes
@@ -85,11 +85,11 @@ class Unicode(Space[str]):
         return "".join(text)
 
     def encode(self, value: str) -> bytes:
-        """Return the bytes that stand for a text in shared memory."""
+        """Return the shared-memory form of a text."""
         return value.encode("utf-8", "surrogatepass")
 
     def decode(self, raw: bytes) -> str:
-        """Return the text that `encode` wrote."""
+        """Return the text from its shared-memory form."""
         return raw.decode("utf-8", "surrogatepass")
 
     def empty(self) -> str:
@@ -110,14 +110,14 @@ class Unicode(Space[str]):
 
 
 class Records(Space[tuple[Any, ...]]):
-    """Tuples of any length of one NamedTuple type whose fields are texts and small integers.
+    """Tuples of records of one NamedTuple type, whose fields are texts and bounded integers.
 
     Args:
         record: The NamedTuple class, such as `mas_gym.Message`.
         fields: One entry per field: None for a text, ``n`` for an integer in ``range(n)``.
-        max_rows: The most records.
-        max_bytes: The most bytes of UTF-8 in all texts together.
-        seed: Seed of the generator that samples.
+        max_rows: Maximum number of records.
+        max_bytes: Maximum size of all texts together, in bytes of UTF-8.
+        seed: Seed of the sampling generator.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Records(Space[tuple[Any, ...]]):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """False: texts are no arrays."""
+        """False, because texts are not arrays."""
         return False
 
     def contains(self, x: Any) -> bool:
@@ -158,7 +158,7 @@ class Records(Space[tuple[Any, ...]]):
         return size <= self.max_bytes
 
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> tuple[Any, ...]:
-        """Return up to four random records; a mask makes no sense here and is refused."""
+        """Return up to four random records; masks are not supported."""
         if mask is not None or probability is not None:
             raise ConfigError("a Records space has no mask: pass None in its place")
         rows, room = [], self.max_bytes
@@ -181,14 +181,14 @@ class Records(Space[tuple[Any, ...]]):
         return [tuple(self.record(*row) for row in rows) for rows in sample_n]
 
     def encode(self, value: tuple[Any, ...]) -> bytes:
-        """Return the bytes that stand for a tuple in shared memory: integers and text lengths, then the texts."""
+        """Return the shared-memory form of a tuple: integers and text lengths, then the texts."""
         texts = [[v.encode("utf-8", "surrogatepass") if isinstance(v, str) else v for v in row] for row in value]
         header = [v if isinstance(v, int) else len(v) for row in texts for v in row]
         body = b"".join(v for row in texts for v in row if isinstance(v, bytes))
         return struct.pack(f"<{len(header) + 1}q", len(value), *header) + body
 
     def decode(self, raw: bytes) -> tuple[Any, ...]:
-        """Return the tuple that `encode` wrote."""
+        """Return the tuple from its shared-memory form."""
         (rows,) = struct.unpack_from("<q", raw)
         width = len(self.fields)
         header = struct.unpack_from(f"<{rows * width}q", raw, 8)
@@ -230,16 +230,16 @@ TextSpace = Unicode | Records
 
 
 def _slot_bytes(space: TextSpace) -> int:
-    """Return the bytes of one environment's slot: its length, and the largest encoding."""
+    """Return the size of one environment's slot: the length field and the largest encoding."""
     header = 8 * (1 + space.max_rows * len(space.fields)) if isinstance(space, Records) else 0
     return 8 + header + space.max_bytes
 
 
 class SharedBatch(Sequence[Any]):
-    """What an asynchronous vector environment reads: decoded at each look, and a plain tuple once copied."""
+    """Observations of an asynchronous vector environment: decoded on access, a plain tuple once copied."""
 
     def __init__(self, space: TextSpace, memory: Any, n: int) -> None:
-        """Look at ``n`` slots of shared memory."""
+        """Wrap ``n`` slots of shared memory."""
         self._space = space
         self._memory = memory
         self._n = n
@@ -265,7 +265,7 @@ class SharedBatch(Sequence[Any]):
         return (self[i] for i in range(self._n))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> tuple[Any, ...]:
-        """Return the present values: vector environments hand out deep copies of their observations."""
+        """Return the current values, because vector environments return deep copies of their observations."""
         return tuple(self)
 
 

@@ -40,7 +40,7 @@ class Turn(NamedTuple):
 
 
 class LocalView(NamedTuple):
-    """The part of a state that one agent sees: the question if ``q -> agent`` exists, and the messages it sent or received."""
+    """What one agent sees of a state: the question if ``q -> agent`` exists, and the messages it sent or received."""
 
     question: str | None
     messages: tuple[Message, ...]

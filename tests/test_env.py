@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mas_gym
-from mas_gym.env import MASEnv
+from mas_gym.env import MASEnv, Snapshot
 from mas_gym.errors import (
     ConfigError,
     DataError,
@@ -31,7 +31,6 @@ from mas_gym.errors import (
     UnknownNameError,
 )
 from mas_gym.registration import ENVIRONMENTS
-from mas_gym.snapshot import Snapshot
 from mas_gym.tasks import Problem, ProblemTask
 
 EIGHT_FIVE = ProblemTask.of([Problem("sum/0", "What is 8 + 5?", "13"), Problem("sum/1", "What is 1 + 1?", "2")])
@@ -525,7 +524,7 @@ def test_snapshots_keep_retries_and_the_problem() -> None:
 def test_snapshots_of_other_systems_are_refused() -> None:
     other = MASEnv(EIGHT_FIVE, "refine")
     other.reset(seed=0)
-    with pytest.raises(ConfigError, match="of another system than 'rpsv'"):
+    with pytest.raises(ConfigError, match="taken in another system than 'rpsv'"):
         rpsv().restore_state(other.clone_state())
     data = other.clone_state().to_dict()
     with pytest.raises(DataError):
@@ -685,7 +684,7 @@ def test_data_sets_are_shared_by_equal_environments(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("environment_loop", "reward -1, answer read: 42, correct: False"),
+        ("environment_loop", "reward -1, extracted answer: 42, correct: False"),
         ("own_mas", "MAS config 'writers' has 4 faults"),
         ("plain_tree_search", "the most visited path answers 26: reward +1"),
     ],

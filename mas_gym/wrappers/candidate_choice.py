@@ -1,4 +1,4 @@
-"""The environment as a choice among messages that a policy proposes."""
+"""The environment as a choice among proposed messages."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
-from mas_gym.env import Info, MASEnv, Observation
+from mas_gym.env import Info, MASEnv, Observation, Snapshot
 from mas_gym.errors import ConfigError, EpisodeOverError, IllegalActionError, PolicyError, whole_number
 from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest, load_policy
 from mas_gym.policies.loop import engine_loop
 from mas_gym.seeding import derive_seed
-from mas_gym.snapshot import Snapshot
 from mas_gym.spaces import Records, utf8_length
 
 _MOST_TOKENS = 1 << 31
 
 
 class Candidate(NamedTuple):
-    """One proposed message and the tokens that it cost."""
+    """One proposed message and the number of its tokens."""
 
     text: str
     tokens: int
 
 
 class ChoiceSnapshot(NamedTuple):
-    """What `CandidateChoice.clone_state` returns: the environment's snapshot and the proposals on the table."""
+    """A point in an episode, from `CandidateChoice.clone_state`: the base snapshot and the current proposals."""
 
     base: Snapshot
     seed: int
@@ -39,24 +38,24 @@ class ChoiceSnapshot(NamedTuple):
 
 
 class CandidateChoice(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
-    """At each turn the acting agent's policy proposes ``n`` messages, and the action picks one by its index.
+    """At each turn a policy proposes ``n`` messages, and the action selects one by its index.
 
-    The chosen message goes to `ALL`. The action space is ``Discrete(n)``, so any discrete agent or planner works.
+    The selected message goes to `ALL`. The action space is ``Discrete(n)``, so any discrete agent or planner works.
 
-    **Observation**: the environment's, with ``candidates`` beside it, a tuple of `Candidate`; empty after the end.
+    **Observation**: the environment's, plus ``candidates``, a tuple of `Candidate`; empty after the end.
 
     **Info**: ``action_mask`` has length n and is 0 for a proposal that repeats an earlier one or is too long for
-    the environment; ``logprobs`` is a float vector of length n, minus infinity where the policy does not
-    tell and after the end.
+    the environment; ``logprobs`` is a float vector of length n, minus infinity if the policy reports none and
+    after the end.
 
     Args:
         env: A `mas_gym.MASEnv`, wrapped or not.
-        policy: Who proposes: any policy, or what `mas_gym.policies.load_policy` takes, such as ``"tiny"``.
+        policy: A policy, or a name for `mas_gym.policies.load_policy`, such as ``"tiny"``.
         n: Proposals per turn, at least 1.
-        seed: With a seed, proposals depend on it and on the transcript alone, so that a problem is one fixed tree.
-            Without one, each episode draws its own from the environment's generator.
+        seed: With a seed, proposals depend only on it and on the transcript, so each problem is one fixed tree.
+            Without one, each episode draws a seed from the environment's generator.
         temperature: Sampling temperature.
-        top_p: Nucleus mass.
+        top_p: Nucleus sampling mass.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class CandidateChoice(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         temperature: float = 0.7,
         top_p: float = 0.95,
     ) -> None:
-        """Check the arguments; a policy given by name is loaded at the first reset."""
+        """Check the arguments; the first reset loads a policy given by name."""
         RecordConstructorArgs.__init__(
             self, policy=policy, n=n, seed=seed, temperature=temperature, top_p=top_p, _disable_deepcopy=True
         )
@@ -94,10 +93,10 @@ class CandidateChoice(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         )
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
-        """Begin an episode and ask for the first proposals.
+        """Start an episode and request the first proposals.
 
         Raises:
-            PolicyError: The policy could not answer.
+            PolicyError: The policy failed to answer.
         """
         observation, info = self.env.reset(seed=seed, options=None if options is None else dict(options))
         fresh = self.mas_env.np_random.integers(2**31) if self._fixed_seed is None else self._fixed_seed
@@ -106,15 +105,15 @@ class CandidateChoice(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return self._with_candidates(observation, info)
 
     def step(self, action: int) -> tuple[Observation, float, bool, bool, Info]:
-        """Say the chosen proposal to `ALL` and ask for the next ones.
+        """Send the selected proposal to `ALL` and request the next ones.
 
         Raises:
-            EpisodeOverError: The episode has ended or has not begun.
-            IllegalActionError: There is no such proposal.
-            PolicyError: The policy could not answer.
+            EpisodeOverError: The episode has ended or has not started.
+            IllegalActionError: No proposal has that index.
+            PolicyError: The policy failed to answer.
         """
         if not self._samples:
-            raise EpisodeOverError("the episode has ended or has not begun: call env.reset() first")
+            raise EpisodeOverError("the episode has ended or has not started: call env.reset() first")
         if not 0 <= int(action) < self.n:
             raise IllegalActionError(f"expected a proposal from 0 to {self.n - 1}, got {action!r}")
         chosen = self._samples[int(action)]
@@ -124,18 +123,18 @@ class CandidateChoice(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return observation, float(reward), terminated, truncated, info
 
     def clone_state(self, *, include_rng: bool = False) -> ChoiceSnapshot:
-        """Return a snapshot of the episode with its present proposals, in constant time."""
+        """Return a snapshot of the episode with its current proposals, in constant time."""
         return ChoiceSnapshot(self.mas_env.clone_state(include_rng=include_rng), self._seed, self._samples)
 
     def restore_state(self, snapshot: ChoiceSnapshot) -> None:
-        """Return to a snapshot in constant time; the policy is not asked again."""
+        """Restore a snapshot in constant time, without calling the policy."""
         if not isinstance(snapshot, ChoiceSnapshot):
             raise ConfigError(f"expected a ChoiceSnapshot, from clone_state(), got {type(snapshot).__name__}")
         self.mas_env.restore_state(snapshot.base)
         self._seed, self._samples = snapshot.seed, snapshot.samples
 
     def observe(self) -> tuple[Observation, Info]:
-        """Return a fresh observation and info of the present state, for use after `restore_state`."""
+        """Return a new observation and info for the current state, for use after `restore_state`."""
         return self._with_candidates(*self.mas_env.observe())
 
     def _propose(self, observation: Observation) -> tuple[Sample, ...]:
@@ -171,7 +170,7 @@ class CandidateChoice(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return observation, {**info, "action_mask": mask, "logprobs": logprobs}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CandidateChoice:
-        """Copy the episode, share the policy."""
+        """Copy the episode and share the policy."""
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         shared = ("_policy", "_samples", "_saved_kwargs")
@@ -182,7 +181,7 @@ class CandidateChoice(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
 
 def _ask(policy: Policy | AsyncPolicy, request: SamplingRequest) -> SamplingReply:
     if isinstance(policy, AsyncPolicy):
-        # Engines keep connections open on one loop, so every call must use that one.
+        # Engines keep connections open on one event loop, so every call must use it.
         return asyncio.run_coroutine_threadsafe(policy.sample_async(request), engine_loop()).result()
     replies = policy.sample([request])
     if len(replies) != 1:
