@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +22,15 @@ from search_worlds import HashCritic, World, by_problem, chain, comparable, prob
 import search
 from mas_gym.database import Format
 from mas_gym.dynamics import Dynamics
-from mas_gym.errors import DataError, PolicyError, StoreError
+from mas_gym.errors import ConfigError, DataError, IdentityError, PolicyError, StoreError
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.state import Action
-from mas_gym.tasks.base import Problem
+from mas_gym.tasks.base import Grade, Problem
+from mas_gym.tasks.grading import grade
 from search import MCTS, Budget, Proposal, Remaining, SinglePass, StepBeamSearch, open_store
 from search.store import RunRecord
 from search.store.file import FORMAT
+from search.store.lock import RunLock
 
 RPSV = chain(4)
 PARTS = ("runs", "searches", "texts", "nodes", "candidates", "moments")
@@ -399,6 +404,300 @@ def test_a_store_locked_by_another_process(tmp_path: Path, monkeypatch: pytest.M
     assert len(list(run(path, count=4))) == 4
 
 
+# ---- names, locks, budgets, identities
+
+
+def test_a_name_is_given_to_a_run_that_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    list(run(path, count=2))
+    list(run(path, count=2, run_name="rollouts"))
+    with open_store(path) as store:
+        assert [info.name for info in store.runs()] == ["rollouts"]
+    with pytest.raises(StoreError, match="other settings: seed was 42, now 7"):
+        run(path, count=2, run_name="rollouts", seed=7)
+    with pytest.raises(StoreError, match="is named 'rollouts', got 'another'; use run_name='rollouts', or none"):
+        run(path, count=2, run_name="another")
+    assert len(list(run(path, count=2))) == 2
+
+
+def test_an_exact_name_is_found_whatever_else_begins_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    list(run(path, count=1))
+    with open_store(path) as store:
+        beginning = store.find().run[:1]
+    list(run(path, count=2, seed=7, run_name=beginning))
+    with open_store(path) as store:
+        assert store.find(beginning).searches == 2
+        other = next(info for info in store.runs() if info.name is None)
+        assert store.find(other.run) == other
+        list(run(path, count=3, seed=8, run_name=other.run[:10]))
+        assert store.find(other.run[:10]).searches == 3
+
+
+TRIES = """
+import sys
+sys.path.insert(0, {tests!r})
+import search
+from mas_gym.errors import StoreError
+from search_worlds import chain, problems, talker
+try:
+    search.run(search.MCTS(8, 3), problems(12), mas=chain(4), policy=talker(), training=True, store=sys.argv[1])
+except StoreError as error:
+    print(error)
+"""
+
+
+def another_process(path: Path) -> str:
+    """What a second process is told that opens the run of `run`."""
+    code = TRIES.format(tests=str(Path(__file__).parent))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", code, path], env=env, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_a_refused_run_leaves_the_lock_to_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    first = run(path, concurrency=2)
+    next(first)
+    with pytest.raises(StoreError, match="another process is writing this run"):
+        run(path)
+    for file in tmp_path.glob("a.db-lock*"):
+        file.open("rb").close()
+    assert "another process is writing this run" in another_process(path)
+    assert len(list(first)) == 11
+    assert another_process(path) == ""
+    assert not list(tmp_path.glob("a.db-lock*")) or os.name == "nt"
+
+
+def test_a_lock_outlives_a_forked_child_and_no_longer_than_its_owner(tmp_path: Path) -> None:
+    if not hasattr(os, "fork"):
+        pytest.skip("forks")
+    path = tmp_path / "a.db"
+    lock = RunLock(path, "0" * 32)
+    parent, child = os.pipe()
+    if (pid := os.fork()) == 0:
+        lock.close()
+        os.write(child, b"closed")
+        os._exit(0)
+    os.read(parent, 6)
+    os.waitpid(pid, 0)
+    os.close(parent), os.close(child)
+    with pytest.raises(StoreError):
+        RunLock(path, "0" * 32)
+    RunLock(path, "1" * 32).close()
+    lock.close()
+    RunLock(path, "0" * 32).close()
+
+
+def test_a_lock_file_that_is_left_over(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    (tmp_path / f"a.db-lock-{'0' * 16}").touch()
+    RunLock(path, "0" * 32).close()
+
+
+def test_a_run_budget_counts_what_earlier_calls_have_spent(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def say(request: Any, seed: int) -> str:
+        asked.append(seed)
+        return talk(request, seed)
+
+    class Counting(ScriptedPolicy):
+        def identity(self) -> str:
+            return "talker"
+
+    options: dict[str, Any] = {"mas": chain(2), "policy": Counting(say), "store": tmp_path / "a.db"}
+    answered = []
+    for _ in range(4):
+        plans = search.run(SinglePass(), problems(9), run_budget=Budget(calls=4), concurrency=1, **options)
+        answered.append(len(list(plans)))
+        assert plans.stopped == "budget of 4 calls spent"
+    assert len(asked) == 4 and answered == [2, 2, 2, 2]
+    with open_store(tmp_path / "a.db") as store:
+        assert store.find().spent.agent_calls == 4
+    more = list(search.run(SinglePass(), problems(9), run_budget=Budget(calls=8), concurrency=1, **options))
+    assert len(asked) == 8 and len(more) == 4
+
+
+def test_what_a_stop_drops_was_spent(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"mas": chain(2), "policy": talker(), "store": tmp_path / "a.db"}
+    for _ in range(3):
+        plans = search.run(SinglePass(), problems(9), run_budget=Budget(calls=4), **options)
+        assert list(plans) == []
+    with open_store(tmp_path / "a.db") as store:
+        assert store.find().spent.agent_calls == 4
+
+
+def test_seconds_of_a_run_budget_count_on(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"mas": RPSV, "policy": talker(), "store": tmp_path / "a.db"}
+    list(search.run(SinglePass(), problems(3), **options))
+    with open_store(tmp_path / "a.db") as store:
+        spent = store.find().spent.seconds
+    assert spent > 0
+    plans = search.run(SinglePass(), problems(9), run_budget=Budget(seconds=spent), **options)
+    assert len(list(plans)) <= 4 and "seconds spent" in str(plans.stopped)
+
+
+class Widths:
+    """A planner of one's own: a list among its settings."""
+
+    def __init__(self, widths: list[int]) -> None:
+        self.widths = widths
+
+    def plan(self, model: Any, root: Any, rng: random.Random) -> Any:
+        state = root
+        for width in [*self.widths, 1, 1, 1, 1]:
+            if model.is_terminal(state):
+                break
+            [proposals] = yield [search.Propose(state, width)]
+            state = model.transition(state, proposals[-1].action)
+        return search.Plan.single(state)
+
+
+class Slots(Widths):
+    __slots__ = ("widths",)
+
+
+class Algorithm:
+    """As little of an ask/tell library as a test needs."""
+
+    def __init__(self, deep: bool) -> None:
+        self.deep = deep
+
+    def init_tree(self) -> list[Any]:
+        return []
+
+    def ask_batch(self, state: list[Any], batch_size: int, actions: list[str]) -> Any:
+        parent = state[-1] if self.deep and state else None
+        return state, [SimpleNamespace(trial_id=len(state), parent_state=parent)]
+
+    def tell(self, state: list[Any], trial_id: int, result: tuple[Any, float]) -> list[Any]:
+        return [*state, result[0]]
+
+
+OTHERS = {
+    "lists among settings": (Widths([1]), Widths([8, 8, 8, 8])),
+    "slots": (Slots([1]), Slots([8, 8])),
+    "ask/tell": (search.AskTell(Algorithm(False), 6), search.AskTell(Algorithm(True), 6)),
+}
+
+
+@pytest.mark.parametrize("planners", OTHERS.values(), ids=OTHERS)
+def test_planners_that_differ_share_no_searches(tmp_path: Path, planners: Any) -> None:
+    options: dict[str, Any] = {"critic": HashCritic(), "training": False, "count": 3}
+    for planner in planners:
+        fresh = by_problem(run(tmp_path / f"{id(planner)}.db", planner, **options))
+        plans = run(tmp_path / "a.db", planner, **options)
+        assert by_problem(plans) == fresh and plans.usage.agent_calls > 0
+        again = run(tmp_path / "a.db", planner, **options)
+        assert by_problem(again) == fresh and again.usage.agent_calls == 0
+
+
+def test_policies_that_differ_share_no_searches(tmp_path: Path) -> None:
+    for answer in ("1", "2"):
+        policy = ScriptedPolicy(lambda request, seed, answer=answer: f"Final Answer: {answer}")
+        assert {plan.answer for plan in run(tmp_path / "a.db", count=3, policy=policy)} == {answer}
+
+
+def test_a_part_that_cannot_state_its_identity_is_refused_by_a_store_alone(tmp_path: Path) -> None:
+    planner, critic = Widths([1]), HashCritic()
+    planner.lock = threading.Lock()  # type: ignore[attr-defined]
+    assert len(list(search.run(planner, problems(2), mas=RPSV, policy=talker()))) == 2
+    with pytest.raises(IdentityError, match=r"its planner: Widths\.lock: .* define identity\(\) on the part"):
+        run(tmp_path / "a.db", planner)
+    critic.settings = {"model": threading.Lock()}
+    with pytest.raises(IdentityError, match=r"its critic: HashCritic\.identity\(\)\['model'\]"):
+        run(tmp_path / "a.db", critic=critic, training=False)
+    with pytest.raises(IdentityError, match=r"its policy: ScriptedPolicy\.script\.closure\['lock'\]"):
+        run(tmp_path / "a.db", policy=(lambda lock: ScriptedPolicy(lambda request, seed: str(lock)))(threading.Lock()))
+    assert not (tmp_path / "a.db").exists()
+
+
+class Graded(list[Problem]):
+    """A task of one's own."""
+
+    def __init__(self, tolerance: int) -> None:
+        super().__init__(problems(2))
+        self.tolerance = tolerance
+
+    def extract(self, problem: Problem, text: str) -> str:
+        return text[-1]
+
+    def grade(self, problem: Problem, text: str) -> Grade:
+        return Grade(abs(int(text[-1]) - int(problem.answer)) <= self.tolerance, text[-1], "equal")
+
+
+def test_tasks_that_grade_otherwise_share_no_searches(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"mas": RPSV, "policy": talker(), "store": tmp_path / "a.db"}
+    for tolerance, right in ((9, 2), (-1, 0), (9, 2)):
+        plans = list(search.run(SinglePass(), Graded(tolerance), **options))
+        assert sum(bool(plan.correct) for plan in plans) == right
+    with open_store(tmp_path / "a.db") as store:
+        assert len(store.runs()) == 2
+
+
+def test_metadata_comes_back(tmp_path: Path) -> None:
+    choice = Problem("choice", "Which? (A) four (B) five", "B", "choice", {"options": ["four", "five"], "n": [1, {}]})
+    policy = ScriptedPolicy(lambda request, seed: "Final Answer: five")
+    [plan] = search.run(SinglePass(), [choice], mas=RPSV, policy=policy, store=tmp_path / "a.db")
+    assert plan.correct
+    with open_store(tmp_path / "a.db") as store:
+        [back] = store.problems()
+        assert back == choice and back.metadata == choice.metadata
+        assert store.search("choice")[0].metadata == choice.metadata
+        assert [grade(back, str(plan.text), "strict").correct for plan in store.plans()] == [True]
+
+
+def test_metadata_that_no_store_can_keep(tmp_path: Path) -> None:
+    odd = Problem("odd", "What?", "1", metadata={"lock": threading.Lock()})
+    options: dict[str, Any] = {"mas": RPSV, "policy": talker()}
+    assert len(list(search.run(SinglePass(), [odd], **options))) == 1
+    with pytest.raises(ConfigError, match="problem 'odd': expected JSON-able metadata"):
+        list(search.run(SinglePass(), [odd], store=tmp_path / "a.db", **options))
+
+
+# ---- stores of earlier versions
+
+OLD = Path(__file__).parent / "data" / "store_schema1.sqlite"
+
+
+def test_an_old_store_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    shutil.copy(OLD, path)
+    with open_store(path) as store:
+        named, votes = store.runs()
+        assert (named.name, named.searches, named.failed, votes.searches) == ("rollouts", 3, 1, 2)
+        plans = {plan.problem_id: plan for plan in store.plans("rollouts", failed=True)}
+        assert plans["toy/2"].error == "PolicyError: not now"
+        fresh = search.run(MCTS(4, 2), problems(2), mas=chain(2), policy=talker(), training=True)
+        assert by_problem([plans["toy/0"], plans["toy/1"]]) == by_problem(fresh)
+        assert [problem.metadata for problem in store.problems(votes.run)] == [{}, {}]
+        assert len(store.spans(votes.run)) == 2
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    connection.close()
+
+
+def test_an_old_store_is_upgraded_and_its_runs_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "old.db"
+    shutil.copy(OLD, path)
+    with open_store(path) as store:
+        before = [(info, by_problem(store.plans(info.run, failed=True))) for info in store.runs()]
+    options: dict[str, Any] = {"mas": chain(2), "policy": talker(), "training": True, "store": path}
+    with pytest.raises(StoreError, match=r"'rollouts' was made with an earlier form of identity.* stays readable"):
+        search.run(MCTS(4, 2), problems(3), run_name="rollouts", **options)
+    assert "the run 'rollouts' ('mcts:4,2, seed 42') was made with an earlier form" not in caplog.text
+    plans = search.run(MCTS(4, 2), problems(3), **options)
+    assert len(list(plans)) == 3 and plans.usage.agent_calls > 0
+    assert "the run 'rollouts' ('mcts:4,2, seed 42') was made with an earlier form of identity" in caplog.text
+    caplog.clear()
+    list(search.run(MCTS(5, 2), problems(1), **options))
+    assert "earlier form" not in caplog.text
+    with open_store(path) as store:
+        after = [(info, by_problem(store.plans(info.run, failed=True))) for info in store.runs()]
+        assert after[:2] == before and len(after) == 4
+
+
 # ---- a full disk
 
 
@@ -521,7 +820,7 @@ def test_a_damaged_tree_is_reported(tmp_path: Path) -> None:
     connection.close()
     with (
         open_store(path) as store,
-        pytest.raises(StoreError, match=r"1 searches are damaged: 'toy/0' \(its tree is not what was written"),
+        pytest.raises(StoreError, match=r"searches are damaged: 'toy/0' \(its tree is not what was written"),
     ):
         list(store.plans())
 

@@ -176,17 +176,30 @@ class Reader:
         [version] = connection.execute("PRAGMA user_version").fetchone()
         self.sealed = version > 1
 
-    def searches(self, run: str) -> tuple[list[int], str]:
-        """Return the keys of a run's searches by problem id, and what is wrong with this list, normally nothing."""
+    def searches(self, run: str) -> tuple[list[tuple[int, str]], str]:
+        """Return the keys and names of a run's searches by problem id, and what is wrong with them, normally nothing.
+
+        The names are for messages alone; nothing guards them.
+        """
         columns = "s.checksum, s.error IS NOT NULL, r.held" if self.sealed else "NULL, 0, NULL"
         query = (
-            f"SELECT s.id, {columns} FROM runs r JOIN searches s ON s.run = r.run WHERE r.run = ? ORDER BY s.problem"
+            f"SELECT s.id, s.problem, {columns} FROM runs r LEFT JOIN searches s ON s.run = r.run WHERE r.run = ? "
+            "ORDER BY s.problem"
         )
-        rows = self._connection.execute(query, (run,)).fetchall()
-        keys = [row[0] for row in rows]
-        if self.sealed and rows and Held.of_rows(row[1:3] for row in rows) != (held := Held.unpack(rows[0][3])):
-            return keys, f"expected {held.searches} searches as they were written, found {len(keys)} or others"
-        return keys, ""
+        try:
+            rows = self._connection.execute(query, (run,)).fetchall()
+        except sqlite3.Error as error:
+            if not is_damage(error):
+                raise
+            # The index alone has the keys too.
+            query = "SELECT id, problem FROM searches WHERE run = ? ORDER BY problem"
+            keys = self._connection.execute(query, (run,)).fetchall()
+            return [(key, name_of(problem)) for key, problem in keys], f"the list of its searches is damaged: {error}"
+        found = [(key, name_of(problem)) for key, problem, *_ in rows if key is not None]
+        held = Held.unpack(rows[0][4] or b"") if self.sealed and rows else None
+        if held is not None and held != Held.of_rows(row[2:4] for row in rows if row[0] is not None):
+            return found, f"expected {held.searches} searches as they were written, found {len(found)} or others"
+        return found, ""
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -332,6 +345,11 @@ def _storable(text: str) -> str | bytes:
     except UnicodeEncodeError:
         return text.encode("utf-8", "surrogatepass")
     return text
+
+
+def name_of(stored: object) -> str:
+    """Return a stored id for a message, whatever it is."""
+    return ascii(stored.decode("utf-8", "replace") if isinstance(stored, bytes) else stored)
 
 
 def readable(stored: str | bytes) -> str:

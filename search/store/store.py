@@ -153,7 +153,7 @@ class Store:
                 if row is not None:
                     return self._reader.problem(row), self._reader.plan(row, Dynamics(info.mas))
         except Damage as damage:
-            raise StoreError(f"{self._damaged([f'{problem_id!r} ({damage})'])}") from damage
+            raise self._damaged([f"{problem_id!a} ({damage})"]) from damage
         raise UnknownNameError(f"store {self.path}: the run {info.label} has no search of {problem_id!r}")
 
     def _each(self, info: RunInfo, read: Callable[[dict[str, Any]], T]) -> Iterator[T]:
@@ -165,27 +165,25 @@ class Store:
         lost = []
         with explained(self.path):
             keys, wrong = self._reader.searches(info.run)
-            for key in keys:
-                problem = f"search {key}"
+            for key, name in keys:
                 try:
                     with self._reader.snapshot():
                         row = self._reader.row(key)
                         if row is None:
                             raise Damage("its row is missing")
-                        problem = repr(row["problem"])
                         item = read(row)
                 except Damage as damage:
-                    lost.append(f"{problem} ({damage})")
+                    lost.append(f"{name} ({damage})")
                     continue
                 yield item
         if lost or wrong:
-            raise StoreError(self._damaged(lost or [wrong]))
+            raise self._damaged(lost, wrong)
 
-    def _damaged(self, lost: list[str]) -> str:
+    def _damaged(self, lost: list[str], wrong: str = "") -> StoreError:
         shown = ", ".join(lost[:10]) + (f" and {len(lost) - 10} more" if len(lost) > 10 else "")
-        return (
-            f"store {self.path}: {len(lost)} searches are damaged: {shown}; the others can be read, and running the "
-            "same command again replaces these"
+        what = f"searches are damaged: {shown}" if lost else f"searches are lost: {wrong}"
+        return StoreError(
+            f"store {self.path}: {what}; the others can be read, and running the same command again replaces these"
         )
 
     def export(self, path: str | os.PathLike[str], run: str | None = None) -> int:
