@@ -105,6 +105,7 @@ class Plan:
         usage: What the search cost.
         stopped: Which budget ended the search early; None if none did.
         error: Why the search failed; None if it did not.
+        error_details: The traceback of that failure; not stored.
     """
 
     candidates: tuple[Candidate, ...] = ()
@@ -116,6 +117,7 @@ class Plan:
     usage: Usage = field(default_factory=Usage)
     stopped: str | None = None
     error: str | None = None
+    error_details: str | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def single(cls, state: MASState, score: float | None = None) -> Plan:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -23,12 +24,18 @@ import search
 from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, PolicyError
 from mas_gym.policies import ScriptedPolicy, load_policy
 from search.engine.fleet import Fleet, run_ray
-from search.engine.worker import Job, Worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 TASK = mas_gym.load_task("arithmetic", split="test")
 PLANNER = "mcts:4,2"
+
+
+class Mortal(ScriptedPolicy):
+    """A policy whose replies do not depend on when it dies."""
+
+    def identity(self) -> str:
+        return "mortal"
 
 
 def make_policy(fatal: str = "") -> ScriptedPolicy:
@@ -40,7 +47,7 @@ def make_policy(fatal: str = "") -> ScriptedPolicy:
             os._exit(1)
         return f"{request.agent} says {seed % 97}. Final Answer: {seed % 7}"
 
-    return ScriptedPolicy(script, max_batch=16)
+    return Mortal(script, max_batch=16)
 
 
 def broken() -> ScriptedPolicy:
@@ -201,16 +208,6 @@ def test_a_fleet_ends_with_its_budget_and_goes_on_without(tmp_path: Path) -> Non
     assert told(fleet_run(make_policy, 12, store=store)) == told(plain_run(12))
 
 
-def test_parcels_that_overtake_each_other_lose_no_problem() -> None:
-    job = Job(search.SelfConsistency(2), mas_gym.load_mas("rpsv"), 42, 4, False, search.Sampling(), search.Budget())
-    worker = Worker(job, None, make_policy, None)
-    worker.give(2, [None])
-    worker.give(1, list(TASK[3:6]))
-    worker.give(0, list(TASK[:3]))
-    ready, *found = worker.work()
-    assert ready == "ready" and sorted(one.problem.id for one in found) == sorted(p.id for p in TASK[:6])
-
-
 def test_two_problems_with_one_id() -> None:
     with pytest.raises(DataError, match="ids must be distinct"):
         list(
@@ -234,6 +231,42 @@ def test_actors_that_cannot_live_end_the_run() -> None:
         list(fleet_run(broken))
     with pytest.raises(EngineUnavailableError, match=r"2 actors died.*repeat the command"):
         list(fleet_run(dying, actors=1, replacements=1))
+
+
+def killed_while_loading(fatal: str) -> ScriptedPolicy:
+    """A policy whose process, once, is killed while it loads."""
+    if not os.path.exists(fatal):
+        Path(fatal).touch()
+        os._exit(1)
+    return make_policy()
+
+
+def test_an_actor_that_is_killed_while_it_loads_is_replaced(tmp_path: Path) -> None:
+    fatal = tmp_path / "died"
+    plans = list(fleet_run(partial(killed_while_loading, str(fatal)), 6, actors=1))
+    assert fatal.exists() and told(plans) == told(plain_run(6))
+
+
+def test_what_cannot_be_pickled_is_named_in_one_line() -> None:
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match="make_policy: expected something that can be pickled") as caught:
+        fleet_run(lambda: (lock, make_policy())[1])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_source_that_blocks_holds_no_search_back() -> None:
+    plans: list[Any] = []
+
+    def source() -> Iterator[Any]:
+        yield from TASK[:3]
+        # The fourth problem comes when the first three have been searched.
+        while len(plans) < 3:
+            time.sleep(0.01)
+        yield TASK[3]
+
+    for plan in run_ray(PLANNER, source(), mas="rpsv", make_policy=make_policy, make_critic=search.PolicyLikelihood):
+        plans.append(plan)
+    assert told(plans) == told(plain_run(4))
 
 
 def test_bad_fleets() -> None:

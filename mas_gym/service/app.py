@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 
 from mas_gym.errors import EngineUnavailableError, PromptTooLongError
 from mas_gym.service.origin import foreign
-from mas_gym.service.pool import PoolFullError, SearchPool, Service, Ticket
+from mas_gym.service.pool import PoolFullError, SearchPool, Service
 from mas_gym.service.telemetry import Families, family, text_of
 from mas_gym.service.wire import (
     TOO_LONG,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from search import Plan
+    from search.engine.scheduler import SearchFuture
 
 _BODY_SECONDS = 30.0
 _LINGER_SECONDS = 5.0
@@ -113,7 +114,7 @@ class _Front:
         self.pool, self.model, self.seed, self.key = pool, model, seed, key
         self.max_body, self.max_question = max_body, max_question
         self.stopping = False
-        self._open: set[Ticket] = set()
+        self._open: set[SearchFuture] = set()
         self.counts: Counter[str] = Counter()
         self.answers: Counter[int] = Counter()
         self.started = int(time.time())
@@ -123,8 +124,8 @@ class _Front:
     def stop(self) -> None:
         """Cancel every open search, because the server is about to exit."""
         self.stopping = True
-        for ticket in tuple(self._open):
-            ticket.cancel()
+        for future in tuple(self._open):
+            future.cancel()
 
     async def health(self) -> Response:
         return _json({"status": "ok", "active": self.pool.active, "waiting": self.pool.waiting})
@@ -154,16 +155,16 @@ class _Front:
             asked = parse_chat(await self._body(request), self.model)
             check_question(asked.question, self.max_question)
             changed = asyncio.Event()
-            ticket = self._submit(asked, changed)
+            future = self._submit(asked, changed)
             if asked.stream:
-                return StreamingResponse(self._stream(asked, ticket, changed), media_type="text/event-stream")
-            plan = await self._whole(request, ticket)
+                return StreamingResponse(self._stream(asked, future, changed), media_type="text/event-stream")
+            plan = await self._whole(request, future)
         except ApiError as error:
             return self._refused(error)
         self._count(plan, 200)
         return _json(completion(plan, asked, self.model))
 
-    def _submit(self, asked: ChatRequest, changed: asyncio.Event) -> Ticket:
+    def _submit(self, asked: ChatRequest, changed: asyncio.Event) -> SearchFuture:
         loop = asyncio.get_running_loop()
 
         def announce() -> None:
@@ -175,15 +176,15 @@ class _Front:
             raise _stopping()
         seed = self.seed if asked.seed is None else asked.seed
         try:
-            ticket = self.pool.submit(asked.question, seed, asked.sampling(), announce)
+            future = self.pool.submit(asked.question, seed, asked.sampling(), announce)
         except PoolFullError:
             raise ApiError(429, "too many searches are waiting; try again later", retry_after=1) from None
-        self._open.add(ticket)
-        return ticket
+        self._open.add(future)
+        return future
 
-    def _close(self, ticket: Ticket) -> None:
-        self._open.discard(ticket)
-        ticket.cancel()
+    def _close(self, future: SearchFuture) -> None:
+        self._open.discard(future)
+        future.cancel()
 
     def _authorise(self, request: Request) -> None:
         if self.key is None:
@@ -212,9 +213,9 @@ class _Front:
     def _too_large(self) -> ApiError:
         return ApiError(413, f"expected a body of at most {self.max_body:,} bytes; shorten the question")
 
-    async def _whole(self, request: Request, ticket: Ticket) -> Plan:
+    async def _whole(self, request: Request, future: SearchFuture) -> Plan:
         """Wait for the plan or for the client to disconnect."""
-        search = asyncio.ensure_future(self._plan(ticket))
+        search = asyncio.ensure_future(self._plan(future))
         leaving = asyncio.ensure_future(_left(request))
         try:
             await asyncio.wait((search, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -223,13 +224,13 @@ class _Front:
                 raise ApiError(499, "the client closed the connection")
             return search.result()
         finally:
-            self._close(ticket)
+            self._close(future)
             leaving.cancel()
             await asyncio.gather(search, leaving, return_exceptions=True)
 
-    async def _plan(self, ticket: Ticket) -> Plan:
+    async def _plan(self, future: SearchFuture) -> Plan:
         try:
-            plan = await ticket.plan()
+            plan = await asyncio.wrap_future(future)
         except EngineUnavailableError as error:
             raise ApiError(503, f"the engine is not available: {error}", retry_after=10) from error
         except asyncio.CancelledError:
@@ -244,9 +245,9 @@ class _Front:
             raise ApiError(400, f"the question is too long: {plan.error.partition(': ')[2]}", code=TOO_LONG)
         raise ApiError(500, f"the search failed: {plan.error}", kind="server_error")
 
-    async def _stream(self, asked: ChatRequest, ticket: Ticket, changed: asyncio.Event) -> AsyncIterator[str]:
+    async def _stream(self, asked: ChatRequest, future: SearchFuture, changed: asyncio.Event) -> AsyncIterator[str]:
         """Yield progress during the search, then the answer; the search ends when the client disconnects."""
-        ident, search = _ident(), asyncio.ensure_future(self._plan(ticket))
+        ident, search = _ident(), asyncio.ensure_future(self._plan(future))
         finished = False
         try:
             yield sse(chunk(ident, self.model, {"role": "assistant", "content": ""}))
@@ -259,7 +260,7 @@ class _Front:
                     stepped.cancel()
                 if search.done():
                     break
-                step = ticket.step
+                step = future.step
                 if not changed.is_set() or step is None:
                     yield ": still searching\n\n"
                     continue
@@ -285,7 +286,7 @@ class _Front:
         finally:
             if not finished:
                 self.counts["cancelled_searches"] += 1
-            self._close(ticket)
+            self._close(future)
             search.cancel()
 
     def _count(self, plan: Plan, status: int) -> None:

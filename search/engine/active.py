@@ -1,16 +1,16 @@
-"""One search in progress: its generator, its open requests, its memory and its bill."""
+"""One search in progress: its planner, its open requests, what it remembers and what it has spent."""
 
 from __future__ import annotations
 
 import math
 import random
+import traceback
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from mas_gym.dynamics import Dynamics
 from mas_gym.errors import BudgetError, CriticError, PolicyError, SearchError
 from mas_gym.graph import Agent
 from mas_gym.policies.base import SamplingReply, SamplingRequest
@@ -18,7 +18,7 @@ from mas_gym.prompts import ChatMessage, chat_messages
 from mas_gym.seeding import derive_seed
 from mas_gym.state import Action, MASState
 from mas_gym.tasks.base import Problem
-from search.engine.settings import Budget, Sampling
+from search.engine.setup import Setup
 from search.grading import Grader
 from search.plan import Plan, Usage
 from search.protocol import (
@@ -26,7 +26,6 @@ from search.protocol import (
     Evaluate,
     Extract,
     PlanGenerator,
-    Planner,
     Proposal,
     Propose,
     Remaining,
@@ -38,25 +37,15 @@ from search.tree import Tree
 
 _RNG = b"planner"
 
+MAX_LOCAL_ROUNDS = 1_000_000
+"""Rounds in a row that ask neither policy nor critic, after which a planner counts as endless."""
+
 Messages = tuple[ChatMessage, ...]
 Prompt = tuple[Messages, Agent]
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What all searches of a run share."""
-
-    planner: Planner
-    dynamics: Dynamics
-    critic: Critic | None
-    seed: int
-    sampling: Sampling
-    budget: Budget
-    training: bool
-
-
-class Made(NamedTuple):
-    """Where a message came from: the policy's proposal and the seed that it was drawn with."""
+class SampleRecord(NamedTuple):
+    """Where a message came from: the policy's proposal and the seed it was drawn with."""
 
     proposal: Proposal
     seed: int
@@ -77,28 +66,39 @@ class Work:
     scoring: list[ScoringContext]
 
 
+@dataclass
+class Account:
+    """What all searches of a scheduler have spent, failed and cancelled ones included."""
+
+    usage: Usage = field(default_factory=Usage)
+
+
 class ActiveSearch:
     """One planner at work on one problem.
 
-    `advance` runs the planner to its next requests. What the driver can answer by itself is
-    answered at once; the rest comes back as `Work`, whose outcomes go to `sampled` and
-    `scored`. When `waiting` is 0 the planner can be advanced again.
+    `advance` runs the planner to its next requests. What needs no engine is answered at
+    once; the rest is returned as `Work`, and its outcomes go to `sampled` and `scored`.
+    When `waiting` is 0 the planner can be advanced again.
 
     Attributes:
+        setup: The search's settings.
         problem: The problem.
         waiting: Outcomes that the planner waits for.
+        samples: Where each message came from, by the digest of the state it was written at and its text.
         plan: The graded plan, once the search has ended.
+        failure: The exception that failed the search.
     """
 
-    def __init__(self, setup: Setup, problem: Problem, grader: Grader) -> None:
-        """Set the search up; nothing of the planner runs yet."""
+    def __init__(self, setup: Setup, problem: Problem, grader: Grader, account: Account) -> None:
+        """Prepare a search; nothing of the planner runs yet."""
         self.setup, self.problem, self.grader = setup, problem, grader
         self.waiting = 0
         self.plan: Plan | None = None
-        self.made: dict[tuple[bytes, str], Made] = {}
-        self._root = setup.dynamics.initial_state(problem.question)
+        self.failure: BaseException | None = None
+        self.samples: dict[tuple[bytes, str], SampleRecord] = {}
+        self._account = account
         self._generator: PlanGenerator | None = None
-        self._requests: list[Request] = []
+        self._requests: Sequence[Request] = []
         self._replies: list[Any] = []
         self._drawn: dict[bytes, int] = {}
         self._texts: dict[str, str] = {}
@@ -109,16 +109,24 @@ class ActiveSearch:
         self._last_messages = setup.dynamics.max_depth
         self._started = perf_counter()
 
+    def start(self) -> None:
+        """Start the clock; a search that waits for admission spends no time."""
+        self._started = perf_counter()
+
     @property
     def usage(self) -> Usage:
         """What has been spent so far."""
         return replace(self._usage, seconds=perf_counter() - self._started)
 
+    def _spend(self, usage: Usage) -> None:
+        self._usage += usage
+        self._account.usage += usage
+
     @property
     def deadline(self) -> float | None:
         """When the search's seconds are spent, on the clock of `time.perf_counter`."""
         seconds = self.setup.budget.seconds
-        return None if seconds is None or self._stopped else self._started + seconds
+        return None if seconds is None else self._started + seconds
 
     def advance(self) -> Work | None:
         """Run the planner until it needs an engine; None when the search has ended.
@@ -126,37 +134,47 @@ class ActiveSearch:
         Whatever the planner or the grading raises ends this search alone.
         """
         try:
-            while True:
+            for _ in range(MAX_LOCAL_ROUNDS):
                 self._requests = self._next_requests()
                 work = self._prepare()
                 if self.waiting:
                     return work
+            raise SearchError(
+                f"planner {self._planner_name}: {MAX_LOCAL_ROUNDS:,} rounds in a row asked neither policy nor critic "
+                "for anything new; return a search.Plan to end the search"
+            )
         except StopIteration as end:
             self._finish(end.value)
         except Exception as error:
             self.fail(error)
         return None
 
-    def _next_requests(self) -> list[Request]:
+    @property
+    def _planner_name(self) -> str:
+        return type(self.setup.planner).__name__
+
+    def _next_requests(self) -> Sequence[Request]:
         if self._generator is None:
             self._generator = self._begin()
-            requests = next(self._generator)
+            requests = _checked(next(self._generator))
         else:
             self._settle_values()
-            requests = self._generator.send(self._replies)
+            requests = _checked(self._generator.send(self._replies))
         while (reason := self._over_budget(requests)) is not None:
             if self._stopped:
                 raise BudgetError(reason)
             self._stopped = reason
-            requests = self._generator.throw(BudgetError(reason))
+            requests = _checked(self._generator.throw(BudgetError(reason)))
         return requests
 
     def _begin(self) -> PlanGenerator:
+        root = self.setup.dynamics.initial_state(self.problem.question)
         rng = random.Random(derive_seed(self.setup.seed, self.problem.id, _RNG, 0))
-        generator: object = self.setup.planner.plan(self.setup.dynamics, self._root, rng)
+        generator: object = self.setup.planner.plan(self.setup.dynamics, root, rng)
         if not isinstance(generator, Generator):
-            name = type(self.setup.planner).__name__
-            raise SearchError(f"planner {name}: expected plan() to be a generator, got {type(generator).__name__}")
+            raise SearchError(
+                f"planner {self._planner_name}: expected plan() to be a generator, got {type(generator).__name__}"
+            )
         return generator
 
     def _over_budget(self, requests: Sequence[Request]) -> str | None:
@@ -172,7 +190,7 @@ class ActiveSearch:
 
     def stop(self, reason: str) -> None:
         """End the search early: the planner may return what it has; late outcomes are not waited for."""
-        self._stopped, self.waiting = reason, 0
+        self._stopped, self.waiting = self._stopped or reason, 0
         assert self._generator is not None
         try:
             self._generator.throw(BudgetError(reason))
@@ -182,6 +200,14 @@ class ActiveSearch:
             self.fail(error)
         else:
             self.fail(BudgetError(reason))
+
+    def close(self) -> None:
+        """Drop the search: the planner ends without a plan."""
+        self.waiting = 0
+        if self._generator is not None:
+            # A planner that answers its end with another request, or with an error, is over all the same.
+            with suppress(Exception):
+                self._generator.close()
 
     def _prepare(self) -> Work:
         """Answer what needs no engine, and make requests of the rest; equal prompts become one request."""
@@ -206,8 +232,8 @@ class ActiveSearch:
                     self._replies[slot] = self.setup.budget.messages_left(self._usage)
                 case _:
                     raise SearchError(
-                        "expected a list of Propose, Evaluate, Extract, Reward or Remaining from the planner, "
-                        f"got {request!r}"
+                        "expected a list of Propose, Evaluate, Extract, Reward or Remaining from the planner, got one "
+                        f"with {request!r:.200}"
                     )
         sampling = [
             Sampled(self._sampling_request(messages, agent, seeds), shares)
@@ -250,12 +276,16 @@ class ActiveSearch:
             else:
                 scoring[state.digest] = self._context(state)
                 self._to_score.append(state)
-        if not critic.free:
-            self._usage = replace(self._usage, reward_hits=self._usage.reward_hits + hits)
+        if hits and not critic.free:
+            self._spend(Usage(reward_hits=hits))
 
     def _context(self, state: MASState) -> ScoringContext:
-        made = self.made.get((state.parent.digest, state.text)) if state.parent is not None else None
-        return ScoringContext(state, self.setup.dynamics.mas, made.proposal if made else None)
+        return ScoringContext(state, self.setup.dynamics.mas, self._proposal_of(state))
+
+    def _proposal_of(self, state: MASState) -> Proposal | None:
+        """Return the proposal whose message led to a state; None if no policy wrote it."""
+        record = self.samples.get((state.parent.digest, state.text)) if state.parent is not None else None
+        return record.proposal if record is not None else None
 
     def _rewards(self, states: Sequence[MASState]) -> list[float]:
         if not self.setup.training:
@@ -278,30 +308,29 @@ class ActiveSearch:
         if not isinstance(outcome, SamplingReply) or len(outcome.samples) != wanted:
             got = len(outcome.samples) if isinstance(outcome, SamplingReply) else type(outcome).__name__
             raise PolicyError(f"agent {sampled.request.agent!r}: expected {wanted} samples from the policy, got {got}")
-        self._bill(outcome)
-        proposals = [self._proposal(*pair) for pair in zip(outcome.samples, sampled.request.seeds, strict=True)]
+        self._spend(
+            Usage(
+                agent_calls=wanted,
+                generated_tokens=sum(sample.tokens for sample in outcome.samples),
+                prompt_tokens=outcome.prompt_tokens,
+                cached_tokens=outcome.cached_tokens,
+                dropped_tokens=outcome.dropped_tokens,
+            )
+        )
+        records = [self._record(*pair) for pair in zip(outcome.samples, sampled.request.seeds, strict=True)]
         start = 0
         for slot, state, n in sampled.shares:
-            share = proposals[start : start + n]
+            share = records[start : start + n]
             start += n
-            self._replies[slot] = [made.proposal for made in share]
-            for made in share:
-                self.made.setdefault((state.digest, made.proposal.action.text), made)
+            self._replies[slot] = [record.proposal for record in share]
+            for record in share:
+                self.samples.setdefault((state.digest, record.proposal.action.text), record)
 
-    def _proposal(self, sample: Any, seed: int) -> Made:
+    def _record(self, sample: Any, seed: int) -> SampleRecord:
         text = self._texts.setdefault(sample.text, sample.text)
         logprob = sample.logprob if sample.logprob is not None and math.isfinite(sample.logprob) else None
         action = Action(text, self.setup.dynamics.mas.ALL)
-        return Made(Proposal(action, sample.tokens, logprob, sample.finish_reason), seed)
-
-    def _bill(self, reply: SamplingReply) -> None:
-        self._usage += Usage(
-            agent_calls=len(reply.samples),
-            generated_tokens=sum(sample.tokens for sample in reply.samples),
-            prompt_tokens=reply.prompt_tokens,
-            cached_tokens=reply.cached_tokens,
-            dropped_tokens=reply.dropped_tokens,
-        )
+        return SampleRecord(Proposal(action, sample.tokens, logprob, sample.finish_reason), seed)
 
     def scored(self, outcome: object) -> None:
         """Take the critic's values of the states that it was given.
@@ -315,15 +344,9 @@ class ActiveSearch:
         critic = self.setup.critic
         assert isinstance(outcome, Sequence) and critic is not None
         for state, value in zip(self._to_score, outcome, strict=True):
-            value = float(value)
-            if not math.isfinite(value):
-                raise CriticError(
-                    f"critic {critic.name!r} gave {value} for the state after turn {state.depth}; expected a finite "
-                    "number: check its weights and its precision"
-                )
-            self._values[state.digest] = value
+            self._values[state.digest] = _finite(value, critic, state)
         if not critic.free:
-            self._usage = replace(self._usage, reward_calls=self._usage.reward_calls + len(self._to_score))
+            self._spend(Usage(reward_calls=len(self._to_score)))
 
     def _settle_values(self) -> None:
         """Fill in the replies to Evaluate, now that every value is known."""
@@ -338,7 +361,7 @@ class ActiveSearch:
             self.fail(error)
 
     def _checked(self, plan: object) -> Plan:
-        name = type(self.setup.planner).__name__
+        name = self._planner_name
         if not isinstance(plan, Plan):
             raise SearchError(f"planner {name}: expected plan() to return a search.Plan, got {type(plan).__name__}")
         if not plan.candidates:
@@ -354,25 +377,22 @@ class ActiveSearch:
 
     def _with_tree(self, plan: Plan) -> Plan:
         """Give a plan the tree of its candidates' paths."""
-        tree = Tree(self._root)
-        index = {self._root: 0}
+        root = self.setup.dynamics.initial_state(self.problem.question)
+        tree = Tree(root)
+        index = {root: 0}
         for candidate in plan.candidates:
             for state in candidate.state.path()[1:]:
                 if state not in index:
-                    made = self.made.get((state.parent.digest, state.text)) if state.parent is not None else None
                     parent = index[state.parent] if state.parent is not None else 0
                     terminal = self.setup.dynamics.is_terminal(state)
-                    index[state] = tree.add(parent, state, made.proposal if made else None, terminal)
+                    index[state] = tree.add(parent, state, self._proposal_of(state), terminal)
         candidates = tuple(replace(candidate, node=index[candidate.state]) for candidate in plan.candidates)
         return replace(plan, tree=tree, candidates=candidates)
 
     def fail(self, error: BaseException) -> None:
         """End the search with an error."""
-        self.waiting = 0
-        if self._generator is not None:
-            # A planner that answers its end with another request, or an error, is over all the same.
-            with suppress(Exception):
-                self._generator.close()
+        self.close()
+        self.failure = error
         reason = str(error) if str(error) else type(error).__name__
         self.plan = Plan(
             problem_id=self.problem.id,
@@ -380,4 +400,27 @@ class ActiveSearch:
             usage=self.usage,
             stopped=self._stopped,
             error=f"{type(error).__name__}: {reason}",
+            error_details="".join(traceback.format_exception(error)),
         )
+
+
+def _checked(requests: object) -> Sequence[Request]:
+    if not isinstance(requests, list | tuple):
+        raise SearchError(
+            "expected a list of Propose, Evaluate, Extract, Reward or Remaining from the planner, got "
+            f"{type(requests).__name__}; write `yield [request]` for a single one"
+        )
+    return requests
+
+
+def _finite(value: Any, critic: Critic, state: MASState) -> float:
+    place = (
+        f"critic {critic.name!r} gave {value!r:.80} for the state after turn {state.depth}; expected a finite number"
+    )
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise CriticError(f"{place}: {error}") from error
+    if not math.isfinite(number):
+        raise CriticError(f"{place}: check its weights and its precision")
+    return number

@@ -9,8 +9,8 @@ import dataclasses
 import logging
 from typing import Any
 
-from search.engine.active import Setup
 from search.engine.progress import Progress
+from search.engine.setup import Setup
 from search.plan import Plan
 
 logger = logging.getLogger("search")

@@ -1,13 +1,12 @@
 """Many engines on one or many machines: searches spread over Ray actors, one writer, the same rows.
 
-Each actor owns an engine and runs the ordinary driver. A free actor takes the next
-problems; an actor that dies is replaced and its open problems are searched again,
-which gives the same plans, because a plan depends on its problem and the seed alone.
+Each actor owns an engine with a scheduler of its own. An actor with capacity gets the next
+problems; an actor that dies is replaced and its open problems are searched again, which
+gives the same plans, because a plan depends on its problem and the seed alone.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import os
@@ -19,21 +18,25 @@ from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
-from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, MissingDependencyError
+from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependencyError
 from mas_gym.graph import MAS
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.policies.meter import Meter
 from mas_gym.tasks.base import Problem
-from search.engine import events
-from search.engine.ports import settled_policy
+from search.engine.journal import Journal
 from search.engine.progress import Listener, Progress, listener
 from search.engine.settings import Budget, Sampling
-from search.engine.worker import READY, Job, Worker, setup_of
+from search.engine.setup import resolve_policy
+from search.engine.source import Source
+from search.engine.worker import Job, Worker
 from search.plan import Plan, Usage
 from search.protocol import Critic, Planner
 from search.store import Store, open_record
 
 logger = logging.getLogger("search")
+
+_SOURCE_SECONDS = 0.1
+"""How often to look for a problem of a slow iterator while actors are at work."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,11 @@ class Fleet:
     """Where the engines run.
 
     Attributes:
-        actors: Engines wanted; those that the cluster has no room for join when it has.
+        actors: Number of engines; actors beyond the cluster's capacity join when resources free up.
         gpus: GPUs of each, fractions allowed.
         cpus: CPU cores of each.
         address: Of a Ray cluster, or ``"local"`` to start one on this machine; None uses a running one, or starts one.
-        replacements: Deaths of actors to make up for; one more ends the run.
+        replacements: Maximum number of dead actors to replace; one more ends the run.
     """
 
     actors: int = 2
@@ -60,17 +63,14 @@ class Fleet:
             raise ConfigError(f"expected at least one actor and no negative numbers, got {self}")
 
 
-@dataclass
+@dataclass(eq=False)
 class _Member:
-    """An actor as the head sees it."""
+    """An actor as the head sees it, with the call that ends when it has loaded, and its searches by call."""
 
     actor: Any
-    stream: Any
     number: int
-    ready: bool = False
-    told_last: bool = False
-    parcels: int = 0
-    open: dict[str, Problem] = field(default_factory=dict)
+    loading: Any
+    open: dict[Any, Problem] = field(default_factory=dict)
 
 
 def run_ray(
@@ -120,14 +120,19 @@ def run_ray(
 
     algorithm = load_planner(planner) if isinstance(planner, str) else planner
     system = load_mas(mas)
-    make_policy = make_policy or partial(settled_policy, system, None)
+    make_policy = make_policy or partial(resolve_policy, system, None)
     fleet = fleet or Fleet()
     if isinstance(problems, Sized):
-        # Where there are few problems, an actor that is ready first leaves the others theirs.
+        # With few problems, the first actors to load leave the others their share.
         concurrency = max(1, min(concurrency, math.ceil(len(problems) / fleet.actors)))
     job = Job(algorithm, system, seed, concurrency, training, sampling or Sampling(), budget or Budget())
+    listen = listener(progress)
     _connect(fleet.address)
-    head = _Head(job, problems, make_policy, make_critic, fleet, run_budget or Budget(), listener(progress))
+    # The task without its problems, for its grading alone.
+    task = problems[:0] if hasattr(problems, "grade") else None  # type: ignore[index]
+    arguments = {"planner and MAS": job, "task": task, "make_policy": make_policy, "make_critic": make_critic}
+    _check_picklable(arguments)
+    head = _Head(job, problems, tuple(arguments.values()), fleet, run_budget or Budget(), listen)
     return head.run(store, run_name)
 
 
@@ -143,154 +148,159 @@ def _connect(address: str | None) -> None:
         ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 
 
+def _check_picklable(arguments: dict[str, Any]) -> None:
+    from ray import cloudpickle
+
+    for name, value in arguments.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception as error:
+            raise ConfigError(
+                f"{name}: expected something that can be pickled and sent to the actors, got {_line_of(error)}; "
+                "pass a function of a module, or functools.partial of one, that opens files and connections itself"
+            ) from None
+
+
 class _Head:
-    """Gives problems out, takes plans in, and makes up for the dead."""
+    """Gives problems to actors, collects plans, and replaces dead actors."""
 
     def __init__(
         self,
         job: Job,
         problems: Iterable[Problem],
-        make_policy: Any,
-        make_critic: Any,
+        arguments: tuple[Any, ...],
         fleet: Fleet,
         budget: Budget,
         listen: Listener | None,
     ) -> None:
-        self.job, self.problems, self.fleet, self._listen = job, problems, fleet, listen
-        self._budget = budget
-        self._stopped: str | None = None
-        self._arguments = (job, _graders(problems), make_policy, make_critic)
-        self._source = iter(problems)
+        self.job, self.problems, self.fleet = job, problems, fleet
+        self._arguments, self._budget, self._listen = arguments, budget, listen
+        # An actor holds a little more than it can have open.
+        self._ahead = job.concurrency + job.concurrency // 8 + 1
+        self._source = Source(problems, lambda: None)
         self._again: deque[Problem] = deque()
         self._members: list[_Member] = []
-        self._numbers = itertools.count(1)
         self._meters: dict[str, Meter] = {}
-        self._seen: set[str] = set()
-        self._deaths = 0
-        self._dry = False
-        self._progress = Progress(total=len(problems) if isinstance(problems, Sized) else None)
+        self._hired = self._deaths = 0
         self._spent, self._started = Usage(), perf_counter()
 
     def run(self, store: Any, run_name: str | None) -> Iterator[Plan]:
         import ray
 
+        journal: Journal | None = None
+        stopped = None
         try:
             for _ in range(self.fleet.actors):
-                self._hire()
-            try:
-                policy, critic = ray.get(self._members[0].actor.facts.remote(store is not None))
-            except ray.exceptions.RayError as error:
-                raise _cause(error) from error
-            told: Any = None if critic is None else SimpleNamespace(**critic)
-            setup = setup_of(self.job, told)
-            events.run_started(setup, self._progress.total, policy=policy["name"], actors=self.fleet.actors)
-            record = None
-            if store is not None:
-                engines = SimpleNamespace(**policy, meters=self._meters)
-                record = open_record(store, setup, self.problems, engines, run_name)
-            try:
-                yield from self._collect(record)
-            finally:
-                if record is not None:
-                    record.close()
+                self._hire(store is not None)
+            journal = self._open_journal(store, run_name)
+            while True:
+                yield from self._supply(journal)
+                if self._source.exhausted and not self._again and not any(m.open for m in self._members):
+                    return
+                stopped = self._budget.spent(journal.earlier + self._usage, 1)
+                if stopped is not None:
+                    return
+                yield from self._collect(journal, store is not None)
         finally:
+            self._source.close()
             for member in self._members:
                 ray.kill(member.actor)
-            events.run_ended(self._snapshot())
-            if self._listen is not None:
-                self._listen.close(self._snapshot())
+            if journal is not None:
+                journal.close(self._usage, 0, stopped)
 
-    def _tell(self, plan: Plan, fresh: bool) -> None:
-        events.search_ended(plan, fresh)
-        self._progress = self._progress.with_plan(plan, fresh)
-        if fresh:
-            self._spent += plan.usage
-        if self._listen is not None:
-            self._listen.show(self._snapshot())
+    @property
+    def _usage(self) -> Usage:
+        return replace(self._spent, seconds=perf_counter() - self._started)
 
-    def _snapshot(self) -> Progress:
-        spent = replace(self._spent, seconds=perf_counter() - self._started)
-        return self._progress.with_run(spent, sum(len(member.open) for member in self._members), self._stopped)
-
-    def _hire(self) -> None:
+    def _hire(self, stored: bool) -> None:
         import ray
 
         actor_class = ray.remote(Worker).options(
-            num_cpus=self.fleet.cpus, num_gpus=self.fleet.gpus, max_concurrency=3, max_restarts=0
+            num_cpus=self.fleet.cpus, num_gpus=self.fleet.gpus, max_concurrency=self._ahead + 1, max_restarts=0
         )
+        self._hired += 1
         actor = actor_class.remote(*self._arguments)
-        stream = actor.work.options(num_returns="streaming").remote()
-        self._members.append(_Member(actor, stream, next(self._numbers)))
+        self._members.append(_Member(actor, self._hired, actor.facts.remote(stored)))
 
-    def _collect(self, record: Any) -> Iterator[Plan]:
+    def _open_journal(self, store: Any, run_name: str | None) -> Journal:
+        """Wait for the first actor that has loaded, which says what policy and critic are."""
+        facts = None
+        while facts is None:
+            _, facts = self._hear(None, store is not None, loaded=False)
+        policy, critic = facts
+        setup = self.job.setup(None if critic is None else SimpleNamespace(**critic, score=list))
+        record = None
+        if store is not None:
+            engines = SimpleNamespace(**policy, meters=self._meters)
+            record = open_record(store, setup, self.problems, engines, run_name)
+        total = len(self.problems) if isinstance(self.problems, Sized) else None
+        return Journal(
+            setup, total=total, record=record, listener=self._listen, policy=policy["name"], actors=self.fleet.actors
+        )
+
+    def _supply(self, journal: Journal) -> Iterator[Plan]:
+        """Give problems to actors with capacity, yield the plans that are stored, and let actors go at the end."""
         import ray
 
-        while True:
-            yield from self._share(record)
-            if self._dry and not self._again and not any(member.open for member in self._members):
-                return
-            usage = self._snapshot().usage
-            if record is not None:
-                usage += record.spent
-            self._stopped = self._budget.spent(usage, 1)
-            if self._stopped is not None:
-                return
-            left = None if self._budget.seconds is None else self._budget.seconds - usage.seconds
-            heard, _ = ray.wait([member.stream for member in self._members], num_returns=1, timeout=left)
-            if not heard:
-                continue
-            member = next(member for member in self._members if member.stream is heard[0])
-            try:
-                found = ray.get(next(member.stream))
-            except StopIteration:
+        for member in list(self._members):
+            while member.loading is None and len(member.open) < self._ahead:
+                problem = self._again.popleft() if self._again else self._source.poll()
+                if problem is None:
+                    break
+                stored = journal.lookup(problem)
+                if stored is None:
+                    member.open[member.actor.search.remote(problem)] = problem
+                else:
+                    self._show_progress(journal)
+                    yield stored
+            if self._source.exhausted and not self._again and member.loading is None and not member.open:
                 self._members.remove(member)
                 ray.kill(member.actor)
-                continue
-            except ray.exceptions.RayError as error:
-                self._replace(member, error)
-                continue
-            if found == READY:
-                member.ready = True
-                continue
-            del member.open[found.problem.id]
-            self._meters.update({f"{member.number} {name}": meter for name, meter in found.meters.items()})
-            if record is not None:
-                record.save(found.problem, found.plan, found.made)
-            self._tell(found.plan, fresh=True)
+
+    def _collect(self, journal: Journal, stored: bool) -> Iterator[Plan]:
+        """Wait for an actor to end a search, to load or to die."""
+        timeouts = [] if self._source.exhausted else [_SOURCE_SECONDS]
+        if self._budget.seconds is not None:
+            timeouts.append(max(0.0, self._budget.seconds - (journal.earlier + self._usage).seconds))
+        problem, found = self._hear(min(timeouts, default=None), stored)
+        if problem is not None:
+            journal.ended(problem, found.plan, found.samples)
+            self._spent += found.plan.usage
+            self._show_progress(journal)
             yield found.plan
 
-    def _share(self, record: Any) -> Iterator[Plan]:
-        """Keep every actor supplied a little beyond what it can have open; plans in the store are handed out."""
-        ahead = self.job.concurrency + self.job.concurrency // 8 + 1
-        for member in self._members:
-            given: list[Problem | None] = []
-            while member.ready and not member.told_last and len(member.open) < ahead:
-                problem = self._again.popleft() if self._again else self._next()
-                if problem is None:
-                    self._dry = member.told_last = True
-                    given.append(None)
-                    break
-                stored = record.load(problem) if record is not None else None
-                if stored is not None:
-                    self._tell(stored, fresh=False)
-                    yield stored
-                    continue
-                member.open[problem.id] = problem
-                given.append(problem)
-            if given:
-                member.actor.give.remote(member.parcels, given)
-                member.parcels += 1
+    def _show_progress(self, journal: Journal) -> None:
+        if journal.watched:
+            journal.update(self._usage, sum(len(member.open) for member in self._members))
 
-    def _next(self) -> Problem | None:
-        problem = next(self._source, None)
-        if problem is not None:
-            if problem.id in self._seen:
-                raise DataError(f"two problems have the id {problem.id!r}; ids must be distinct within a run")
-            self._seen.add(problem.id)
-        return problem
+    def _hear(self, timeout: float | None, stored: bool, loaded: bool = True) -> tuple[Problem | None, Any]:
+        """Return the next answer of an actor with the problem, if it is a search's; None twice if there is none.
 
-    def _replace(self, member: _Member, error: Exception) -> None:
-        """Make up for a dead actor; its open problems come first."""
+        ``loaded`` says whether any actor has loaded before: if none has, an error while loading is raised.
+        """
+        import ray
+
+        calls = {call: m for m in self._members for call in ([*m.open] if m.loading is None else [m.loading])}
+        heard, _ = ray.wait(list(calls), num_returns=1, timeout=timeout)
+        if not heard:
+            return None, None
+        member = calls[heard[0]]
+        try:
+            answer = ray.get(heard[0])
+        except ray.exceptions.RayError as error:
+            cause = _cause(error)
+            if not loaded and not isinstance(cause, EngineUnavailableError):
+                raise cause from error
+            self._replace(member, error, stored)
+            return None, None
+        if member.loading is not None:
+            member.loading = None
+            return None, answer
+        self._meters.update({f"{member.number} {name}": meter for name, meter in answer.meters.items()})
+        return member.open.pop(heard[0]), answer
+
+    def _replace(self, member: _Member, error: Exception, stored: bool) -> None:
+        """Replace a dead actor; its open problems come first."""
         import ray
 
         self._members.remove(member)
@@ -300,27 +310,22 @@ class _Head:
         if self._deaths > self.fleet.replacements:
             raise EngineUnavailableError(
                 f"{self._deaths} actors died, one more than may be replaced; the last: {_cause(error)}. "
-                "Mend the cause and repeat the command; what a run with a store has finished is kept in it"
+                "Fix the cause and repeat the command; what a run with a store has finished is kept in it"
             ) from error
-        logger.warning("an actor died and is replaced, %d searches begin anew: %s", len(member.open), _said(error))
-        if member.open or not self._dry:
-            self._hire()
-
-
-def _graders(problems: Any) -> Any:
-    """Return the task without its problems, for its grading alone."""
-    return problems[:0] if hasattr(problems, "grade") else None
+        logger.warning("an actor died and is replaced, %d searches start again: %s", len(member.open), _line_of(error))
+        if member.open or not self._source.exhausted or not self._members:
+            self._hire(stored)
 
 
 def _cause(error: Any) -> Exception:
-    """Return what an actor raised, if it told."""
+    """Return what an actor raised, if it says so."""
     cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, Exception) else EngineUnavailableError(f"an actor failed: {_said(error)}")
+    return cause if isinstance(cause, Exception) else EngineUnavailableError(f"an actor failed: {_line_of(error)}")
 
 
-def _said(error: object) -> str:
+def _line_of(error: object) -> str:
     """Return the line of Ray's long messages that says what happened: a traceback's last, else the first."""
-    lines = str(error).strip().splitlines()
+    lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1] if any("Traceback" in line or "creation task" in line for line in lines) else lines[0]
 
 

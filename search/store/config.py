@@ -14,7 +14,7 @@ from mas_gym.tasks.base import Problem
 from mas_gym.tasks.problem_task import ProblemTask
 
 if TYPE_CHECKING:
-    from search.engine.active import Setup
+    from search.engine.setup import Setup
 
 FORM = 2
 """The form of a run's config. In form 1, planners, policies and critics stated only a part of their identity."""

@@ -27,7 +27,8 @@ from search.store.rows import Damage, Reader, Writer, metadata_text, search_id
 from search.store.store import Store
 
 if TYPE_CHECKING:
-    from search.engine.active import Made, Setup
+    from search.engine.active import SampleRecord
+    from search.engine.setup import Setup
 
 logger = logging.getLogger("search.store")
 
@@ -179,7 +180,7 @@ class RunRecord:
             )
         return plan
 
-    def save(self, problem: Problem, plan: Plan, made: Mapping[tuple[bytes, str], Made]) -> None:
+    def save(self, problem: Problem, plan: Plan, made: Mapping[tuple[bytes, str], SampleRecord]) -> None:
         """Write a search that has ended, and what it cost, in one transaction."""
         seeds = {key: entry.seed for key, entry in made.items()}
         with explained(self.path), transaction(self._connection):

@@ -1,0 +1,125 @@
+"""What a run writes down as it goes: rows in the store, log events, progress."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, Protocol
+
+from mas_gym.tasks.base import Problem
+from search.engine import events
+from search.engine.active import SampleRecord
+from search.engine.progress import Listener, Progress
+from search.engine.setup import Setup
+from search.plan import Plan, Usage
+
+UPDATE_SECONDS = 0.25
+"""Maximum interval between progress updates; a single search can take minutes."""
+
+
+class Record(Protocol):
+    """A run's place in a store.
+
+    Attributes:
+        spent: What earlier processes have spent on the run.
+    """
+
+    spent: Usage
+
+    def load(self, problem: Problem) -> Plan | None:
+        """Return the stored plan of a problem, if it has one that did not fail."""
+        ...
+
+    def save(self, problem: Problem, plan: Plan, made: Mapping[tuple[bytes, str], SampleRecord]) -> None:
+        """Store a finished search."""
+        ...
+
+    def spend(self, usage: Usage) -> None:
+        """Store what was spent on searches that are not saved."""
+        ...
+
+    def close(self) -> None:
+        """Close the store."""
+        ...
+
+
+class Journal:
+    """Keeps the store, the log and the progress display of one run up to date.
+
+    Attributes:
+        earlier: What earlier processes have spent on the run.
+        watched: Whether anyone looks at the progress.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        total: int | None = None,
+        record: Record | None = None,
+        listener: Listener | None = None,
+        **facts: Any,
+    ) -> None:
+        """Log the start of a run.
+
+        Args:
+            setup: The run's settings.
+            total: Number of problems; None if unknown.
+            record: Where finished searches are stored.
+            listener: Where progress is shown.
+            **facts: More fields for the log.
+        """
+        self._record, self._listener = record, listener
+        self._progress = Progress(total=total)
+        self._updated = perf_counter()
+        self.earlier = record.spent if record is not None else Usage()
+        self.watched = listener is not None
+        self._saved = Usage()
+        events.run_started(setup, total, **facts)
+
+    def lookup(self, problem: Problem) -> Plan | None:
+        """Return the stored plan of a problem, if there is one."""
+        stored = self._record.load(problem) if self._record is not None else None
+        if stored is not None:
+            self._count(stored, fresh=False)
+        return stored
+
+    def ended(self, problem: Problem, plan: Plan, samples: Mapping[tuple[bytes, str], SampleRecord]) -> None:
+        """Write down a search that has just ended."""
+        # Stored first: whatever ends the program next costs no finished search.
+        if self._record is not None:
+            self._record.save(problem, plan, samples)
+            self._saved += plan.usage
+        self._count(plan, fresh=True)
+
+    def _count(self, plan: Plan, fresh: bool) -> None:
+        self._progress = self._progress.with_plan(plan, fresh)
+        events.search_ended(plan, fresh)
+
+    @property
+    def due(self) -> bool:
+        """Whether the last progress update is long ago."""
+        return self.watched and perf_counter() - self._updated > UPDATE_SECONDS
+
+    def update(self, usage: Usage, open_searches: int) -> None:
+        """Show progress."""
+        self._updated = perf_counter()
+        if self._listener is not None:
+            self._listener.show(self._progress.with_run(usage, open_searches, None))
+
+    def close(self, usage: Usage, calls: int, stopped: str | None) -> None:
+        """Close the store and say how the run ended.
+
+        Args:
+            usage: All that was spent, dropped searches included.
+            calls: Agent calls that were made, those without a reply included.
+            stopped: Why the run ended early; None if it did not.
+        """
+        if self._record is not None:
+            self._record.spend(replace(usage, agent_calls=max(calls, usage.agent_calls)) - self._saved)
+            self._record.close()
+        last = self._progress.with_run(usage, 0, stopped)
+        events.run_ended(last)
+        if self._listener is not None:
+            self._listener.close(last)

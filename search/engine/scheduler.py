@@ -1,0 +1,478 @@
+"""The scheduler: many searches at once over one policy and one critic.
+
+It owns admission, batching, budgets, cancellation and progress. A search waits for
+its own replies and for nothing else. Requests of all searches go to the policy as
+they arise; states to be scored gather while the engine is busy and go to the critic
+together, at the latest when the engine would run dry. What a search gets depends on
+its problem and its seed, never on what runs beside it::
+
+    submit -> waiting -> [at most `concurrency` active searches] -> ended -> SearchFuture
+                             |  ^                |  ^
+                             v  |                v  |
+                           policy port         critic port
+
+The loop runs in one of two ways: `search.run` calls `Scheduler.turn` itself whenever
+its user asks for the next plan; the service and the Ray actors call `Scheduler.start`,
+which runs it on one background thread. `submit` and `SearchFuture.cancel` are safe on
+any thread in both.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import Future
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from mas_gym.errors import ConfigError, EngineUnavailableError, SearchError
+from mas_gym.policies.base import AsyncPolicy, Policy
+from mas_gym.tasks.base import Problem
+from search.engine.active import Account, ActiveSearch, Sampled, SampleRecord
+from search.engine.journal import UPDATE_SECONDS, Journal
+from search.engine.ports import BATCH_DONE, CriticPort, Mail, PolicyPort, policy_port
+from search.engine.settings import Budget, Sampling
+from search.engine.setup import Setup
+from search.grading import Grader
+from search.plan import Plan, Usage
+
+_CANCELLED, _WAKE = "cancelled", "wake"
+
+
+class Step(NamedTuple):
+    """How far a search has come: who spoke last, and what was spent."""
+
+    agent: str
+    agent_calls: int
+    generated_tokens: int
+
+
+class SearchFuture(Future[Plan]):
+    """The plan of a search, once it has ended; await it with `asyncio.wrap_future`.
+
+    A search that failed by itself has a plan with its ``error``; the future raises only if the
+    engine is unavailable, the scheduler was closed, or the search was cancelled.
+
+    Attributes:
+        problem: The problem.
+        step: The latest progress; None before the first message.
+        samples: Where each message came from, once the search has ended; see `ActiveSearch.samples`.
+        failure: The exception that failed the search.
+    """
+
+    def __init__(self, problem: Problem, number: int, mail: Mail, on_progress: Callable[[Step], object] | None) -> None:
+        """Made by `Scheduler.submit`."""
+        super().__init__()
+        self.problem, self.number = problem, number
+        self.step: Step | None = None
+        self.samples: dict[tuple[bytes, str], SampleRecord] = {}
+        self.failure: BaseException | None = None
+        self._mail, self._on_progress = mail, on_progress
+
+    def cancel(self) -> bool:
+        """Drop the search with its open requests; safe at any time. Returns False if it has ended."""
+        if not super().cancel():
+            return False
+        self._mail.put((_CANCELLED, self.number))
+        return True
+
+    def _advance(self, agent: str, usage: Usage) -> None:
+        self.step = Step(agent, usage.agent_calls, usage.generated_tokens)
+        if self._on_progress is not None:
+            self._on_progress(self.step)
+
+
+class _Entry(NamedTuple):
+    """A search with its future and the keys of its open requests."""
+
+    search: ActiveSearch
+    future: SearchFuture
+    keys: set[int]
+
+
+class Scheduler:
+    """Runs submitted searches; a context manager.
+
+    Attributes:
+        stopped: Why no more searches are admitted; None while they are.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        policy: Policy | AsyncPolicy,
+        *,
+        concurrency: int = 64,
+        task: Iterable[Problem] | None = None,
+        run_budget: Budget | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        """Start without searches.
+
+        Args:
+            setup: What searches have in common; `submit` can change parts of it.
+            policy: Writes the messages.
+            concurrency: Maximum number of open searches; memory grows with it, results do not depend on it.
+            task: Grades the answers, if it has a grading of its own.
+            run_budget: Limits of all searches together; when one is met, open searches are dropped.
+            journal: Where ended searches are written down.
+        """
+        if concurrency < 1:
+            raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
+        self.stopped: str | None = None
+        self._setup, self._engine = setup, policy
+        self._task: Iterable[Problem] = () if task is None else task
+        self._concurrency, self._budget, self._journal = concurrency, run_budget or Budget(), journal
+        self._mail: Mail = SimpleQueue()
+        self._policy: PolicyPort = policy_port(policy, self._mail)
+        self._critic = None if setup.critic is None or setup.critic.free else CriticPort(setup.critic, self._mail)
+        self._waiting: dict[int, _Entry] = {}
+        self._active: dict[int, _Entry] = {}
+        self._open: dict[Hashable, tuple[_Entry, Sampled | None]] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._numbers, self._keys = itertools.count(), itertools.count()
+        self._account, self._calls, self._ended = Account(), 0, 0
+        self._earlier = journal.earlier if journal is not None else Usage()
+        self._started = perf_counter()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = self._shut = False
+
+    @property
+    def usage(self) -> Usage:
+        """What all searches have spent so far, failed and dropped ones included; nothing for stored plans."""
+        return replace(self._account.usage, seconds=perf_counter() - self._started)
+
+    @property
+    def waiting(self) -> int:
+        """Searches that have not begun."""
+        return len(self._waiting)
+
+    @property
+    def active(self) -> int:
+        """Searches in progress."""
+        return len(self._active)
+
+    @property
+    def closed(self) -> bool:
+        """Whether no more searches are admitted."""
+        return self._closed
+
+    @property
+    def has_capacity(self) -> bool:
+        """Whether another search would begin at once."""
+        return not self._closed and self.waiting + self.active < self._concurrency
+
+    def submit(
+        self,
+        problem: Problem,
+        *,
+        seed: int | None = None,
+        sampling: Sampling | None = None,
+        budget: Budget | None = None,
+        on_progress: Callable[[Step], object] | None = None,
+    ) -> SearchFuture:
+        """Queue a search; it begins when fewer than `concurrency` are open.
+
+        Args:
+            problem: What to search.
+            seed: In place of the setup's.
+            sampling: In place of the setup's.
+            budget: In place of the setup's.
+            on_progress: Called on the scheduler's thread after each message.
+
+        Raises:
+            SearchError: The scheduler is closed.
+        """
+        given = {"seed": seed, "sampling": sampling, "budget": budget}
+        changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        future = SearchFuture(problem, next(self._numbers), self._mail, on_progress)
+        stored = self._journal.lookup(problem) if self._journal is not None else None
+        if stored is not None:
+            self._show_progress()
+            future.set_result(stored)
+            return future
+        setup = replace(self._setup, **changed) if changed else self._setup
+        search = ActiveSearch(setup, problem, Grader(self._task, problem), self._account)
+        with self._lock:
+            if self._closed:
+                raise SearchError(f"expected an open scheduler; this one was {self.stopped or 'closed'}")
+            self._waiting[future.number] = _Entry(search, future, set())
+        self.wake()
+        return future
+
+    def start(self) -> Scheduler:
+        """Run the loop on a background thread until `close`; a failing engine ends open searches, not the loop."""
+        self._thread = threading.Thread(target=self._serve, name="mas-gym-scheduler", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self, reason: str) -> None:
+        """Close the scheduler and remember why."""
+        self.stopped = self.stopped or reason
+        self.close()
+
+    def close(self) -> None:
+        """End every search that is open or waiting with a `SearchError` and let the engines go; safe to call twice."""
+        with self._lock:
+            self._closed = True
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self.wake()
+            self._thread.join()
+        else:
+            self._shut_down()
+
+    def __enter__(self) -> Scheduler:
+        """Return the scheduler."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Close the scheduler."""
+        self.close()
+
+    # ---- the loop
+
+    def turn(self) -> bool:
+        """Do one piece of work, or wait for an engine; False if no search is open.
+
+        Raises:
+            EngineUnavailableError: No request can succeed. Other exceptions of an engine pass through, too.
+        """
+        ended = self._ended
+        progressed = self._read_mail()
+        self._admit()
+        if not self._active or self._over_budget(0):
+            return False
+        self._expire()
+        if not progressed and self._ended == ended:
+            self._work()
+        if self._journal is not None and self._journal.due:
+            self._show_progress()
+        return True
+
+    def wake(self) -> None:
+        """End a `wait`."""
+        self._mail.put((_WAKE, None))
+
+    def wait(self) -> None:
+        """Wait until something arrives from another thread, or a deadline is near."""
+        try:
+            self._take(*self._mail.get(timeout=self._patience()))
+        except Empty:
+            self._over_budget(0)
+
+    def _serve(self) -> None:
+        while not self._closed:
+            try:
+                if not self.turn() and not self._closed:
+                    self.wait()
+            except BaseException as error:
+                self._abort(error)
+        self._shut_down()
+
+    def _abort(self, error: BaseException) -> None:
+        """End every open search with an error of the engine; those that wait get a fresh session."""
+        for number in list(self._active):
+            self._drop(number, error)
+        self._policy.close()
+        self._policy = policy_port(self._engine, self._mail)
+
+    def _shut_down(self) -> None:
+        if self._shut:
+            return
+        self._shut = True
+        error = SearchError(f"the search was dropped: {self.stopped or 'the scheduler was closed'}")
+        for number in [*self._active, *self._waiting]:
+            self._drop(number, error)
+        self._policy.close()
+        if self._critic is not None:
+            self._critic.close()
+        if self._journal is not None:
+            # Calls in flight are spent, though nobody waits for them any more.
+            self._journal.close(self.usage, self._calls, self.stopped)
+
+    # ---- admission
+
+    def _admit(self) -> None:
+        """Begin searches until enough are open."""
+        while len(self._active) < self._concurrency:
+            with self._lock:
+                if not self._waiting:
+                    return
+                number = next(iter(self._waiting))
+                entry = self._active[number] = self._waiting.pop(number)
+            entry.search.start()
+            if (deadline := entry.search.deadline) is not None:
+                heapq.heappush(self._deadlines, (deadline, number))
+            self._advance(entry)
+
+    def _drop(self, number: int, error: BaseException | None = None) -> None:
+        """Forget a search with its open requests; its future, unless it was cancelled, raises ``error``."""
+        with self._lock:
+            entry = self._active.pop(number, None) or self._waiting.pop(number, None)
+        if entry is None:
+            return
+        self._release(entry)
+        entry.search.close()
+        if entry.future.set_running_or_notify_cancel():
+            entry.future.set_exception(error or SearchError("the search was dropped"))
+
+    def _release(self, entry: _Entry) -> None:
+        """Cancel the open requests of a search."""
+        for key in entry.keys:
+            _, sampled = self._open.pop(key)
+            if sampled is not None:
+                self._policy.cancel(key)
+            elif self._critic is not None:
+                self._critic.cancel(key)
+        entry.keys.clear()
+
+    # ---- from planners to engines
+
+    def _advance(self, entry: _Entry) -> None:
+        """Run a search to its next requests and send them off."""
+        search = entry.search
+        while True:
+            work = search.advance()
+            if work is None:
+                self._end(entry)
+                return
+            wanted = sum(len(sampled.request.seeds) for sampled in work.sampling)
+            if self._over_budget(wanted):
+                return
+            self._calls += wanted
+            for sampled in work.sampling:
+                self._policy.submit(self._key(entry, sampled), sampled.request)
+            if not work.scoring:
+                return
+            if self._critic is not None:
+                self._critic.submit(self._key(entry, None), work.scoring)
+                return
+            self._score_free(search, work.scoring)
+            if search.plan is not None:
+                self._end(entry)
+                return
+            if search.waiting:
+                return
+
+    def _score_free(self, search: ActiveSearch, contexts: Any) -> None:
+        critic = self._setup.critic
+        assert critic is not None
+        try:
+            search.scored(critic.score(contexts))
+        except Exception as error:
+            search.fail(error)
+
+    def _key(self, entry: _Entry, sampled: Sampled | None) -> int:
+        key = next(self._keys)
+        entry.keys.add(key)
+        self._open[key] = (entry, sampled)
+        return key
+
+    def _over_budget(self, wanted: int) -> bool:
+        """Stop if the budget of all searches forbids ``wanted`` more agent calls."""
+        if self._budget == Budget():
+            return False
+        # Calls in flight are spent, though no search has been billed for them yet.
+        reason = self._budget.spent(self._earlier + replace(self.usage, agent_calls=self._calls), wanted)
+        if reason:
+            self.stop(reason)
+        return bool(reason)
+
+    # ---- from engines to planners
+
+    def _work(self) -> None:
+        """Score, else generate, else wait."""
+        critic, policy = self._critic, self._policy
+        if critic is not None and critic.ready(policy.has_capacity):
+            self._deliver(critic.step())
+        elif policy.inline and policy.has_pending_work:
+            self._deliver(policy.step())
+        elif self._open:
+            self.wait()
+        else:
+            raise SearchError("searches are open and wait for nothing: a policy or critic has lost a request")
+
+    def _read_mail(self) -> bool:
+        """Take everything that has come from other threads; say whether an outcome was among it."""
+        progressed = False
+        while True:
+            try:
+                key, content = self._mail.get_nowait()
+            except Empty:
+                return progressed
+            self._take(key, content)
+            progressed = progressed or key is not _WAKE
+
+    def _take(self, key: Hashable, content: Any) -> None:
+        if key is BATCH_DONE and self._critic is not None:
+            self._critic.done()
+        elif key is _CANCELLED:
+            self._drop(content)
+        elif key is not _WAKE:
+            self._deliver([(key, content)])
+
+    def _deliver(self, outcomes: Iterable[tuple[Hashable, object]]) -> None:
+        """Hand outcomes to their searches and run those that have all they wait for."""
+        for key, outcome in outcomes:
+            if key not in self._open:
+                continue
+            entry, sampled = self._open.pop(key)
+            entry.keys.discard(key)
+            if isinstance(outcome, EngineUnavailableError):
+                raise outcome
+            search = entry.search
+            try:
+                if sampled is None:
+                    search.scored(outcome)
+                else:
+                    search.sampled(sampled, outcome)
+                    entry.future._advance(sampled.request.agent, search.usage)
+            except Exception as error:
+                search.fail(error)
+                self._end(entry)
+                continue
+            if not search.waiting:
+                self._advance(entry)
+
+    def _end(self, entry: _Entry) -> None:
+        """Write down a search that has a plan, and hand the plan out."""
+        search, future = entry.search, entry.future
+        assert search.plan is not None
+        self._release(entry)
+        self._active.pop(future.number)
+        self._ended += 1
+        if self._journal is not None:
+            self._journal.ended(search.problem, search.plan, search.samples)
+            self._show_progress()
+        future.samples, future.failure = search.samples, search.failure
+        if future.set_running_or_notify_cancel():
+            future.set_result(search.plan)
+
+    def _show_progress(self) -> None:
+        if self._journal is not None and self._journal.watched:
+            self._journal.update(self.usage, self.active)
+
+    # ---- deadlines
+
+    def _expire(self) -> None:
+        """Stop the searches whose seconds are spent."""
+        while self._deadlines and self._deadlines[0][0] <= perf_counter():
+            _, number = heapq.heappop(self._deadlines)
+            entry = self._active.get(number)
+            if entry is not None:
+                entry.search.stop(f"budget of {entry.search.setup.budget.seconds:g} seconds spent")
+                self._end(entry)
+
+    def _patience(self) -> float | None:
+        """Return how long to wait for other threads at most; None for as long as it takes."""
+        moments = [self._deadlines[0][0]] if self._deadlines else []
+        if self._budget.seconds is not None:
+            moments.append(self._started + self._budget.seconds - self._earlier.seconds)
+        if self._journal is not None and self._journal.watched:
+            moments.append(perf_counter() + UPDATE_SECONDS)
+        return max(0.0, min(moments) - perf_counter()) if moments else None
