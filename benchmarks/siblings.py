@@ -26,13 +26,13 @@ import numpy as np
 import mas_gym
 import rewardmodels
 from benchmarks.paper.credit import context_of
-from benchmarks.paper.held_out import row_of
+from benchmarks.paper.held_out import example_of
 from benchmarks.tiny.truth import first_error
 from mas_gym.state import MASState
 from mas_gym.tasks.base import Problem, Task
 from rewardmodels import LabelledTree, RewardData, stored_trees
-from rewardmodels.data.dataset import Row, graph_of
-from rewardmodels.data.serialise import state_text
+from rewardmodels.data.dataset import Example, graph_of
+from rewardmodels.data.serialise import state_parts
 from rewardmodels.training.metrics import interval
 from search import Critic, ScoringContext
 
@@ -40,7 +40,7 @@ from search import Critic, ScoringContext
 class Sibling(NamedTuple):
     """Two messages after the same right beginning."""
 
-    row: Row
+    example: Example
     right: ScoringContext
     wrong: ScoringContext
 
@@ -65,33 +65,35 @@ def siblings(item: LabelledTree, problem: Problem) -> Iterator[Sibling]:
         if state.parent is not None and known[state.parent][0]:
             families[state.parent][not right].append(context_of(item.tree[place], item.mas))
     for rights, wrongs in families.values():
-        yield from (Sibling(row_of(item, one.state), one, other) for one in rights for other in wrongs)
+        yield from (Sibling(example_of(item, one.state), one, other) for one in rights for other in wrongs)
 
 
 def judge(name: str, critic: Critic, pairs: Sequence[Sibling]) -> None:
     """Print the share of pairs ordered right, by agent."""
     right, wrong = (np.array(critic.score([pair[side] for pair in pairs])) for side in (1, 2))
     hits = np.where(right == wrong, 0.5, (right > wrong).astype(float))
-    print(f"{name}: {_share([pair.row for pair in pairs], hits)}")
-    for agent in dict.fromkeys(pair.row.agent for pair in sorted(pairs, key=lambda pair: pair.row.depth)):
-        chosen = [i for i, pair in enumerate(pairs) if pair.row.agent == agent]
-        print(f"  {agent:24} {_share([pairs[i].row for i in chosen], hits[chosen])}")
+    print(f"{name}: {_share([pair.example for pair in pairs], hits)}")
+    for agent in dict.fromkeys(pair.example.agent for pair in sorted(pairs, key=lambda pair: pair.example.depth)):
+        chosen = [i for i, pair in enumerate(pairs) if pair.example.agent == agent]
+        print(f"  {agent:24} {_share([pairs[i].example for i in chosen], hits[chosen])}")
 
 
-def _share(rows: Sequence[Row], hits: np.ndarray) -> str:
-    low, high = interval(rows, lambda chosen: float(hits[chosen].mean()))
-    return f"{100 * hits.mean():.1f} [{100 * low:.1f}, {100 * high:.1f}] of {len(rows):,}"
+def _share(examples: Sequence[Example], hits: np.ndarray) -> str:
+    low, high = interval(examples, lambda chosen: float(hits[chosen].mean()))
+    return f"{100 * hits.mean():.1f} [{100 * low:.1f}, {100 * high:.1f}] of {len(examples):,}"
 
 
 def true_points(trees: Sequence[LabelledTree], task: Task) -> RewardData:
     """Return every distinct visited state with the truth as its target."""
-    rows = [
-        row_of(item, state, 1.0 if right else -1.0)._replace(chosen=state_text(item.mas, state))
+    examples = [
+        example_of(item, state, 1.0 if right else -1.0)._replace(chosen=tuple(state_parts(item.mas, state)))
         for item in trees
         for state, (right, _) in truths(item, task.problem(item.problem_id)).items()
         if state.parent is not None
     ]
-    return RewardData("points", "full", {item.mas.name: graph_of(item.mas) for item in trees}, tuple(rows), len(trees))
+    return RewardData(
+        "points", "full", {item.mas.name: graph_of(item.mas) for item in trees}, tuple(examples), len(trees)
+    )
 
 
 def main() -> None:
@@ -109,7 +111,9 @@ def main() -> None:
         rewardmodels.train(data, arguments.teach, "tiny", kind="masprm", head="mse", log=print)
         return
     pairs = [pair for item in trees for pair in siblings(item, task.problem(item.problem_id))]
-    print(f"{len(trees):,} trees, {len(pairs):,} pairs of {len({pair.row.problem_id for pair in pairs}):,} problems")
+    print(
+        f"{len(trees):,} trees, {len(pairs):,} pairs of {len({pair.example.problem_id for pair in pairs}):,} problems"
+    )
     for spec in arguments.critic or ["policy-likelihood"]:
         judge(spec, rewardmodels.load_critic(spec), pairs)
 

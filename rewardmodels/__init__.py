@@ -6,27 +6,27 @@ them. Nothing here imports torch before it is needed.
 """
 
 from rewardmodels.critics import Ensemble, OracleCritic, known_critics, load_critic
-from rewardmodels.data.dataset import LabelledTree, RewardData, Row, collect, histogram, merge, split
+from rewardmodels.data.dataset import Example, LabelledTree, RewardData, collect, histogram, merge, split
 from rewardmodels.data.mining import Labelled, Pair, outcomes, pairs, pointwise, process_targets
 from rewardmodels.data.rollouts import stored_trees
 from rewardmodels.data.serialise import state_parts, state_text
 from rewardmodels.model.learned import LearnedCritic
-from rewardmodels.training.config import PAPER, TINY, Settings
+from rewardmodels.training.config import PAPER, TINY, TrainingConfig
 from rewardmodels.training.run import Trained, train
 
 __all__ = [
     "PAPER",
     "TINY",
     "Ensemble",
+    "Example",
     "Labelled",
     "LabelledTree",
     "LearnedCritic",
     "OracleCritic",
     "Pair",
     "RewardData",
-    "Row",
-    "Settings",
     "Trained",
+    "TrainingConfig",
     "collect",
     "histogram",
     "known_critics",

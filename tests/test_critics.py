@@ -474,6 +474,6 @@ def test_a_store_without_training_runs_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_forwards_are_bounded(sizes: list[int], padded: bool, expected: list[list[int]]) -> None:
-    from rewardmodels.model.prefixes import chunks
+    from rewardmodels.model.packing import chunks
 
     assert chunks(range(len(sizes)), sizes, padded) == expected

@@ -212,10 +212,11 @@ def test_mining_is_deterministic() -> None:
 
 
 def test_rows_say_where_they_come_from() -> None:
-    [row] = collect([LabelledTree(family([1.0, -1.0]), MAS, "arithmetic", "p1", 3)], "pairs").rows
+    [row] = collect([LabelledTree(family([1.0, -1.0]), MAS, "arithmetic", "p1", 3)], "pairs").examples
     assert (row.task, row.problem_id, row.mas, row.depth, row.agent) == ("arithmetic", "p1", "rpsv", 0, "Reader")
     assert (row.chosen_target, row.rejected_target, row.margin) == (1.0, -1.0, 2.0)
-    assert row.chosen.endswith("0>1: m0\n1") and row.rejected is not None and row.rejected.endswith("0>1: m1\n1")
+    assert "".join(row.chosen).endswith("0>1: m0\n1")
+    assert row.rejected is not None and "".join(row.rejected).endswith("0>1: m1\n1")
 
 
 def test_histogram_counts_by_depth_and_agent() -> None:
@@ -230,17 +231,17 @@ def test_the_split_holds_out_problems() -> None:
     trees = [*grove(), *(tree._replace(seed=8) for tree in grove())]
     data = collect(trees, "pairs")
     learned, held = split(data, 0.25)
-    problems = [{row.problem_id for row in side.rows} for side in (learned, held)]
+    problems = [{row.problem_id for row in side.examples} for side in (learned, held)]
     assert not problems[0] & problems[1]
     assert 0.1 < len(problems[1]) / len(problems[0] | problems[1]) < 0.4
     assert len(learned) + len(held) == len(data)
 
 
 def test_the_side_of_a_problem_does_not_depend_on_what_else_is_there() -> None:
-    whole = {row.problem_id for row in split(collect(grove(), "points"), 0.25)[1].rows}
+    whole = {row.problem_id for row in split(collect(grove(), "points"), 0.25)[1].examples}
     data = collect(grove()[:20], "pairs")
-    part = {row.problem_id for row in split(data, 0.25)[1].rows}
-    assert part == whole & {row.problem_id for row in data.rows} != set()
+    part = {row.problem_id for row in split(data, 0.25)[1].examples}
+    assert part == whole & {row.problem_id for row in data.examples} != set()
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.5])
@@ -295,7 +296,7 @@ def test_sets_of_two_tasks_can_be_mixed() -> None:
     two = collect([tree._replace(task="ordering") for tree in grove(6)], "points")
     both = merge([one, two])
     assert len(both) == 2 * len(one) and both.trees == 12
-    assert {row.task for row in both.rows} == {"arithmetic", "ordering"}
+    assert {row.task for row in both.examples} == {"arithmetic", "ordering"}
     with pytest.raises(ConfigError, match="one kind and view"):
         merge([one, collect(grove(6), "pairs")])
 
@@ -321,7 +322,7 @@ def test_an_exported_set_has_the_columns_that_trl_reads(tmp_path: Path) -> None:
     table = datasets.load_dataset("parquet", data_files=str(folder / "*.parquet"), cache_dir=str(tmp_path))["train"]
     assert {"chosen", "rejected", "margin"} <= set(table.column_names)
     assert len(table) == len(data)
-    assert table[0]["chosen"] == data.rows[0].chosen and table[0]["margin"] == data.rows[0].margin
+    assert table[0]["chosen"] == "".join(data.examples[0].chosen) and table[0]["margin"] == data.examples[0].margin
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "| Reader |" in card and "rpsv" in card and "chosen" in card
 
@@ -338,6 +339,6 @@ def test_a_damaged_set_is_refused(tmp_path: Path, damage: str) -> None:
         file.unlink()
     else:
         info = folder / "data.json"
-        info.write_text(info.read_text(encoding="utf-8").replace('"schema": 1', '"schema": 99'), encoding="utf-8")
+        info.write_text(info.read_text(encoding="utf-8").replace('"schema": 2', '"schema": 99'), encoding="utf-8")
     with pytest.raises(DataError):
         load_data(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,7 @@ import mas_gym
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import CriticError
 from mas_gym.state import MASState
-from rewardmodels.data.serialise import CUT, drop_oldest, split_text, state_parts, state_text
+from rewardmodels.data.serialise import CUT, drop_oldest, state_parts, state_text
 from rewardmodels.model.encode import Encoder
 
 TEXTS = ["Facts: has 3.", "Plan: start 3.", "Work: 3 + 4 = 7.", "Final Answer: 7"]
@@ -23,6 +24,16 @@ GRAPHS = ["single", "rpsv", "refine", "consensus", "dylan", "debate", "logic"]
 anything = st.text(st.characters(codec=None, categories=None), max_size=40) | st.sampled_from(
     ["0>1: hello", "a\n1>2,3: b\n3", "\n2>4: x", "3", "\r\n0>1: y", "<|end|>", "\ud800", "", "  ", "1>2: \u2028 1>3: z"]
 )
+
+
+_BOUNDARY = re.compile(r"\n[0-9]+(?=>[0-9,]*: )")
+
+
+def split_text(text: str) -> list[str]:
+    """Return the parts of a text that `state_text` wrote."""
+    start = text.find("\n") + 1
+    cuts = [0, start, *(match.end() for match in _BOUNDARY.finditer(text, start - 1 if start else 0)), len(text)]
+    return [text[a:b] for a, b in pairwise(cuts)]
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +118,11 @@ def test_ids_of_a_state_begin_those_of_its_successors(tokenizer: Any) -> None:
 
 def test_parts_tokenise_like_the_whole_text(tokenizer: Any) -> None:
     text = state_text(MODEL.mas, chain(TEXTS))
-    joined = [i for part in Encoder(tokenizer, 512).encode_texts([text])[0].parts for i in part]
+    joined = [
+        i
+        for part in Encoder(tokenizer, 512).encode_parts([state_parts(MODEL.mas, chain(TEXTS))])[0].parts
+        for i in part
+    ]
     assert joined == tokenizer(text, add_special_tokens=False)["input_ids"]
 
 

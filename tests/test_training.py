@@ -25,12 +25,12 @@ from grove import MODEL, chain, grove, save_base
 
 import rewardmodels.training.trainer as trainer_module
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError
-from rewardmodels import PAPER, TINY, LearnedCritic, RewardData, Settings, Trained, collect, split, train
+from rewardmodels import PAPER, TINY, LearnedCritic, RewardData, Trained, TrainingConfig, collect, split, train
 from rewardmodels.model.backbone import can_share, load_scalar, logits_at
 from rewardmodels.model.encode import Encoder
 from rewardmodels.model.packing import collate_plain, pack
-from rewardmodels.training.batches import as_batch, bundles, gather, schedule
-from rewardmodels.training.config import settings_for
+from rewardmodels.training.batches import bundles, forward_passes, gather, model_input, schedule
+from rewardmodels.training.config import config_for
 from rewardmodels.training.metrics import auc, calibration, interval, outcome_metrics, pair_metrics, point_metrics
 from rewardmodels.training.trainer import last_checkpoint, loss_of
 from search import ScoringContext
@@ -81,7 +81,7 @@ def test_the_bradley_terry_loss_is_the_papers(bt_on: Any, anchor: float) -> None
     v = np.tanh(z) if bt_on == "tanh" else z
     pairs = [-math.log(math.exp(v[a]) / (math.exp(v[a]) + math.exp(v[b]))) for a, b in ((0, 1), (2, 3))]
     expected = (sum(pairs) + anchor * (math.tanh(z[4]) - t) ** 2) / (2 + anchor)
-    found = loss_of(Settings(bt_on=bt_on, anchor=anchor), torch.tensor(z), tensors)
+    found = loss_of(TrainingConfig(bt_on=bt_on, anchor=anchor), torch.tensor(z), tensors)
     assert float(found) == pytest.approx(expected, rel=1e-6)
 
 
@@ -92,26 +92,62 @@ def test_pointwise_losses_are_the_papers(head: Any) -> None:
     tensors = {"better": none, "worse": none, "points": torch.arange(3), "target": torch.tensor(t)}
     squared = np.mean((np.tanh(z) - t) ** 2)
     entropy = np.mean([-math.log((1 + s * math.tanh(x)) / 2) for x, s in zip(z, t, strict=True)])
-    found = loss_of(Settings(kind="orm", head=head), torch.tensor(z), tensors)
+    found = loss_of(TrainingConfig(kind="orm", head=head), torch.tensor(z), tensors)
     assert float(found) == pytest.approx(squared if head == "mse" else entropy, rel=1e-6)
 
 
 def test_packed_rows_compute_the_same_as_whole_states(base: Path, data: RewardData) -> None:
     model, tokenizer = model_of(base)
     assert can_share(model, tokenizer.pad_token_id)
-    found = bundles(data.rows, Encoder(tokenizer, 512), 8)[:5]
+    found = bundles(data.examples, Encoder(tokenizer, 512), 8, 8192)[:5]
     both = []
     for share in (True, False):
         tensors = gather(found, tokenizer.pad_token_id, torch.float32, share)
         model.zero_grad()
-        logits = logits_at(model, as_batch(tensors))
-        loss = loss_of(Settings(), logits, tensors)
+        logits = logits_at(model, model_input(tensors))
+        loss = loss_of(TrainingConfig(), logits, tensors)
         loss.backward()
         grads = torch.cat([p.grad.flatten() for p in model.parameters()])
         both.append((logits.detach(), grads, tensors["input_ids"].numel()))
     assert torch.allclose(both[0][0], both[1][0], atol=1e-5)
     assert torch.allclose(both[0][1], both[1][1], atol=1e-5)
     assert both[0][2] < both[1][2] / 2
+
+
+@pytest.mark.parametrize("head", ["bt", "mse"])
+def test_a_step_in_several_forward_passes_learns_the_same(base: Path, tmp_path: Path, head: str) -> None:
+    kind: Any = "pairs" if head == "bt" else "points"
+    rows, points = collect(grove(10), kind), collect(grove(10), "points")
+    encoder = Encoder(transformers.AutoTokenizer.from_pretrained(base), 512)
+    # The largest bundle fits, so that both runs have the same bundles.
+    limit = max(b.tokens for b in bundles([*rows.examples, *points.examples], encoder, 32, 10**6))
+    options = {**QUICK, "head": head, "anchor": 0.5 * (head == "bt"), "batch_size": 32, "accumulation": 2}
+    found = []
+    for name, most in (("whole", 10**6), ("parts", limit)):
+        folder = train(rows, tmp_path / name, base=str(base), points=points, max_tokens=most, **options).folder
+        found.append(weights(folder))
+    assert all(torch.allclose(found[0][name], found[1][name], atol=1e-4) for name in found[0])
+    before = weights(base)
+    assert any(not torch.allclose(found[0][name], before[name], atol=1e-3) for name in before if name in found[0])
+    steps = schedule(bundles(rows.examples, encoder, 32, limit), 32, 1, 42)
+    passes = [forward_passes([bundles(rows.examples, encoder, 32, limit)[i] for i in s], limit, True) for s in steps]
+    assert max(map(len, passes)) > 1
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("limit", [1, 300, 1000, 10**6])
+def test_forward_passes_hold_every_bundle_once_and_are_bounded(
+    base: Path, data: RewardData, share: bool, limit: int
+) -> None:
+    encoder = Encoder(transformers.AutoTokenizer.from_pretrained(base), 512)
+    found = bundles(data.examples, encoder, 8, limit)
+    assert sorted(example for b in found for example in b.examples) == sorted(data.examples)
+    assert all(b.tokens <= limit or len(b.examples) == 1 for b in found)
+    passes = forward_passes(found, limit, share)
+    assert sorted(map(id, found)) == sorted(id(b) for part in passes for b in part)
+    for part in passes:
+        size = gather(part, 0, torch.float32, share)["input_ids"].numel()
+        assert size <= limit or len(part) == 1
 
 
 def test_the_head_reads_what_transformers_reads(base: Path) -> None:
@@ -138,30 +174,30 @@ def test_a_window_of_attention_is_not_shared(tmp_path: Path) -> None:
 
 def test_each_epoch_takes_every_bundle_once_in_its_own_order(base: Path, data: RewardData) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
-    found = bundles(data.rows, Encoder(tokenizer, 512), 8)
+    found = bundles(data.examples, Encoder(tokenizer, 512), 8, 8192)
     steps = schedule(found, 16, 2, seed=1)
     flat = [i for step in steps for i in step]
     half = len(found)
     assert sorted(flat[:half]) == sorted(flat[half:]) == list(range(half))
     assert flat[:half] != flat[half:]
-    assert all(sum(len(found[i].rows) for i in step) <= 16 for step in steps)
+    assert all(sum(len(found[i].examples) for i in step) <= 16 for step in steps)
     assert schedule(found, 16, 2, seed=1) == steps != schedule(found, 16, 2, seed=2)
     assert 0 < len(schedule(found, 16, 0.5, seed=1)) < len(steps) / 2
 
 
 def test_like_lengths_go_together(base: Path, data: RewardData) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
-    found = bundles(data.rows, Encoder(tokenizer, 512), 4)
+    found = bundles(data.examples, Encoder(tokenizer, 512), 4, 8192)
     steps = schedule(found, 16, 1, seed=1)
     padded = sum(len(step) * max(found[i].tokens for i in step) for step in steps)
     assert padded < 1.25 * sum(bundle.tokens for bundle in found)
 
 
 def test_defaults_follow_the_size_of_the_backbone() -> None:
-    assert settings_for(2_000_000, {}) == TINY
+    assert config_for(2_000_000, {}) == TINY
     assert (TINY.anchor, PAPER.anchor) == (1.0, 0.0)
-    assert settings_for(2_000_000, {"kind": "orm", "head": "bce"}).anchor == 0
-    large = settings_for(1_500_000_000, {})
+    assert config_for(2_000_000, {"kind": "orm", "head": "bce"}).anchor == 0
+    large = config_for(1_500_000_000, {})
     assert large == PAPER
     assert (large.lora_rank, large.lora_dropout, large.batch_size, large.accumulation) == (256, 0.05, 8, 16)
     assert (large.learning_rate, large.epochs, large.weight_decay, large.nf4) == (1e-5, 5, 0.01, True)
@@ -184,7 +220,7 @@ def test_defaults_follow_the_size_of_the_backbone() -> None:
 )
 def test_wrong_settings_are_told(wrong: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
-        settings_for(2_000_000, wrong)
+        config_for(2_000_000, wrong)
 
 
 def test_rows_must_fit_the_head(base: Path, data: RewardData, tmp_path: Path) -> None:
@@ -404,7 +440,7 @@ def test_lora_and_qlora_save_reload_and_score_the_same(base: Path, data: RewardD
     real = trainer_module.HeldOut.logits
 
     def remember(self: Any, model: Any) -> Any:
-        seen["logits"], seen["rows"] = real(self, model), self.rows
+        seen["logits"], seen["rows"] = real(self, model), self.examples
         return seen["logits"]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -416,12 +452,12 @@ def test_lora_and_qlora_save_reload_and_score_the_same(base: Path, data: RewardD
     assert any("q_proj" in name for name in moved) and "score.weight" in after
     critic = LearnedCritic(done.folder, device="cpu")
     texts = [row.chosen for row in seen["rows"]]
-    merged = critic._scorer.logits(critic._encoder.encode_texts(texts), [False] * len(texts))
+    merged = critic._scorer.logits(critic._encoder.encode_parts(texts), [False] * len(texts))
     assert np.allclose(merged, seen["logits"][0], atol=2e-3)
     plain = transformers.AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
     plain.config.pad_token_id = critic._scorer.pad
     adapted = peft.PeftModel.from_pretrained(plain, done.folder / "adapter").eval()
-    batch = collate_plain([e.parts for e in critic._encoder.encode_texts(texts)], critic._scorer.pad)
+    batch = collate_plain([e.parts for e in critic._encoder.encode_parts(texts)], critic._scorer.pad)
     with torch.no_grad():
         beside = logits_at(adapted, batch).numpy()
     # A 4-bit backbone differs from the one it was made of; the adapter alone does not know by how much.
@@ -429,7 +465,7 @@ def test_lora_and_qlora_save_reload_and_score_the_same(base: Path, data: RewardD
 
 
 def test_metrics_of_pairs_by_hand() -> None:
-    rows = collect(grove(), "pairs").rows[:4]
+    rows = collect(grove(), "pairs").examples[:4]
     better, worse = np.array([1.0, 0.0, 2.0, 0.5]), np.array([0.0, 1.0, 0.0, 0.5])
     found = pair_metrics(rows, better, worse)
     assert found["accuracy"] == pytest.approx((1 + 0 + 1 + 0.5) / 4)
@@ -447,7 +483,7 @@ def test_auc_agrees_with_scikit_learn() -> None:
 
 
 def test_calibration_is_told_by_depth() -> None:
-    rows = collect(grove(), "points").rows
+    rows = collect(grove(), "points").examples
     exact = np.arctanh(np.clip([row.chosen_target for row in rows], -0.999999, 0.999999))
     for part in calibration(rows, exact).values():
         assert part["gap"] < 1e-5 and part["score"] == pytest.approx(part["target"], abs=1e-5)
@@ -457,7 +493,7 @@ def test_calibration_is_told_by_depth() -> None:
 
 
 def test_intervals_resample_problems() -> None:
-    rows = [row for row in collect(grove(), "points").rows if row.depth == 0]
+    rows = [row for row in collect(grove(), "points").examples if row.depth == 0]
     values = {p: float(i % 2) for i, p in enumerate(dict.fromkeys(row.problem_id for row in rows))}
     per_row = np.array([values[row.problem_id] for row in rows])
     low, high = interval(rows, lambda i: float(per_row[i].mean()))
@@ -466,7 +502,7 @@ def test_intervals_resample_problems() -> None:
 
 
 def test_outcome_metrics_of_a_perfect_critic() -> None:
-    rows = collect(grove(), "outcomes").rows
+    rows = collect(grove(), "outcomes").examples
     found = outcome_metrics(rows, np.array([4.0 * row.chosen_target for row in rows]))
     assert found["auc"] == 1.0 == found["accuracy"] and found["bce_loss"] < 1e-3
     assert found["auc_interval"] == [1.0, 1.0]
@@ -507,7 +543,9 @@ def test_two_processes_train_one_critic(base: Path, data: RewardData, tmp_path: 
     done = subprocess.run([*command, str(out), str(base)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     history = json.loads((out / "metrics.json").read_text(encoding="utf-8"))["history"]
-    steps = len(schedule(bundles(split(data, TINY.held_out)[0].rows, _encoder(base), 12), 12, 1, seed=42))
+    steps = len(
+        schedule(bundles(split(data, TINY.held_out)[0].examples, _encoder(base), 12, TINY.max_tokens), 12, 1, seed=42)
+    )
     assert history[-1]["step"] == math.ceil(steps / 2)
     assert LearnedCritic(out, device="cpu").info.data["pairs"] == len(split(data, TINY.held_out)[0])
 

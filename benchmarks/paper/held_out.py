@@ -12,7 +12,7 @@ from mas_gym.dynamics import Dynamics
 from mas_gym.state import MASState
 from rewardmodels import LabelledTree, LearnedCritic
 from rewardmodels.data import mining
-from rewardmodels.data.dataset import Row
+from rewardmodels.data.dataset import Example
 from rewardmodels.training.metrics import auc, interval, outcome_metrics, pair_metrics
 from search import ScoringContext
 
@@ -22,33 +22,33 @@ _EDGE = 1 - 1e-7
 
 def pair_accuracy(lab: Lab, setting: Setting, critic: LearnedCritic) -> dict[str, Any]:
     """Measure a process critic on the mined pairs of the dev trees; see `metrics.pair_metrics`."""
-    rows: list[Row] = []
+    examples: list[Example] = []
     better: list[float] = []
     worse: list[float] = []
     for item in lab.dev_trees(setting):
         found = mining.pairs(item.tree, Dynamics(item.mas).max_depth)
-        rows += [row_of(item, pair.chosen.state) for pair in found]
+        examples += [example_of(item, pair.chosen.state) for pair in found]
         better += _logits(critic, item, [pair.chosen.state for pair in found])
         worse += _logits(critic, item, [pair.rejected.state for pair in found])
-    return pair_metrics(rows, np.array(better), np.array(worse))
+    return pair_metrics(examples, np.array(better), np.array(worse))
 
 
 def outcome_auc(lab: Lab, setting: Setting, critic: LearnedCritic) -> dict[str, Any]:
     """Measure any critic on the terminal states of the dev trees; see `metrics.outcome_metrics`."""
-    rows: list[Row] = []
+    examples: list[Example] = []
     logits: list[float] = []
     for item in lab.dev_trees(setting):
         found = mining.outcomes(item.tree)
-        rows += [row_of(item, labelled.state, labelled.target) for labelled in found]
+        examples += [example_of(item, labelled.state, labelled.target) for labelled in found]
         logits += _logits(critic, item, [labelled.state for labelled in found])
     values = np.array(logits)
     if critic.info.kind == "orm":
-        return outcome_metrics(rows, values)
-    labels = np.array([row.chosen_target > 0 for row in rows])
+        return outcome_metrics(examples, values)
+    labels = np.array([e.chosen_target > 0 for e in examples])
     return {
-        "states": len(rows),
+        "states": len(examples),
         "auc": auc(values, labels),
-        "auc_interval": interval(rows, lambda i: auc(values[i], labels[i])),
+        "auc_interval": interval(examples, lambda i: auc(values[i], labels[i])),
     }
 
 
@@ -68,10 +68,10 @@ def auc_cells(metrics: dict[str, Any]) -> tuple[str, ...]:
     return f"{metrics['auc']:.3f}", f"{low:.3f} to {high:.3f}"
 
 
-def row_of(item: LabelledTree, state: MASState, target: float = 0.0) -> Row:
-    """Return the row of a state without its text."""
+def example_of(item: LabelledTree, state: MASState, target: float = 0.0) -> Example:
+    """Return the example of a state, without its text."""
     agent = item.mas.agents[state.speaker].name
-    return Row(item.problem_id, item.task, item.problem_id, item.mas.name, state.depth - 1, agent, "", target)
+    return Example(item.problem_id, item.task, item.problem_id, item.mas.name, state.depth - 1, agent, (), target)
 
 
 def _logits(critic: LearnedCritic, item: LabelledTree, states: list[MASState]) -> list[float]:

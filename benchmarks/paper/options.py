@@ -47,7 +47,7 @@ class Options:
         dynamic_trees: The same for systems with a dynamic schedule, whose trees are many times as large.
         dev_trees: Searches of the dev split, on which critics are compared outside search.
         concurrency: Searches open at once.
-        settings: Fields of `rewardmodels.Settings` as ``key=value``.
+        settings: Fields of `rewardmodels.TrainingConfig` as ``key=value``.
         masprm: A trained MASPRM to use wherever the main recipe's is meant; trained here if empty.
         orm: The same for the ORM.
         rollouts: A store with training searches of the main task and system; what it lacks is added.

@@ -87,11 +87,11 @@ def teach(
         view: What it sees of a state.
         pairs_per_tree: The cap of the pair mining.
         log: Told what happens.
-        settings: Fields of `rewardmodels.Settings`.
+        settings: Fields of `rewardmodels.TrainingConfig`.
     """
     import rewardmodels
 
-    wanted = rewardmodels.Settings(kind=kind, head=head).data_kind
+    wanted = rewardmodels.TrainingConfig(kind=kind, head=head).data_kind
 
     def mined(what: Any) -> RewardData:
         return rewardmodels.collect(source(), what, view=view, pairs_per_tree=pairs_per_tree)

@@ -73,7 +73,7 @@ def _train(
 
     check_head(kind, head)
     overrides: dict[str, Any] = {**opt.read_pairs(setting), "kind": kind, "head": head, "view": view}
-    wanted = rewardmodels.Settings(kind=kind, head=head).data_kind  # type: ignore[arg-type]
+    wanted = rewardmodels.TrainingConfig(kind=kind, head=head).data_kind  # type: ignore[arg-type]
 
     def trees() -> Iterator[LabelledTree]:
         return chain.from_iterable(map(rewardmodels.stored_trees, stores))

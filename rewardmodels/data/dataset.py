@@ -1,8 +1,8 @@
-"""Training sets: what the trees of many problems say, as rows of text.
+"""Training sets: examples mined from the search trees of many problems.
 
 Three kinds: ``"pairs"`` (Bradley-Terry), ``"points"`` (MASPRM by regression) and
-``"outcomes"`` (ORM). Rows know their problem, so that a split holds out problems
-and not rows.
+``"outcomes"`` (ORM). Each example names its problem, so that a split holds out whole
+problems.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mas_gym.graph import MAS
 from mas_gym.state import MASState
 from rewardmodels.data import mining
 from rewardmodels.data.mining import Labelled, Pair, TreeView
-from rewardmodels.data.serialise import View, state_text
+from rewardmodels.data.serialise import Parts, View, state_parts
 
 DataKind = Literal["pairs", "points", "outcomes"]
 
@@ -44,19 +44,19 @@ class LabelledTree(NamedTuple):
     seed: int = 0
 
 
-class Row(NamedTuple):
-    """One example. A pair has ``rejected``; a point has not, and its ``margin`` is 0.
+class Example(NamedTuple):
+    """One training example. A pair has ``rejected``; a labelled state has None there, and a ``margin`` of 0.
 
     Attributes:
-        tree: Names the tree it comes from.
+        tree: Name of the tree it comes from.
         task: The task's name.
         problem_id: The problem.
         mas: The system's name.
-        depth: Turns taken before the message that is judged, 0 for the first agent's.
+        depth: Turns before the judged message, 0 for the first agent's.
         agent: Name of the agent that wrote it.
-        chosen: Text of the better sibling, or of the one state of a point.
+        chosen: Parts of the better sibling's text, or of the labelled state's (`rewardmodels.data.serialise`).
         chosen_target: Its target in ``[-1, 1]``.
-        rejected: Text of the worse sibling.
+        rejected: Parts of the worse sibling's text.
         rejected_target: Its target.
         margin: Difference of the targets.
     """
@@ -67,40 +67,40 @@ class Row(NamedTuple):
     mas: str
     depth: int
     agent: str
-    chosen: str
+    chosen: Parts
     chosen_target: float
-    rejected: str | None = None
+    rejected: Parts | None = None
     rejected_target: float | None = None
     margin: float = 0.0
 
 
 @dataclass(frozen=True)
 class RewardData:
-    """Rows of one kind.
+    """Examples of one kind.
 
     Attributes:
         kind: ``"pairs"``, ``"points"`` or ``"outcomes"``.
         view: What the texts show.
-        graphs: The systems that the rows come from, by name, as `graph_of` describes them.
-        rows: The examples.
-        trees: How many trees were read, those without a row included.
+        graphs: The MAS graphs that the examples come from, by name, as `graph_of` describes them.
+        examples: The examples.
+        trees: Number of trees read, including those without an example.
     """
 
     kind: DataKind
     view: View
     graphs: dict[str, dict[str, object]]
-    rows: tuple[Row, ...]
+    examples: tuple[Example, ...]
     trees: int
 
     def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self.rows)
+        """Return the number of examples."""
+        return len(self.examples)
 
     def fingerprint(self) -> str:
-        """Return 32 hexadecimal digits that change with any row."""
-        digest = blake2b(f"{self.kind}|{self.view}|{len(self.rows)}".encode(), digest_size=16)
-        for row in self.rows:
-            digest.update(repr(row).encode("utf-8", "surrogatepass"))
+        """Return 32 hexadecimal digits that change with any example."""
+        digest = blake2b(f"{self.kind}|{self.view}|{len(self.examples)}".encode(), digest_size=16)
+        for example in self.examples:
+            digest.update(repr(example).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
 
 
@@ -127,9 +127,9 @@ def collect(
         min_margin: Pairs with a smaller margin are left out; 0 is the paper's rule.
 
     Raises:
-        DataError: There is no tree, no row, or only one class, with the problems and what to change.
+        DataError: There is no tree, no example, or only one class, with the problems and what to change.
     """
-    rows: list[Row] = []
+    examples: list[Example] = []
     graphs: dict[str, dict[str, object]] = {}
     without: dict[str, list[str]] = {"all right": [], "all wrong": [], "no two different siblings": []}
     count = 0
@@ -138,43 +138,44 @@ def collect(
         if graphs.setdefault(item.mas.name, graph_of(item.mas)) != graph_of(item.mas):
             raise DataError(f"two different graphs are both called {item.mas.name!r}; rename one of them")
         mined = _mine(item, kind, view, pairs_per_tree, min_margin)
-        rows += mined
+        examples += mined
         rewards = {target for _, target in mining.outcomes(item.tree)}
         if len(rewards) == 1:
             without["all right" if rewards == {1.0} else "all wrong"].append(item.problem_id)
         elif not mined:
             without["no two different siblings"].append(item.problem_id)
-    _check(kind, rows, count, without)
-    return RewardData(kind, view, graphs, tuple(rows), count)
+    _check(kind, examples, count, without)
+    return RewardData(kind, view, graphs, tuple(examples), count)
 
 
-def _mine(item: LabelledTree, kind: DataKind, view: View, limit: int, min_margin: float) -> list[Row]:
+def _mine(item: LabelledTree, kind: DataKind, view: View, limit: int, min_margin: float) -> list[Example]:
     name = f"{item.task}/{item.mas.name}/{item.problem_id}@{item.seed}"
-    texts: dict[MASState, str] = {}
+    known: dict[MASState, Parts] = {}
 
-    def text(state: MASState) -> str:
-        return texts.setdefault(state, state_text(item.mas, state, view))
+    def parts(state: MASState) -> Parts:
+        return known.setdefault(state, tuple(state_parts(item.mas, state, view)))
 
-    def row(better: Labelled, pair: Pair | None = None) -> Row:
-        agent = item.mas.agents[better.state.speaker].name
-        depth = better.state.depth - 1
-        kept = Row(name, item.task, item.problem_id, item.mas.name, depth, agent, text(better.state), better.target)
+    def example(better: Labelled, pair: Pair | None = None) -> Example:
+        state = better.state
+        agent = item.mas.agents[state.speaker].name
+        source = (name, item.task, item.problem_id, item.mas.name, state.depth - 1, agent)
+        single = Example(*source, parts(state), better.target)
         if pair is None:
-            return kept
+            return single
         worse = pair.rejected
-        return kept._replace(rejected=text(worse.state), rejected_target=worse.target, margin=pair.margin)
+        return single._replace(rejected=parts(worse.state), rejected_target=worse.target, margin=pair.margin)
 
     if kind == "pairs":
         found = mining.pairs(item.tree, Dynamics(item.mas).max_depth, limit, min_margin)
-        return [row(pair.chosen, pair) for pair in found]
+        return [example(pair.chosen, pair) for pair in found]
     if kind == "points":
-        return [row(sample) for sample in mining.pointwise(item.tree)]
+        return [example(sample) for sample in mining.pointwise(item.tree)]
     if kind == "outcomes":
-        return [row(sample) for sample in mining.outcomes(item.tree)]
+        return [example(sample) for sample in mining.outcomes(item.tree)]
     raise ConfigError(f'expected kind "pairs", "points" or "outcomes", got {kind!r}')
 
 
-def _check(kind: DataKind, rows: Sequence[Row], trees: int, without: dict[str, list[str]]) -> None:
+def _check(kind: DataKind, examples: Sequence[Example], trees: int, without: dict[str, list[str]]) -> None:
     if not trees:
         raise DataError("no tree to learn from: the store holds no finished training search; run the rollouts first")
     blame = "; ".join(
@@ -182,13 +183,13 @@ def _check(kind: DataKind, rows: Sequence[Row], trees: int, without: dict[str, l
         for reason, ids in without.items()
         if ids
     )
-    if not rows:
+    if not examples:
         raise DataError(
             f"no {kind} in {trees} trees: {blame or 'no visited terminal state'}. Use problems that the agents solve "
             "sometimes, a higher temperature, or more simulations per tree"
         )
-    if kind == "outcomes" and len({row.chosen_target for row in rows}) == 1:
-        which = "right" if rows[0].chosen_target > 0 else "wrong"
+    if kind == "outcomes" and len({example.chosen_target for example in examples}) == 1:
+        which = "right" if examples[0].chosen_target > 0 else "wrong"
         raise DataError(
             f"every outcome is {which}: {blame}. An outcome model needs both: use "
             f"{'harder' if which == 'right' else 'easier'} problems, or other agents"
@@ -210,8 +211,8 @@ def merge(parts: Sequence[RewardData]) -> RewardData:
         for name, graph in part.graphs.items():
             if graphs.setdefault(name, graph) != graph:
                 raise DataError(f"two different graphs are both called {name!r}; rename one of them")
-    rows = tuple(row for part in parts for row in part.rows)
-    return replace(parts[0], graphs=graphs, rows=rows, trees=sum(part.trees for part in parts))
+    examples = tuple(example for part in parts for example in part.examples)
+    return replace(parts[0], graphs=graphs, examples=examples, trees=sum(part.trees for part in parts))
 
 
 def split(data: RewardData, held_out: float = 0.1, seed: int = 42) -> tuple[RewardData, RewardData]:
@@ -221,7 +222,7 @@ def split(data: RewardData, held_out: float = 0.1, seed: int = 42) -> tuple[Rewa
     is in the set; but where a small set leaves one side empty, one problem changes sides.
 
     Args:
-        data: The rows.
+        data: The examples.
         held_out: Share of the problems to hold out, in ``(0, 1)``.
         seed: Chooses which.
 
@@ -231,21 +232,24 @@ def split(data: RewardData, held_out: float = 0.1, seed: int = 42) -> tuple[Rewa
     """
     if not 0 < held_out < 1:
         raise ConfigError(f"expected a held-out share between 0 and 1, got {held_out}")
-    problems = {(row.task, row.problem_id) for row in data.rows}
+    problems = {(example.task, example.problem_id) for example in data.examples}
     if len(problems) < 2:
-        raise DataError(f"expected rows of at least two problems, got {len(problems)}; one side would be empty")
+        raise DataError(f"expected examples of at least two problems, got {len(problems)}; one side would be empty")
     place = {p: int.from_bytes(blake2b(f"{seed}|{p[0]}|{p[1]}".encode(), digest_size=8).digest()) for p in problems}
     ranked = sorted(problems, key=place.__getitem__)
     count = sum(place[problem] < held_out * 2**64 for problem in ranked)
     out = set(ranked[: min(max(1, count), len(ranked) - 1)])
-    sides = [tuple(row for row in data.rows if ((row.task, row.problem_id) in out) is side) for side in (False, True)]
-    return replace(data, rows=sides[0]), replace(data, rows=sides[1])
+    learned, held = (
+        tuple(example for example in data.examples if ((example.task, example.problem_id) in out) is side)
+        for side in (False, True)
+    )
+    return replace(data, examples=learned), replace(data, examples=held)
 
 
 def histogram(data: RewardData) -> dict[str, dict[str, int]]:
-    """Count rows by depth and by agent, each in order of depth."""
-    ordered = sorted(data.rows, key=lambda row: (row.mas, row.depth))
+    """Count examples by depth and by agent, each in order of depth."""
+    ordered = sorted(data.examples, key=lambda example: (example.mas, example.depth))
     return {
-        "depth": dict(Counter(str(row.depth) for row in sorted(ordered, key=lambda row: row.depth))),
-        "agent": dict(Counter(row.agent for row in ordered)),
+        "depth": dict(Counter(str(example.depth) for example in sorted(ordered, key=lambda e: e.depth))),
+        "agent": dict(Counter(example.agent for example in ordered)),
     }

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 from mas_gym.errors import DataError, DataNotFoundError, StoreError
-from rewardmodels.data.dataset import RewardData, Row, histogram
-from rewardmodels.data.serialise import FORMAT
+from rewardmodels.data.dataset import Example, RewardData, histogram
+from rewardmodels.data.serialise import FORMAT, Parts
 from rewardmodels.model.backbone import need
 
-SCHEMA = 1
+SCHEMA = 2
 INFO = "data.json"
 
 _COLUMNS = {
     "chosen": "text of the better sibling state (of the one state, for points and outcomes)",
     "rejected": "text of the worse sibling state",
     "margin": "difference of the two targets",
+    "chosen_ends, rejected_ends": "where each part of the text ends: legend, question, then one part per message",
     "chosen_target": "target of `chosen` in [-1, 1]: W / N of the search, or the terminal reward",
     "rejected_target": "target of `rejected`",
-    "task, problem_id, tree": "where the row comes from; split by `problem_id`, never by row",
-    "mas, depth, agent": "the system, the turns taken before the judged message, and who wrote it",
+    "task, problem_id, tree": "source of the example; split by `problem_id`, never by row",
+    "mas, depth, agent": "the MAS, the number of turns before the judged message, and the agent that wrote it",
 }
 
 
@@ -29,7 +31,7 @@ def export(data: RewardData, folder: str | Path) -> Path:
     """Write a set to a folder that HF `datasets`, pandas and TRL read.
 
     Args:
-        data: The rows.
+        data: The examples.
         folder: A new or empty folder.
 
     Returns:
@@ -46,7 +48,10 @@ def export(data: RewardData, folder: str | Path) -> Path:
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise StoreError(f"{folder} is not empty; give a new folder")
-    columns = {name: [getattr(row, name) for row in data.rows] for name in Row._fields}
+    columns: dict[str, list[Any]] = {name: [getattr(e, name) for e in data.examples] for name in Example._fields}
+    for name in ("chosen", "rejected"):
+        columns[f"{name}_ends"] = [_ends(parts) for parts in columns[name]]
+        columns[name] = [parts and "".join(parts) for parts in columns[name]]
     if data.kind != "pairs":
         columns = {name: values for name, values in columns.items() if "rejected" not in name and name != "margin"}
     info = {
@@ -90,16 +95,31 @@ def load_data(folder: str | Path) -> RewardData:
                 f"{info['schema']} and {info['text_format']}; export it again with this release"
             )
         table = pq.read_table(folder / f"{info['kind']}.parquet").to_pylist()
-        rows = tuple(Row(**row) for row in table)
-        return RewardData(info["kind"], info["view"], info["graphs"], rows, info["trees"])
-    except (OSError, KeyError, TypeError, json.JSONDecodeError, pa.ArrowInvalid) as error:
+        examples = tuple(_example(row) for row in table)
+        return RewardData(info["kind"], info["view"], info["graphs"], examples, info["trees"])
+    except (OSError, KeyError, TypeError, ValueError, RecursionError, pa.ArrowException) as error:
+        if isinstance(error, DataError):
+            raise
         raise DataError(f"cannot read the training set in {folder}: {error}; export it again") from error
+
+
+def _ends(parts: Parts | None) -> list[int] | None:
+    """Return where each part ends in the joined text."""
+    return None if parts is None else list(accumulate(map(len, parts)))
+
+
+def _example(row: dict[str, Any]) -> Example:
+    for name in ("chosen", "rejected"):
+        ends = row.pop(f"{name}_ends", None)
+        if ends is not None:
+            row[name] = tuple(row[name][a:b] for a, b in pairwise([0, *ends]))
+    return Example(**row)
 
 
 def _card(data: RewardData) -> str:
     counts = histogram(data)
-    problems = len({(row.task, row.problem_id) for row in data.rows})
-    tasks = ", ".join(dict.fromkeys(row.task for row in data.rows))
+    problems = len({(e.task, e.problem_id) for e in data.examples})
+    tasks = ", ".join(dict.fromkeys(e.task for e in data.examples))
     by = [f"| {name} | {count} |" for part in ("depth", "agent") for name, count in counts[part].items()]
     columns = [f"- {name}: {what}" for name, what in _COLUMNS.items() if data.kind == "pairs" or "rejected" not in name]
     return "\n".join(

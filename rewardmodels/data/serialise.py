@@ -22,7 +22,6 @@ token ids as well. The last token is the acting agent, where the value is read.
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 from typing import Literal
 
 from mas_gym.graph import MAS
@@ -34,12 +33,14 @@ FORMAT = 1
 View = Literal["full", "local"]
 """``"full"``: the whole transcript. ``"local"``: what the agent that spoke last saw, and its new message."""
 
+Parts = tuple[str, ...]
+"""The parts of a state's text: legend, question, and one per message."""
+
 CUT = "[...]"
 """What stands in a text for what was left out of it."""
 
 _LINE_BREAK = re.compile(r"\r\n?|[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 _HEADER = re.compile(r"(?m)^(?=[0-9]+>[0-9,]*: )")
-_BOUNDARY = re.compile(r"\n[0-9]+(?=>[0-9,]*: )")
 
 
 def clean(text: str) -> str:
@@ -93,13 +94,6 @@ def _heard(turns: list[tuple[int, tuple[int, ...], str]], agent: int) -> list[tu
 def state_text(mas: MAS, state: MASState, view: View = "full") -> str:
     """Return a state's text, the parts joined."""
     return "".join(state_parts(mas, state, view))
-
-
-def split_text(text: str) -> list[str]:
-    """Return the parts of a text that `state_text` wrote."""
-    start = text.find("\n") + 1
-    cuts = [0, start, *(match.end() for match in _BOUNDARY.finditer(text, start - 1 if start else 0)), len(text)]
-    return [text[a:b] for a, b in pairwise(cuts)]
 
 
 def drop_oldest(parts: list[str], count: int) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MissingDependencyError
-from rewardmodels.model.packing import Batch, collate, collate_plain, pack
+from rewardmodels.model.packing import ModelInput, collate, collate_plain, pack
 
 if TYPE_CHECKING:
     import torch
@@ -185,7 +185,7 @@ def inner(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def logits_at(model: Any, batch: Batch) -> torch.Tensor:
+def logits_at(model: Any, batch: ModelInput) -> torch.Tensor:
     """Run the model and read the head at the end of each state.
 
     Args:
@@ -206,10 +206,10 @@ def read_head(model: Any, hidden: torch.Tensor) -> torch.Tensor:
     return logits if logits.dtype.itemsize == 8 else logits.float()
 
 
-def to_device(batch: Batch, device: Any) -> Batch:
+def to_device(batch: ModelInput, device: Any) -> ModelInput:
     """Move a batch to a device."""
     inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
-    return Batch(inputs, batch.rows.to(device), batch.columns.to(device))
+    return ModelInput(inputs, batch.rows.to(device), batch.columns.to(device))
 
 
 def alike(logits: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mas_gym.errors import CriticError, DataError
 from mas_gym.graph import MAS
 from mas_gym.state import MASState
-from rewardmodels.data.serialise import CUT, View, drop_oldest, split_text, state_parts
+from rewardmodels.data.serialise import CUT, View, drop_oldest, state_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,19 +59,16 @@ class Encoder:
 
     def encode(self, states: Sequence[tuple[MAS, MASState]]) -> list[Encoded]:
         """Encode states; raises `CriticError` when a newest message alone is longer than ``max_length``."""
-        return self._encode([state_parts(mas, state, self.view) for mas, state in states])
+        return self.encode_parts([state_parts(mas, state, self.view) for mas, state in states])
 
-    def encode_texts(self, texts: Sequence[str]) -> list[Encoded]:
-        """Encode texts that `rewardmodels.data.serialise.state_text` wrote."""
-        return self._encode([split_text(text) for text in texts])
-
-    def _encode(self, states: list[list[str]]) -> list[Encoded]:
+    def encode_parts(self, states: Sequence[Sequence[str]]) -> list[Encoded]:
+        """Encode states given by the parts of their texts (`rewardmodels.data.serialise.state_parts`)."""
         if len(self._known) > _MEMORY:
             self._known.clear()
         self._learn(sorted({part for parts in states for part in parts}))
-        return [self._fit(parts, Encoded(self._ids(parts))) for parts in states]
+        return [self._fit(list(parts), Encoded(self._ids(parts))) for parts in states]
 
-    def _ids(self, parts: list[str]) -> tuple[Ids, ...]:
+    def _ids(self, parts: Sequence[str]) -> tuple[Ids, ...]:
         ids = tuple(self._known[part] for part in parts)
         return (self._opening + ids[0], *ids[1:]) if self._opening else ids
 

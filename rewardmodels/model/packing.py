@@ -1,9 +1,10 @@
-"""Many states in few tokens: what several states begin with is written once.
+"""Many states in few tokens: the shared beginnings of states are written once.
 
-The states of one tree are laid out in one row of tokens, each node of their
-trie once; a mask lets a token see its own ancestors alone, and positions count
-along the path. A decoder then computes for each state exactly what it would
-compute for that state alone, at a fraction of the tokens.
+`merge_beginnings` turns states into a trie, for training and for scoring. Training
+lays the states of one tree out in one row of tokens, each node of their trie once;
+a mask lets each token see only its own ancestors, and positions count along the
+path. A decoder then computes for each state exactly what it would compute for that
+state alone, with a fraction of the tokens.
 
 Letters in shapes: R rows, S tokens of a row, K states.
 """
@@ -11,7 +12,7 @@ Letters in shapes: R rows, S tokens of a row, K states.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     import torch
 
 Ints = NDArray[np.int64]
+T = TypeVar("T")
+
+MOST_TOKENS = 8192
+"""Largest forward pass, in tokens; a single part or state may be larger."""
 
 
 class Packed(NamedTuple):
@@ -40,28 +45,52 @@ class Packed(NamedTuple):
     ends: Ints
 
 
-def pack(states: Sequence[Sequence[Ids]]) -> Packed:
-    """Lay out states that share their beginnings; each has parts, none of them empty."""
+class Trie(NamedTuple):
+    """States with their shared beginnings merged; a node is one part of a text after everything before it.
+
+    Attributes:
+        parents: Parent of each node, -1 for a first part; parents come before their children.
+        parts: Token ids of each node.
+        ends: Last node of each state, shape (K,).
+    """
+
+    parents: list[int]
+    parts: list[Ids]
+    ends: list[int]
+
+    def path(self, node: int) -> list[int]:
+        """Return a node's ancestors and itself, first part first."""
+        found = []
+        while node >= 0:
+            found.append(node)
+            node = self.parents[node]
+        return found[::-1]
+
+
+def merge_beginnings(states: Sequence[Sequence[Ids]]) -> Trie:
+    """Merge the shared beginnings of states; each state has parts, none of them empty."""
     known: dict[tuple[int, Ids], int] = {}
-    parents: list[int] = []
-    parts: list[Ids] = []
-    last_parts: list[int] = []
+    trie = Trie([], [], [])
     for state in states:
         node = -1
         for ids in state:
-            key = (node, ids)
-            if key not in known:
-                known[key] = len(parts)
-                parents.append(node)
-                parts.append(ids)
-            node = known[key]
-        last_parts.append(node)
-    starts = np.cumsum([0, *map(len, parts)])
+            parent, node = node, known.setdefault((node, ids), len(trie.parts))
+            if node == len(trie.parts):
+                trie.parents.append(parent)
+                trie.parts.append(ids)
+        trie.ends.append(node)
+    return trie
+
+
+def pack(states: Sequence[Sequence[Ids]]) -> Packed:
+    """Lay out states in one row of tokens, each node of their trie once."""
+    trie = merge_beginnings(states)
+    starts = np.cumsum([0, *map(len, trie.parts)])
     total = int(starts[-1])
-    ids_row = np.fromiter((i for part in parts for i in part), np.int64, total)
+    ids_row = np.fromiter((i for part in trie.parts for i in part), np.int64, total)
     positions = np.empty(total, np.int64)
     sees = np.zeros((total, total), np.bool_)
-    for node, parent in enumerate(parents):
+    for node, parent in enumerate(trie.parents):
         a, b = int(starts[node]), int(starts[node + 1])
         before = 0
         if parent >= 0:
@@ -70,11 +99,11 @@ def pack(states: Sequence[Sequence[Ids]]) -> Packed:
             sees[a:b, : last + 1] = sees[last, : last + 1]
         positions[a:b] = np.arange(before, before + b - a)
         sees[a:b, a:b] = np.tri(b - a, dtype=np.bool_)
-    return Packed(ids_row, positions, sees, starts[1:][last_parts] - 1)
+    return Packed(ids_row, positions, sees, starts[1:][trie.ends] - 1)
 
 
-class Batch(NamedTuple):
-    """Rows as tensors.
+class ModelInput(NamedTuple):
+    """Rows of tokens as tensors, and where states end in them.
 
     Attributes:
         inputs: What the backbone takes: ``input_ids`` (R, S), and ``position_ids`` (R, S) with a 4-D additive
@@ -88,7 +117,7 @@ class Batch(NamedTuple):
     columns: torch.Tensor
 
 
-def collate(rows: Sequence[Packed], pad: int, dtype: torch.dtype) -> Batch:
+def collate(rows: Sequence[Packed], pad: int, dtype: torch.dtype) -> ModelInput:
     """Pad packed rows to one length.
 
     Args:
@@ -112,10 +141,10 @@ def collate(rows: Sequence[Packed], pad: int, dtype: torch.dtype) -> Batch:
     mask = torch.zeros(sees.shape, dtype=dtype).masked_fill_(torch.from_numpy(~sees), torch.finfo(dtype).min)
     inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": mask, "position_ids": torch.from_numpy(positions)}
     where = np.concatenate([np.full(len(row.ends), i) for i, row in enumerate(rows)])
-    return Batch(inputs, torch.from_numpy(where), torch.from_numpy(np.concatenate([row.ends for row in rows])))
+    return ModelInput(inputs, torch.from_numpy(where), torch.from_numpy(np.concatenate([row.ends for row in rows])))
 
 
-def collate_plain(states: Sequence[Sequence[Ids]], pad: int) -> Batch:
+def collate_plain(states: Sequence[Sequence[Ids]], pad: int) -> ModelInput:
     """Write each state out whole, one row each, padded on the right; for models that take no mask of ours."""
     import torch
 
@@ -125,4 +154,24 @@ def collate_plain(states: Sequence[Sequence[Ids]], pad: int) -> Batch:
         ids[i, : lengths[i]] = np.fromiter((token for part in state for token in part), np.int64, lengths[i])
     mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
     inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
-    return Batch(inputs, torch.arange(len(states)), torch.tensor(lengths) - 1)
+    return ModelInput(inputs, torch.arange(len(states)), torch.tensor(lengths) - 1)
+
+
+def chunks(items: Sequence[T], sizes: Sequence[int], padded: bool = False, limit: int = MOST_TOKENS) -> list[list[T]]:
+    """Cut items into forward passes of a bounded number of tokens.
+
+    Args:
+        items: In order.
+        sizes: Tokens of each; ascending, if ``padded``.
+        padded: Whether a forward pass pads all items to its longest.
+        limit: Largest number of tokens; an item that is larger gets a forward pass of its own.
+    """
+    cut: list[list[T]] = []
+    total = 0
+    for item, size in zip(items, sizes, strict=True):
+        total = size * (len(cut[-1]) + 1) if cut and padded else total + size
+        if not cut or total > limit:
+            cut.append([])
+            total = size
+        cut[-1].append(item)
+    return cut

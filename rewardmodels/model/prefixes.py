@@ -14,21 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import takewhile
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from rewardmodels.model import flat
 from rewardmodels.model.backbone import logits_at, to_device
-from rewardmodels.model.encode import Encoded, Ids
-from rewardmodels.model.packing import collate_plain
+from rewardmodels.model.encode import Encoded
+from rewardmodels.model.packing import Trie, chunks, collate_plain, merge_beginnings
 
 Key = bytes
-T = TypeVar("T")
-
-MOST_TOKENS = 8192
-"""The most tokens of a forward; a single part or state may have more."""
 
 
 @dataclass(slots=True)
@@ -84,18 +80,6 @@ class PrefixCache:
             self.held -= part.nbytes
 
 
-class _New(NamedTuple):
-    """A part that must be computed.
-
-    Attributes:
-        ids: Its tokens.
-        above: Keys of the parts before it.
-    """
-
-    ids: Ids
-    above: list[Key]
-
-
 class PrefixScorer:
     """Computes logits of encoded states.
 
@@ -139,66 +123,48 @@ class PrefixScorer:
         return found
 
     def _shared(self, states: Sequence[Encoded], open_end: Sequence[bool]) -> list[float]:
-        paths = [part_keys(state.parts) for state in states]
-        closed = {path[-1] for path, is_open in zip(paths, open_end, strict=True) if not is_open}
-        new: dict[Key, _New] = {}
-        for state, path in zip(states, paths, strict=True):
-            kept = len(self._kept(path[:-1]))
-            # The last part is computed even if it is kept: its keys and values do not tell its logit.
-            for i in range(kept, len(path)):
-                new.setdefault(path[i], _New(state.parts[i], path[:i]))
-        logits: dict[Key, float] = {}
-        for chunk in chunks(list(new), [len(part.ids) for part in new.values()]):
-            logits.update(self._forward({key: new[key] for key in chunk}, closed))
+        trie = merge_beginnings([state.parts for state in states])
+        keys = node_keys(trie)
+        closed = {end for end, is_open in zip(trie.ends, open_end, strict=True) if not is_open}
+        new: dict[int, None] = {}
+        for end in trie.ends:
+            path = trie.path(end)
+            # The last part is computed even if it is cached: its keys and values do not hold its logit.
+            new.update(dict.fromkeys(path[self._cached([keys[node] for node in path[:-1]]) :]))
+        logits: dict[int, float] = {}
+        for nodes in chunks(list(new), [len(trie.parts[node]) for node in new]):
+            logits.update(self._forward(trie, keys, nodes, closed))
         self.cache.trim()
-        return [logits[path[-1]] for path in paths]
+        return [logits[end] for end in trie.ends]
 
-    def _kept(self, path: list[Key]) -> tuple[Key, ...]:
-        """Return the parts that are kept with all before them; what was dropped may have left later ones behind."""
-        return tuple(takewhile(self.cache.__contains__, path))
+    def _cached(self, path: Sequence[Key]) -> int:
+        """Return how many leading parts are cached; eviction may leave later parts without their predecessors."""
+        return sum(1 for _ in takewhile(self.cache.__contains__, path))
 
-    def _forward(self, parts: dict[Key, _New], closed: set[Key]) -> dict[Key, float]:
-        """Compute parts, each after those above it, and keep what may be continued."""
-        places = {key: i for i, key in enumerate(parts)}
+    def _forward(self, trie: Trie, keys: list[Key], nodes: list[int], closed: set[int]) -> dict[int, float]:
+        """Compute nodes, each after its ancestors, and cache those that may be continued."""
+        places = {node: i for i, node in enumerate(nodes)}
         joined: dict[tuple[Key, ...], torch.Tensor] = {}
-        found = []
-        for part in parts.values():
-            kept = self._kept(part.above)
-            if kept and kept not in joined:
-                joined[kept] = torch.cat([self.cache.get(key) for key in kept], dim=3)
-            found.append(flat.Part(part.ids, joined.get(kept), tuple(places[key] for key in part.above[len(kept) :])))
-        logits, fresh = flat.forward(self.model, found)
-        self.counts.encoded += sum(len(part.ids) for part in found)
-        for key, part in zip(parts, fresh, strict=True):
-            if key not in closed:
-                self.cache.put(key, part.clone())
-        return dict(zip(parts, logits.tolist(), strict=True))
+        parts = []
+        for node in nodes:
+            above = trie.path(node)[:-1]
+            count = self._cached([keys[i] for i in above])
+            cached = tuple(keys[i] for i in above[:count])
+            if cached and cached not in joined:
+                joined[cached] = torch.cat([self.cache.get(key) for key in cached], dim=3)
+            parts.append(flat.Part(trie.parts[node], joined.get(cached), tuple(places[i] for i in above[count:])))
+        logits, fresh = flat.forward(self.model, parts)
+        self.counts.encoded += sum(len(part.ids) for part in parts)
+        for node, part in zip(nodes, fresh, strict=True):
+            if node not in closed:
+                self.cache.put(keys[node], part.clone())
+        return dict(zip(nodes, logits.tolist(), strict=True))
 
 
-def part_keys(parts: Sequence[Ids]) -> list[Key]:
-    """Return for each part a fingerprint of everything up to its end."""
+def node_keys(trie: Trie) -> list[Key]:
+    """Return for each node a digest of all tokens up to its end."""
     keys: list[Key] = []
-    above = b""
-    for ids in parts:
-        above = blake2b(above + np.array(ids, np.int32).tobytes(), digest_size=16).digest()
-        keys.append(above)
+    for parent, ids in zip(trie.parents, trie.parts, strict=True):
+        above = keys[parent] if parent >= 0 else b""
+        keys.append(blake2b(above + np.array(ids, np.int32).tobytes(), digest_size=16).digest())
     return keys
-
-
-def chunks(items: Sequence[T], sizes: Sequence[int], padded: bool = False) -> list[list[T]]:
-    """Cut items into forwards of at most `MOST_TOKENS` tokens.
-
-    Args:
-        items: In order.
-        sizes: Tokens of each; ascending, if ``padded``.
-        padded: Whether a forward pads all items to its longest.
-    """
-    cut: list[list[T]] = []
-    total = 0
-    for item, size in zip(items, sizes, strict=True):
-        total = size * (len(cut[-1]) + 1) if cut and padded else total + size
-        if not cut or total > MOST_TOKENS:
-            cut.append([])
-            total = size
-        cut[-1].append(item)
-    return cut

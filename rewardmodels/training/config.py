@@ -18,7 +18,7 @@ SMALL = 50_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TrainingConfig:
     """Hyper-parameters (paper, App. "MASPRM model and optimization").
 
     Attributes:
@@ -60,6 +60,7 @@ class Settings:
     lora_dropout: float = 0.05
     nf4: bool = True
     batch_size: int = 8
+    max_tokens: int = 8192
     accumulation: int = 16
     learning_rate: float = 1e-5
     epochs: float = 5.0
@@ -82,14 +83,15 @@ class Settings:
         return asdict(self)
 
 
-PAPER = Settings()
+PAPER = TrainingConfig()
 # A tree of the embedded agents has seven pairs and fifty labelled states: the anchor learns from all of them.
-TINY = Settings(
+TINY = TrainingConfig(
     anchor=1.0,
     max_length=1024,
     lora_rank=0,
     nf4=False,
     batch_size=256,
+    max_tokens=2048,
     accumulation=1,
     learning_rate=5e-4,
     epochs=2.0,
@@ -100,7 +102,7 @@ TINY = Settings(
 )
 
 
-def settings_for(parameters: int, overrides: dict[str, Any]) -> Settings:
+def config_for(parameters: int, overrides: dict[str, Any]) -> TrainingConfig:
     """Return the defaults for a backbone of this size, with the given fields replaced.
 
     Raises:
@@ -111,15 +113,15 @@ def settings_for(parameters: int, overrides: dict[str, Any]) -> Settings:
     faults = [f"unknown setting {name!r}; known: {', '.join(known)}" for name in overrides if name not in known]
     if faults:
         raise ConfigError("; ".join(faults), tuple(faults))
-    settings = replace(base, **overrides)
-    if settings.head != "bt" and "anchor" not in overrides:
-        settings = replace(settings, anchor=0.0)
-    if settings.lora_rank == 0 and settings.nf4 and "nf4" not in overrides:
-        settings = replace(settings, nf4=False)
-    faults = _faults(settings)
+    config = replace(base, **overrides)
+    if config.head != "bt" and "anchor" not in overrides:
+        config = replace(config, anchor=0.0)
+    if config.lora_rank == 0 and config.nf4 and "nf4" not in overrides:
+        config = replace(config, nf4=False)
+    faults = _faults(config)
     if faults:
         raise ConfigError("; ".join(faults), tuple(faults))
-    return settings
+    return config
 
 
 def check_head(kind: str, head: str) -> None:
@@ -130,7 +132,7 @@ def check_head(kind: str, head: str) -> None:
         raise ConfigError(f"expected head {' or '.join(map(repr, HEADS[kind]))} for kind {kind!r}, got {head!r}")
 
 
-def _faults(s: Settings) -> list[str]:
+def _faults(s: TrainingConfig) -> list[str]:
     checks = [
         (s.bt_on in ("tanh", "raw"), f'bt_on: expected "tanh" or "raw", got {s.bt_on!r}'),
         (s.anchor >= 0, f"anchor: expected 0 or more, got {s.anchor}"),
@@ -140,6 +142,7 @@ def _faults(s: Settings) -> list[str]:
         (s.lora_rank >= 0, f"lora_rank: expected 0 or more, got {s.lora_rank}"),
         (s.lora_rank > 0 or not s.nf4, "nf4: a 4-bit backbone is frozen; set lora_rank above 0, or nf4=False"),
         (s.batch_size >= 1, f"batch_size: expected at least 1, got {s.batch_size}"),
+        (s.max_tokens >= 1, f"max_tokens: expected at least 1, got {s.max_tokens}"),
         (s.accumulation >= 1, f"accumulation: expected at least 1, got {s.accumulation}"),
         (s.learning_rate > 0, f"learning_rate: expected more than 0, got {s.learning_rate}"),
         (s.epochs > 0, f"epochs: expected more than 0, got {s.epochs}"),

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rewardmodels.data.dataset import Row
+from rewardmodels.data.dataset import Example
+from rewardmodels.model.backbone import need
 
 Floats = NDArray[np.float64]
 
@@ -20,11 +21,11 @@ RESAMPLES = 1000
 BINS = 10
 
 
-def pair_metrics(rows: Sequence[Row], better: Floats, worse: Floats) -> dict[str, Any]:
+def pair_metrics(examples: Sequence[Example], better: Floats, worse: Floats) -> dict[str, Any]:
     """Measure a critic on preference pairs (paper: average margin, pairwise accuracy, AUC, BT loss).
 
     Args:
-        rows: The pairs.
+        examples: The pairs.
         better: Logits of the better siblings.
         worse: Logits of the worse ones.
 
@@ -37,61 +38,61 @@ def pair_metrics(rows: Sequence[Row], better: Floats, worse: Floats) -> dict[str
     scores = np.concatenate([high, low])
     labels = np.concatenate([np.ones(len(high)), np.zeros(len(low))])
     return {
-        "pairs": len(rows),
+        "pairs": len(examples),
         "margin": float((high - low).mean()),
         "accuracy": float(right.mean()),
-        "accuracy_interval": interval(rows, lambda i: float(right[i].mean())),
+        "accuracy_interval": interval(examples, lambda i: float(right[i].mean())),
         "auc": auc(scores, labels),
         "bt_loss": float(np.logaddexp(0, low - high).mean()),
-        "accuracy_by_depth": _grouped([row.depth for row in rows], right),
-        "accuracy_by_agent": _grouped([row.agent for row in rows], right),
+        "accuracy_by_depth": _grouped([e.depth for e in examples], right),
+        "accuracy_by_agent": _grouped([e.agent for e in examples], right),
     }
 
 
-def outcome_metrics(rows: Sequence[Row], logits: Floats) -> dict[str, Any]:
+def outcome_metrics(examples: Sequence[Example], logits: Floats) -> dict[str, Any]:
     """Measure an outcome critic on terminal states.
 
     Returns:
         ``auc`` with its interval, ``accuracy`` at a score of 0, ``bce_loss`` and ``mse``, and the calibration.
     """
-    target = np.array([row.chosen_target for row in rows])
+    target = np.array([e.chosen_target for e in examples])
     scores, labels = np.tanh(logits), target > 0
     return {
-        "states": len(rows),
+        "states": len(examples),
         "auc": auc(scores, labels),
-        "auc_interval": interval(rows, lambda i: auc(scores[i], labels[i])),
+        "auc_interval": interval(examples, lambda i: auc(scores[i], labels[i])),
         "accuracy": float(((scores > 0) == labels).mean()),
         "bce_loss": float(np.logaddexp(0, np.where(labels, -2, 2) * logits).mean()),
         "mse": float(((scores - target) ** 2).mean()),
-        "calibration": calibration(rows, logits),
+        "calibration": calibration(examples, logits),
     }
 
 
-def point_metrics(rows: Sequence[Row], logits: Floats) -> dict[str, Any]:
+def point_metrics(examples: Sequence[Example], logits: Floats) -> dict[str, Any]:
     """Measure a process critic on labelled states.
 
     Returns:
         ``mse``, ``correlation`` with the targets, and the calibration.
     """
-    target, scores = np.array([row.chosen_target for row in rows]), np.tanh(logits)
-    steady = len(rows) < 2 or scores.std() == 0 or target.std() == 0
+    target, scores = np.array([e.chosen_target for e in examples]), np.tanh(logits)
+    steady = len(examples) < 2 or scores.std() == 0 or target.std() == 0
     return {
-        "states": len(rows),
+        "states": len(examples),
         "mse": float(((scores - target) ** 2).mean()),
         "correlation": None if steady else float(np.corrcoef(scores, target)[0, 1]),
-        "calibration": calibration(rows, logits),
+        "calibration": calibration(examples, logits),
     }
 
 
-def calibration(rows: Sequence[Row], logits: Floats) -> dict[str, dict[str, float]]:
+def calibration(examples: Sequence[Example], logits: Floats) -> dict[str, dict[str, float]]:
     """Compare scores with targets at each depth: does a value mean the same everywhere?
 
     Returns:
         For each depth the number of states, the mean score, the mean target, and ``gap``: the mean over ten bins of
         the score, weighted by their states, of the distance between the bin's mean score and mean target.
     """
-    depths = np.array([row.depth for row in rows])
-    target, scores = np.array([row.chosen_target for row in rows]), np.tanh(logits)
+    depths = np.array([e.depth for e in examples])
+    target, scores = np.array([e.chosen_target for e in examples]), np.tanh(logits)
     bins = np.clip(((scores + 1) / 2 * BINS).astype(int), 0, BINS - 1)
     found: dict[str, dict[str, float]] = {}
     for depth in np.unique(depths):
@@ -108,23 +109,21 @@ def calibration(rows: Sequence[Row], logits: Floats) -> dict[str, dict[str, floa
 
 
 def auc(scores: Floats, labels: NDArray[Any]) -> float:
-    """Return the area under the ROC curve, ties counting half; 0.5 where one class is missing."""
+    """Return the area under the ROC curve, with ties counting half; 0.5 if one class is missing.
+
+    Raises:
+        MissingDependencyError: scikit-learn is not installed.
+    """
     positive = np.asarray(labels, bool)
-    many, few = int(positive.sum()), int((~positive).sum())
-    if not many or not few:
+    if positive.all() or not positive.any():
         return 0.5
-    order = np.argsort(scores, kind="stable")
-    ranks = np.empty(len(scores))
-    ranks[order] = np.arange(1, len(scores) + 1)
-    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    mean_rank = np.bincount(inverse, ranks) / counts
-    return float((mean_rank[inverse][positive].sum() - many * (many + 1) / 2) / (many * few))
+    return float(need("sklearn.metrics", "the AUC").roc_auc_score(positive, scores))
 
 
-def interval(rows: Sequence[Row], statistic: Callable[[NDArray[np.intp]], float]) -> list[float]:
-    """Return the 95% bootstrap interval of a statistic of row indices, resampling problems."""
-    names = {name: i for i, name in enumerate(dict.fromkeys((row.task, row.problem_id) for row in rows))}
-    owner = np.array([names[row.task, row.problem_id] for row in rows])
+def interval(examples: Sequence[Example], statistic: Callable[[NDArray[np.intp]], float]) -> list[float]:
+    """Return the 95% bootstrap interval of a statistic of example indices, resampling problems."""
+    names = {name: i for i, name in enumerate(dict.fromkeys((e.task, e.problem_id) for e in examples))}
+    owner = np.array([names[e.task, e.problem_id] for e in examples])
     order = np.argsort(owner, kind="stable")
     groups = np.split(order, np.cumsum(np.bincount(owner))[:-1])
     rng = np.random.default_rng(0)

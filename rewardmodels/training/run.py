@@ -28,7 +28,7 @@ from rewardmodels.model.encode import Encoder
 from rewardmodels.model.folder import load_folder, save_folder
 from rewardmodels.model.info import META, CriticInfo, read_info
 from rewardmodels.training.batches import bundles, schedule
-from rewardmodels.training.config import Settings, check_head, settings_for
+from rewardmodels.training.config import TrainingConfig, check_head, config_for
 
 if TYPE_CHECKING:
     from rewardmodels.training.trainer import HeldOut
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 RUN = "run.json"
 CHECKPOINTS = "checkpoints"
 CURVES = "curves"
-
-_EVALUATION_ROWS = 256
 
 
 class Trained(NamedTuple):
@@ -78,7 +76,7 @@ def train(
         device: ``"cpu"``, ``"cuda"``; None takes a GPU where there is one.
         resume: False refuses a folder that already has something in it.
         log: Told what happens, line by line.
-        overrides: Fields of `rewardmodels.Settings`; the rest is `TINY` or `PAPER`, by the backbone's size.
+        overrides: Fields of `rewardmodels.TrainingConfig`; the rest is `TINY` or `PAPER`, by the backbone's size.
 
     Raises:
         ConfigError: A setting is wrong, or ``out`` belongs to another run.
@@ -93,25 +91,25 @@ def train(
     out = Path(out)
     check_head(overrides.get("kind", "masprm"), overrides.get("head", "bt"))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model, tokenizer, settings = _open(base, device, overrides)
-    if settings.data_kind != data.kind:
+    model, tokenizer, config = _open(base, device, overrides)
+    if config.data_kind != data.kind:
         raise ConfigError(
-            f"expected {settings.data_kind} for kind {settings.kind!r} and head {settings.head!r}, got {data.kind}; "
-            f"collect the trees with kind={settings.data_kind!r}"
+            f"expected {config.data_kind} for kind {config.kind!r} and head {config.head!r}, got {data.kind}; "
+            f"collect the trees with kind={config.data_kind!r}"
         )
-    if settings.view != data.view:
-        raise ConfigError(f"expected rows of view {settings.view!r}, got {data.view!r}; collect them with that view")
-    if settings.anchor and (points is None or points.kind != "points"):
+    if config.view != data.view:
+        raise ConfigError(f"expected rows of view {config.view!r}, got {data.view!r}; collect them with that view")
+    if config.anchor and (points is None or points.kind != "points"):
         raise ConfigError("an anchor needs labelled states: collect the same trees with kind='points' and pass points=")
-    prints = [part.fingerprint() for part in (data, points if settings.anchor else None) if part is not None]
-    done = _claim(out, {"settings": settings.to_dict(), "data": prints, "base": base}, resume)
+    prints = [part.fingerprint() for part in (data, points if config.anchor else None) if part is not None]
+    done = _claim(out, {"settings": config.to_dict(), "data": prints, "base": base}, resume)
     if done is not None:
         log(f"{out} is already trained")
         return done
-    return _run(model, tokenizer, settings, data, points, out, base, device, log)
+    return _run(model, tokenizer, config, data, points, out, base, device, log)
 
 
-def _open(base: str, device: str, overrides: dict[str, Any]) -> tuple[Any, Any, Settings]:
+def _open(base: str, device: str, overrides: dict[str, Any]) -> tuple[Any, Any, TrainingConfig]:
     import torch
     from transformers import AutoConfig
 
@@ -124,22 +122,22 @@ def _open(base: str, device: str, overrides: dict[str, Any]) -> tuple[Any, Any, 
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     model = load_scalar(source, dtype, tokenizer.pad_token_id, new_head=True)
     parameters = sum(p.numel() for p in model.parameters())
-    settings = settings_for(parameters, overrides)
+    config = config_for(parameters, overrides)
     window = getattr(
         AutoConfig.from_pretrained(source, trust_remote_code=False).get_text_config(), "max_position_embeddings", None
     )
     if window is not None:
-        settings = replace(settings, max_length=min(settings.max_length, window))
-    if settings.nf4:
-        torch.manual_seed(settings.seed)
+        config = replace(config, max_length=min(config.max_length, window))
+    if config.nf4:
+        torch.manual_seed(config.seed)
         model = load_scalar(source, dtype, tokenizer.pad_token_id, new_head=True, quantization=quantize_config(dtype))
         keep_layout(model)
     model.score.float()
-    if settings.lora_rank:
-        model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.lora_dropout)
+    if config.lora_rank:
+        model = add_lora(model, config.lora_rank, config.lora_alpha, config.lora_dropout)
     else:
         model = model.float()
-    return model.to(device), tokenizer, settings
+    return model.to(device), tokenizer, config
 
 
 def _claim(out: Path, run: dict[str, Any], resume: bool) -> Trained | None:
@@ -173,7 +171,7 @@ def _history(out: Path) -> list[dict[str, Any]]:
 def _run(
     model: Any,
     tokenizer: Any,
-    settings: Settings,
+    config: TrainingConfig,
     data: RewardData,
     points: RewardData | None,
     out: Path,
@@ -183,15 +181,15 @@ def _run(
 ) -> Trained:
     from rewardmodels.training.trainer import CriticTrainer, Curves, HeldOut, Steps, arguments, last_checkpoint
 
-    learned, held = split(data, settings.held_out)
-    encoder = Encoder(tokenizer, settings.max_length, settings.view)
+    learned, held = split(data, config.held_out)
+    encoder = Encoder(tokenizer, config.max_length, config.view)
     pad, share = tokenizer.pad_token_id, can_share(model, tokenizer.pad_token_id)
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    rows = [*learned.rows, *(split(points, settings.held_out)[0].rows if settings.anchor and points else ())]
-    found = bundles(rows, encoder, settings.batch_size)
-    order = schedule(found, settings.batch_size, settings.epochs, settings.seed)
-    rest = (_EVALUATION_ROWS, pad, dtype, share)
-    held_out = HeldOut(bundles(held.rows, encoder, _EVALUATION_ROWS), *rest)
+    anchors = split(points, config.held_out)[0].examples if config.anchor and points else ()
+    found = bundles([*learned.examples, *anchors], encoder, config.batch_size, config.max_tokens)
+    order = schedule(found, config.batch_size, config.epochs, config.seed)
+    rest = (config.max_tokens, pad, dtype, share)
+    held_out = HeldOut(bundles(held.examples, encoder, config.batch_size, config.max_tokens), *rest)
     log(
         f"{len(learned)} {data.kind} of {data.trees} trees to learn from, {len(held)} held out; {len(order)} steps; "
         f"{'shared beginnings once' if share else 'states written out whole'}"
@@ -202,18 +200,18 @@ def _run(
         log(f"going on from {last.name}")
     with quiet():
         trainer = CriticTrainer(
-            settings,
-            Steps(found, order, pad, dtype, share),
+            config,
+            Steps(found, order, *rest),
             held_out,
             model=model,
-            args=arguments(settings, checkpoints, len(order), device),
+            args=arguments(config, checkpoints, len(order), device),
             callbacks=[Curves(out / CURVES, log)],
         )
         trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
-    metrics = held_out.metrics(model, settings)
+    metrics = held_out.metrics(model, config)
     if points is not None and data.kind == "pairs":
-        metrics["points"] = _calibration(points, settings, encoder, rest, model)
-    info = _info(settings, data, learned, held, base, metrics, found)
+        metrics["points"] = _calibration(points, config, encoder, rest, model)
+    info = _info(config, data, learned, held, base, metrics, found)
     history = trainer.history
     if trainer.is_world_process_zero():
         text = json.dumps({"final": metrics, "history": history}, indent=2)
@@ -224,17 +222,18 @@ def _run(
 
 
 def _calibration(
-    points: RewardData, settings: Settings, encoder: Encoder, rest: tuple[Any, ...], model: Any
+    points: RewardData, config: TrainingConfig, encoder: Encoder, rest: tuple[Any, ...], model: Any
 ) -> dict[str, Any]:
     from rewardmodels.training.metrics import point_metrics
     from rewardmodels.training.trainer import HeldOut
 
-    held: HeldOut = HeldOut(bundles(split(points, settings.held_out)[1].rows, encoder, _EVALUATION_ROWS), *rest)
-    return point_metrics(held.rows, held.logits(model)[0])
+    examples = split(points, config.held_out)[1].examples
+    held: HeldOut = HeldOut(bundles(examples, encoder, config.batch_size, config.max_tokens), *rest)
+    return point_metrics(held.examples, held.logits(model)[0])
 
 
 def _info(
-    settings: Settings,
+    config: TrainingConfig,
     data: RewardData,
     learned: RewardData,
     held: RewardData,
@@ -246,21 +245,21 @@ def _info(
         "trees": data.trees,
         data.kind: len(learned),
         f"{data.kind} held out": len(held),
-        "problems": len({(row.task, row.problem_id) for row in data.rows}),
+        "problems": len({(e.task, e.problem_id) for e in data.examples}),
         "tokens per epoch": sum(bundle.tokens for bundle in found),
         "rows by": histogram(learned),
     }
-    tasks = list(dict.fromkeys(row.task for row in data.rows))
+    tasks = list(dict.fromkeys(e.task for e in data.examples))
     name = base if base == "tiny" or not Path(base).exists() else Path(base).name
     return CriticInfo(
-        settings.kind,
-        settings.head,
-        settings.view,
-        settings.max_length,
+        config.kind,
+        config.head,
+        config.view,
+        config.max_length,
         data.graphs,
         tasks,
         name,
-        settings.to_dict(),
+        config.to_dict(),
         counts,
         metrics,
         _versions(),
