@@ -115,23 +115,31 @@ def test_packed_rows_compute_the_same_as_whole_states(base: Path, data: RewardDa
 
 
 @pytest.mark.parametrize("head", ["bt", "mse"])
-def test_a_step_in_several_forward_passes_learns_the_same(base: Path, tmp_path: Path, head: str) -> None:
-    kind: Any = "pairs" if head == "bt" else "points"
-    rows, points = collect(grove(10), kind), collect(grove(10), "points")
-    encoder = Encoder(transformers.AutoTokenizer.from_pretrained(base), 512)
-    # The largest bundle fits, so that both runs have the same bundles.
-    limit = max(b.tokens for b in bundles([*rows.examples, *points.examples], encoder, 32, 10**6))
-    options = {**QUICK, "head": head, "anchor": 0.5 * (head == "bt"), "batch_size": 32, "accumulation": 2}
+def test_a_step_in_several_forward_passes_has_the_same_gradient(base: Path, tmp_path: Path, head: str) -> None:
+    config = config_for(2_000_000, {"head": head})
+    points = collect(grove(4), "points").examples
+    examples = [*collect(grove(4), "pairs").examples, *points] if head == "bt" else points
     found = []
-    for name, most in (("whole", 10**6), ("parts", limit)):
-        folder = train(rows, tmp_path / name, base=str(base), points=points, max_tokens=most, **options).folder
-        found.append(weights(folder))
-    assert all(torch.allclose(found[0][name], found[1][name], atol=1e-4) for name in found[0])
-    before = weights(base)
-    assert any(not torch.allclose(found[0][name], before[name], atol=1e-3) for name in before if name in found[0])
-    steps = schedule(bundles(rows.examples, encoder, 32, limit), 32, 1, 42)
-    passes = [forward_passes([bundles(rows.examples, encoder, 32, limit)[i] for i in s], limit, True) for s in steps]
-    assert max(map(len, passes)) > 1
+    for name, limit in (("whole", 10**6), ("parts", 800)):
+        model, tokenizer = model_of(base)
+        all_of_them = bundles(examples, Encoder(tokenizer, 512), 4, 10**6)
+        rest = (limit, tokenizer.pad_token_id, torch.float32, True)
+        steps = trainer_module.Steps(all_of_them, [list(range(len(all_of_them)))], *rest)
+        trainer = trainer_module.CriticTrainer(
+            config,
+            steps,
+            trainer_module.HeldOut(all_of_them, *rest),
+            model=model,
+            args=trainer_module.arguments(config, tmp_path / name, 1, "cpu"),
+        )
+        trainer.current_gradient_accumulation_steps = 1
+        loss = trainer.training_step(model, steps[0])
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+        found.append((float(loss), gradient, len(steps[0]["passes"])))
+    assert found[0][2] == 1 < 3 < found[1][2]
+    assert found[0][0] == pytest.approx(found[1][0], abs=1e-6)
+    assert float(found[0][1].norm()) > 1e-2
+    assert torch.allclose(found[0][1], found[1][1], atol=1e-5)
 
 
 @pytest.mark.parametrize("share", [True, False])
