@@ -270,8 +270,8 @@ def read_number(span: str) -> str | None:
     if len(span) > MAX_CHARS:
         return None
     text = bare(span)
-    end = _SENTENCE_END.search(text, _first_digit(text))
-    text = text[: end.start()] if end is not None else text
+    stop = _SENTENCE_END.search(text, _first_digit(text))
+    text = text[: stop.start()] if stop is not None else text
     for part in reversed(_EQUALS.split(text)):
         opening = _OPENING.match(part)
         start = opening.end() if opening is not None else 0
