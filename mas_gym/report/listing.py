@@ -1,4 +1,4 @@
-"""The front page of a run store: runs side by side, problem by problem, with a link to every tree. Plain HTML."""
+"""The front page of a run store as plain HTML: runs side by side, problem by problem, with a link to every tree."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import NamedTuple
 from urllib.parse import quote, urlencode
 
 PAGE = 200
+_REFRESH = '<meta http-equiv="refresh" content="1">'
 SHOWN = ("all", "differing", "wrong", "failed")
 
 
 class Cell(NamedTuple):
-    """How one search ended: right, wrong (``correct`` False), or failed (``error``)."""
+    """How one search ended: right, wrong, or failed with an error."""
 
     answer: str | None
     correct: bool
@@ -28,10 +29,10 @@ class Column:
     """One run.
 
     Attributes:
-        key: What links name it by.
-        label: What people call it.
-        facts: Name and value of its figures, such as Hit@1.
-        cells: Problem id to how its search ended.
+        key: Identifies it in links.
+        label: Its heading.
+        facts: Its figures by name, such as Hit@1.
+        cells: How the search of each problem ended, by problem id.
     """
 
     key: str
@@ -40,7 +41,14 @@ class Column:
     cells: Mapping[str, Cell]
 
 
-def listing_page(title: str, columns: Sequence[Column], shown: str = "all", page: int = 0) -> str:
+def listing_page(
+    title: str,
+    columns: Sequence[Column],
+    shown: str = "all",
+    page: int = 0,
+    faults: Sequence[str] = (),
+    unread: int = 0,
+) -> str:
     """Return the page.
 
     Args:
@@ -48,8 +56,11 @@ def listing_page(title: str, columns: Sequence[Column], shown: str = "all", page
         columns: The runs.
         shown: Which problems: one of `SHOWN`.
         page: Which `PAGE` of them, from 0.
+        faults: What could not be read.
+        unread: Runs that are still to be read; the page then reloads itself.
     """
-    problems = _problems(columns, shown if shown in SHOWN else "all")
+    shown = shown if shown in SHOWN else "all"
+    problems = _problems(columns, shown)
     last = max(0, (len(problems) - 1) // PAGE)
     page = min(max(page, 0), last)
     style = (resources.files("mas_gym.report") / "listing.css").read_text(encoding="utf-8")
@@ -59,11 +70,11 @@ def listing_page(title: str, columns: Sequence[Column], shown: str = "all", page
     text = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">{_REFRESH if unread else ""}'
         f"<title>{escape(title)}</title><style>{style}</style></head><body><h1>{escape(title)}</h1>"
-        f"{_tabs(shown, page, last)}"
+        f"{''.join(f'<p class=failed>{escape(fault)}</p>' for fault in faults)}{_tabs(shown, page, last)}"
         f"<table><thead>{_head(columns)}</thead><tbody>{rows}</tbody></table>"
-        f"<p>{len(problems):,} problems</p></body></html>"
+        f"<p>{len(problems):,} problems{f'; reading {unread} more runs' if unread else ''}</p></body></html>"
     )
     return text.encode("utf-8", "replace").decode("utf-8")
 
@@ -83,7 +94,8 @@ def _wanted(cells: Sequence[Cell | None], shown: str) -> bool:
 
 
 def _natural(problem: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in problem.split("/")]
+    # Numbers of thousands of digits are names, which int() would refuse.
+    return [(int(part), "") if part.isdecimal() and len(part) < 20 else (-1, part) for part in problem.split("/")]
 
 
 def _head(columns: Sequence[Column]) -> str:

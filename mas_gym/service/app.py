@@ -100,8 +100,11 @@ class _LocalOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
-        if scope["type"] == "http" and (fault := foreign(Headers(scope=scope))):
-            app = _refusal(ApiError(403, fault, kind="permission_error"))
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            fault = foreign(headers.get("host"), headers.get("origin"))
+            if fault is not None:
+                app = _refusal(ApiError(403, fault, kind="permission_error"))
         await app(scope, receive, send)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 
@@ -20,19 +19,18 @@ def is_loopback(host: str) -> bool:
         return name.lower() == "localhost"
 
 
-def foreign(headers: Mapping[str, str]) -> str | None:
+def foreign(host: str | None, origin: str | None) -> str | None:
     """Return why a request to a loopback server is refused; None if it comes from this machine.
 
     A web page reaches a local server across origins (``Origin`` then names the page's site) or under a name of its own
     that resolves to 127.0.0.1 (``Host`` then is that name).
 
     Args:
-        headers: The request's headers; lookup ignores case.
+        host: The header ``Host``.
+        origin: The header ``Origin``; None where there is none.
     """
-    host = headers.get("host") or ""
     if not _local(f"//{host}"):
-        return f"expected Host to be 127.0.0.1, localhost or [::1], got {host[:80]!r}"
-    origin = headers.get("origin")
+        return f"expected Host to be 127.0.0.1, localhost or [::1], got {(host or '')[:80]!r}"
     if origin is not None and not _local(origin):
         return f"expected no Origin, or one on this machine, got {origin[:80]!r}"
     return None

@@ -1,0 +1,241 @@
+"""Hostile requests to ``mas-gym view`` over real sockets, damaged stores, and what a click costs."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import http.client
+import re
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import search
+from mas_gym.cli import view
+from mas_gym.cli.view import Pages, make_server
+from mas_gym.policies import ScriptedPolicy
+from mas_gym.tasks import Problem, ProblemTask
+
+EVIL = "</title><script>alert(1)</script>\x1b[2J\u202e\"'&"
+PROBLEMS = 8
+
+
+def fill(file: Path, seed: int = 0, problems: int = PROBLEMS) -> None:
+    policy = ScriptedPolicy(lambda request, seed: f"{EVIL}\nFinal Answer: {seed % 2}", name=EVIL)
+    task = ProblemTask.of([Problem(f"{EVIL}/{i}", f"{EVIL} {i}", "1", "number") for i in range(problems)])
+    list(search.run("sc:2", task, mas="rpsv", policy=policy, seed=seed, store=str(file)))
+
+
+@contextlib.contextmanager
+def served(file: Path) -> Iterator[int]:
+    server = make_server(file, 0)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("view") / "runs.db"
+    for seed in range(2):
+        fill(file, seed)
+    return file
+
+
+@pytest.fixture(scope="module")
+def port(store: Path) -> Iterator[int]:
+    with served(store) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def stays_silent(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """No request prints a traceback."""
+    yield
+    shown = capfd.readouterr()
+    assert shown.out == shown.err == ""
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=20)
+
+
+def exchange(port: int, raw: bytes) -> tuple[int, str]:
+    with connect(port) as sock:
+        sock.sendall(raw)
+        answer = http.client.HTTPResponse(sock)
+        answer.begin()
+        return answer.status, answer.read().decode()
+
+
+def get(port: int, target: str = "/", *lines: str, host: str = "localhost") -> tuple[int, str]:
+    head = [f"GET {target} HTTP/1.1", f"Host: {host}", *lines, "", ""]
+    return exchange(port, "\r\n".join(head).encode("utf-8", "surrogateescape"))
+
+
+TARGETS = {
+    "open bracket": "http://[",
+    "bracket in a host": "http://[::1",
+    "another host": "http://evil.example/nope",
+    "parents": "/../../etc/passwd",
+    "encoded parents": "/tree/%2e%2e%2f%2e%2e%2fetc%2fpasswd",
+    "NUL": "/tree/%00?problem=%00",
+    "not UTF-8": "/tree/%ff%fe?problem=%ff",
+    "surrogate": "/tree/%ed%a0%80?problem=%ed%a0%80",
+    "quotes": "/tree/'%22;DROP TABLE runs".replace(" ", "%20"),
+    "markup": "/<script>alert(1)</script>",
+    "percent": "/%",
+    "wildcards": "/tree/%25?problem=%25",
+    "no problem": "/tree/",
+    "many fields": "/tree/x?" + "a=1&" * 10_000,
+    "60 kB": "/" + "x" * 60_000,
+    "full-width digits": "/tree/\uff11?problem=\u0663",
+}
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_an_address_of_no_page_is_a_readable_4xx(port: int, target: str) -> None:
+    status, page = get(port, target)
+    assert 400 <= status < 500
+    assert "<p>" in page and "<script" not in page and len(page) < 2000
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["?page=-1", "?page=99999999999999999999", "?page=\u0663", "?page=x&show=<b>", "?show=%00", "?&&=&;", "?page=1e9"],
+)
+def test_odd_queries_show_the_listing(port: int, query: str) -> None:
+    status, page = get(port, "/?" + query)
+    assert status == 200 and page.count("<tr><th>") == PROBLEMS + 1
+
+
+def test_what_the_store_holds_is_text_on_the_page(port: int) -> None:
+    status, page = get(port)
+    assert status == 200 and "<script" not in page and "alert(1)" in page
+    links = [html.unescape(link) for link in re.findall(r'href="(/tree/[^"]+)"', page)]
+    assert len(links) == 2 * PROBLEMS
+    status, tree = get(port, links[0])
+    assert status == 200 and "<script>alert" not in tree
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "192.168.0.1", "", "[", "localhost@evil"])
+def test_other_names_are_refused(port: int, host: str) -> None:
+    assert get(port, host=host)[0] == 403
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://localhost.evil.example"])
+def test_other_origins_are_refused(port: int, origin: str) -> None:
+    status, page = get(port, "/", f"Origin: {origin}")
+    assert status == 403 and "Origin" in page
+    assert get(port, "/", f"Origin: http://127.0.0.1:{port}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 200 + b"\r\n",
+        b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n",
+        b"\x1b[2J / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+)
+def test_what_is_no_request_gets_an_error_status(port: int, raw: bytes) -> None:
+    status, page = exchange(port, raw)
+    assert 400 <= status < 600 and "Traceback" not in page and "\x1b" not in page
+    assert get(port)[0] == 200
+
+
+def test_clients_that_leave_early_disturb_nobody(port: int) -> None:
+    for _ in range(20):
+        with connect(port) as sock:
+            sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+    assert get(port)[0] == 200
+
+
+def test_slow_clients_are_hung_up_on(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "_HEAD_SECONDS", 0.5)
+    with served(store) as port:
+        slow = [connect(port) for _ in range(view._CONNECTIONS)]
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            # Bytes that keep coming do not extend the time of a request.
+            for sock in slow:
+                with contextlib.suppress(OSError):
+                    sock.sendall(b"G")
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                assert get(port)[0] == 200
+                break
+            time.sleep(0.05)
+        assert time.monotonic() < end
+        for sock in slow:
+            sock.close()
+
+
+def test_a_silent_client_is_hung_up_on(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view._Handler, "timeout", 0.3)
+    with served(store) as port, connect(port) as sock:
+        assert sock.recv(1) == b""
+
+
+def test_a_click_reads_nothing_anew_until_a_run_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, read = tmp_path / "runs.db", []
+    plans = search.Store.plans
+
+    def counted(self: search.Store, run: str | None = None, **options: bool) -> Iterator[search.Plan]:
+        read.append(run)
+        assert options["trees"] is False
+        return plans(self, run, **options)
+
+    monkeypatch.setattr(search.Store, "plans", counted)
+    for seed in range(2):
+        fill(file, seed)
+    pages = Pages(file)
+    first = pages.page("/", {})
+    assert len(read) == 2 and first == pages.page("/", {}) and len(read) == 2
+    fill(file, 2)
+    assert pages.page("/", {}) != first and len(read) == 3
+    fill(file, 2, PROBLEMS + 1)
+    assert f"{PROBLEMS + 1} problems" in pages.page("/", {}) and len(read) == 4
+
+
+def test_a_large_store_is_shown_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "_READ_SECONDS", -1.0)
+    for seed in range(3):
+        fill(tmp_path / "runs.db", seed)
+    pages = Pages(tmp_path / "runs.db")
+    page = pages.page("/", {})
+    assert "reading 3 more runs" in page and 'http-equiv="refresh"' in page
+    monkeypatch.setattr(view, "_READ_SECONDS", 60.0)
+    page = pages.page("/", {})
+    assert "reading" not in page and "refresh" not in page and page.count("/tree/") == 3 * PROBLEMS
+
+
+def test_a_damaged_search_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
+    file = tmp_path / "runs.db"
+    fill(file)
+    with contextlib.closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("UPDATE searches SET correct = 1 - correct WHERE problem = ?", (f"{EVIL}/3",))
+    page = Pages(file).page("/", {})
+    assert "1 searches are damaged" in page and page.count("/tree/") == PROBLEMS - 1
+
+
+def test_two_thousand_problems_are_listed_by_pages() -> None:
+    from mas_gym.report.listing import PAGE, Cell, Column, listing_page
+
+    cells = {f"task/{'9' * (i % 5000)}{i}": Cell("7", True, None) for i in range(2000)}
+    page = listing_page("x", [Column("key", "label", {}, cells)], page=3)
+    assert page.count("<tr><th>") == PAGE + 1
