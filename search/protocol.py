@@ -130,7 +130,12 @@ class Planner(Protocol):
 
     A planner may also define ``for_run(critic, training) -> Planner``: the driver calls it
     once, with the critic (or None) and whether the true reward is answered, and runs the
-    planner that it returns. So a planner can suit itself to the critic, or refuse it.
+    planner that it returns. So a planner can adapt to the critic, or refuse it.
+
+    A run with a store needs the planner's identity: what its results depend on. Its class,
+    its source and its attributes are stated automatically; ``identity()`` replaces the
+    attributes, and is needed if one of them cannot be stated or changes during a search.
+    See `mas_gym.identity`, and `mas_gym.testing.check_planner`.
     """
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
@@ -148,13 +153,18 @@ class Planner(Protocol):
 class Critic(Protocol):
     """Scores states; batch in, batch out.
 
-    More attributes are looked at where a critic has them: ``max_batch`` (how many states
-    it likes to get at once, 64 by default); ``concurrent`` (True when scoring may and
-    should run in a thread of its own beside generation, as on a GPU or a server; False by
-    default); ``scores_actions`` (True when a value speaks of the message that made the
-    state and not of what may follow, as policy likelihood does; then `MCTS` takes the best
-    candidate's value for a frontier's); and ``fingerprint`` (a string that tells its
-    weights from others of the same name, so that a stored run is not continued with them).
+    A critic may have more attributes: ``max_batch`` (the number of states it prefers to get
+    at once, 64 by default); ``concurrent`` (True if scoring may and should run in a thread
+    of its own beside generation, as on a GPU or a server; False by default); and
+    ``scores_actions`` (True if a value rates the message that led to the state and not what
+    may follow, as policy likelihood does; then `MCTS` takes the best candidate's value for
+    a frontier's).
+
+    A run with a store needs the critic's identity: what its values depend on. Its class, its
+    source and its attributes are stated automatically; ``identity()`` replaces the
+    attributes, and is needed if one of them cannot be stated (a loaded model: state the
+    digest of its weights) or changes while it scores. See `mas_gym.identity`, and
+    `mas_gym.testing.check_critic`.
 
     Attributes:
         name: What reports call it, such as ``"masprm"``.

@@ -1,6 +1,7 @@
 """The compliance suite: it passes what is right, and names each way to be wrong."""
 
 import random
+import threading
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -225,7 +226,10 @@ def test_good_critics_comply() -> None:
         ({"max_batch": 0}, "max_batch: expected an int from 1 on, got 0"),
         ({"concurrent": "yes"}, "concurrent: expected a bool"),
         ({"scores_actions": 1}, "scores_actions: expected a bool"),
-        ({"fingerprint": b"x"}, "fingerprint: expected a str"),
+        (
+            {"identity": lambda self: threading.Lock()},
+            "no run with store= accepts it: Changed.identity(): a _thread.lock",
+        ),
         ({"score": lambda self, cs: [0.0]}, "states got 1 values"),
         ({"value": lambda self, c: float("inf")}, "a value: expected a finite float, got inf"),
         ({"value": lambda self, c: "0.1"}, "a value: expected a finite float"),
@@ -383,3 +387,103 @@ def test_breaches_of_planners(body: str, expected: str) -> None:
 def test_what_is_no_planner() -> None:
     assert "it has no method plan" in breaches(check_planner, object())
     assert issubclass(BudgetError, MASGymError)
+
+
+# --------------------------------------------------------------------------------------- identities
+
+
+class Wide(Greedy):
+    """A planner with settings, which states them by itself."""
+
+    def __init__(self, widths=(4, 2), bias=0.0):
+        self.widths, self.bias = list(widths), bias
+
+    def plan(self, model, root, rng):
+        state = root
+        while not model.is_terminal(state):
+            [proposals] = yield [Propose(state, n=self.widths[0])]
+            state = model.transition(state, proposals[-1].action)
+        return Plan((Found(state),))
+
+
+class Silent(Wide):
+    def identity(self):
+        return {"bias": self.bias}
+
+
+def test_a_planner_states_the_settings_that_matter() -> None:
+    check_planner(Wide())
+    check_planner(Wide(), other=Wide([5]))
+    assert "widths changes what it does and not its identity" in breaches(check_planner, Silent())
+
+
+class Hidden(Greedy):
+    """Its setting is none that the check can change."""
+
+    def __init__(self, mode):
+        self.mode = mode
+
+    def plan(self, model, root, rng):
+        return (yield from Wide([5 if self.mode == "wide" else 1]).plan(model, root, rng))
+
+    def identity(self):
+        return {}
+
+
+def test_two_planners_that_search_differently_state_different_identities() -> None:
+    check_planner(Hidden("wide"))
+    assert "other instance has changes what it does" in breaches(check_planner, Hidden("wide"), other=Hidden("deep"))
+    check_planner(Hidden("wide"), other=Hidden("wide"))
+
+
+def test_two_policies_that_answer_differently_state_different_identities() -> None:
+    check_policy(ScriptedPolicy(words), other=ScriptedPolicy(lambda request, seed: "no"))
+
+    class Quiet(Careful):
+        def __init__(self, text):
+            self.text = text
+
+        def one(self, request, seed):
+            return Sample(self.text, 1, -1.0, "stop")
+
+        def identity(self):
+            return "quiet"
+
+    check_policy(Quiet("a"), other=Quiet("a"))
+    assert "other instance has changes what it does" in breaches(check_policy, Quiet("a"), other=Quiet("b"))
+
+
+def test_two_critics_that_score_differently_state_different_identities() -> None:
+    class Scaled(Length):
+        def __init__(self, scale):
+            self.scale = scale
+
+        def value(self, context):
+            return self.scale * super().value(context)
+
+    class Vague(Scaled):
+        def identity(self):
+            return "scaled"
+
+    check_critic(Scaled(1), other=Scaled(2))
+    assert "other instance has changes what it does" in breaches(check_critic, Vague(1), other=Vague(2))
+
+
+class Counting(Length):
+    def __init__(self):
+        self.calls = 0
+
+    def score(self, contexts):
+        self.calls += 1
+        return super().score(contexts)
+
+
+def test_an_identity_holds_still() -> None:
+    assert "its identity changed while it worked: leave counters" in breaches(check_critic, Counting())
+    check_critic(type("Clean", (Counting,), {"identity": lambda self: None})())
+
+
+def test_an_identity_can_be_stated() -> None:
+    one = Length()
+    one.lock = threading.Lock()
+    assert "no run with store= accepts it: Length.lock: a _thread.lock" in breaches(check_critic, one)

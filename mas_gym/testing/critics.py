@@ -12,6 +12,7 @@ from mas_gym.graph import MAS
 from mas_gym.loading import MASSource, load_mas
 from mas_gym.state import Action, MASState
 from mas_gym.testing.episodes import HOSTILE, ORDINARY, Findings, ProposalLike, describe, walk
+from mas_gym.testing.identities import check_apart, check_steady, stated
 
 
 class ContextLike(NamedTuple):
@@ -41,8 +42,9 @@ def check_critic(
     question: str = "Maya has 3 apples and buys 4 more. How many apples does she have?",
     tolerance: float = 1e-4,
     seed: int = 0,
+    other: CriticLike | None = None,
 ) -> None:
-    """Check a critic: the form of its values, their order, and that a value depends on its state alone.
+    """Check a critic: the form of its values, their order, its identity, and that a value depends on its state alone.
 
     Args:
         critic: The critic.
@@ -50,6 +52,8 @@ def check_critic(
         question: A question that it should be able to read.
         tolerance: How far batching may move a value.
         seed: Seed of the episodes.
+        other: Another instance, such as one of other weights: if its values differ, it must state another identity,
+            because a run store takes two critics of one identity for the same.
 
     Raises:
         ComplianceError: With everything that was found.
@@ -64,6 +68,7 @@ def check_critic(
     if not findings.expect(callable(getattr(critic, "score", None)), "it has no method score(contexts)"):
         findings.settle()
     contexts = _contexts(load_mas(mas), question, bool(getattr(critic, "terminal_only", False)), seed)
+    identity = stated(findings, critic)
     values = _score(findings, critic, contexts)
     if values is not None:
         _compare(findings, values, _score(findings, critic, contexts), 0.0, "asked again, it gave other values")
@@ -72,7 +77,11 @@ def check_critic(
         alone = [_score(findings, critic, [context]) for context in contexts[:4]]
         singles = [value[0] for value in alone if value]
         _compare(findings, values[:4], singles, tolerance, "a state gets another value alone than in a batch")
+        if other is not None:
+            alike = _score(Findings("other"), other, contexts) == values
+            check_apart(findings, identity, stated(findings, other), alike, "what the other instance has")
     _score(findings, critic, [])
+    check_steady(findings, critic, identity)
     findings.settle()
 
 
@@ -82,8 +91,6 @@ def _check_optional(findings: Findings, critic: CriticLike) -> None:
     for flag in ("concurrent", "scores_actions"):
         value = getattr(critic, flag, False)
         findings.expect(isinstance(value, bool), f"{flag}: expected a bool, got {describe(value)}")
-    mark = getattr(critic, "fingerprint", "")
-    findings.expect(isinstance(mark, str), f"fingerprint: expected a str, got {describe(mark)}")
 
 
 def _contexts(mas: MAS, question: str, terminal_only: bool, seed: int) -> list[ContextLike]:

@@ -14,6 +14,7 @@ from mas_gym.errors import BudgetError
 from mas_gym.loading import MASSource, load_mas
 from mas_gym.state import Action, MASState
 from mas_gym.testing.episodes import Findings, ProposalLike, describe
+from mas_gym.testing.identities import check_apart, check_steady, stated, variants
 
 _QUESTION = "Maya has 3 apples and buys 4 more. How many apples does she have?"
 
@@ -41,8 +42,12 @@ def check_planner(
     training: bool = False,
     max_rounds: int = 100_000,
     seed: int = 0,
+    other: PlannerLike | None = None,
 ) -> None:
-    """Check a planner: its requests, its plan, and that nothing but its own generator moves it.
+    """Check a planner: its requests, its plan, its identity, and that its results depend on its own generator alone.
+
+    A run store takes two planners of one identity for the same. So each numeric setting is changed in turn, on a
+    copy: if the copy searches differently, it must state another identity.
 
     Args:
         planner: The planner.
@@ -50,6 +55,7 @@ def check_planner(
         training: Whether it may ask for the true reward.
         max_rounds: Rounds of requests after which a search counts as endless.
         seed: Seed of the searches and of the replies.
+        other: Another instance: if it searches differently, it must state another identity too.
 
     Raises:
         ComplianceError: With everything that was found.
@@ -57,8 +63,8 @@ def check_planner(
     findings = Findings(f"planner {type(planner).__name__}")
     if not findings.expect(callable(getattr(planner, "plan", None)), "it has no method plan(model, root, rng)"):
         findings.settle()
-    if callable(for_run := getattr(planner, "for_run", None)):
-        planner = for_run(_CriticFacts(), training)
+    planner, other = (_for_run(one, training) for one in (planner, other))
+    before_all = stated(findings, planner)
     for source in systems:
         model = Dynamics(load_mas(source))
         searches = [_Search(findings, planner, model, training, s) for s in (seed, seed, seed + 1)]
@@ -72,7 +78,29 @@ def check_planner(
             "two searches with one seed and the same replies differ: keep all state inside plan()",
         )
         _check_budget(findings, planner, model, training, seed)
+        if not findings.faults:
+            others = [*variants(planner), *([("what the other instance has", other)] if other is not None else [])]
+            for name, one in others:
+                alike = _behaves_like(alone, one, max_rounds)
+                check_apart(findings, before_all, stated(Findings(""), one), alike, name)
+    check_steady(findings, planner, before_all)
     findings.settle()
+
+
+def _for_run(planner: Any, training: bool) -> Any:
+    for_run = getattr(planner, "for_run", None)
+    return for_run(_CriticFacts(), training) if callable(for_run) else planner
+
+
+def _behaves_like(search: _Search, planner: PlannerLike, max_rounds: int) -> bool:
+    """Whether a planner asks and plans as a finished search did; one that fails says nothing."""
+    ignored = Findings("variant")
+    try:
+        variant = _Search(ignored, planner, search.model, search.training, search.seed)
+        _run_together(ignored, [variant], max_rounds)
+    except Exception:
+        return True
+    return bool(ignored.faults) or (variant.asked == search.asked and variant.outcome() == search.outcome())
 
 
 class _Search:
@@ -108,7 +136,7 @@ class _Search:
         self._replies = [self._reply(request) for request in requests]
 
     def outcome(self) -> list[str]:
-        """Return what the plan came to, for comparison."""
+        """Return the candidates of the plan, for comparison."""
         return [candidate.state.digest.hex() for candidate in getattr(self.plan, "candidates", ())]
 
     def spend(self) -> Any:

@@ -14,6 +14,7 @@ from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, Samplin
 from mas_gym.policies.loop import engine_loop
 from mas_gym.prompts import ChatMessage, chat_messages
 from mas_gym.testing.episodes import HOSTILE, ORDINARY, Findings, describe
+from mas_gym.testing.identities import check_apart, check_steady, stated
 
 _CAP = 16
 _MOST_STEPS = 100_000
@@ -26,17 +27,20 @@ def check_policy(
     question: str = "Maya has 3 apples and buys 4 more. How many apples does she have?",
     reproducible: bool = True,
     batch_invariant: bool = True,
+    other: Policy | AsyncPolicy | None = None,
 ) -> None:
-    """Check a policy: the form of its replies, seeds, caps, batching, and odd prompts.
+    """Check a policy: the form of its replies, seeds, caps, batching, odd prompts, and its identity.
 
-    It is asked some forty short messages of at most 16 tokens.
+    It is asked for some forty short messages of at most 16 tokens.
 
     Args:
         policy: The policy.
         mas: The system whose prompts it gets.
         question: A question that it should be able to read.
         reproducible: Whether the same request must get the same reply; False for engines without seeds.
-        batch_invariant: Whether a reply may not depend on what is asked beside it.
+        batch_invariant: Whether a reply must not depend on the other requests of its batch.
+        other: Another instance, such as one of other weights: if its replies differ, it must state another identity,
+            because a run store takes two policies of one identity for the same.
 
     Raises:
         ComplianceError: With everything that was found.
@@ -51,7 +55,7 @@ def check_policy(
         findings.settle()
     size = policy.max_concurrency if isinstance(policy, AsyncPolicy) else policy.max_batch
     findings.expect(isinstance(size, int) and size >= 1, f"batch size: expected an int from 1 on, got {describe(size)}")
-    requests = _requests(mas, question)
+    requests, identity = _requests(mas, question), stated(findings, policy)
     try:
         replies = _ask(findings, policy, requests)
         for request, reply in zip(requests, replies, strict=False):
@@ -59,9 +63,14 @@ def check_policy(
         if not findings.faults and reproducible:
             _check_seeds(findings, policy, requests, replies, batch_invariant)
         findings.expect(_ask(findings, policy, []) == [], "no requests should get no replies")
+        if other is not None and reproducible and not findings.faults:
+            samples = [reply.samples for reply in _ask(Findings("other"), other, requests)]
+            alike = samples == [reply.samples for reply in replies]
+            check_apart(findings, identity, stated(findings, other), alike, "what the other instance has")
     except Exception as error:
         findings.expect(False, f"ordinary requests raised {type(error).__name__}: {describe(str(error))}")
     _check_odd_prompts(findings, policy)
+    check_steady(findings, policy, identity)
     findings.settle()
 
 
@@ -72,7 +81,7 @@ def _check_seeds(
     replies: list[SamplingReply],
     batch_invariant: bool,
 ) -> None:
-    # Samples alone: how many prompt tokens were cached may change from call to call.
+    # Samples alone: the number of cached prompt tokens may change from call to call.
     said = [reply.samples for reply in replies]
     again = [reply.samples for reply in _ask(findings, policy, requests)]
     findings.expect(again == said, "asked again, it gave other samples: draw from a request's seeds alone")

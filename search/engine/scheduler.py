@@ -22,7 +22,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -131,7 +130,7 @@ class Scheduler:
         self._mail: Mail = SimpleQueue()
         self._policy: PolicyPort = policy_port(policy, self._mail)
         self._critic = None if setup.critic is None or setup.critic.free else CriticPort(setup.critic, self._mail)
-        self._waiting: OrderedDict[int, _Entry] = OrderedDict()
+        self._waiting: dict[int, _Entry] = {}
         self._active: dict[int, _Entry] = {}
         self._open: dict[Hashable, tuple[_Entry, Sampled | None]] = {}
         self._deadlines: list[tuple[float, int]] = []
@@ -304,8 +303,8 @@ class Scheduler:
             with self._lock:
                 if not self._waiting:
                     return
-                number, entry = self._waiting.popitem(last=False)
-                self._active[number] = entry
+                number = next(iter(self._waiting))
+                entry = self._active[number] = self._waiting.pop(number)
             entry.search.start()
             if (deadline := entry.search.deadline) is not None:
                 heapq.heappush(self._deadlines, (deadline, number))

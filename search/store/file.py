@@ -122,7 +122,8 @@ class Held(NamedTuple):
     @classmethod
     def of(cls, connection: sqlite3.Connection, run: str) -> Held:
         """Return what is there of a run."""
-        query = "SELECT checksum, error IS NOT NULL FROM searches WHERE run = ?"
+        # The table itself, which a damaged index does not hide.
+        query = "SELECT checksum, error IS NOT NULL FROM searches NOT INDEXED WHERE run = ?"
         return cls.of_rows(connection.execute(query, (run,)))
 
     @classmethod
@@ -151,17 +152,24 @@ def seal_search(connection: sqlite3.Connection, search: int) -> bytes:
     """Write the digests of a search whose rows are in place, and return its checksum."""
     parts = checksum(part_rows(connection, search))
     connection.execute("UPDATE searches SET parts = ?, checksum = NULL WHERE id = ?", (parts, search))
-    row = connection.execute("SELECT * FROM searches WHERE id = ?", (search,)).fetchone()
+    row = _written(connection.execute("SELECT * FROM searches WHERE id = ?", (search,)))
     # The checksum is the last column, and covers all others.
     mark = checksum(row[:-1])
     connection.execute("UPDATE searches SET checksum = ? WHERE id = ?", (mark, search))
     return mark
 
 
+def _written(cursor: sqlite3.Cursor) -> tuple[Any, ...]:
+    row: tuple[Any, ...] | None = cursor.fetchone()
+    if row is None:
+        raise sqlite3.DatabaseError("malformed: a row that was just written is not there")
+    return row
+
+
 def seal_run(connection: sqlite3.Connection, run: str, held: Held) -> None:
     """Write what a run holds, and the digest of its row."""
     connection.execute("UPDATE runs SET held = ? WHERE run = ?", (held.pack(), run))
-    row = connection.execute("SELECT * FROM runs WHERE run = ?", (run,)).fetchone()
+    row = _written(connection.execute("SELECT * FROM runs WHERE run = ?", (run,)))
     connection.execute("UPDATE runs SET checksum = ? WHERE run = ?", (checksum(row[:-1]), run))
 
 

@@ -95,10 +95,9 @@ class RunRecord:
         # A run that is resumed with more problems is to search that many.
         wanted = max(facts.get("problems") or 0, self._facts.get("problems") or 0) or None
         self._held = Held.of(self._connection, self.run)
-        if found is not None and (self._held.searches, self._held.failed) != (found.searches, found.failed):
-            logger.warning(
-                "store %s: %d searches were lost; they are run again", self.path, found.searches - self._held.searches
-            )
+        if found is not None and (wrong := self._reader.searches(self.run)[1]):
+            logger.warning("store %s: %s; those that were lost are run again", self.path, wrong)
+            self._connection.execute("REINDEX searches")
         self._note(problems=wanted)
 
     def _known(self) -> RunInfo | None:

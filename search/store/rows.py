@@ -92,7 +92,12 @@ class Writer:
         if text is None:
             return None
         key = digest(text)
-        self._connection.execute("INSERT OR IGNORE INTO texts VALUES (?, ?)", (key, _storable(text)))
+        # A text that was damaged is repaired.
+        self._connection.execute(
+            "INSERT INTO texts VALUES (?, ?) "
+            "ON CONFLICT DO UPDATE SET text = excluded.text WHERE text IS NOT excluded.text",
+            (key, _storable(text)),
+        )
         return key
 
     def search(self, run: str, problem: Problem, plan: Plan, seeds: Seeds) -> bytes:

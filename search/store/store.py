@@ -28,7 +28,7 @@ from search.plan import Plan
 from search.store.export import ExportedSearch, to_dataset, write_parquet
 from search.store.file import FORMAT, explained
 from search.store.info import RunInfo, read_run
-from search.store.rows import Damage, Reader, search_id
+from search.store.rows import Damage, Reader, name_of, search_id
 
 logger = logging.getLogger("search.store")
 T = TypeVar("T")
@@ -67,14 +67,18 @@ class Store:
         """Return the runs, oldest first; a run whose row is damaged is left out, with a warning."""
         found = []
         with explained(self.path):
-            for (run,) in self._connection.execute("SELECT run FROM runs").fetchall():
+            listed = {run for (run,) in self._connection.execute("SELECT run FROM runs").fetchall()}
+            for run in listed:
                 try:
                     with self._reader.snapshot():
                         info = read_run(self._connection, run)
                 except Damage as damage:
-                    logger.warning("store %s: the run %s is damaged: %s", self.path, ascii(run), damage)
+                    logger.warning("store %s: the run %s is damaged: %s", self.path, name_of(run), damage)
                     continue
                 found += [info] if info is not None else []
+            held = {run for (run,) in self._connection.execute("SELECT DISTINCT run FROM searches").fetchall()}
+            for run in held - listed:
+                logger.warning("store %s: the run %s is damaged: its row is missing", self.path, name_of(run))
         return sorted(found, key=lambda info: (str(info.facts["started"]), info.run))
 
     def find(self, run: str | None = None) -> RunInfo:
