@@ -379,7 +379,7 @@ def test_unknown_names_of_any_size_and_kind() -> None:
         ("gsm8k", {"limit": True}, "expected a limit"),
         ("gsm8k", {"seed": 3}, "takes the options grading, limit; got seed"),
         ("arithmetic", {"level": 3}, "takes the options difficulty, grading, limit, seed, size; got level"),
-        ("arithmetic", {"data": "x.jsonl"}, "makes its own problems"),
+        ("arithmetic", {"data": "x.jsonl"}, "generates its problems"),
         ("arithmetic", {"difficulty": 99}, "difficulty"),
     ],
 )
@@ -452,7 +452,7 @@ def test_a_pickled_task_notices_other_data(file: Path) -> None:
     pickled = pickle.dumps(load_task("gsm8k", data=file))
     write_jsonl(file, gsm8k_rows(51))
     gc.collect()
-    with pytest.raises(DataError, match="to be what it was when the task was pickled"):
+    with pytest.raises(DataError, match="to be the same as when the task was pickled"):
         pickle.loads(pickled)
 
 

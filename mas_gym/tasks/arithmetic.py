@@ -1,8 +1,8 @@
-"""Arithmetic: endless multi-step word problems, made on the spot and free of data files.
+"""Arithmetic: an unlimited supply of multi-step word problems, generated without data files.
 
-Problem ``i`` of a split is made from ``(seed, split, difficulty, i)`` alone, in
-constant time. A question belongs to the split that a hash of its own text
-names, so no question of one split can occur in another, whatever the seed.
+Problem ``i`` of a split is generated from ``(seed, split, difficulty, i)`` alone, in
+constant time. A hash of the question's text decides its split, so no question of
+one split occurs in another, whatever the seed.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ TEMPLATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 class Level(NamedTuple):
-    """What one difficulty means.
+    """The parameters of one difficulty.
 
     Attributes:
         events: Fewest and most events after the first fact.
         rival: Chance of a sentence with another person's count.
-        neutral: Chance of a sentence that has nothing to do with the count.
+        neutral: Chance of an irrelevant sentence.
     """
 
     events: tuple[int, int]
@@ -84,12 +84,12 @@ ONCE = ("times", "half", "bags")
 
 
 class Story(NamedTuple):
-    """A drawn world, before it is told.
+    """A sampled story, before it is written out.
 
     Attributes:
         facts: The first amount and the events, in order.
-        rival: Number of facts told before another person's count, and that count; None if there is none.
-        neutral: The same for a sentence that does not matter.
+        rival: Number of facts stated before another person's count, and that count; None if there is none.
+        neutral: The same for an irrelevant sentence.
     """
 
     facts: list[Fact]
@@ -98,7 +98,7 @@ class Story(NamedTuple):
 
 
 def draw_story(rng: random.Random, difficulty: int) -> Story:
-    """Draw a world of the given difficulty; its numbers may still leave the range."""
+    """Sample a story of the given difficulty; its numbers may still leave the range."""
     level = LEVELS[difficulty]
     facts: list[Fact] = [("has", rng.randint(4, 30))]
     kinds, weights = list(EVENT_WEIGHTS), list(EVENT_WEIGHTS.values())
@@ -119,13 +119,13 @@ def _draw_fact(rng: random.Random, kind: str) -> Fact:
         return ("half",)
     if kind == "bags":
         return ("bags", rng.randint(2, 4), rng.randint(2, 5))
-    # Large amounts are what some agents stumble over, so they must be common but not the rule.
+    # Some agents make errors on large amounts, so these are common, but not the majority.
     large = rng.random() < (0.45 if kind == "finds" else 0.35)
     return (kind, rng.randint(11, 15) if large else rng.randint(2, 9))
 
 
-def tell(story: Story, rng: random.Random) -> tuple[str, str, str]:
-    """Return the question text, the person and the items; draws names and phrases."""
+def write_question(story: Story, rng: random.Random) -> tuple[str, str, str]:
+    """Return the question text, the person and the items; samples names and phrases."""
     women = rng.random() < 0.5
     person = rng.choice(WOMEN if women else MEN)
     friend = rng.choice([name for name in WOMEN + MEN if name != person])
@@ -150,7 +150,7 @@ def _asides(story: Story, place: int, say: Any) -> list[str]:
 
 
 def is_sound(story: Story) -> bool:
-    """Say whether every reading, right or wrong, stays in range, and no wrong one gives the right answer."""
+    """Return whether every reading, right or wrong, stays in range and no wrong one gives the right answer."""
     answer = answer_of(story.facts)
     if answer is None:
         return False
@@ -164,8 +164,8 @@ class Arithmetic(ProceduralTask):
     Args:
         split: ``"train"``, ``"dev"`` or ``"test"``; disjoint by the text of the question.
         seed: Another seed gives other problems of the same kind.
-        difficulty: 1 (two events) to 5 (five or six events and more sentences that do not matter).
-        size: How many problems the split counts; any index below it is made on demand.
+        difficulty: 1 (two events) to 5 (five or six events and more irrelevant sentences).
+        size: Number of problems in the split; each is generated on demand.
         grading: Grading mode, ``"strict"`` or ``"paper"``.
 
     Raises:
@@ -183,15 +183,15 @@ class Arithmetic(ProceduralTask):
         size: int = 10**6,
         grading: str = "strict",
     ) -> None:
-        """Check the arguments; nothing is drawn yet."""
+        """Check the arguments; problems are generated later."""
         if difficulty not in LEVELS:
             raise ConfigError(f"expected a difficulty from {min(LEVELS)} to {max(LEVELS)}, got {difficulty!r}")
         super().__init__(split, seed=seed, difficulty=difficulty, size=size, grading=grading)
 
     def _draw(self, rng: random.Random, problem_id: str) -> Problem | None:
         story = draw_story(rng, self.difficulty)
-        question, person, item = tell(story, rng)
-        # The hash is far cheaper than the check of all readings, so it goes first.
+        question, person, item = write_question(story, rng)
+        # The hash is much cheaper than checking all readings, so it comes first.
         if split_of(question) != self.split or not is_sound(story):
             return None
         metadata = {

@@ -1,8 +1,7 @@
-"""What a task is: an indexed sequence of problems with a way to grade a text.
+"""The `Task` protocol: an indexed sequence of problems that can grade a text.
 
-A `Task` is the environment's and the search driver's only source of questions,
-and the only holder of reference answers. Planners, policies and critics never
-receive one.
+The environment and the search engine take their questions from a `Task`, which
+alone holds the reference answers. Planners, policies and critics never receive one.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-r"""When two answers are the same answer.
+r"""Whether two answers are equal.
 
 Numbers compare by value, option labels by letter, words as words, lists and
-sets without order, tuples, intervals and matrices cell by cell. What is left
-goes to a symbolic engine in a process of its own (`mas_gym.tasks.symbolic`).
+sets without order, tuples, intervals and matrices cell by cell. Anything else
+goes to a symbolic engine in a separate process (`mas_gym.tasks.symbolic`).
 
 The tolerance is the paper's ``1e-3`` (App. "Answer extraction and
 normalization"), read as an absolute difference. In strict mode it is also
-relative for answers below one, or any small number would equal ``0.0000672``;
-and it is for rounding, so two answers without a decimal point, such as
-``2/1005`` and ``2/1006``, must agree exactly.
+relative for answers below one, since otherwise any small number would equal
+``0.0000672``. It allows for rounding only: two answers without a decimal point,
+such as ``2/1005`` and ``2/1006``, must agree exactly.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def answers_equal(reference: str, answer: str, kind: Kind = "number", mode: Grad
         reference: The right answer, as a problem gives it.
         answer: The answer to judge, as `extract_answer` gives it or as a person would write it.
         kind: How to compare: by value, by mathematical meaning or by label.
-        mode: ``"strict"``, or ``"paper"`` for the appendix to the letter.
+        mode: ``"strict"``, or ``"paper"`` for the literal rule of the appendix.
 
     Raises:
         MissingDependencyError: The comparison needs the symbolic engine and it is not installed.
@@ -48,7 +48,7 @@ def answers_equal(reference: str, answer: str, kind: Kind = "number", mode: Grad
 
 
 def compare(reference: str, answer: str, kind: Kind, mode: GradingMode = "strict") -> Verdict:
-    """Compare two answers and say why they do not agree; see `answers_equal`."""
+    """Compare two answers and return the reason if they are not equal; see `answers_equal`."""
     if mode == "paper":
         from mas_gym.tasks.paper import same
 
@@ -124,7 +124,7 @@ def _is_letter(right: str, given: str) -> bool:
 
 
 def _without_name(right: str, given: str) -> tuple[str, str] | None:
-    """Drop ``x =`` and ``x in`` where only one side has it, or both have the same; None if there is none to drop."""
+    """Drop ``x =`` and ``x in`` if one side has it or both have the same; None if there is nothing to drop."""
     a, b = _NAMED.fullmatch(right), _NAMED.fullmatch(given)
     if a is not None and b is not None:
         return (a["value"], b["value"]) if a["name"] == b["name"] else None
@@ -158,7 +158,7 @@ def _parts(text: str) -> tuple[str, list[str]] | None:
 
 
 def _spread(cells: Sequence[str]) -> list[str]:
-    r"""Write ``a \pm b`` as the two values that it stands for."""
+    r"""Expand ``a \pm b`` to its two values."""
     spread = []
     for cell in cells:
         if len(_PLUS_MINUS.findall(cell)) == 1:

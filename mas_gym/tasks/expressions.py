@@ -1,9 +1,9 @@
 r"""Mathematical answers as one canonical line of LaTeX.
 
-`normalise` takes away what does not change the meaning (spacing, ``\left``,
+`normalise` removes what does not change the meaning (spacing, ``\left``,
 ``\dfrac``, ``\mbox``, units, degree signs, delimiters) and nothing else, so
-``2\sqrt5`` stays ``2\sqrt{5}`` and ``\text{Evelyn}`` stays a word. Equality of
-two such lines is the business of `mas_gym.tasks.equality`.
+``2\sqrt5`` stays ``2\sqrt{5}`` and ``\text{Evelyn}`` stays a word. `mas_gym.tasks.equality`
+compares two such lines.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def is_words(text: str) -> bool:
 
 
 def words_key(text: str) -> str:
-    r"""Reduce a word answer to what must agree: ``East.`` to ``east``, ``3:30 p.m.`` to ``3:30pm``."""
+    r"""Reduce a word answer to the part that is compared: ``East.`` to ``east``, ``3:30 p.m.`` to ``3:30pm``."""
     inner = text.replace("\\text", " ").strip()
     return _LETTERS.sub("", inner.replace("{", " ").replace("}", " ")).casefold()
 
@@ -133,7 +133,7 @@ def _without_frame(text: str) -> str:
 def _without_units(text: str) -> str:
     for tail in (_TEXT_TAIL, _WORD_TAIL, _ATTACHED_UNIT):
         shorter = tail.sub("", text)
-        # a unit belongs to something; words alone, and words after an operator, are the answer itself
+        # a unit follows a value; words alone, and words after an operator, are the answer itself
         if shorter != text and shorter.strip() and shorter.rstrip()[-1] not in "+-*/=^_<>,&":
             text = shorter.strip()
     return text
@@ -160,14 +160,14 @@ def read_expression(span: str) -> str | None:
         end = _SENTENCE_END.search(text)
         text = text[: end.start()] if end is not None else text
         stated = _STATED.match(text)
-        # "the answer is 5!" is glad, a bare "5!" is a factorial
+        # "the answer is 5!" is an exclamation, a bare "5!" a factorial
         text = text[stated.end() :].rstrip("!") if stated is not None else text
     answer = normalise(_result(text))
     return answer or None
 
 
 def _is_price(text: str, match: re.Match[str]) -> bool:
-    """Whether a pair of dollar signs is two prices and not a formula."""
+    """Whether a pair of dollar signs encloses two prices rather than a formula."""
     return match["b"] is not None and _PRICE.match(match["b"]) is not None
 
 

@@ -1,9 +1,9 @@
-r"""Where a final message states its answer, and which option a statement names.
+r"""Find where a final message states its answer, and which option a statement names.
 
 A message may state an answer in many ways ("Final Answer: 18", ``\boxed{18}``,
 "#### 18", "so the answer is **18**.") and more than once. The last explicit
-statement that can be read is what its author says; only a message without any
-is searched for a bare number or label (see `mas_gym.tasks.grading`).
+statement that can be read counts; only a message without any is searched for a
+bare number or label (see `mas_gym.tasks.grading`).
 
 Everything here is linear in the length of the message.
 """
@@ -23,7 +23,7 @@ _TAIL = 4096
 
 
 class Statement(NamedTuple):
-    """One place where a message says what its answer is.
+    """One place where a message states its answer.
 
     Attributes:
         span: The text that holds the answer, one line or the content of a box; may be empty.
@@ -125,11 +125,11 @@ def _opens_line(text: str, start: int) -> bool:
 
 
 def _line(text: str, start: int) -> str:
-    """Return the rest of the line, or the next line that says something; longer than `MAX_CHARS` if it is too long."""
+    """Return the rest of the line, or the next line with content; longer than `MAX_CHARS` if it is too long."""
     window = text[start : start + 2 * MAX_CHARS]
     hollow = _HOLLOW.match(window)
     if hollow is not None and "\n" in hollow[0]:
-        # keep an opening delimiter: it tells mathematics from words
+        # keep an opening delimiter: it marks mathematics
         window = window[hollow[0].rfind("\n") + 1 :]
     line = window.partition("\n")[0]
     if line.strip() in ("$$", r"\["):
@@ -193,7 +193,7 @@ def undress(span: str) -> str:
 def read_label(span: str, options: Sequence[str] = ()) -> str | None:
     """Read the option that a stated answer names, by label or by its whole text.
 
-    The article "A" and the first letter of a word are no labels; two different labels are no answer.
+    The article "A" and the first letter of a word are not labels; two different labels give no answer.
 
     Args:
         span: The text after an answer tag.
@@ -229,7 +229,7 @@ def _label_of_text(text: str, options: Sequence[str]) -> str | None:
 
 
 def _only_label(text: str, labels: str) -> str | None:
-    """Return the one label that a text names without refusing it; None if there is none or more than one."""
+    """Return the only label that a text names and does not reject; None if there is none or more than one."""
     named = {m[1].upper() for m in _NAMED.finditer(text) if not (m[1] == "a" and _ARTICLE.match(text, m.end()))}
     named = {label for label in named if label in labels}
     if not named:
@@ -242,7 +242,7 @@ def _only_label(text: str, labels: str) -> str | None:
 
 
 def label_without_statement(text: str, options: Sequence[str] = ()) -> str | None:
-    """Read the option that a message settles on, when it states no answer in so many words."""
+    """Read the option that a message settles on without an explicit statement."""
     labels = ascii_uppercase[: len(options) or 4]
     tail = undress(text[-_TAIL:])
     crowned = [m[1] for m in _CROWNED.finditer(tail) if m[1] in labels]

@@ -1,4 +1,4 @@
-r"""What a row of each benchmark means, in the layouts of the hub and of the original releases.
+r"""Convert rows of each benchmark to problems, in the layouts of the hub and of the original releases.
 
 GSM8K: ``question`` and ``answer`` that ends in ``#### 18``. MATH: ``problem``
 and ``solution`` whose last ``\boxed`` is the answer, or an ``answer`` beside it.
@@ -22,7 +22,7 @@ _SHOWN = 60
 
 
 class BadRow(Exception):
-    """A row is not what it should be; the message says what was expected and what came."""
+    """A row is malformed; the message says what was expected and what was found."""
 
 
 def shown(value: object) -> str:
@@ -123,7 +123,7 @@ def logiqa_block(lines: Sequence[str]) -> Mapping[str, Any]:
 
     The letter names an option by its label. Some blocks list their options out
     of order (A, C, B, D), and in some the translation has moved a label into its
-    sentence ("Most spirits on the C.S City market"); both are put right.
+    sentence ("Most spirits on the C.S City market"); both are corrected.
     """
     if len(lines) != 7:
         raise BadRow(

@@ -1,11 +1,11 @@
-r"""From a final message to a grade: extraction and equality put together.
+r"""Grade a final message: extract its answer and compare it with the reference.
 
-Two modes. ``"paper"`` follows the paper's App. "Answer extraction and
-normalization" to the letter. ``"strict"``, the default, keeps its rules of
-equality and is right where the letter is not: the last statement of an answer
-counts and not the first, boxes and LaTeX are read, fractions and roots keep
-their value, the article "A" is no option, and an announced answer that cannot
-be read is no answer.
+There are two modes. ``"paper"`` follows the paper's App. "Answer extraction and
+normalization" literally. ``"strict"``, the default, keeps its rules of equality
+and corrects what the literal rules get wrong: the last statement of an answer
+counts instead of the first, boxes and LaTeX are read, fractions and roots keep
+their value, the article "A" is not an option, and an announced answer that
+cannot be read is no answer.
 
 >>> from mas_gym.tasks.base import Problem
 >>> grade(Problem("p", "How many?", "18"), "First, 9 eggs are laid. Final Answer: $18.00 per day")
@@ -26,10 +26,10 @@ from mas_gym.tasks.numerals import last_number, read_number
 
 
 def check_mode(mode: str) -> GradingMode:
-    """Return a grading mode that exists.
+    """Return the mode if it exists.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: There is no such mode.
     """
     if mode not in GRADING_MODES:
         raise ConfigError(f"expected a grading mode of {' or '.join(map(repr, GRADING_MODES))}, got {mode!r}")
@@ -39,7 +39,7 @@ def check_mode(mode: str) -> GradingMode:
 def extract_answer(problem: Problem, text: str, mode: GradingMode = "strict") -> str | None:
     r"""Read the answer that a final message gives, in a form in which equal answers are mostly equal texts.
 
-    Only the kind of the problem and the texts of its options are looked at, never its reference answer.
+    Uses the kind of the problem and the texts of its options, never its reference answer.
 
     Args:
         problem: The problem that the message answers.
@@ -78,7 +78,7 @@ _SHORT = 80
 
 
 def _guess(text: str, kind: Kind, options: Sequence[str]) -> str | None:
-    """Read a message that states no answer: the paper's fallbacks, with the whole of a short message first."""
+    """Read a message that states no answer, by the paper's fallbacks; a short last line is read as a whole first."""
     if kind == "choice":
         return label_without_statement(text, options)
     message = text[-4096:].strip() if kind == "expression" else ""
@@ -102,7 +102,7 @@ def grade(problem: Problem, text: str, mode: GradingMode = "strict") -> Grade:
         The grade; a message without a readable answer, or one whose comparison runs out of time, is not correct.
 
     Raises:
-        MissingDependencyError: The symbolic engine is needed and not installed.
+        MissingDependencyError: The comparison needs math-verify, which is not installed.
     """
     answer = extract_answer(problem, text, mode)
     if answer is None:

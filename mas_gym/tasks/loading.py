@@ -1,8 +1,8 @@
-"""`load_task`: every task by its name.
+"""`load_task` loads every task by its name.
 
 The four benchmarks come from a local file or folder or from the Hugging Face
 hub, with the paper's splits (App. "Benchmarks and Dataset Splits"); the
-procedural tasks come from nowhere.
+procedural tasks need no data.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _MOST_FAULTS = 20
 
 
 class Benchmark(NamedTuple):
-    """Which parts of a released data set play which part here.
+    """How the partitions of a released data set map to splits.
 
     Attributes:
-        hub: Its place on the hub.
+        hub: Its location on the hub.
         pool: Partition that is the training pool.
         evaluation: Partition that is the test split.
-        held_out: Rows held out for the test split where the whole data set is one partition; 0 if it never is.
-        whole: Sizes by partition that show that everything is there and that the split is ours to make.
+        held_out: Rows held out for the test split if the whole data set is one partition; 0 if it never is.
+        whole: Sizes by partition from which a complete data set, to be split here, is recognised.
     """
 
     hub: Hub
@@ -53,14 +53,14 @@ class Benchmark(NamedTuple):
     whole: tuple[Mapping[str, int], ...] = ()
 
 
-# The sizes of MATH as the hub has it, and as it was released.
+# The sizes of MATH on the hub, and in its release.
 _MATH_WHOLE = (MappingProxyType({"train": 12_500}), MappingProxyType({"train": 7_500, "test": 5_000}))
 
 BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
     {
         "gsm8k": Benchmark(Hub("openai/gsm8k", "main"), "train", "test"),
         "math": Benchmark(Hub("qwedsacf/competition_math"), "train", "test", held_out=2_000, whole=_MATH_WHOLE),
-        # the larger partition trains, whatever its name
+        # the larger partition is the training pool, whatever its name
         "mmlu": Benchmark(Hub("cais/mmlu", "all"), "test", "validation"),
         "logiqa": Benchmark(Hub("lucasmccabe/logiqa", None, "refs/convert/parquet"), "train", "test"),
     }
@@ -98,7 +98,7 @@ def load_task(
         UnknownNameError: There is no such task.
         ConfigError: An argument is out of its range, or an option is not the task's.
         DataNotFoundError: The data is neither at ``data`` nor on the hub.
-        DataError: The data is there and malformed; every bad row is named.
+        DataError: The data is malformed; the message names every bad row.
         MissingDependencyError: A package that this task or source needs is not installed.
     """
     if split not in SPLITS:
@@ -107,7 +107,7 @@ def load_task(
     mode = check_mode(grading)
     if name in PROCEDURAL:
         if data is not None:
-            raise ConfigError(f"task {name!r} makes its own problems; expected no data, got {shown(data)}")
+            raise ConfigError(f"task {name!r} generates its problems; expected no data, got {shown(data)}")
         task: Task = _procedural(name)(split, grading=mode, **options)
         return task if limit is None else task[:limit]
     if KINDS[name] == "expression" and mode == "strict":
@@ -167,7 +167,7 @@ def load_table(name: str, split: str, place: str | None, sample: bool) -> Table:
 
 
 def _stamp(place: Path) -> tuple[tuple[str, int, int], ...]:
-    """Return what shows that a file, or a file of a folder, has changed since."""
+    """Return values that differ once a file, or a file of a folder, has changed."""
     seen = [place, *(sorted(place.iterdir()) if place.is_dir() else ())]
     states = [(path.name, path.stat()) for path in seen if path.exists()]
     return tuple((name, state.st_mtime_ns, state.st_size) for name, state in states)
@@ -197,7 +197,7 @@ def _load_table(name: str, split: str, place: str | None, sample: bool, stamp: o
 def _report(name: str, size: int, faults: Sequence[str]) -> str:
     more = f"\n  and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
     lines = "\n  ".join(faults[:_MOST_FAULTS])
-    return f"{len(faults)} of {size} rows are not problems of task {name!r}; mend or remove them:\n  {lines}{more}"
+    return f"{len(faults)} of {size} rows are not problems of task {name!r}; correct or remove them:\n  {lines}{more}"
 
 
 def _split_rows(name: str, split: str, place: str | None) -> tuple[list[Row], list[int]]:
@@ -222,14 +222,14 @@ def _split_rows(name: str, split: str, place: str | None) -> tuple[list[Row], li
 
 
 def _partitions(name: str, benchmark: Benchmark, wanted: str, place: str | None) -> dict[str, list[Row]]:
-    """Read the wanted partition, and where the split is ours to make, all of them."""
+    """Read the wanted partition, or all partitions if the data set is to be split here."""
     if place is None:
         part = "train" if benchmark.whole else wanted
         return {part: read_hub(benchmark.hub, part, name)}
     path = Path(place)
     if path.is_file():
         rows = read_file(path, name)
-        # a file of the whole data set is no split of it
+        # a file of the whole data set is not one of its splits
         part = "train" if any(dict(whole) == {"train": len(rows)} for whole in benchmark.whole) else wanted
         return {part: rows}
     if not path.is_dir():

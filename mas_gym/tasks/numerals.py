@@ -1,8 +1,8 @@
 r"""Numbers as people and models write them, read exactly and in bounded time.
 
 ``1,000``, ``$18.50``, ``-3/4``, ``1\frac{4}{5}``, ``6.72e-5`` and the like
-become a `Fraction`. Nothing is evaluated: ``3 + 4`` and ``9**9`` are no numbers
-but work left undone, and neither of their parts is the answer.
+become a `Fraction`. Nothing is evaluated: ``3 + 4`` and ``9**9`` are unfinished
+work, and neither they nor their parts are an answer.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections import deque
 from fractions import Fraction
 from functools import lru_cache
 
-MAX_CHARS = 600  # an answer longer than this is no answer; nothing below reads more
+MAX_CHARS = 600  # a longer text is not read as an answer
 MAX_DIGITS = 100
 MAX_POWER = 300
-_TAIL = 4096  # where the last number of a message nearly always is
+_TAIL = 4096  # the end of a message, which nearly always holds its last number
 _LONGEST = 100_000
 
 _MINUS = "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"
@@ -102,7 +102,7 @@ _REPEATING = re.compile(r"([-+]?)(\d{0,20})\.(\d{0,20})\\overline\{?\s?(\d{1,20}
 _SIMPLE = re.compile(r"-?\d{1,18}", re.ASCII)
 _LOOSE_SIGN = re.compile(r"([-+])\s+(?=[\d.\\])", re.ASCII)
 
-# What must not follow a number: it would be a part of something larger, not the answer.
+# Text that shows that the number before it is only part of something larger, so not the answer.
 _CONTINUES = re.compile(
     r"""[A-Za-z](?<![mgLlshdcCFJWV])(?![A-Za-z]) | \([\d\\] | :\d | _\s?\{?\d
     | \s*+(?:
@@ -112,7 +112,7 @@ _CONTINUES = re.compile(
     ) | \s+[xyzni](?![A-Za-z'])""",
     re.VERBOSE | re.ASCII,
 )
-# What must not come before one, for the same reason.
+# The same for the number after it.
 _PRECEDED = re.compile(
     r"(?:[+*/^]|[\d)}]\s*-|\d:|\\(?:times|cdot|div|sqrt|pm)|(?<!boxed)(?<!text)(?<!textbf)(?<!mathbf)(?<!mathrm)\{)\s*$",
     re.ASCII,
@@ -135,7 +135,7 @@ def _decimal(text: str) -> Fraction | None:
 
 
 def value_of(match: re.Match[str]) -> Fraction | None:
-    """Return the value of a match of `NUMBER`; None for a zero denominator or one too large to bother with."""
+    """Return the value of a match of `NUMBER`; None if its denominator is zero or it is too large."""
     dec = match["dec"]
     if dec is not None:
         value = _decimal(dec)
@@ -267,7 +267,7 @@ def _last_token(text: str) -> re.Match[str] | None:
 
 
 def last_number(text: str) -> str | None:
-    """Read the last number of a whole message, for one that states no answer; linear in its length."""
+    """Read the last number of a message that states no answer; linear in its length."""
     tail = text[-_TAIL:]
     if len(text) > _TAIL:
         # the cut must not fall inside a number

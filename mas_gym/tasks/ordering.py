@@ -1,7 +1,7 @@
-"""Ordering: endless puzzles about who stands where in a queue, with options A to D.
+"""Ordering: an unlimited supply of puzzles about positions in a queue, with options A to D.
 
-Made on the spot like `Arithmetic`, with the same promises: problem ``i`` depends
-on ``(seed, split, difficulty, i)`` alone, and splits are disjoint by content.
+Generated like `Arithmetic`, with the same guarantees: problem ``i`` depends on
+``(seed, split, difficulty, i)`` alone, and splits are disjoint by content.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAMES = (
 ORDINALS = ("first", "second", "third", "fourth", "fifth")
 LETTERS = "ABCD"
 
-# Keyed by phrase: "ahead" tells the same rule as "before", in the words that some agents misread.
+# Keyed by phrase: "ahead" states the same rule as "before", in words that some agents misread.
 TEMPLATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "first": ("{0} joins at the front.", "{0} steps in at the front."),
@@ -38,12 +38,12 @@ TEMPLATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 class Level(NamedTuple):
-    """What one difficulty means.
+    """The parameters of one difficulty.
 
     Attributes:
-        people: How many stand in the queue.
+        people: Number of people in the queue.
         swap: Chance that two of them swap places.
-        aside: Chance of a sentence that does not matter.
+        aside: Chance of an irrelevant sentence.
     """
 
     people: int
@@ -58,12 +58,12 @@ DEFAULT_DIFFICULTY = 3
 
 
 class Puzzle(NamedTuple):
-    """A drawn queue, before it is told.
+    """A sampled puzzle, before it is written out.
 
     Attributes:
-        rules: In the order in which they are told.
-        phrases: The template that tells each rule.
-        aside: Number of rules told before a sentence that does not matter; None if there is none.
+        rules: The rules, in the order in which the text states them.
+        phrases: The template that states each rule.
+        aside: Number of rules before an irrelevant sentence; None if there is none.
     """
 
     rules: list[Rule]
@@ -85,8 +85,8 @@ def draw_puzzle(rng: random.Random, difficulty: int) -> Puzzle:
     return Puzzle(rules, phrases, rng.randint(1, len(rules)) if rng.random() < level.aside else None)
 
 
-def tell(puzzle: Puzzle, order: State, rng: random.Random) -> tuple[str, str, int, list[str]]:
-    """Return the question text, the right letter, the place asked for (from 0) and the options; draws phrases."""
+def write_question(puzzle: Puzzle, order: State, rng: random.Random) -> tuple[str, str, int, list[str]]:
+    """Return the question text, the right letter, the place asked for (from 0) and the options; samples phrases."""
     sentences = [
         rng.choice(TEMPLATES[phrase]).format(*rule[1:])
         for phrase, rule in zip(puzzle.phrases, puzzle.rules, strict=True)
@@ -104,7 +104,7 @@ def tell(puzzle: Puzzle, order: State, rng: random.Random) -> tuple[str, str, in
 
 
 def is_sound(rules: list[Rule], phrases: list[str], place: int) -> bool:
-    """Say whether every misreading gives a queue, and every single reading error moves the person asked for."""
+    """Return whether every misreading gives a queue with another person at the place asked for."""
     order = (states_of(rules) or [()])[-1]
     misread = misread_states(rules, phrases)
     return bool(order) and all(state is not None and state[place] != order[place] for state in misread)
@@ -116,8 +116,8 @@ class Ordering(ProceduralTask):
     Args:
         split: ``"train"``, ``"dev"`` or ``"test"``; disjoint by the text of the question.
         seed: Another seed gives other puzzles of the same kind.
-        difficulty: 1 (four people, nobody swaps) to 5 (five people, swaps, sentences that do not matter).
-        size: How many problems the split counts; any index below it is made on demand.
+        difficulty: 1 (four people, nobody swaps) to 5 (five people, swaps, irrelevant sentences).
+        size: Number of problems in the split; each is generated on demand.
         grading: Grading mode, ``"strict"`` or ``"paper"``.
 
     Raises:
@@ -135,7 +135,7 @@ class Ordering(ProceduralTask):
         size: int = 10**6,
         grading: str = "strict",
     ) -> None:
-        """Check the arguments; nothing is drawn yet."""
+        """Check the arguments; problems are generated later."""
         if difficulty not in LEVELS:
             raise ConfigError(f"expected a difficulty from {min(LEVELS)} to {max(LEVELS)}, got {difficulty!r}")
         super().__init__(split, seed=seed, difficulty=difficulty, size=size, grading=grading)
@@ -143,7 +143,7 @@ class Ordering(ProceduralTask):
     def _draw(self, rng: random.Random, problem_id: str) -> Problem | None:
         puzzle = draw_puzzle(rng, self.difficulty)
         states = states_of(puzzle.rules) or []
-        question, letter, place, options = tell(puzzle, states[-1], rng)
+        question, letter, place, options = write_question(puzzle, states[-1], rng)
         if split_of(question) != self.split or not is_sound(puzzle.rules, puzzle.phrases, place):
             return None
         metadata = {

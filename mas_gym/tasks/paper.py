@@ -1,11 +1,11 @@
-r"""Extraction and equality by the letter of the paper's App. "Answer extraction and normalization".
+r"""Extraction and equality exactly as in the paper's App. "Answer extraction and normalization".
 
-Kept beside the strict reader to reproduce the paper's figures and to measure
-what its letter gets wrong: the first match of the tag wins, so "the answer is
+Kept beside the strict mode to reproduce the paper's figures and to measure what
+its literal rules get wrong: the first match of the tag wins, so "the answer is
 the larger one. ... Final Answer: 7" yields no 7; boxes, fractions and LaTeX
 have no rule; and the first standalone "a" of a message is option A.
 
-Where the letter is silent: a number-like token is a decimal with an optional
+Where the paper is silent: a number-like token is a decimal with an optional
 sign; a span that is not a number as a whole gives its last such token for
 problems with a numeric answer, and stays text for LaTeX answers.
 """

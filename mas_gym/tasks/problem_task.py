@@ -19,14 +19,14 @@ class Table:
 
     Args:
         problems: The problems, in order, with ids that differ.
-        origin: A function of this library that makes the table again, and its arguments; with it, tasks are
-            pickled as a reference and not with their data.
+        origin: A function of this library that loads the table, and its arguments; with it, tasks are pickled as a
+            reference, without their data.
     """
 
     def __init__(
         self, problems: Iterable[Problem], origin: tuple[Callable[..., Table], tuple[Any, ...]] | None = None
     ) -> None:
-        """Keep the problems; everything else is found when it is first needed."""
+        """Keep the problems; everything else is computed on first use."""
         self.problems = tuple(problems)
         self.origin = origin
 
@@ -37,33 +37,33 @@ class Table:
 
     @cached_property
     def digest(self) -> str:
-        """A fingerprint of everything that grading depends on."""
+        """A digest of everything that grading depends on."""
         state = hashlib.blake2b(digest_size=16)
         for problem in self.problems:
             state.update(repr((problem.id, problem.question, problem.answer, problem.kind)).encode())
         return state.hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the way to make the table again if there is one, else the problems."""
+        """Pickle how to load the table if that is known, else the problems."""
         if self.origin is None:
             return Table, (self.problems,)
-        return _made_again, (*self.origin, self.digest)
+        return _reload, (*self.origin, self.digest)
 
 
-def _made_again(make: Callable[..., Table], arguments: tuple[Any, ...], digest: str) -> Table:
+def _reload(make: Callable[..., Table], arguments: tuple[Any, ...], digest: str) -> Table:
     table = make(*arguments)
     if table.digest != digest:
         raise DataError(
-            f"expected the data of {arguments} to be what it was when the task was pickled, got other problems"
+            f"expected the data of {arguments} to be the same as when the task was pickled, got other problems"
         )
     return table
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, repr=False)
 class ProblemTask(Sequence[Problem]):
-    """A `Task` over a table of problems; slices share the table, and copies cost nothing.
+    """A `Task` over a table of problems; slices and copies share the table.
 
-    Make one from problems of your own with `ProblemTask.of`.
+    `ProblemTask.of` makes one from your own problems.
     """
 
     name: str
@@ -80,7 +80,7 @@ class ProblemTask(Sequence[Problem]):
 
         Args:
             problems: The problems, with ids that differ.
-            name: What to call the task.
+            name: Name of the task.
             split: ``"train"``, ``"dev"`` or ``"test"``.
             grading: ``"strict"`` or ``"paper"``.
 
@@ -113,7 +113,7 @@ class ProblemTask(Sequence[Problem]):
         return self.table.problems[self.rows[index]]
 
     def __repr__(self) -> str:
-        """Say what and how much."""
+        """Return name, split, size and grading mode."""
         return f"<task {self.name}/{self.split}: {len(self)} problems, grading {self.grading}>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ProblemTask:

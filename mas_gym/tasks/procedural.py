@@ -1,4 +1,4 @@
-"""What procedural tasks share: problems made on demand, and splits that are disjoint by content."""
+"""The base of procedural tasks: problems generated on demand, and splits that are disjoint by content."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ SPLITS = ("train", "dev", "test")
 
 
 def split_of(question: str) -> str:
-    """Return the split that a question belongs to: 8 in 10 train, 1 dev, 1 test, by a hash of its words."""
+    """Return the split of a question by a hash of its words: 80% train, 10% dev, 10% test."""
     words = " ".join(question.casefold().split())
     bucket = hashlib.sha256(words.encode()).digest()[0] % 10
     return "test" if bucket == 0 else "dev" if bucket == 1 else "train"
 
 
 class ProceduralTask(ABC, Sequence[Problem]):
-    """A sequence of problems of which each is drawn from its own index.
+    """A sequence of problems, each generated from its index.
 
     Args:
         split: ``"train"``, ``"dev"`` or ``"test"``.
         seed: Another seed gives other problems.
-        difficulty: The level of the task; its meaning is the subclass's.
+        difficulty: The level; the subclass defines its meaning.
         size: Length of the sequence.
         grading: ``"strict"`` or ``"paper"``.
         indices: The part of the split that this sequence shows; all of it by default.
@@ -54,10 +54,10 @@ class ProceduralTask(ABC, Sequence[Problem]):
 
     @abstractmethod
     def _draw(self, rng: random.Random, problem_id: str) -> Problem | None:
-        """Draw one candidate; None if it is of another split or not sound."""
+        """Generate one candidate; None if it belongs to another split or is not sound."""
 
     def __len__(self) -> int:
-        """Return how many problems the sequence counts."""
+        """Return the number of problems."""
         return len(self._indices)
 
     @overload
@@ -65,7 +65,7 @@ class ProceduralTask(ABC, Sequence[Problem]):
     @overload
     def __getitem__(self, index: slice) -> ProceduralTask: ...
     def __getitem__(self, index: int | slice) -> Problem | ProceduralTask:
-        """Make one problem, or return a part of the sequence."""
+        """Generate one problem, or return the task of a slice."""
         if isinstance(index, slice):
             part = object.__new__(type(self))
             part.__dict__.update(self.__dict__, _indices=self._indices[index])
@@ -73,7 +73,7 @@ class ProceduralTask(ABC, Sequence[Problem]):
         return self._make(self._indices[index])
 
     def _make(self, index: int) -> Problem:
-        # seed and difficulty are part of the id, so that a stored id names one problem for ever
+        # seed and difficulty are part of the id, so that a stored id always names the same problem
         problem_id = f"{self.name}/{self.split}/{self.seed}/{self.difficulty}/{index}"
         for attempt in count():
             problem = self._draw(random.Random(f"{problem_id}/{attempt}"), problem_id)

@@ -1,11 +1,11 @@
-"""The world behind an Ordering problem: a queue that grows rule by rule, and the ways to misread it.
+"""The model behind an Ordering problem: a queue that grows rule by rule, and the ways to misread it.
 
 - **rule**: a tuple such as ``("first", "Ann")``, ``("after", "Ben", "Ann")`` (Ben stands right after Ann),
   ``("before", "Kim", "Ben")``, ``("last", "Tom")`` or ``("swap", "Ann", "Kim")``.
 - **state**: the names in order, front to back. Each rule turns one state into the next.
 
-Any rule read the wrong way round still gives a queue, so no error betrays
-itself by a contradiction: it shows only beside the text it misreads.
+A rule read the wrong way round still gives a queue, so no error shows as a
+contradiction, only by comparison with the text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Slip = tuple[str, int]
 
 
 def follow(rule: Rule, state: State) -> State | None:
-    """Apply one rule; None if it names somebody who is not in the queue, or brings in somebody who is."""
+    """Apply one rule; None if it refers to somebody who is not in the queue, or adds somebody who is."""
     kind, who = rule[0], rule[1]
     if kind == "swap":
         if who not in state or rule[2] not in state:
@@ -53,7 +53,7 @@ def reader_slips(rules: list[Rule], phrases: list[str]) -> list[Slip]:
 
     Args:
         rules: The true rules.
-        phrases: The phrase that told each rule, such as ``"ahead"``.
+        phrases: The phrase that states each rule, such as ``"ahead"``.
     """
     slips = [("ahead", i) for i, phrase in enumerate(phrases) if phrase == "ahead"]
     return slips + [("swap", i) for i, rule in enumerate(rules) if rule[0] == "swap"]

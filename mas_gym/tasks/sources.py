@@ -1,4 +1,4 @@
-"""Where rows come from: one file, a folder, a data set saved to disk, or the Hugging Face hub."""
+"""Read raw rows from one file, a folder, a data set saved to disk, or the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Hub(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One raw row and where it stands, for error messages."""
+    """One raw row and its location for error messages."""
 
     place: str
     value: Any
 
 
 def three_ways(name: str, why: str) -> str:
-    """Say what is missing and the three ways to provide it."""
+    """Return a message about missing data, with the three ways to provide it."""
     return (
         f"no data for task {name!r}: {why}. Three ways to provide it:\n"
         f"  1. a file: load_task({name!r}, data='test.jsonl'), in JSONL, JSON, Parquet or the format of the original "
@@ -95,7 +95,7 @@ def _json(path: Path, name: str) -> Iterator[Row]:
     text = path.read_text(encoding="utf-8-sig")
     value = _parsed(text)
     if isinstance(value, BadRow) and "\n" in text.strip():
-        # some releases name JSON lines .json
+        # some releases name their JSON Lines files .json
         yield from _jsonl(path, name)
     elif isinstance(value, list):
         yield from (Row(f"{path}: item {number}", item) for number, item in enumerate(value))
@@ -213,7 +213,7 @@ def read_hub(hub: Hub, partition: str, name: str) -> list[Row]:
     """Read a partition from the hub, or from its cache when the hub cannot be reached.
 
     Raises:
-        DataNotFoundError: It is neither reachable nor cached; found out in seconds.
+        DataNotFoundError: It is neither reachable nor cached; raised within seconds.
         MissingDependencyError: The datasets library is not installed.
     """
     try:
@@ -233,7 +233,7 @@ def read_hub(hub: Hub, partition: str, name: str) -> list[Row]:
 
 
 def _reachable(endpoint: str) -> bool:
-    """Ask the hub for a sign of life; name resolution has no timeout of its own, so a thread does the waiting."""
+    """Return whether the hub responds; a thread waits, since name resolution has no timeout."""
     import urllib.error
     import urllib.request
 
@@ -246,7 +246,7 @@ def _reachable(endpoint: str) -> bool:
         except urllib.error.HTTPError:
             alive.set()
         except (OSError, ValueError) as error:
-            # a certificate that urllib does not know may still be known to the hub's own client
+            # the hub's own client may trust a certificate that urllib does not
             if "CERTIFICATE" in str(error):
                 alive.set()
         finally:
@@ -269,6 +269,6 @@ def _offline(config: Any) -> Iterator[None]:
 
 
 def listing(folder: Path) -> str:
-    """Name a few of the things in a folder, for an error message."""
+    """List the first entries of a folder, for an error message."""
     names: Sequence[str] = sorted(child.name for child in folder.iterdir())
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "nothing"

@@ -1,8 +1,8 @@
-"""Train, dev and test by the protocol of the paper's App. "Benchmarks and Dataset Splits".
+"""Train, dev and test splits as in the paper's App. "Benchmarks and Dataset Splits".
 
 Every shuffle is ``numpy.random.default_rng(42).permutation``, which is also what
 ``datasets.Dataset.shuffle(seed=42)`` does, so data from the hub and from a file
-are split alike. A run's seed never enters.
+are split alike. They do not depend on the seed of a run.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ SHUFFLE_SEED = 42
 
 
 class Split(NamedTuple):
-    """Row numbers of one data set's parts, in the order in which they are used."""
+    """Row numbers of the train and dev splits, in the order in which they are used."""
 
     train: list[int]
     dev: list[int]
 
 
 def shuffled(size: int) -> list[int]:
-    """Return the numbers below ``size`` in the one shuffled order."""
+    """Return the numbers below ``size`` in the fixed shuffled order."""
     order: list[int] = np.random.default_rng(SHUFFLE_SEED).permutation(size).tolist()
     return order
 

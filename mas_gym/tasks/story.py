@@ -1,15 +1,15 @@
-"""The world behind an Arithmetic problem: facts, steps, and the ways to misread them.
+"""The model behind an Arithmetic problem: facts, steps, and the ways to misread them.
 
 A story is a list of facts about one person's things. Each fact gives one plan
-step, each step one or two equations. Words:
+step, each step one or two equations. Terms:
 
 - **fact**: a tuple of ints and a kind, such as ``("finds", 5)`` or ``("bags", 3, 4)``; the first is ``("has", n)``.
 - **step**: ``("+", 5)``, ``("-", 3)``, ``("*", 3)``, ``("/", 2)`` or ``("+*", 3, 4)``; the first is ``("start", n)``.
 - **equation**: ``(left, operator, right, result)``.
 
 The `*_variants` functions list what one agent could make of its input if it
-misread it in a plausible way. The generator keeps every number they can lead
-to small, so that an error shows in *what* is computed, never in hard sums.
+misread it in a plausible way. The generator keeps every resulting number small,
+so that errors come from *what* is computed, never from difficult arithmetic.
 """
 
 from __future__ import annotations
