@@ -14,6 +14,9 @@ Most parts need no such method, because `identity_of` states them by itself: dat
 their fields, other objects by their attributes, functions and classes of users by their
 source and by what that source refers to. It refuses what it cannot state, such as an open
 connection, with the path to it; define ``identity`` then, or run without a store.
+
+A wrapper that changes no results, such as a cache, has an attribute ``identical_to``: the part
+that it wraps, whose identity it then shares.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from hashlib import blake2b
 from pathlib import PurePath
 from typing import Any, Protocol, runtime_checkable
 
-from mas_gym.errors import IdentityError
+from mas_gym.errors import IdentityError, PolicyError
 
 _SHIPPED = ("mas_gym", "search", "rewardmodels")
 _REMEDY = "define identity() on the part that holds it, or run without a store"
@@ -141,6 +144,9 @@ def _object(value: Any, path: str, inside: tuple[int, ...]) -> Any:
     if isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):
         # What functools.lru_cache and the like return.
         return {"class": type(value).__qualname__, "of": _state(wrapped, f"{path}.__wrapped__", inside)}
+    inner = getattr(value, "identical_to", None)
+    if inner is not None:
+        return _state(inner, f"{path}.identical_to", inside)
     stated = getattr(value, "identity", None)
     if callable(stated):
         return _code_of(type(value)) | {"identity": _state(_called(stated, path), f"{path}.identity()", inside)}
@@ -150,6 +156,9 @@ def _object(value: Any, path: str, inside: tuple[int, ...]) -> Any:
 def _called(identity: Callable[[], Any], path: str) -> Any:
     try:
         return identity()
+    except PolicyError:
+        # A server that is down is its own error, with its own remedy.
+        raise
     except Exception as error:
         raise IdentityError(f"{path}.identity() raised {type(error).__name__}: {error}") from error
 

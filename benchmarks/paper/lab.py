@@ -18,6 +18,7 @@ from mas_gym.cli.console import note
 from mas_gym.cli.evaluate import Arm, Bench, measure
 from mas_gym.cli.options import read_pairs, read_planner, read_policy
 from mas_gym.cli.scratch import grow, teach, trees
+from mas_gym.identity import identity_of
 from mas_gym.report import Outcome, Row, summarise, to_json
 from rewardmodels import LearnedCritic, load_critic
 
@@ -153,7 +154,7 @@ class Lab:
     def rollouts(self, setting: Setting, split: str = "train") -> Bench:
         """Make the training searches of a setting, or find them made."""
         number = self.trees(setting) if split == "train" else self.options.dev_trees
-        stamp = _digest(setting, getattr(self.policy(setting.policy), "fingerprint", ""))
+        stamp = _digest(setting, identity_of(self.policy(setting.policy)))
         name = f"{setting.task}-{Path(setting.mas).stem}-{split}-{stamp}"
         given = self.options.rollouts if setting == self.home and split == "train" else None
         mark = self.options.out / "rollouts" / f"{name}.done"
@@ -178,8 +179,8 @@ class Lab:
             settings = {key: value for key, value in settings.items() if key not in PAIRWISE}
         if recipe.plain:
             settings["anchor"] = 0.0
-        base_stamp = getattr(self.policy("tiny"), "fingerprint", "") if self.options.base == "tiny" else ""
-        agents = getattr(bench.policy, "fingerprint", "")
+        base_stamp = identity_of(self.policy("tiny")) if self.options.base == "tiny" else ""
+        agents = identity_of(bench.policy)
         stamp = _digest(setting, agents, recipe, settings, self.options.base, base_stamp)
         name = f"{recipe.kind}-{recipe.head}-{recipe.view}-{setting.task}-{Path(setting.mas).stem}-{number}"
         out = self.options.out / "critics" / f"{name}-{stamp}"

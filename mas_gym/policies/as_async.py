@@ -1,4 +1,4 @@
-"""Any policy as an `AsyncPolicy`, so that policies of different shapes can work side by side."""
+"""Any policy as an `AsyncPolicy`, so that policies of different shapes can run side by side."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Waiting(NamedTuple):
             else:
                 self.future.set_result(outcome)
 
-        # A caller whose loop is closed has left.
+        # The caller's event loop may be closed.
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(settle)
 
@@ -40,7 +40,7 @@ class _SessionPolicy:
     def __init__(self, policy: Policy) -> None:
         self.name = policy.name
         self.max_concurrency = policy.max_batch * _QUEUE_FACTOR
-        self._policy = policy
+        self._policy = self.identical_to = policy
         self._inbox: deque[_Waiting] = deque()
         self._lock = threading.Lock()
         self._busy = False
@@ -55,7 +55,7 @@ class _SessionPolicy:
             self._inbox.append(waiting)
             start, self._busy = not self._busy, True
         if start:
-            # A turn of the loop later, the requests of this turn go in together.
+            # One loop iteration later, so that the requests of this iteration enter the batch together.
             loop.call_soon(self._worker.submit, self._work)
         return await waiting.future
 
@@ -75,7 +75,7 @@ class _SessionPolicy:
                     assert isinstance(key, int)
                     open_ones.pop(key).deliver(outcome)
             except BaseException as error:
-                # The session is in an unknown state: all it held fails, the next request gets a fresh one.
+                # The session's state is unknown: all its requests fail, and the next request opens a fresh one.
                 self._session = None
                 for waiting in open_ones.values():
                     waiting.deliver(error)
@@ -86,7 +86,7 @@ class _SessionPolicy:
                     return
 
     def _take(self, room: int) -> list[_Waiting]:
-        """Remove from the inbox what is still wanted, up to a number of samples."""
+        """Remove requests that were not cancelled from the inbox, up to a number of samples."""
         taken: list[_Waiting] = []
         with self._lock:
             while self._inbox and room > 0:

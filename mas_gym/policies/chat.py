@@ -3,14 +3,14 @@
 The rules, in one place:
 
 * A tokenizer with a chat template renders the messages with it and opens the
-  assistant's turn. A template that refuses or ignores the system role gets the
-  system prompt in front of the first other message, with a blank line between.
+  assistant's turn. If a template refuses or ignores the system role, the system
+  prompt goes in front of the first other message, with a blank line between.
 * A tokenizer without one gets the contents joined by blank lines, and a blank
-  line at the end. An empty content stays an empty turn in a template and leaves
-  no trace without one.
-* Text is data: whatever spells a special token in a content is broken by a
-  space, so that no message can end its own turn or open another's. A lone
-  surrogate becomes U+FFFD.
+  line at the end. An empty content is an empty turn in a template and is left
+  out without one.
+* Text is data: a content that spells a special token has it broken by a space,
+  so that no message can end its own turn or open another's. A lone surrogate
+  becomes U+FFFD.
 * A prompt that does not fit the window loses its oldest text, word by word,
   never the system prompt and never the last paragraph, and the loss is counted.
 """
@@ -22,7 +22,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mas_gym.errors import PromptTooLongError
+from jinja2 import TemplateError
+
+from mas_gym.errors import PolicyError, PromptTooLongError
+from mas_gym.policies.templates import ChatTemplate
 from mas_gym.prompts import ChatMessage
 
 logger = logging.getLogger("mas_gym.policies")
@@ -52,34 +55,74 @@ class ChatFormat:
     """
 
     def __init__(self, tokenizer: Any, window: int, options: Mapping[str, Any] | None = None) -> None:
-        """Look at the tokenizer's special tokens and at what its template does with a system prompt."""
+        """Inspect the tokenizer's special tokens and how its template treats a system prompt.
+
+        Raises:
+            PolicyError: The template cannot render an ordinary message.
+        """
         self.tokenizer = tokenizer
-        # The window is seen to here; the tokenizer would only add a warning of its own.
+        # Truncation is handled here; the tokenizer would only add a warning of its own.
         tokenizer.model_max_length = 1 << 40
         self.window = window
         self._options = dict(options or {})
         names = sorted({str(t) for t in tokenizer.all_special_tokens if len(str(t).strip()) > 1}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, names))) if names else None
-        self._template = tokenizer.chat_template is not None
-        self._system_role = self._template and self._takes_system()
+        self._templated = getattr(tokenizer, "chat_template", None) is not None
+        self._template = self._own_template()
+        self._system_role = self._templated and self._takes_system()
         self._warned = False
 
     @property
     def max_prompt_bytes(self) -> int:
-        """Upper bound on the UTF-8 bytes of a message that fits the window: no token is longer than the longest."""
+        """Upper bound on the UTF-8 bytes of a message that fits the window, from the longest token."""
         return self.window * max(len(token.encode("utf-8", "replace")) for token in self.tokenizer.get_vocab())
 
-    def _takes_system(self) -> bool:
-        from jinja2.exceptions import TemplateError
+    def _own_template(self) -> ChatTemplate | None:
+        """Return the Jinja template; None for a tokenizer without one, or one that renders messages in its own way."""
+        import transformers
 
-        probe = [{"role": "system", "content": "zebra"}, {"role": "user", "content": "quartz"}]
+        standard = transformers.PreTrainedTokenizerBase.apply_chat_template
+        if not self._templated or getattr(type(self.tokenizer), "apply_chat_template", None) is not standard:
+            return None
         try:
-            text = self.tokenizer.apply_chat_template(
-                probe, tokenize=False, add_generation_prompt=True, **self._options
-            )
-        except TemplateError:
-            return False
-        return "zebra" in text
+            source = self.tokenizer.get_chat_template(self._options.pop("chat_template", None))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise PolicyError(f"expected a chat template in the tokenizer's files, got: {str(error)[:300]}") from error
+        return ChatTemplate(source)
+
+    def _takes_system(self) -> bool:
+        user = ChatMessage("user", "quartz")
+        try:
+            return "zebra" in self._text([ChatMessage("system", "zebra"), user])
+        except PolicyError as error:
+            if not isinstance(error.__cause__, TemplateError):
+                raise
+        self._text([user])
+        return False
+
+    def _text(self, messages: Sequence[ChatMessage]) -> str:
+        if self._template is None:
+            return str(self._own(messages, tokenize=False))
+        return self._template.render(*self._given(messages))
+
+    def _ids(self, messages: Sequence[ChatMessage]) -> list[int]:
+        if self._template is None:
+            return list(self._own(messages, tokenize=True))
+        text = self._template.render(*self._given(messages))
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _given(self, messages: Sequence[ChatMessage]) -> tuple[list[dict[str, str]], dict[str, Any]]:
+        turns = [{"role": m.role, "content": m.content} for m in messages]
+        return turns, {**self.tokenizer.special_tokens_map, **self._options}
+
+    def _own(self, messages: Sequence[ChatMessage], tokenize: bool) -> Any:
+        """Render messages with a tokenizer that does so in its own way, such as Mistral's."""
+        turns = [{"role": m.role, "content": m.content} for m in messages]
+        options = {"add_generation_prompt": True, "return_dict": False, **self._options}
+        try:
+            return self.tokenizer.apply_chat_template(turns, tokenize=tokenize, **options)
+        except Exception as error:
+            raise PolicyError(f"the tokenizer cannot render chat messages: {str(error)[:300]}") from error
 
     def encode(self, messages: Sequence[ChatMessage], cap: int) -> Prompt:
         """Return the prompt's ids, shortened if they would not leave room for an answer.
@@ -87,7 +130,8 @@ class ChatFormat:
         Room is kept for ``cap`` tokens, but for no more than a quarter of the window.
 
         Raises:
-            PromptTooLongError: Even the system prompt and the newest message do not fit.
+            PromptTooLongError: The system prompt and the newest message alone do not fit.
+            PolicyError: The template fails.
         """
         limit = self.window - min(cap, max(1, self.window // 4))
         clean = [ChatMessage(m.role, self._clean(m.content)) for m in messages]
@@ -119,11 +163,8 @@ class ChatFormat:
         if not self._system_role and len(messages) > 1 and messages[0].role == "system":
             contents = [m.content for m in messages[:2] if m.content]
             messages = [ChatMessage(messages[1].role, "\n\n".join(contents)), *messages[2:]]
-        if self._template:
-            turns = [{"role": m.role, "content": m.content} for m in messages]
-            ids = self.tokenizer.apply_chat_template(
-                turns, add_generation_prompt=True, tokenize=True, return_dict=False, **self._options
-            )
+        if self._templated:
+            ids = self._ids(messages)
         else:
             text = "\n\n".join(m.content for m in messages if m.content)
             ids = self.tokenizer(f"{text}\n\n" if text else "")["input_ids"]

@@ -17,7 +17,6 @@ class PerAgentPolicy:
     Attributes:
         name: The policies' names, each with its agents.
         max_concurrency: The sum over the policies.
-        fingerprint: The policies' fingerprints, or their names, each with its agents.
         policies: The policy of each key.
     """
 
@@ -36,9 +35,11 @@ class PerAgentPolicy:
         views = {id(policy): as_async(policy) for policy in self.policies.values()}
         self._routes = {agent: views[id(policy)] for agent, policy in self.policies.items()}
         self.name = ", ".join(f"{agent}={policy.name}" for agent, policy in self._routes.items())
-        prints = {agent: getattr(policy, "fingerprint", policy.name) for agent, policy in self.policies.items()}
-        self.fingerprint = "; ".join(f"{agent}={prints[agent]}" for agent in sorted(prints))
         self.max_concurrency = sum(view.max_concurrency for view in views.values())
+
+    def identity(self) -> dict[str, Policy | AsyncPolicy]:
+        """Return the policy of each agent, each stated by its own identity."""
+        return self.policies
 
     @property
     def meters(self) -> dict[str, Meter]:

@@ -57,8 +57,13 @@ class RecordedPolicy:
         """
         self.file = Path(file)
         policy, self._records, _ = _read(self.file)
+        self._digest = blake2b(json.dumps(sorted(self._records.items())).encode(), digest_size=16).hexdigest()
         self.name = f"recorded:{policy}"
         self.max_batch = 4096
+
+    def identity(self) -> dict[str, str]:
+        """Return a digest of the recorded samples."""
+        return {"samples": self._digest}
 
     def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
         """Look every sample up; raises `PolicyError` for one that was not recorded."""
@@ -98,7 +103,7 @@ class RecordingPolicy:
         """
         if not isinstance(policy, Policy):
             raise ConfigError(f"expected a policy with sample(requests), got {type(policy).__name__}")
-        self.policy = policy
+        self.policy = self.identical_to = policy
         self.name, self.max_batch = policy.name, policy.max_batch
         self.file = Path(file)
         self._known: set[str] = set()

@@ -31,6 +31,10 @@ class ScriptedPolicy:
         """Keep the script."""
         self.script, self.name, self.max_batch = script, name, max_batch
 
+    def identity(self) -> dict[str, str | Script]:
+        """Return the name and the script; a script is stated by its source and what that refers to."""
+        return {"name": self.name, "script": self.script}
+
     def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
         """Answer every request, in order."""
         return [self._reply(request) for request in requests]

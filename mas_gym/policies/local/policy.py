@@ -12,12 +12,14 @@ import transformers
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.policies.base import Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.chat import ChatFormat
-from mas_gym.policies.fingerprint import model_stamp
 from mas_gym.policies.local.decode import GLOBAL_CAP, Decoder, DecodeStats, Job
 from mas_gym.policies.local.forward import Model, check
+from mas_gym.policies.local.threads import threads_for
+from mas_gym.policies.weights import ModelSource
 
 _EXACT_LIMIT = 100_000_000
 _DEFAULT_WINDOW = 4096
+_WINDOWS = range(16, 10**8)
 
 
 class TransformersPolicy:
@@ -31,19 +33,20 @@ class TransformersPolicy:
         max_batch: Sequences decoded at once.
         prefix_megabytes: Memory in which each session keeps encoded prompts, for others that begin alike; 0 for none.
         window: Tokens of prompt and answer together; the model's own limit by default.
-        threads: CPU threads of torch, for the whole process; left alone by default.
-        exact: Make replies independent of the batch to the last bit (see `mas_gym.policies.local.decode`), at the price
-            of a float64 copy of the model. By default, on for float32 models of up to 100 million parameters that
-            can run in float64.
+        threads: CPU threads of torch for this model; by default one for models of up to 50 million parameters, unless
+            ``OMP_NUM_THREADS`` is set, and torch's own number for larger ones.
+        exact: Make replies independent of the batch to the last bit (see `mas_gym.policies.local.decode`), at the cost
+            of a float64 copy of the model. On by default for float32 models of up to 100 million parameters that can
+            run in float64.
         chat_options: Extra variables for the chat template.
+        trust_remote_code: Run Python code that comes with the model's files. Never asked for interactively.
 
     Attributes:
         name: As above.
         max_batch: As above.
-        fingerprint: Tells its samples from another model's in a response cache.
         stats: Counters of everything decoded so far.
-        format: The tokenizer and its chat conventions.
-        end_tokens: Ids that end a message: the generation config's and the tokenizer's.
+        format: The tokenizer with its chat conventions.
+        end_tokens: Token ids that end a message: the generation config's and the tokenizer's.
 
     Raises:
         ConfigError: An option is wrong.
@@ -63,30 +66,44 @@ class TransformersPolicy:
         threads: int | None = None,
         exact: bool | None = None,
         chat_options: Mapping[str, Any] | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
         """Load the model and check that it can be batched."""
         for option, value in (("max_batch", max_batch), ("window", window), ("threads", threads)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{option}: expected a positive number, got {value}")
-        if prefix_megabytes < 0:
-            raise ConfigError(f"prefix_megabytes: expected 0 or more, got {prefix_megabytes}")
-        if threads is not None:
-            torch.set_num_threads(threads)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ConfigError(f"{option}: expected a positive integer, got {value!r}")
+        if type(prefix_megabytes) is not int or prefix_megabytes < 0:
+            raise ConfigError(f"prefix_megabytes: expected an integer of at least 0, got {prefix_megabytes!r}")
         self.name = name or Path(model).name
         self.max_batch = max_batch
         self.prefix_megabytes = prefix_megabytes
         self.stats = DecodeStats()
-        lm, tokenizer = _load(str(model), _device(device), dtype)
-        self._model = Model(lm, exact=_exact(lm, exact))
-        check(self._model, min(lm.get_input_embeddings().num_embeddings, len(tokenizer)))
-        if self._model.exact and not self._model.has_reference():
-            if exact:
-                raise ConfigError(f"exact=True: {type(lm).__name__} cannot run in float64; leave exact out")
-            self._model.exact = False
+        self._source = ModelSource(str(model))
+        lm, tokenizer = _load(str(model), _device(device), dtype, trust_remote_code)
+        self._threads = lm.num_parameters(), threads
+        with threads_for(*self._threads):
+            self._model = Model(lm, exact=_exact(lm, exact))
+            check(self._model, min(lm.get_input_embeddings().num_embeddings, len(tokenizer)))
+            if self._model.exact and not self._model.has_reference():
+                if exact:
+                    raise ConfigError(f"exact=True: {type(lm).__name__} cannot run in float64; leave exact out")
+                self._model.exact = False
         self.format = ChatFormat(tokenizer, window or _window(lm), chat_options)
         self.end_tokens = _end_tokens(lm, tokenizer)
-        chosen = (lm.dtype, self._model.exact, self.format.window, sorted((chat_options or {}).items()))
-        self.fingerprint = f"transformers|{model_stamp(str(model))}|{chosen}"
+        self._settings = {
+            "dtype": str(lm.dtype),
+            "exact": self._model.exact,
+            "window": self.format.window,
+            "chat_options": dict(chat_options or {}),
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """Return the digest of the model's files and the settings that change samples; the first call reads the files.
+
+        Raises:
+            PolicyError: The files changed since the model was loaded.
+        """
+        return {"model": self._source.identity(), **self._settings}
 
     @property
     def model(self) -> Any:
@@ -149,7 +166,8 @@ class TransformersSession:
             raise PolicyError("the session is closed; open another")
         done, self._refused = self._refused, []
         try:
-            finished = self._decoder.step()
+            with threads_for(*self._policy._threads):
+                finished = self._decoder.step()
         except RuntimeError as error:
             raise EngineUnavailableError(
                 f"{self._policy.name}: the forward pass failed ({error}); if memory ran out, lower max_batch (now "
@@ -184,18 +202,27 @@ def _device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _load(model: str, device: str, dtype: str) -> tuple[Any, Any]:
+def _load(model: str, device: str, dtype: str, trust: bool) -> tuple[Any, Any]:
+    """Return the model and its tokenizer."""
     kind: Any = "float32" if dtype == "auto" and device == "cpu" else dtype
+    # What is a folder is never looked for on the hub; asked for nothing, transformers would ask at the terminal.
+    options: dict[str, Any] = {"trust_remote_code": trust, "local_files_only": Path(model).is_dir()}
     bars = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-        lm = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=kind, use_safetensors=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model, **options)
+        lm = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=kind, use_safetensors=True, **options)
+        _window(lm), _end_tokens(lm, tokenizer)
         return lm.to(device).eval().requires_grad_(False), tokenizer
-    except Exception as error:
+    except BaseException as error:
+        # The tokenizers library panics on some broken files, which is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        remedy = "; pass trust_remote_code=True to run the code in it" if "trust_remote_code" in str(error) else ""
         raise PolicyError(
             f"expected a causal LM with its tokenizer at {model!r}, a local folder (config.json, *.safetensors, "
-            f"tokenizer files) or a hub id that can be reached; loading it failed: {type(error).__name__}: {error}"
+            f"tokenizer files) or a hub id that can be reached; loading it failed: {type(error).__name__}: "
+            f"{str(error)[:500]}{remedy}"
         ) from error
     finally:
         if bars:
@@ -211,10 +238,16 @@ def _exact(lm: Any, wanted: bool | None) -> bool:
 
 def _window(lm: Any) -> int:
     limit = getattr(lm.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return int(limit) if limit else _DEFAULT_WINDOW
+    if limit is None:
+        return _DEFAULT_WINDOW
+    if type(limit) is not int or limit not in _WINDOWS:
+        raise ValueError(f"max_position_embeddings: expected an integer of at least {_WINDOWS.start}, got {limit!r}")
+    return limit
 
 
 def _end_tokens(lm: Any, tokenizer: Any) -> frozenset[int]:
     ids = lm.generation_config.eos_token_id
-    listed = ids if isinstance(ids, list) else [ids]
-    return frozenset(int(i) for i in (*listed, tokenizer.eos_token_id) if i is not None)
+    listed = [*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id]
+    if any(type(i) is not int for i in listed if i is not None):
+        raise ValueError(f"eos_token_id: expected integers, got {listed}")
+    return frozenset(i for i in listed if i is not None)

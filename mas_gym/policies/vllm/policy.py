@@ -11,12 +11,12 @@ from typing import Any
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.policies.base import Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.chat import ChatFormat, Prompt
-from mas_gym.policies.fingerprint import model_stamp
 from mas_gym.policies.loop import on_engine_loop
 from mas_gym.policies.meter import Meter
 from mas_gym.policies.openai.wire import SEED_MASK
 from mas_gym.policies.options import build, written_options
 from mas_gym.policies.vllm.engine import shared_engine
+from mas_gym.policies.weights import ModelSource
 
 _numbers = itertools.count()
 
@@ -30,7 +30,6 @@ class VLLMPolicy:
     Attributes:
         name: As given.
         max_concurrency: As given.
-        fingerprint: Tells its samples from another model's in a response cache.
         meter: Calls and tokens so far.
     """
 
@@ -74,10 +73,24 @@ class VLLMPolicy:
         self._format: ChatFormat | None = None
         self.name = name or Path(model).name + (f"+{Path(lora).name}" if lora else "")
         self.max_concurrency = max_concurrency
-        adapter = "" if lora is None else model_stamp(lora)
-        chosen = (sorted(map(str, arguments.items())), sorted((chat_options or {}).items()))
-        self.fingerprint = f"vllm|{model_stamp(model)}|{adapter}|{chosen}"
+        self._source = ModelSource(model)
+        self._adapter = None if lora is None else ModelSource(lora)
+        self._settings = {
+            "max_model_len": max_model_len,
+            "dtype": dtype,
+            "engine": dict(engine or {}),
+            "chat_options": dict(chat_options or {}),
+        }
         self.meter = Meter()
+
+    def identity(self) -> dict[str, Any]:
+        """Return the digests of the model's and the adapter's files and the settings that change samples.
+
+        Raises:
+            PolicyError: The files cannot be found, or changed since the policy was made.
+        """
+        adapter = None if self._adapter is None else self._adapter.identity()
+        return {"model": self._source.identity(), "adapter": adapter, **self._settings}
 
     @property
     def meters(self) -> dict[str, Meter]:

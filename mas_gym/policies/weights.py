@@ -1,0 +1,73 @@
+"""The identity of a model on this machine: a digest of everything in its files."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from hashlib import blake2b, file_digest
+from pathlib import Path
+from typing import NamedTuple
+
+from mas_gym.errors import PolicyError
+
+_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")
+_READERS = 8
+
+
+class ModelFile(NamedTuple):
+    """One file as it was when it was listed: its path, size in bytes, and time of the last change in nanoseconds."""
+
+    path: Path
+    size: int
+    changed: int
+
+
+class ModelSource:
+    """The folder or hub id of a model, with its files as they are now; make it before loading the model."""
+
+    def __init__(self, model: str) -> None:
+        """List the files of a folder; nothing is read yet."""
+        self._model, folder = model, Path(model)
+        self._files: tuple[ModelFile, ...] | None = None
+        if folder.is_dir():
+            self._files = tuple(_listed(path) for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES)
+
+    def identity(self) -> dict[str, str]:
+        """Return a digest of the names and whole contents of a folder's files, or a hub model's id and commit.
+
+        A digest is equal on every machine, wherever the folder lies. The first call reads the files, in parallel.
+
+        Raises:
+            PolicyError: A file was changed or removed since it was listed, or the hub's model cannot be found.
+        """
+        if self._files is None:
+            return {"model": self._model, "commit": _commit(self._model)}
+        for file in self._files:
+            if not file.path.is_file() or _listed(file.path) != file:
+                raise PolicyError(f"{file.path} changed after the model was loaded; load the model again")
+        with ThreadPoolExecutor(_READERS) as pool:
+            contents = pool.map(_content, self._files)
+            names = "".join(f"{file.path.name}:{content}|" for file, content in zip(self._files, contents, strict=True))
+        return {"files": blake2b(names.encode(), digest_size=16).hexdigest()}
+
+
+def _listed(path: Path) -> ModelFile:
+    found = path.stat()
+    return ModelFile(path.absolute(), found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _content(file: ModelFile) -> str:
+    with file.path.open("rb") as stream:
+        return file_digest(stream, lambda: blake2b(digest_size=16)).hexdigest()
+
+
+def _commit(model: str) -> str:
+    from transformers.utils import cached_file
+
+    try:
+        config = cached_file(model, "config.json")
+    except OSError as error:
+        raise PolicyError(f"expected a local folder or a hub id that can be reached, got {model!r}: {error}") from error
+    # The hub's cache keeps each commit in a folder of its name.
+    return Path(str(config)).parent.name
