@@ -608,7 +608,7 @@ def test_a_part_that_cannot_state_its_identity_is_refused_by_a_store_alone(tmp_p
     critic.settings = {"model": threading.Lock()}
     with pytest.raises(IdentityError, match=r"its critic: HashCritic\.identity\(\)\['model'\]"):
         run(tmp_path / "a.db", critic=critic, training=False)
-    with pytest.raises(IdentityError, match=r"its policy: ScriptedPolicy\.script\.closure\['lock'\]"):
+    with pytest.raises(IdentityError, match=r"its policy: ScriptedPolicy\.identity\(\)\['script'\]\.closure\['lock'\]"):
         run(tmp_path / "a.db", policy=(lambda lock: ScriptedPolicy(lambda request, seed: str(lock)))(threading.Lock()))
     assert not (tmp_path / "a.db").exists()
 
