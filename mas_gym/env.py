@@ -360,8 +360,10 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         if snapshot.rng is not None:
             try:
                 self.np_random.bit_generator.state = json.loads(snapshot.rng)
-            except (ValueError, TypeError, KeyError) as error:
-                raise DataError(f"the snapshot's generator state cannot be read: {error}; clone it again") from error
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+                raise DataError(
+                    f"the snapshot's generator state cannot be read: {shown(str(error))}; clone it again"
+                ) from error
         if self._problem is None or self._problem.id != snapshot.problem_id:
             self._problem = self.task.problem(snapshot.problem_id)
         self._state, self._refusals, self._over = snapshot.state, snapshot.refusals, snapshot.over
