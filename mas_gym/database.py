@@ -57,7 +57,8 @@ class Format:
         if not create and not path.is_file():
             raise self.error(f"{self.name} {path}: no such file; {self.origin}")
         with self.explained(path):
-            connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+            # SQLite serialises calls by itself; a run may read the problems of a store on another thread.
+            connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
             with self.explained(path):
                 self._prepare(connection, path, create)

@@ -1,12 +1,15 @@
 """The transition model of a MAS: pure functions on immutable states.
 
-Two schedules, as in the paper:
+Two schedules as in the paper, and one for systems with loops:
 
 * without conditions the schedule is fixed: one turn per agent in listed order,
   and routing only decides who reads what (Sec. "Preliminaries");
 * with conditions it is dynamic: in listed (topological) order an agent acts only
   if each of its in-edges delivered, and a speaker after whom nobody can act
-  routes to ``sink`` (App. "DyLAN-style dynamic scheduler").
+  routes to ``sink`` (App. "DyLAN-style dynamic scheduler");
+* with ``max_turns`` the first agent with an edge from the question begins, and then
+  agents act in the order in which messages reached them, any number of times. A
+  speaker after whom nobody waits, and the speaker of the last turn, routes to ``sink``.
 
 Everything that depends only on the graph is precomputed, so a transition costs a
 few dictionary and list look-ups.
@@ -33,13 +36,13 @@ class Dynamics:
 
     Attributes:
         mas: The system.
-        max_depth: The scheduled depth ``D``, an upper bound on the number of turns.
+        max_depth: The scheduled depth ``D`` (``max_turns`` with loops), an upper bound on the number of turns.
     """
 
     def __init__(self, mas: MAS) -> None:
         """Precompute the routes."""
         self.mas = mas
-        self.max_depth = len(mas.agents)
+        self.max_depth = mas.max_turns or len(mas.agents)
         self._sink, self._all = mas.sink, mas.ALL
         out: list[dict[int, Condition | None]] = [{} for _ in mas.agents]
         for edge in mas.edges:
@@ -48,15 +51,16 @@ class Dynamics:
         self._out = [dict(sorted(targets.items())) for targets in out]
         self._conditions = [{condition for condition in o.values() if condition is not None} for o in self._out]
         self._open = [tuple(t for t, condition in o.items() if condition is None) for o in self._out]
-        self._fixed = None if mas.dynamic else [self._fixed_routes(i) for i in range(self.max_depth)]
-        self._in_degree = [0] * self.max_depth
+        self._fixed = None if mas.dynamic else [self._fixed_routes(i) for i in range(self._sink)]
+        self._in_degree = [0] * self._sink
         for edge in mas.edges:
             if edge.source != Q and edge.target != self._sink:
                 self._in_degree[edge.target] += 1
         # For each agent, the next one at or after it that waits for no other agent.
-        self._next_free = [self._sink] * (self.max_depth + 1)
-        for agent in reversed(range(self.max_depth)):
+        self._next_free = [self._sink] * (self._sink + 1)
+        for agent in reversed(range(self._sink)):
             self._next_free[agent] = self._next_free[agent + 1] if self._in_degree[agent] else agent
+        self._first = self._next_free[0] if mas.max_turns is None else mas.sees_question.index(True)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the system only; the tables follow from it."""
@@ -64,7 +68,7 @@ class Dynamics:
 
     def _fixed_routes(self, agent: int) -> dict[int, tuple[int, ...]]:
         targets = list(self._out[agent])
-        if agent == self.max_depth - 1 and self._sink not in targets:
+        if agent == self._sink - 1 and self._sink not in targets:
             targets.append(self._sink)
         return {**{t: (t,) for t in targets}, self._all: tuple(targets)}
 
@@ -72,7 +76,7 @@ class Dynamics:
         """Return ``s_1(x) = (x, empty, sigma(1))``."""
         if not isinstance(question, str):
             raise DataError(f"a question is a str, got {type(question).__name__}; take it from problem.question")
-        return MASState(question, self._next_free[0])
+        return MASState(question, self._first)
 
     def is_terminal(self, state: MASState) -> bool:
         """Return whether the last message reached ``sink``."""
@@ -89,8 +93,10 @@ class Dynamics:
             return ()
         if self._fixed is not None:
             return tuple(self._fixed[state.acting])
-        targets = list(self._out[state.acting])
-        if self._sink not in targets and self._ends(state, self._open[state.acting]):
+        early = self._too_early(state)
+        targets = [t for t in self._out[state.acting] if t != self._sink or not early]
+        free = tuple(t for t in self._open[state.acting] if t != self._sink or not early)
+        if self._sink not in targets and self._ends(state, free):
             targets.append(self._sink)
         return (*targets, self._all)
 
@@ -122,6 +128,8 @@ class Dynamics:
         # Each condition reads the text once, however many edges share it.
         holds = {condition: condition.holds(text) for condition in self._conditions[state.acting]}
         enabled = tuple(t for t, condition in out.items() if condition is None or holds[condition])
+        if self._too_early(state):
+            enabled = tuple(t for t in enabled if t != self._sink)
         if recipient == self._all:
             chosen = enabled
         elif recipient in enabled:
@@ -153,10 +161,7 @@ class Dynamics:
         elif self._fixed is not None:
             acting = state.acting + 1
         else:
-            waiting = self._deliver(state, routed)
-            acting = self._next_ready(state.acting, waiting)
-            # Agents are visited in order, so those before the acting one never act again.
-            delivered = tuple((agent, n) for agent, n in waiting.items() if agent > acting)
+            acting, delivered = self._after(state, routed)
         return MASState(state.question, acting, state, state.acting, action[0], routed, delivered)
 
     def local_view(self, state: MASState, agent: int) -> LocalView:
@@ -218,17 +223,31 @@ class Dynamics:
                 waiting[target] = waiting.get(target, 0) + 1
         return waiting
 
-    def _next_ready(self, speaker: int, waiting: dict[int, int]) -> int:
+    def _after(self, state: MASState, targets: tuple[int, ...]) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """Return who acts after this message, and what is delivered to the agents that wait."""
+        waiting = self._deliver(state, targets)
+        if self.mas.max_turns is not None:
+            if not waiting or state.depth + 1 >= self.max_depth:
+                return self._sink, ()
+            # A dict keeps the order in which messages first reached each agent.
+            (acting, _), *rest = waiting.items()
+            return acting, tuple(rest)
         ready = [agent for agent, n in waiting.items() if n == self._in_degree[agent]]
-        return min([*ready, self._next_free[speaker + 1]])
+        acting = min([*ready, self._next_free[state.acting + 1]])
+        # Agents are visited in order, so those before the acting one never act again.
+        return acting, tuple((agent, n) for agent, n in waiting.items() if agent > acting)
 
     def _ends(self, state: MASState, targets: tuple[int, ...]) -> bool:
-        return self._next_ready(state.acting, self._deliver(state, targets)) == self._sink
+        return self._after(state, targets)[0] == self._sink
+
+    def _too_early(self, state: MASState) -> bool:
+        return state.depth + 1 < self.mas.min_turns
 
     def _refusal(self, state: MASState, recipient: int, legal: Iterable[int]) -> str:
         names = [f"{r} ({self.mas.node_name(r)})" for r in dict.fromkeys(legal)]
         listed = names if len(names) <= _NAMES_SHOWN else [*names[: _NAMES_SHOWN - 1], "...", names[-1]]
         speaker = self.mas.agents[state.acting].name
-        closed = recipient in self._out[state.acting]
-        why = "the edge's condition does not hold for this text" if closed else "no edge"
+        why = "the edge's condition does not hold for this text" if recipient in self._out[state.acting] else "no edge"
+        if recipient == self._sink and self._too_early(state):
+            why = f"the episode cannot end before turn {self.mas.min_turns}"
         return f"{speaker} cannot route to {shown(recipient)}: {why}; expected one of {', '.join(listed)}"

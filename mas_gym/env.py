@@ -177,15 +177,18 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
 
     def _make_observation_space(self) -> spaces.Dict:
         agents = len(self.mas.agents)
-        messages = len(self.mas.edges) + 1
+        turns = self.mas.max_turns
+        messages = len(self.mas.edges) + 1 if turns is None else turns * (agents + 1)
         prompts = max(utf8_length(agent.system_prompt) for agent in self.mas.agents)
-        heard = max(sum(edge.target == i for edge in self.mas.edges) for i in range(agents))
+        heard = turns or max(sum(edge.target == i for edge in self.mas.edges) for i in range(agents))
+        labels = heard * max(utf8_length(agent.name) + 2 for agent in self.mas.agents)
+        prompt_bytes = prompts + labels + (heard + 1) * (self.max_bytes + 2) + 16
         return spaces.Dict(
             {
                 "question": Unicode(self.max_bytes),
                 "transcript": Records(Message, (agents, None, agents + 1), messages, messages * self.max_bytes),
                 "acting": spaces.Discrete(agents + 1),
-                "messages": Records(ChatMessage, (None, None), 2, prompts + (heard + 1) * (self.max_bytes + 2) + 16),
+                "messages": Records(ChatMessage, (None, None), 2, prompt_bytes),
             }
         )
 

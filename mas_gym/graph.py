@@ -21,6 +21,8 @@ Q = -1
 
 ConditionKind = Literal["regex", "not_regex", "contains", "not_contains"]
 
+History = Literal["inputs", "private"]
+
 SCHEMA = 1
 """Version of the config format that `MAS.to_dict` writes and `load_mas` reads."""
 
@@ -89,6 +91,12 @@ class MAS:
         name: The name in reports, such as ``"rpsv"``.
         agents: In the order in which they act (fixed schedule) or are visited (dynamic schedule).
         edges: Explicit edges, in file order. The last scheduled agent's edge to ``sink`` is implicit.
+        max_turns: None for a schedule in which each agent acts at most once. With a number, edges may form cycles:
+            an agent acts each time that messages have reached it, in the order of their arrival, and the episode
+            ends after this many turns at the latest.
+        min_turns: With ``max_turns``, no message reaches ``sink`` before this turn unless nobody else can act.
+        history: What an agent's prompt holds beside the question: ``"inputs"``, the messages that reached it, or
+            ``"private"``, all messages that it sent or received, in order and with their speakers.
         policies: Pairs of an agent's name, or ``"*"`` for all others, and the policy string to use for its messages
             if a run names no policy. Not part of the system's identity: `to_dict`, the fingerprint and equality
             leave them out, so that a stored run can be resumed after a server has moved.
@@ -98,6 +106,9 @@ class MAS:
     agents: tuple[Agent, ...]
     edges: tuple[Edge, ...]
     policies: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    max_turns: int | None = None
+    min_turns: int = 1
+    history: History = "inputs"
 
     @property
     def sink(self) -> int:
@@ -111,8 +122,8 @@ class MAS:
 
     @cached_property
     def dynamic(self) -> bool:
-        """Whether any edge has a condition, which makes the schedule depend on the messages."""
-        return any(edge.condition is not None for edge in self.edges)
+        """Whether the schedule depends on the messages: some edge has a condition, or there is a ``max_turns``."""
+        return self.max_turns is not None or any(edge.condition is not None for edge in self.edges)
 
     @cached_property
     def sees_question(self) -> tuple[bool, ...]:
@@ -134,7 +145,15 @@ class MAS:
         for edge in self.edges:
             target = "sink" if edge.target == self.sink else edge.target
             edges.append([edge.source, target, *([] if edge.condition is None else [str(edge.condition)])])
-        return {"schema": SCHEMA, "name": self.name, "agents": agents, "edges": edges}
+        data = {"schema": SCHEMA, "name": self.name, "agents": agents, "edges": edges}
+        # Only what differs from the default, so that the fingerprints of systems without loops stay as they are.
+        if self.max_turns is not None:
+            data["max_turns"] = self.max_turns
+        if self.min_turns != 1:
+            data["min_turns"] = self.min_turns
+        if self.history != "inputs":
+            data["history"] = self.history
+        return data
 
     @cached_property
     def fingerprint(self) -> str:

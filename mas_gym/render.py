@@ -251,7 +251,7 @@ class _Canvas:
 
 def _draw_header(canvas: _Canvas, mas: MAS, state: MASState, problem_id: str) -> None:
     canvas.text(_MARGIN, 22, printable(mas.name), 22, _INK)
-    turn = f"{printable(problem_id)}   turn {state.depth} of at most {len(mas.agents)}"
+    turn = f"{printable(problem_id)}   turn {state.depth} of at most {mas.max_turns or len(mas.agents)}"
     canvas.text(WIDTH - _MARGIN, 28, canvas.fitted(turn, 14, WIDTH / 2), 14, _FAINT, "ra")
     canvas.paragraph(_MARGIN, 60, state.question, 15, _INK, WIDTH - 2 * _MARGIN, 3)
 
@@ -273,7 +273,9 @@ def _draw_graph(canvas: _Canvas, mas: MAS, state: MASState) -> None:
     turns = state.turns
     used = {(t.speaker, r) for t in turns for r in t.recipients}
     reached = {state.acting, *(t.speaker for t in turns)}
-    edges = {(e.source, e.target) for e in mas.edges} | {(len(mas.agents) - 1, mas.sink)} | used
+    edges = {(e.source, e.target) for e in mas.edges} | used
+    if mas.max_turns is None:
+        edges.add((len(mas.agents) - 1, mas.sink))
     for source, target in sorted(edges, key=lambda edge: edge in used):
         if source in centre and target in centre:
             heard = (source, target) in used or (source == Q and target in reached)
@@ -294,17 +296,18 @@ def _draw_edge(
             [(centre[source] + width / 2, _GRAPH_Y), (centre[target] - width / 2 - 1, _GRAPH_Y)], colour, thick
         )
         return
-    # Edges from the question bend below the row, edges between agents above it.
-    side = 1 if source == Q else -1
-    x0, x1 = centre[source] + width * 0.28, centre[target] - width * 0.28
+    # Edges from the question and edges back bend below the row, edges forward between agents above it.
+    side = 1 if source == Q or hops <= 0 else -1
+    ahead = 1 if hops > 0 else -1
+    x0, x1 = centre[source] + ahead * width * 0.28, centre[target] - ahead * width * 0.28
     y0 = _GRAPH_Y + side * _NODE_HEIGHT / 2
-    height = side * min(24 + 9 * hops, 74)
+    height = side * min(24 + 9 * abs(hops), 74)
     points = []
     for step in range(_CURVE_STEPS + 1):
         t = step / _CURVE_STEPS
         a, b, c, d = (1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t * t * (1 - t), t**3
         bend = (b + c) * height * 4 / 3
-        points.append((a * x0 + b * (x0 + 18) + c * (x1 - 18) + d * x1, y0 + bend))
+        points.append((a * x0 + b * (x0 + ahead * 18) + c * (x1 - ahead * 18) + d * x1, y0 + bend))
     canvas.arrow(points, colour, thick)
 
 

@@ -61,7 +61,7 @@ class MASState:
         text: Text of the last turn; empty in an initial state.
         recipients: Recipients of the last turn, in node order; empty if no condition held.
         delivered: In a dynamic schedule, ``(agent, n)`` for each agent that may still act and has ``n`` of its
-            in-edges delivered.
+            in-edges delivered; with loops, for each agent with ``n`` unread messages, in order of arrival.
         depth: Number of turns taken.
     """
 

@@ -11,10 +11,11 @@ from itertools import pairwise
 from typing import Any, Literal, cast, get_args
 
 from mas_gym.errors import ConfigError, did_you_mean, shown
-from mas_gym.graph import MAS, SCHEMA, Agent, Condition, ConditionKind, Edge, Q
+from mas_gym.graph import MAS, SCHEMA, Agent, Condition, ConditionKind, Edge, History, Q
 
 DEFAULT_MAX_NEW_TOKENS = 1024
 MAX_NEW_TOKENS = 1_000_000
+MAX_TURNS = 10_000
 MAX_PATTERNS = 64
 """Maximum number of different regular expressions in one config."""
 MOST_SHOWN = 20
@@ -25,6 +26,7 @@ ANYONE = "*"
 _RESERVED = {"q", "sink", "all", ANYONE}
 _KINDS: tuple[str, ...] = get_args(ConditionKind)
 _MOST_CYCLES = 20
+_CYCLE_REMEDY = "remove one of its edges, or set max_turns, with which agents may act more than once"
 _MOST_NAMES = 12
 _LONGEST_NAME = 200
 
@@ -90,7 +92,7 @@ class _Reader:
         if not isinstance(data, Mapping):
             self.fault((), f"expected a mapping with agents and edges, got {shown(data)}")
             return None
-        self.keys((), data, ("schema", "name", "agents", "edges", "policies"))
+        self.keys((), data, ("schema", "name", "agents", "edges", "policies", "max_turns", "min_turns", "history"))
         schema = data.get("schema", SCHEMA)
         if schema != SCHEMA or isinstance(schema, bool):
             self.fault(("schema",), f"expected {SCHEMA}, got {shown(schema)}: this version reads no other schema")
@@ -101,14 +103,28 @@ class _Reader:
         names = {agent.name: i for i, agent in reversed(list(enumerate(agents))) if agent}
         edges = self.edges(data.get("edges"), len(agents), names)
         policies = self.policies(data.get("policies"), agents)
+        max_turns, min_turns = self.turns(data)
+        history = data.get("history", "inputs")
+        if history not in get_args(History):
+            self.fault(("history",), f"expected {_or(get_args(History))}, got {shown(history)}")
         labels = [agent.name if agent else f"agent {i}" for i, agent in enumerate(agents)]
-        for place, problem in _graph_faults(labels, edges) if agents and edges else ():
+        loops = "max_turns" in data
+        for place, problem in _graph_faults(labels, edges, loops) if agents and edges else ():
             self.fault(place, problem)
         if self.faults:
             return None
         good = tuple(agent for agent in agents if agent)
         read = tuple(Edge(e[0], e[1], e[2]) for e in edges)  # type: ignore[arg-type]
-        return MAS(cast(str, title), good, read, policies)
+        return MAS(cast(str, title), good, read, policies, max_turns, min_turns, cast(History, history))
+
+    def turns(self, data: Mapping[Any, Any]) -> tuple[int | None, int]:
+        most, least = data.get("max_turns"), data.get("min_turns", 1)
+        if "max_turns" in data and not _is_count(most, MAX_TURNS):
+            self.fault(("max_turns",), f"expected a whole number from 1 to {MAX_TURNS}, got {shown(most)}")
+        elif "min_turns" in data and not ("max_turns" in data and _is_count(least, cast(int, most))):
+            problem = f"expected a whole number from 1 to max_turns, got {shown(least)}: correct it or add max_turns"
+            self.fault(("min_turns",), problem)
+        return most, least
 
     def keys(self, place: Place, data: Mapping[Any, Any], known: Sequence[str]) -> None:
         for key in data:
@@ -241,6 +257,10 @@ class _Reader:
             return str(error)
 
 
+def _is_count(value: object, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+
+
 def _is_list(data: object) -> bool:
     return isinstance(data, Sequence) and not isinstance(data, str | bytes)
 
@@ -254,13 +274,16 @@ def _or(options: Iterable[str]) -> str:
     return f"{', '.join(rest)} or {last}" if rest else last
 
 
-def _graph_faults(names: Sequence[str], edges: Sequence[ReadEdge]) -> Iterator[tuple[Place, str]]:
-    """Yield what is wrong with the graph as a whole.
+def _graph_faults(names: Sequence[str], edges: Sequence[ReadEdge], loops: bool) -> Iterator[tuple[Place, str]]:
+    """Yield what is wrong with the graph as a whole; with ``loops``, edges may go in any direction.
 
     A node that could not be read is None: its fault is reported already, and the edge's other end is taken as right.
     """
     sink = len(names)
     yield from _edge_faults(edges, sink)
+    if loops:
+        yield from _agent_faults(names, edges, loops=True)
+        return
     inner: dict[tuple[int, int], int] = {}
     for i, (source, target, _) in enumerate(edges):
         if source is not None and target is not None and 0 <= source < sink and 0 <= target < sink:
@@ -271,12 +294,12 @@ def _graph_faults(names: Sequence[str], edges: Sequence[ReadEdge]) -> Iterator[t
         steps = [*cycle, cycle[0]]
         in_cycles.update(pairwise(steps))
         path = " -> ".join(names[i] for i in (steps if len(steps) <= _MOST_NAMES else steps[:_MOST_NAMES]))
-        yield ("edges", inner[cycle[-1], cycle[0]]), f"a cycle, {path}: remove one of its edges, each agent acts once"
+        yield ("edges", inner[cycle[-1], cycle[0]]), f"a cycle, {path}: {_CYCLE_REMEDY}"
     for (source, target), i in inner.items():
         if source > target and (source, target) not in in_cycles:
             remedy = f"list {names[source]} before {names[target]} or remove the edge"
             yield ("edges", i), f"{names[source]} -> {names[target]} goes against the order of the agents: {remedy}"
-    yield from _agent_faults(names, edges, sink)
+    yield from _agent_faults(names, edges, loops=False)
 
 
 def _edge_faults(edges: Sequence[ReadEdge], sink: int) -> Iterator[tuple[Place, str]]:
@@ -335,7 +358,8 @@ def _cycle(nodes: int, edges: Iterable[tuple[int, int]]) -> list[int] | None:
     return cycle[start:] + cycle[:start]
 
 
-def _agent_faults(names: Sequence[str], edges: Sequence[ReadEdge], sink: int) -> Iterator[tuple[Place, str]]:
+def _agent_faults(names: Sequence[str], edges: Sequence[ReadEdge], *, loops: bool) -> Iterator[tuple[Place, str]]:
+    sink = len(names)
     incoming: list[set[int]] = [set() for _ in names]
     outgoing: list[set[int]] = [set() for _ in names]
     conditional = set[int]()
@@ -360,6 +384,8 @@ def _agent_faults(names: Sequence[str], edges: Sequence[ReadEdge], sink: int) ->
     for i, name in enumerate(names):
         if i not in reached:
             yield ("agents", i), f"no path leads from q to {name}: add an edge from q or from an earlier agent"
+        if loops:
+            continue
         later = next_sure[i + 1]
         if not outgoing[i] and later < sink:
             problem = f"nobody reads {name}, and {names[later]} acts after it: add an edge from it or remove it"

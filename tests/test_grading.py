@@ -71,7 +71,6 @@ NUMBERS = [
     ("Final Answer: 18, 20", None),
     ("Final Answer: 18 dollars or 20 dollars", None),
     ("Final Answer: 5-10", None),
-    ("Final Answer: 5 hours 30 minutes", None),
     ("", None),
     (" \n\t ", None),
     # work left undone is not the answer, nor is a part of it
@@ -85,6 +84,65 @@ NUMBERS = [
     ("Final Answer: Janet makes 9 * 2 = $18 per day.", "18"),
     ("Final Answer: 18 = 9 * 2", "18"),
     ("Final Answer: x = 18", "18"),
+    # the parts of one quantity are one number, in its first unit
+    ("Final Answer: 18 minutes and 30 seconds", "18.5"),
+    ("Final Answer: 18 minutes, 30 seconds", "18.5"),
+    ("Final Answer: 5 hours 30 minutes", "5.5"),
+    ("Final Answer: 5 hrs 30 min", "5.5"),
+    ("Final Answer: 1 hour, 30 minutes and 36 seconds", "1.51"),
+    ("Final Answer: 2 days and 18 hours", "2.75"),
+    ("Final Answer: 2 weeks and 3.5 days", "2.5"),
+    ("Final Answer: 18 years and 6 months", "18.5"),
+    ("Final Answer: 5 feet 6 inches", "5.5"),
+    ("Final Answer: 18 yards and 1 foot", "55/3"),
+    ("Final Answer: 1 mile and 528 feet", "1.1"),
+    ("Final Answer: 18 meters and 5 centimeters", "18.05"),
+    ("Final Answer: 2 km 250 m", "2.25"),
+    ("Final Answer: 18 pounds and 8 ounces", "18.5"),
+    ("Final Answer: 18 kg 200 g", "18.2"),
+    ("Final Answer: 18 dollars and 50 cents", "18.5"),
+    ("Final Answer: **18 dollars and 5 cents**", "18.05"),
+    ("Final Answer: -1 hour 30 minutes", "-1.5"),
+    ("Final Answer: It takes 18 minutes and 30 seconds.", "18.5"),
+    ("It takes her 18 minutes and 30 seconds.", "18.5"),
+    ("We start at 9. It takes 18 minutes and 30 seconds", "18.5"),
+    ("Final Answer: The trip takes 1 hour 15 minutes in total", "1.25"),
+    # quantities of two kinds, or of growing units, are two numbers
+    ("Final Answer: 18 apples and 12 oranges", None),
+    ("Final Answer: 30 seconds and 18 minutes", None),
+    ("Final Answer: 18 minutes and 30 minutes", None),
+    ("Final Answer: 2 months and 10 days", None),
+    ("Final Answer: 18 dollars and 30 minutes", None),
+    ("Final Answer: 5 hours 30 minutes or 6 hours", None),
+    # a count after an asserted number is not the answer
+    ("Final Answer: 18 in 2 days", "18"),
+    ("Final Answer: 18 dollars in 2 days", "18"),
+    ("Final Answer: 18 miles over the next 7 days", "18"),
+    ("Final Answer: $18 for 3 people", "18"),
+    ("Final Answer: The total is 18 in 2 days", "18"),
+    ("The total is 18 in 2 days", "18"),
+    ("The total is 18 in 2 days.", "18"),
+    ("The answer is 18 in 2 days.", "18"),
+    ("The total cost is $18 for the 3 people.", "18"),
+    ("So she makes 18 dollars in 2 days.", "18"),
+    ("So she saves about $18 over the next 12 months.", "18"),
+    ("He earns a total of 18 dollars during those 4 weeks.", "18"),
+    ("Each of them spends 18 dollars within 5 hours.", "18"),
+    ("The 3 friends have 18 coins after 2 weeks.", "18"),
+    ("Final Answer: The total is 18 in 2 days for 3 people", "18"),
+    ("Final Answer: It costs 18 dollars and 50 cents for 3 people", "18.5"),
+    ("Final Answer: The total equals 18 across 4 weeks", "18"),
+    # without a verb that asserts the first number, the last one counts
+    ("Final Answer: He ran 3 miles in 18 minutes", "18"),
+    ("Final Answer: The 3 men finish in 18 days", "18"),
+    ("Final Answer: He finishes in 18 days", "18"),
+    ("She walked 3 miles in 18 minutes.", "18"),
+    ("Final Answer: The work is done in 18 hours", "18"),
+    ("Final Answer: With 2 cups each, the total is 18", "18"),
+    ("Final Answer: The 2 boys have 18", "18"),
+    ("Final Answer: 18 of 20", None),
+    ("Final Answer: 18 eggs 2", None),
+    ("Final Answer: 18 in 2 days or 20 in 3 days", None),
     # forms of numbers
     ("Final Answer: 1,800 dollars", "1800"),
     ("Final Answer: 1,00,000", "100000"),
@@ -656,7 +714,7 @@ def test_a_dead_worker_is_replaced() -> None:
 
 def test_without_the_engine_numbers_still_work(monkeypatch: pytest.MonkeyPatch, shared_data: Path) -> None:
     monkeypatch.setattr(symbolic, "find_spec", lambda name: None)
-    symbolic.ask.cache_clear()
+    symbolic.judge.cache_clear()
     assert answers_equal("1.5", r"1\frac{1}{2}", "expression")
     assert answers_equal("(1,2)", "(1.0, 2)", "expression")
     assert answers_equal(r"\text{East}", "east", "expression")

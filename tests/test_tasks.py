@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, UnknownNameError, unknown_name
+from mas_gym.identity import identity_of
 from mas_gym.tasks import TASK_NAMES, Problem, ProblemTask, Task, load_task
 from mas_gym.tasks.formats import logiqa_block
 from mas_gym.tasks.splits import hold_out_test, shuffled
@@ -282,7 +283,7 @@ def empty(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "file", "make", "complaint"),
     [
-        ("gsm8k", "rows.jsonl", bad_utf8, "expected UTF-8 text, got the byte 0xff at 14"),
+        ("gsm8k", "rows.jsonl", bad_utf8, "rows.jsonl:1: expected UTF-8 text, got the byte 0xff at position 14"),
         ("gsm8k", "rows.jsonl", deep_json, "rows.jsonl:1: expected one JSON object"),
         ("gsm8k", "rows.jsonl", empty, "expected problems of task 'gsm8k', split 'test', got none"),
         ("gsm8k", "rows.parquet", bad_utf8, "expected a Parquet file"),
@@ -477,3 +478,13 @@ def test_importing_tasks_is_light() -> None:
     code = f"import sys, mas_gym.tasks; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_identity_states_how_a_task_grades_and_not_which_problems_it_has() -> None:
+    problems = [Problem(str(n), "?", str(n)) for n in range(5)]
+    strict, paper = (ProblemTask.of(problems, grading=mode) for mode in ("strict", "paper"))  # type: ignore[arg-type]
+    assert identity_of(strict) == identity_of(strict[1:3]) == identity_of(pickle.loads(pickle.dumps(strict)))
+    assert identity_of(strict) != identity_of(paper)
+    made = load_task("arithmetic")
+    assert identity_of(made) == identity_of(made[:3]) == identity_of(load_task("arithmetic", seed=7))
+    assert identity_of(made) != identity_of(load_task("arithmetic", grading="paper"))

@@ -62,7 +62,7 @@ def compare(reference: str, answer: str, kind: Kind, mode: GradingMode = "strict
         near = right is not None and given is not None and close(right, given, _is_rounded(reference, answer))
         return "equal" if near else "different"
     given_form = normalise(answer)
-    return _compare(normalise(reference), given_form, 0, _is_rounded(reference, given_form))
+    return _compare(normalise(reference), given_form, 0, _is_rounded(reference, given_form), [])
 
 
 def _is_rounded(right: str, given: str) -> bool:
@@ -85,8 +85,11 @@ _RELATION = re.compile(r"\\(?:leq|geq|lt|gt|neq)|[<>]")
 _PLUS_MINUS = re.compile(r"\\pm|\\mp")
 
 
-def _compare(right: str, given: str, depth: int, rounded: bool) -> Verdict:
-    """Compare two normalised expressions, of which one may be a rounded decimal."""
+def _compare(right: str, given: str, depth: int, rounded: bool, spent: list[float]) -> Verdict:
+    """Compare two normalised expressions, of which one may be a rounded decimal.
+
+    ``spent`` collects the CPU seconds of every symbolic question of this comparison.
+    """
     if right == given:
         return "equal"
     if not right or not given:
@@ -101,18 +104,18 @@ def _compare(right: str, given: str, depth: int, rounded: bool) -> Verdict:
     if _BASED.fullmatch(right) or _BASED.fullmatch(given):
         return "different"
     if _RELATION.search(right) or _RELATION.search(given):
-        return _ask(right, given)
+        return _ask(right, given, spent)
     named = _without_name(right, given)
     if named is not None:
-        return _compare(*named, depth + 1, rounded)
+        return _compare(*named, depth + 1, rounded, spent)
     parts = _parts(right), _parts(given)
     if parts == (None, None):
-        return _ask(right, given)
+        return _ask(right, given, spent)
     if parts[0] is None or parts[1] is None or parts[0][0] != parts[1][0] or len(parts[0][1]) != len(parts[1][1]):
         return "different"
     shape, cells = parts[0]
     match = _same_set if shape in ("set", "union") else _same_row
-    return match(cells, parts[1][1], depth + 1) if len(cells) <= _MOST_PARTS else "too complex"
+    return match(cells, parts[1][1], depth + 1, spent) if len(cells) <= _MOST_PARTS else "too complex"
 
 
 def _is_word(text: str) -> bool:
@@ -192,14 +195,14 @@ def _split(text: str, separator: str) -> list[str]:
     return [*parts, text[start:]]
 
 
-def _same_row(right: Sequence[str], given: Sequence[str], depth: int) -> Verdict:
-    return _all(_compare(a, b, depth, _is_rounded(a, b)) for a, b in zip(right, given, strict=True))
+def _same_row(right: Sequence[str], given: Sequence[str], depth: int, spent: list[float]) -> Verdict:
+    return _all(_compare(a, b, depth, _is_rounded(a, b), spent) for a, b in zip(right, given, strict=True))
 
 
-def _same_set(right: Sequence[str], given: Sequence[str], depth: int) -> Verdict:
+def _same_set(right: Sequence[str], given: Sequence[str], depth: int, spent: list[float]) -> Verdict:
     left = list(given)
     for cell in right:
-        verdicts = [_compare(cell, other, depth, _is_rounded(cell, other)) for other in left]
+        verdicts = [_compare(cell, other, depth, _is_rounded(cell, other), spent) for other in left]
         if "equal" not in verdicts:
             return next((verdict for verdict in verdicts if verdict != "different"), "different")
         del left[verdicts.index("equal")]
@@ -215,7 +218,11 @@ def _all(verdicts: Iterable[Verdict]) -> Verdict:
     return worst
 
 
-def _ask(right: str, given: str) -> Verdict:
-    from mas_gym.tasks.symbolic import ask
+def _ask(right: str, given: str, spent: list[float]) -> Verdict:
+    from mas_gym.tasks.symbolic import CPU_SECONDS, judge
 
-    return ask(right, given)
+    if sum(spent) >= CPU_SECONDS:
+        return "timed out"
+    judgement = judge(right, given)
+    spent.append(judgement.seconds)
+    return judgement.verdict

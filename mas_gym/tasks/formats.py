@@ -9,6 +9,7 @@ MMLU: ``question``, ``choices`` and an index or letter. LogiQA: ``context``,
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from string import ascii_uppercase
 from types import MappingProxyType
@@ -19,6 +20,9 @@ from mas_gym.tasks.extraction import statements
 from mas_gym.tasks.numerals import format_number, parse_number
 
 _SHOWN = 60
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = _SHOWN + 3
+_BRIEF.maxlist = _BRIEF.maxdict = _BRIEF.maxtuple = 20
 
 
 class BadRow(Exception):
@@ -26,8 +30,9 @@ class BadRow(Exception):
 
 
 def shown(value: object) -> str:
-    """Show a value of any kind and size in one short line."""
-    text = ascii(value)
+    """Show a value of any kind and size in one short line of ASCII; only as much of it is read as is shown."""
+    text = ascii(value[: _SHOWN + 1]) if isinstance(value, str | bytes) else _BRIEF.repr(value)
+    text = text.encode("ascii", "backslashreplace").decode()
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
@@ -36,9 +41,19 @@ def _text(row: Mapping[str, Any], *names: str) -> str:
         value = row.get(name)
         if value is not None:
             if isinstance(value, str) and value.strip():
-                return value
+                return _storable(value)
             raise BadRow(f"expected text in the field {name!r}, got {shown(value)}")
     raise BadRow(f"expected a field {' or '.join(map(repr, names))}, got the fields {shown(sorted(map(str, row)))}")
+
+
+def _storable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRow(
+            f"expected text of valid Unicode, got half of a surrogate pair at character {error.start} of {shown(text)}"
+        ) from None
+    return text
 
 
 def _gsm8k(row: Mapping[str, Any], problem_id: str) -> Problem:
@@ -68,9 +83,10 @@ def _choice(problem_id: str, stem: str, options: Any, label: Any, facts: Mapping
         raise BadRow(f"expected a list of options, got {shown(options)}")
     if not all(isinstance(option, str) for option in options):
         raise BadRow(f"expected every option to be text, got {shown(list(options))}")
+    options = [_storable(option).strip() for option in options]
     labels = ascii_uppercase[: len(options)]
-    lines = "\n".join(f"{name}. {option.strip()}" for name, option in zip(labels, options, strict=True))
-    metadata = {**facts, "options": [option.strip() for option in options]}
+    lines = "\n".join(f"{name}. {option}" for name, option in zip(labels, options, strict=True))
+    metadata = {**facts, "options": options}
     return Problem(problem_id, f"{stem.strip()}\n\n{lines}", _label(label, labels), "choice", metadata)
 
 

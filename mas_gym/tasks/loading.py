@@ -114,11 +114,20 @@ def load_task(
         from mas_gym.tasks.symbolic import require_math
 
         require_math()
-    place = None if data is None else str(Path(data).expanduser().resolve())
+    place = None if data is None else _absolute(data)
     sample = limit is not None and split == "test"
     table = load_table(name, split, place, sample)
     size = len(table.problems) if limit is None else min(limit, len(table.problems))
     return ProblemTask(name, split, mode, table, range(size))
+
+
+def _absolute(data: str | Path) -> str:
+    try:
+        place = Path(data).expanduser().resolve()
+        place.exists()
+    except (ValueError, RuntimeError, OSError) as error:
+        raise ConfigError(f"expected the path of a file or folder as data, got {shown(str(data))}: {error}") from None
+    return str(place)
 
 
 def check_task_options(name: str, options: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ import re
 from collections import deque
 from fractions import Fraction
 from functools import lru_cache
+from string import ascii_letters
 
 MAX_CHARS = 600  # a longer text is not read as an answer
 MAX_DIGITS = 100
@@ -209,7 +210,39 @@ _OPENING = re.compile(
     r"(?:[\s\[({<\"'*_:~]|-\s)*(?:(?:about|approximately|approx\.?|exactly|only|just|roughly|Rs\.?)\s+)?"
 )
 _HEDGE = re.compile(r"\bor\b[^.]{0,80}?\d|\band\s+\d")
-_SECOND = re.compile(r"\s*[A-Za-z]+\s+[-+]?\d", re.ASCII)
+# "18 eggs 2" gives two numbers, "18 in 2 days" only one.
+_SECOND = re.compile(r"\s*(?!(?:in|for|over|within|during|after|across)\b)[A-Za-z]+\s+[-+]?\d", re.ASCII)
+_WITHIN = re.compile(
+    r"\b(?:in|for|over|within|during|after|across)\s+(?:(?:the|all|these|those|about|only|just|first|last|next)\s+){0,3}$"
+)
+_COUNTED = re.compile(r"\s*-?\s?(?:seconds?|minutes?|hours?|days?|nights?|weeks?|months?|years?|people|persons)\b")
+_ASSERTED = re.compile(
+    r"\b(?:is|are|was|were|be|equals|totals?|makes?|made|earns?|earned|saves?|saved|costs?|gets?|needs?|spends?|spent|has|have)"
+    r"\s+(?:(?:a|an|the|total|of|about|approximately|exactly|only|just|roughly|up|to)\s+){0,4}$",
+    re.IGNORECASE,
+)
+_PART = re.compile(rf"\s*([A-Za-z]+)\.?,?\s+(?:and\s+)?({_DEC})\s*([A-Za-z]+)\b", re.ASCII)
+
+_UNITS: dict[str, tuple[str, Fraction]] = {
+    name: (dimension, Fraction(size))
+    for dimension, sizes in {
+        "time": {
+            "week wk": 604_800,
+            "day": 86_400,
+            "hour hr h": 3_600,
+            "minute min": 60,
+            "second sec": 1,
+        },
+        "calendar": {"year yr": 12, "month": 1},
+        "length": {"mile": 63_360, "yard yd": 36, "foot feet ft": 12, "inch inche": 1},
+        "metre": {"kilometer kilometre km": 100_000, "meter metre m": 100, "centimeter centimetre cm": 1},
+        "weight": {"pound lb": 16, "ounce oz": 1},
+        "gram": {"kilogram kg": 1_000, "gram g": 1},
+        "money": {"dollar": 100, "cent": 1},
+    }.items()
+    for names, size in sizes.items()
+    for name in names.split()
+}
 _CLOCK = re.compile(r"\s*\d{1,2}:\d{2}(?::\d{2})?(?!\d)", re.ASCII)
 _DIGIT = re.compile(r"\d", re.ASCII)
 _GAP = re.compile(r"\s")
@@ -220,8 +253,10 @@ def read_number(span: str) -> str | None:
     """Read the one number that a stated answer gives, such as ``$18 per day`` or ``9 * 2 = 18.``.
 
     A span that starts with its number is that number; otherwise the last number
-    of its first sentence counts. An unevaluated expression, a list and a hedge
-    ("18 or 20") give no number.
+    of its first sentence counts, unless it only says over how much an asserted
+    number was counted ("the total is 18 in 2 days"). Parts of one quantity are
+    one number in its first unit: "18 minutes and 30 seconds" is 18.5. An
+    unevaluated expression, a list and a hedge ("18 or 20") give no number.
 
     Args:
         span: The text after an answer tag, at most `MAX_CHARS` characters.
@@ -235,8 +270,8 @@ def read_number(span: str) -> str | None:
     if len(span) > MAX_CHARS:
         return None
     text = bare(span)
-    end = _SENTENCE_END.search(text, _first_digit(text))
-    text = text[: end.start()] if end is not None else text
+    stop = _SENTENCE_END.search(text, _first_digit(text))
+    text = text[: stop.start()] if stop is not None else text
     for part in reversed(_EQUALS.split(text)):
         opening = _OPENING.match(part)
         start = opening.end() if opening is not None else 0
@@ -245,15 +280,54 @@ def read_number(span: str) -> str | None:
             return clock[0].strip()
         match = NUMBER.match(part, start)
         if match is None:
-            match = _last_token(part)
+            match = _asserted_token(part)
             if match is None or begins_inside(part, match.start()):
                 continue
-        if continues(part, match.end()) or _HEDGE.search(part, match.end()) or _SECOND.match(part, match.end()):
-            continue
         value = value_of(match)
-        if value is not None:
+        if value is None:
+            continue
+        value, end = _with_parts(part, match, value)
+        if not (continues(part, end) or _HEDGE.search(part, end) or _SECOND.match(part, end)):
             return format_number(value)
     return None
+
+
+def _asserted_token(text: str) -> re.Match[str] | None:
+    """Return the last number of a sentence, or the one before a count such as "in 2 days" if a verb asserts that.
+
+    The parts of a quantity count as one number, which begins at the first of them.
+    """
+    tokens = list(_TOKEN.finditer(text))
+    count = None
+    while len(tokens) > 1:
+        before, last = tokens[-2:]
+        if _COUNTED.match(text, last.end()) and _WITHIN.search(text, before.end(), last.start()):
+            count = count or last
+        elif _with_parts(text, before, Fraction(0))[1] <= last.start():
+            break
+        tokens.pop()
+    if count is not None and _ASSERTED.search(text, 0, tokens[-1].start()) is None:
+        return count
+    return tokens[-1] if tokens else None
+
+
+def _with_parts(text: str, match: re.Match[str], value: Fraction) -> tuple[Fraction, int]:
+    """Add the smaller parts of a quantity, as in "5 feet 6 inches", to its number; also return where they end.
+
+    The parts of a quantity are of one dimension, each smaller than the one before.
+    """
+    end, first = match.end(), None
+    while (part := _PART.match(text, end)) is not None:
+        unit, smaller = (_UNITS.get(part[place].lower().removesuffix("s")) for place in (1, 3))
+        amount = _decimal(part[2])
+        if unit is None or smaller is None or amount is None or unit[0] != smaller[0] or unit[1] <= smaller[1]:
+            break
+        first = first or unit
+        value += (-amount if value < 0 else amount) * smaller[1] / first[1]
+        end = part.start(3)
+    if first is not None:
+        end += len(text[end:]) - len(text[end:].lstrip(ascii_letters))
+    return value, end
 
 
 def _first_digit(text: str) -> int:
@@ -277,7 +351,17 @@ def last_number(text: str) -> str | None:
             tail = text[-_LONGEST:]
     tail = bare(tail)
     match = _last_token(tail)
-    if match is None or begins_inside(tail, match.start()) or continues(tail, match.end()):
+    if match is None:
         return None
+    begin = max(0, match.start() - MAX_CHARS)
+    stops = [stop.end() for stop in _SENTENCE_END.finditer(tail, begin, match.start())]
+    start = stops[-1] if stops else begin
+    if stops or not begin:
+        match = _asserted_token(tail[start : match.end() + MAX_CHARS]) or match
+    else:
+        start = 0
     value = value_of(match)
-    return None if value is None else format_number(value)
+    if value is None or begins_inside(tail, start + match.start()):
+        return None
+    value, end = _with_parts(match.string, match, value)
+    return None if continues(tail, start + end) else format_number(value)

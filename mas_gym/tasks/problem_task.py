@@ -136,6 +136,10 @@ class ProblemTask(Sequence[Problem]):
             raise unknown_name(f"problem id of {self!r}", problem_id, [*examples, "..."])
         return self.table.problems[place]
 
+    def identity(self) -> Any:
+        """Return what determines grading, whatever the problems: the mode; equal for every slice."""
+        return self.grading
+
     def extract(self, problem: Problem, text: str) -> str | None:
         """Read the normalised answer from a final message, without looking at the reference."""
         return extract_answer(problem, text, self.grading)

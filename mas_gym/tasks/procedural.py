@@ -98,6 +98,10 @@ class ProceduralTask(ABC, Sequence[Problem]):
             f"({len(self)} problems), got {problem_id!r}"
         )
 
+    def identity(self) -> Any:
+        """Return what determines grading, whatever the problems: the mode; equal for every slice."""
+        return self.grading
+
     def extract(self, problem: Problem, text: str) -> str | None:
         """Read the normalised answer from a final message, without looking at the reference."""
         from mas_gym.tasks.grading import extract_answer

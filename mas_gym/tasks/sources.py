@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import json
 import re
 import threading
@@ -69,19 +70,28 @@ def read_file(path: Path, name: str) -> list[Row]:
         raise DataError(f"{path}: expected a file of type {', '.join(SUFFIXES)}, got {path.suffix or 'no suffix'!r}")
     try:
         return list(reader(path, name))
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: expected UTF-8 text, got the byte {error.object[error.start]:#04x} at {error.start}"
-        ) from None
-    except (OSError, csv.Error) as error:
+    except OSError as error:
         raise DataError(f"{path}: expected a readable file, got: {error}") from error
 
 
+def _text(path: Path) -> str:
+    data = path.read_bytes()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # the byte order mark, if any, is not part of what the error counts
+        start = error.start + len(data) - len(error.object)
+        line = data.count(b"\n", 0, start) + 1
+        raise DataError(
+            f"{path}:{line}: expected UTF-8 text, got the byte {data[start]:#04x} at position {start}; "
+            "convert the file to UTF-8"
+        ) from None
+
+
 def _jsonl(path: Path, name: str) -> Iterator[Row]:
-    with path.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield Row(f"{path}:{number}", _parsed(line))
+    for number, line in enumerate(io.StringIO(_text(path), newline=None), start=1):
+        if line.strip():
+            yield Row(f"{path}:{number}", _parsed(line))
 
 
 def _parsed(text: str) -> Any:
@@ -92,7 +102,7 @@ def _parsed(text: str) -> Any:
 
 
 def _json(path: Path, name: str) -> Iterator[Row]:
-    text = path.read_text(encoding="utf-8-sig")
+    text = _text(path)
     value = _parsed(text)
     if isinstance(value, BadRow) and "\n" in text.strip():
         # some releases name their JSON Lines files .json
@@ -114,37 +124,52 @@ def _parquet(path: Path, name: str) -> Iterator[Row]:
         ) from None
     try:
         table = pyarrow.parquet.read_table(path)
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{path}: expected a Parquet file, got: {error}") from error
-    yield from (Row(f"{path}: row {number}", row) for number, row in enumerate(table.to_pylist()))
+        rows = table.to_pylist()
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise DataError(f"{path}: expected a Parquet file, got: {shown(str(error))}") from error
+    yield from (Row(f"{path}: row {number}", row) for number, row in enumerate(rows))
 
 
 def _csv(path: Path, name: str) -> Iterator[Row]:
     subject = _PART.sub("", path.stem)
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file)
-        for cells in reader:
-            if not cells or (reader.line_num == 1 and cells[0].strip().lower() == "question"):
-                continue
-            value: Any = BadRow(f"expected 6 cells (question, A, B, C, D, letter), got {len(cells)}: {shown(cells)}")
-            if len(cells) == 6:
-                value = {"question": cells[0], "choices": cells[1:5], "answer": cells[5], "subject": subject}
-            yield Row(f"{path}:{reader.line_num}", value)
+    for line, cells in _cells(path):
+        if not cells or (line == 1 and cells[0].strip().lower() == "question"):
+            continue
+        value: Any = BadRow(f"expected 6 cells (question, A, B, C, D, letter), got {len(cells)}: {shown(cells)}")
+        if len(cells) == 6:
+            value = {"question": cells[0], "choices": cells[1:5], "answer": cells[5], "subject": subject}
+        yield Row(f"{path}:{line}", value)
+
+
+def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the last line and the cells of each row of a CSV file."""
+    reader = csv.reader(io.StringIO(_text(path), newline=""))
+    while True:
+        begin = reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise DataError(
+                f"{path}:{begin}: expected cells of at most {csv.field_size_limit()} characters with closed quotes, "
+                f"got: {error}"
+            ) from None
+        if cells is None:
+            return
+        yield reader.line_num, cells
 
 
 def _txt(path: Path, name: str) -> Iterator[Row]:
     block: list[str] = []
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate([*file, ""], start=1):
-            if line.strip():
-                block.append(line.strip())
-            elif block:
-                try:
-                    value: Any = logiqa_block(block)
-                except BadRow as error:
-                    value = error
-                yield Row(f"{path}:{number - len(block)}", value)
-                block = []
+    for number, line in enumerate([*io.StringIO(_text(path), newline=None), ""], start=1):
+        if line.strip():
+            block.append(line.strip())
+        elif block:
+            try:
+                value: Any = logiqa_block(block)
+            except BadRow as error:
+                value = error
+            yield Row(f"{path}:{number - len(block)}", value)
+            block = []
 
 
 _READERS: Mapping[str, Callable[[Path, str], Iterator[Row]]] = MappingProxyType(

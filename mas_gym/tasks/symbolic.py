@@ -1,12 +1,15 @@
-r"""Symbolic equality, by a maintained library in a process that can be stopped.
+r"""Symbolic equality, computed by math-verify in a process that can be killed.
 
-The library (math-verify, on sympy) bounds its own work with signals, which only
-a main thread can take, and a big-integer power inside it answers to no signal
-at all. So one worker process, started when the first comparison needs it, does
-the comparing: it limits its own CPU time and memory, and is killed if it is not
-back in time, from whatever thread asked. What is plainly too large is refused
-before the library sees it. No text is ever evaluated: the library parses LaTeX
-by a grammar.
+math-verify (on sympy) limits its time with signals, which only a main thread
+receives, and no signal interrupts a big-integer power. So a worker process,
+started for the first comparison, does the work. It limits its own CPU time and
+memory, and the parent kills it if it does not answer in time; any thread may
+ask. Expressions that are clearly too large are refused before the worker sees
+them. No text is ever evaluated: math-verify parses LaTeX by a grammar.
+
+The worker is this file, run as a script: it reads one JSON pair ``[reference,
+answer]`` per line and writes one line ``verdict seconds`` for each. Therefore
+the top of the file imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -14,23 +17,27 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import logging
 import os
 import queue
 import re
+import signal
 import subprocess
 import sys
 import threading
+import time
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
-
-from mas_gym.errors import MissingDependencyError
+from typing import Any, Literal, NamedTuple, cast
 
 SymbolicVerdict = Literal["equal", "different", "timed out", "too complex"]
 
 START_SECONDS = 120.0
-ANSWER_SECONDS = 30.0  # wall clock; the worker's own limit is 2 s of CPU time, so load does not change results
+CPU_SECONDS = 2.0  # of the worker, for all questions of one comparison; CPU time, so that load changes no result
+ANSWER_SECONDS = 30.0  # wall-clock time after which the worker is killed
+MEMORY_BYTES = 4 << 30
+TOLERANCE = 1e-3
 
 _MAX_CHARS = 300
 _MAX_NESTING = 12
@@ -56,6 +63,8 @@ def require_math() -> None:
     Raises:
         MissingDependencyError: It is not.
     """
+    from mas_gym.errors import MissingDependencyError
+
     if find_spec("math_verify") is None:
         raise MissingDependencyError(
             "comparing mathematical expressions needs the package math-verify, which is not installed; "
@@ -94,33 +103,50 @@ def _is_foreign(reference: str, answer: str) -> bool:
     return mixed or any(_FOREIGN.search(text) is not None for text in (reference, answer))
 
 
+class Judgement(NamedTuple):
+    """The result of one symbolic comparison.
+
+    Attributes:
+        verdict: What was found out.
+        seconds: CPU time that the worker needed.
+    """
+
+    verdict: SymbolicVerdict
+    seconds: float = 0.0
+
+
 @lru_cache(maxsize=65536)
-def ask(reference: str, answer: str) -> SymbolicVerdict:
+def judge(reference: str, answer: str) -> Judgement:
     """Compare two normalised LaTeX expressions by meaning.
 
-    Safe to call from any thread. A comparison that runs out of time or memory
-    is ``"timed out"``, which grading counts as wrong.
+    Any thread may call this. A comparison that runs out of time or memory is
+    ``"timed out"``, which grading counts as wrong.
 
     Raises:
-        MissingDependencyError: The symbolic engine is not installed.
+        MissingDependencyError: math-verify is not installed.
     """
     if too_complex(reference) or too_complex(answer):
-        return "too complex"
+        return Judgement("too complex")
     if _is_foreign(reference, answer):
-        return "different"
+        return Judgement("different")
     require_math()
     return _worker.compare(reference, answer)
 
 
+def ask(reference: str, answer: str) -> SymbolicVerdict:
+    """Return the verdict of `judge` alone."""
+    return judge(reference, answer).verdict
+
+
 class _Worker:
-    """The one comparing process of this process, started on demand and after every failure."""
+    """Owns the worker process, which is started on demand and again after every failure."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def compare(self, reference: str, answer: str) -> SymbolicVerdict:
+    def compare(self, reference: str, answer: str) -> Judgement:
         with self._lock:
             process = self._running()
             request = json.dumps([reference, answer])
@@ -131,18 +157,21 @@ class _Worker:
                 reply = self._lines.get(timeout=ANSWER_SECONDS)
             except (OSError, queue.Empty):
                 reply = ""
-            if reply.strip() in ("equal", "different", "timed out"):
-                return reply.strip()  # type: ignore[return-value]
-            self._stop()
-            return "timed out"
+            verdict, _, seconds = reply.strip().partition(" ")
+            if verdict in ("equal", "different"):
+                return Judgement(cast(SymbolicVerdict, verdict), float(seconds))
+            if verdict != "exhausted":
+                self._stop()
+            return Judgement("timed out", CPU_SECONDS)
 
     def _running(self) -> subprocess.Popen[str]:
         if self._process is not None and self._process.poll() is None:
             return self._process
+        from mas_gym.errors import MissingDependencyError
+
         self._stop()
-        script = Path(__file__).with_name("symbolic_worker.py")
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(script)],
+            [sys.executable, "-P", str(Path(__file__))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -174,9 +203,9 @@ class _Worker:
                         pipe.close()
 
     def forget(self) -> None:
-        """Drop a worker that belongs to the parent of a fork, without touching it."""
+        """In a forked child, forget the worker of the parent without touching it."""
         if self._process is not None:
-            # only the parent may wait for it, and must not be warned about it here
+            # the parent waits for it; a return code keeps Popen from warning here
             self._process.returncode = 0
         self._lock = threading.Lock()
         self._process = None
@@ -184,14 +213,88 @@ class _Worker:
 
 def _pump(process: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None:
     assert process.stdout is not None
-    # closed under the reader's hands when the worker is stopped
+    # stopping the worker closes the pipe while this thread reads
     with contextlib.suppress(ValueError):
         for line in process.stdout:
             lines.put(line)
     lines.put("")
 
 
+# ------------------------------------------------------------------ the worker process
+
+
+class _OutOfTimeError(BaseException):
+    """Raised by the CPU timer; not an `Exception`, so that no handler of a library swallows it."""
+
+
+def _out_of_time(number: int, frame: object) -> None:
+    raise _OutOfTimeError
+
+
+def serve() -> None:
+    """Answer as the worker process until the input ends."""
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    logging.disable(logging.CRITICAL)
+    compare = _comparer()
+    timed = hasattr(signal, "setitimer")
+    if timed:
+        signal.signal(signal.SIGVTALRM, _out_of_time)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        start = time.process_time()
+        try:
+            if timed:
+                # it fires again and again, in case one exception is lost inside a finaliser
+                signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS, 0.1)
+            verdict = "equal" if compare(*json.loads(line)) else "different"
+            _stop_timer()
+        except (_OutOfTimeError, MemoryError, RecursionError):
+            _stop_timer()
+            verdict = "exhausted"
+        except Exception:
+            _stop_timer()
+            verdict = "different"
+        print(verdict, f"{time.process_time() - start:.3f}", flush=True)
+
+
+def _stop_timer() -> None:
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+def _comparer() -> Any:
+    from math_verify import LatexExtractionConfig, parse, verify
+    from sympy import Basic, Expr, N
+
+    config = [LatexExtractionConfig(boxed_match_priority=-1)]
+
+    def read(text: str) -> list[Any]:
+        found = parse(f"${text}$", config, fallback_mode="no_fallback", parsing_timeout=None)
+        return [expression for expression in found if isinstance(expression, Basic) or hasattr(expression, "shape")]
+
+    def near(a: Any, b: Any) -> bool:
+        if not (isinstance(a, Expr) and isinstance(b, Expr)) or a.free_symbols or b.free_symbols:
+            return False
+        x, y = complex(N(a, 20)), complex(N(b, 20))
+        return abs(x - y) <= TOLERANCE * min(1.0, max(abs(x), abs(y)))
+
+    def compare(reference: str, answer: str) -> bool:
+        right, given = read(reference), read(answer)
+        if not right or not given:
+            return False
+        if verify(right, given, allow_set_relation_comp=True, timeout_seconds=None):
+            return True
+        return near(right[0], given[0])
+
+    return compare
+
+
 _worker = _Worker()
 atexit.register(lambda: _worker._stop())
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_worker.forget)
+if __name__ == "__main__":
+    serve()

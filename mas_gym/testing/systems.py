@@ -58,7 +58,7 @@ def check_mas(source: MASSource, *, texts: Sequence[str] = (), episodes: int = 5
 
 
 def _check_state(findings: Findings, model: Dynamics, state: MASState) -> None:
-    findings.expect(state.depth <= model.max_depth, "an episode is longer than the number of agents")
+    findings.expect(state.depth <= model.max_depth, f"an episode is longer than {model.max_depth} turns")
     again = model.state_from_dict(json.loads(json.dumps(state.to_dict())))
     findings.expect(again == state, "a state does not survive its JSON form")
     if not model.is_terminal(state):

@@ -9,6 +9,7 @@ comes out of it.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from queue import SimpleQueue
@@ -39,7 +40,7 @@ class PolicyPort(Protocol):
         ...
 
     def cancel(self, key: Hashable) -> None:
-        """Drop a request if it is still open; its outcome may arrive all the same."""
+        """Drop a request unless the engine has begun it; then its outcome may still arrive."""
         ...
 
     def step(self) -> Sequence[tuple[Hashable, SamplingReply | PolicyError]]:
@@ -67,38 +68,52 @@ def policy_port(policy: Policy | AsyncPolicy, mail: Mail) -> PolicyPort:
 
 
 class _SessionPort:
-    """Batch and streaming policies, run on the scheduler's thread in a session that the first request opens."""
+    """Batch and streaming policies, run on the scheduler's thread in a session that the first request opens.
+
+    The session gets requests for two batches at most, one that runs and one to come; the rest can be cancelled.
+    """
 
     inline = True
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._session: SamplingSession | None = None
+        self._waiting: OrderedDict[Hashable, SamplingRequest] = OrderedDict()
+        self._rows = 0
 
     def submit(self, key: Hashable, request: SamplingRequest) -> None:
+        self._waiting[key] = request
+        self._rows += len(request.seeds)
+
+    def cancel(self, key: Hashable) -> None:
+        request = self._waiting.pop(key, None)
+        self._rows -= len(request.seeds) if request is not None else 0
+
+    def step(self) -> Sequence[tuple[Hashable, SamplingReply | PolicyError]]:
         if self._session is None:
             from mas_gym.policies import open_session
 
             self._session = open_session(self._policy)
-        self._session.submit(key, request)
+        while self._waiting and self._session.pending < 2 * self._policy.max_batch:
+            key, request = self._waiting.popitem(last=False)
+            self._rows -= len(request.seeds)
+            self._session.submit(key, request)
+        return self._session.step()
 
-    def cancel(self, key: Hashable) -> None:
-        cancel = getattr(self._session, "cancel", None)
-        if cancel is not None:
-            cancel(key)
-
-    def step(self) -> Sequence[tuple[Hashable, SamplingReply | PolicyError]]:
-        return self._session.step() if self._session is not None else ()
+    @property
+    def _pending(self) -> int:
+        return self._rows + (self._session.pending if self._session is not None else 0)
 
     @property
     def has_capacity(self) -> bool:
-        return self._session is None or self._session.pending < self._policy.max_batch
+        return self._pending < self._policy.max_batch
 
     @property
     def has_pending_work(self) -> bool:
-        return self._session is not None and self._session.pending > 0
+        return self._pending > 0
 
     def close(self) -> None:
+        self._waiting.clear()
         if self._session is not None:
             self._session.close()
 
@@ -113,7 +128,7 @@ class _AsyncPort:
         from mas_gym.policies.loop import engine_loop
 
         self._policy, self._mail, self._loop = policy, mail, engine_loop()
-        self._waiting: dict[Hashable, SamplingRequest] = {}
+        self._waiting: OrderedDict[Hashable, SamplingRequest] = OrderedDict()
         self._open: dict[Hashable, Future[SamplingReply]] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -137,8 +152,7 @@ class _AsyncPort:
             with self._lock:
                 if self._closed or not self._waiting or len(self._open) >= self._policy.max_concurrency:
                     return
-                key = next(iter(self._waiting))
-                request = self._waiting.pop(key)
+                key, request = self._waiting.popitem(last=False)
                 future = asyncio.run_coroutine_threadsafe(self._policy.sample_async(request), self._loop)
                 self._open[key] = future
             future.add_done_callback(lambda done, key=key: self._done(key, done))  # type: ignore[misc]
@@ -185,7 +199,7 @@ class CriticPort:
         self.max_batch: int = getattr(critic, "max_batch", DEFAULT_CRITIC_BATCH)
         self.inline = not getattr(critic, "concurrent", False)
         self.waiting = 0
-        self._jobs: dict[Hashable, Sequence[ScoringContext]] = {}
+        self._jobs: OrderedDict[Hashable, Sequence[ScoringContext]] = OrderedDict()
         self._inbox: SimpleQueue[Mapping[Hashable, Sequence[ScoringContext]] | None] = SimpleQueue()
         self._scoring = False
         if not self.inline:
@@ -210,13 +224,14 @@ class CriticPort:
         """Score one batch, or hand it to the critic's thread."""
         batch: dict[Hashable, Sequence[ScoringContext]] = {}
         size = 0
-        for key, contexts in self._jobs.items():
+        while self._jobs:
+            key, contexts = self._jobs.popitem(last=False)
             if batch and size + len(contexts) > self.max_batch:
+                self._jobs[key] = contexts
+                self._jobs.move_to_end(key, last=False)
                 break
             batch[key] = contexts
             size += len(contexts)
-        for key in batch:
-            del self._jobs[key]
         self.waiting -= size
         if self.inline:
             return score(self._critic, batch)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -130,7 +131,7 @@ class Scheduler:
         self._mail: Mail = SimpleQueue()
         self._policy: PolicyPort = policy_port(policy, self._mail)
         self._critic = None if setup.critic is None or setup.critic.free else CriticPort(setup.critic, self._mail)
-        self._waiting: dict[int, _Entry] = {}
+        self._waiting: OrderedDict[int, _Entry] = OrderedDict()
         self._active: dict[int, _Entry] = {}
         self._open: dict[Hashable, tuple[_Entry, Sampled | None]] = {}
         self._deadlines: list[tuple[float, int]] = []
@@ -303,8 +304,8 @@ class Scheduler:
             with self._lock:
                 if not self._waiting:
                     return
-                number = next(iter(self._waiting))
-                entry = self._active[number] = self._waiting.pop(number)
+                number, entry = self._waiting.popitem(last=False)
+                self._active[number] = entry
             entry.search.start()
             if (deadline := entry.search.deadline) is not None:
                 heapq.heappush(self._deadlines, (deadline, number))

@@ -12,6 +12,7 @@ from mas_gym.errors import IdentityError
 from mas_gym.identity import digest_of, identity_of
 from mas_gym.tasks.base import Problem
 from mas_gym.tasks.problem_task import ProblemTask
+from mas_gym.tasks.procedural import ProceduralTask
 
 if TYPE_CHECKING:
     from search.engine.setup import Setup
@@ -58,10 +59,10 @@ def engine_identity(role: str, engine: Any) -> dict[str, Any]:
 
 def _grading(problems: Iterable[Problem]) -> Any:
     """Return how problems are graded, and nothing about which problems they are."""
+    if isinstance(problems, ProblemTask | ProceduralTask):
+        return _stated("task", problems.identity())
     if callable(getattr(problems, "identity", None)):
         return _stated("task", problems)
-    if isinstance(problems, ProblemTask):
-        return problems.grading
     if hasattr(problems, "grade") and hasattr(problems, "extract"):
         # Somebody's own task: its attributes hold its problems too, which is too much to keep.
         return {"task": digest_of(_stated("task", problems))}

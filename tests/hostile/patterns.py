@@ -14,22 +14,7 @@ from typing import Any, NamedTuple
 
 ALPHABET = " \t\n.,;:-+*/^_=<>'\"`~!?@#$%&|()[]{}\\019abezAZ√é"
 KILLERS = ("", "\x00", " ", "!", "x", "1", "\n", "}", "\\", " + 1")
-OPENERS = (
-    "is ",
-    "a b ",
-    "ab",
-    "1,234",
-    "1.",
-    "\\text{",
-    "\\frac{",
-    "\\frac1",
-    "sqrt(",
-    "\\binom ",
-    "1/",
-    "answer ",
-    "option ",
-    "and ",
-)
+OPENERS = ("is ", "a b ", "ab", "1,234", "1.", "\\text{", "\\frac{", "\\frac1", "sqrt(", "\\binom ", "1/", "answer ")
 BRACKETS = " .$\\(){[1a"
 METHODS = ("search", "match", "fullmatch", "finditer", "findall", "sub", "split")
 
@@ -136,36 +121,38 @@ def _repeats(tree: Any) -> list[Any]:
 
 def _sample(tree: Any, rng: random.Random, target: Any, size: int) -> str:
     """Write a text that the pattern nearly matches; the target repeat fills it to about the size."""
-    out = []
-    for kind, argument in tree:
-        if kind in (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT):
-            low, high, body = argument
-            if argument is target:
-                unit = _sample(body, rng, None, 0) or "a"
-                varied = unit + "".join(_sample(body, rng, None, 0) for _ in range(rng.randrange(3)))
-                out.append(varied * (size // len(varied) + 1))
-            else:
-                times = rng.randint(low, max(low, min(high, low + 2)))
-                inside = target is not None and any(target is r for r in _repeats(body))
-                out += [_sample(body, rng, target, size) for _ in range(max(times, inside))]
-        elif kind is op.SUBPATTERN:
-            out.append(_sample(argument[3], rng, target, size))
-        elif kind is op.ATOMIC_GROUP:
-            out.append(_sample(argument, rng, target, size))
-        elif kind is op.BRANCH:
-            holding = [b for b in argument[1] if target is not None and any(target is r for r in _repeats(b))]
-            out.append(_sample(rng.choice(holding or argument[1]), rng, target, size))
-        elif (kind is op.ASSERT and (argument[0] < 0 or rng.random() < 0.5)) or (
-            kind is op.ASSERT_NOT and target is not None and any(target is r for r in _repeats(argument[1]))
-        ):
-            out.append(_sample(argument[1], rng, target, size))
-        elif kind is op.LITERAL:
-            out.append(chr(argument))
-        elif kind in (op.IN, op.NOT_LITERAL, op.ANY):
-            items = argument if kind is op.IN else [(op.NEGATE, None), (op.LITERAL, argument)]
-            fit = ALPHABET if kind is op.ANY else [c for c in ALPHABET if _inside(items, c)]
-            out.append(rng.choice(fit) if fit else chr(items[0][1] if items[0][0] is op.LITERAL else items[0][1][0]))
-    return "".join(out)
+    return "".join(_piece(kind, argument, rng, target, size) for kind, argument in tree)
+
+
+def _holds(tree: Any, target: Any) -> bool:
+    return target is not None and any(target is repeat for repeat in _repeats(tree))
+
+
+def _piece(kind: Any, argument: Any, rng: random.Random, target: Any, size: int) -> str:
+    if kind in (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT):
+        low, high, body = argument
+        if argument is target:
+            unit = "".join(_sample(body, rng, None, 0) for _ in range(rng.randint(1, 3))) or "a"
+            return unit * (size // len(unit) + 1)
+        times = max(rng.randint(low, max(low, min(high, low + 2))), _holds(body, target))
+        return "".join(_sample(body, rng, target, size) for _ in range(times))
+    if kind is op.SUBPATTERN:
+        return _sample(argument[3], rng, target, size)
+    if kind is op.ATOMIC_GROUP:
+        return _sample(argument, rng, target, size)
+    if kind is op.BRANCH:
+        holding = [branch for branch in argument[1] if _holds(branch, target)]
+        return _sample(rng.choice(holding or argument[1]), rng, target, size)
+    if kind in (op.ASSERT, op.ASSERT_NOT):
+        behind = kind is op.ASSERT and (argument[0] < 0 or rng.random() < 0.5)
+        return _sample(argument[1], rng, target, size) if behind or _holds(argument[1], target) else ""
+    if kind is op.LITERAL:
+        return chr(argument)
+    if kind in (op.IN, op.NOT_LITERAL, op.ANY):
+        items = argument if kind is op.IN else [(op.NEGATE, None), (op.LITERAL, argument)]
+        fit = ALPHABET if kind is op.ANY else [c for c in ALPHABET if _inside(items, c)]
+        return rng.choice(fit) if fit else chr(items[0][1] if items[0][0] is op.LITERAL else items[0][1][0])
+    return ""
 
 
 def _inside(items: Any, character: str) -> bool:

@@ -3,6 +3,7 @@
 import random
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from mas_gym.tasks import Problem, answers_equal, extract_answer, grade
 from mas_gym.tasks.base import GRADING_MODES
+from mas_gym.tasks.equality import compare
 from mas_gym.tasks.expressions import normalise
 from tests.hostile.patterns import Use, attacks, inline_calls, uses
 
@@ -141,53 +143,11 @@ def test_no_sentence_freezes_a_grader(text: str) -> None:
 
 # ------------------------------------------------------------------ natural sentences
 
-WORDS = [
-    "people",
-    "sitting",
-    "around",
-    "the",
-    "circular",
-    "table",
-    "without",
-    "any",
-    "further",
-    "restrictions",
-    "whatsoever",
-    "so",
-    "we",
-    "must",
-    "choose",
-    "arrangements",
-    "of",
-    "distinct",
-    "alibi",
-    "radii",
-    "and",
-    "then",
-    "divide",
-    "by",
-    "total",
-    "dollars",
-    "per",
-    "day",
-    "because",
-    "each",
-    "student",
-    "gets",
-    "half",
-    "hours",
-    "minutes",
-    "square",
-    "inches",
-    "degrees",
-    "therefore",
-    "answer",
-    "is",
-    "equal",
-    "to",
-    "option",
-    "final",
-]
+WORDS = """
+    people sitting around the circular table without any further restrictions whatsoever so we must choose
+    arrangements of distinct alibi radii and then divide by total dollars per day because each student gets half
+    hours minutes square inches degrees therefore answer is equal to option final
+"""
 ATOMS = [
     *("5", "18", "1,000", "3/4", "-7", "$18.50", "50%", "1e5", "3:30", "x", "+ 1", "= 12", "* 3", "n!", "A", "(B)"),
     *(r"\frac{3}{4}", r"\sqrt{5}", r"2\pi", r"\boxed{18}", r"\text{ cm}^2", r"x^{2}", r"\left(1, 2\right)", "$y = 2x$"),
@@ -197,7 +157,7 @@ ENDS = ["", ".", "!", " + 1", "?", "\n", " ...", ")", "\\", " = ", "$"]
 
 
 def sentence(rng: random.Random) -> str:
-    words = [rng.choice(ATOMS if rng.random() < 0.3 else WORDS) for _ in range(rng.randint(3, 40))]
+    words = [rng.choice(ATOMS if rng.random() < 0.3 else WORDS.split()) for _ in range(rng.randint(3, 40))]
     opening = rng.choice(["Final Answer: ", "The answer is ", "So we get ", "\\boxed{", "#### ", ""])
     return opening + " ".join(words) + rng.choice(ENDS)
 
@@ -249,3 +209,28 @@ def test_the_paper_mode_compares_any_number(number: str) -> None:
     for problem in PROBLEMS.values():
         assert not grade(problem, f"Final Answer: {number}", "paper").correct
         assert not answers_equal("18", number, problem.kind, "paper")
+
+
+# --------------------------------------------------------------------- the symbolic engine
+
+
+def test_one_comparison_asks_for_a_bounded_time_from_any_thread() -> None:
+    # each of 12 x 12 pairs of cells would take the engine all the time that it has
+    right = ",".join(f"(a+b+c+d+f+g+h)^{{{60 + number}}}" for number in range(12))
+    given = ",".join(f"(a+b+c+d+f+g+k)^{{{30 + number}}}" for number in range(12))
+    verdicts = []
+    thread = threading.Thread(target=lambda: verdicts.append(compare(right, given, "expression")))
+    start = time.perf_counter()
+    thread.start()
+    thread.join(120)
+    assert verdicts == ["timed out"]
+    # two questions of 2 CPU seconds each at most, beside whatever else the machine does
+    assert time.perf_counter() - start < 60
+
+
+@pytest.mark.parametrize("power", ["10^{300}", "1e300", "10^{301}", "1e999", "9^{999}", "1e-300", "0." + "3" * 120])
+def test_large_numbers_are_compared_in_bounded_time(power: str) -> None:
+    for kind, mode in product(PROBLEMS, GRADING_MODES):
+        with cpu_limit(1.0):
+            answers_equal("7", power, kind, mode)  # type: ignore[arg-type]
+            grade(PROBLEMS[kind], f"Final Answer: {power}", mode)  # type: ignore[arg-type]

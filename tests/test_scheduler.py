@@ -1,0 +1,418 @@
+"""The scheduler: futures of plans from any thread, each search on its own, the same plans as `search.run`."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+from search_worlds import HashCritic, by_problem, chain, comparable, problems, talk, talker
+
+import search
+from mas_gym.errors import ConfigError, CriticError, EngineUnavailableError, PolicyError, SearchError
+from mas_gym.policies import SamplingReply, SamplingRequest, ScriptedPolicy
+from mas_gym.tasks.base import Problem
+from search import MCTS, Budget, Sampling, SinglePass
+from search.engine import active
+from search.engine.active import ActiveSearch
+from search.engine.scheduler import Scheduler, SearchFuture, Step
+from search.engine.setup import make_setup
+
+RPSV = chain(4)
+
+
+class GatedPolicy:
+    """Answers as the talker does; requests of the held questions wait until the gate opens."""
+
+    name, max_concurrency = "talker", 4096
+
+    def __init__(self, *held: int) -> None:
+        self.gate = threading.Event()
+        self.held = tuple(f"Question {number}:" for number in held)
+        self.open = 0
+
+    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+        self.open += 1
+        try:
+            while any(question in request.messages[-1].content for question in self.held) and not self.gate.is_set():
+                await asyncio.sleep(0.002)
+            return talker().sample([request])[0]
+        finally:
+            self.open -= 1
+
+
+def scheduler_of(planner: Any = None, policy: Any = None, *, critic: Any = None, **options: Any) -> Scheduler:
+    setup_options = {name: options.pop(name) for name in ("budget", "seed") if name in options}
+    setup = make_setup(planner or MCTS(6, 2), RPSV, critic or HashCritic(), **setup_options)
+    return Scheduler(setup, policy or talker(), **options)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def expected(planner: Any, count: int, **options: Any) -> dict[str, Any]:
+    return by_problem(search.run(planner, problems(count), mas=RPSV, policy=talker(), critic=HashCritic(), **options))
+
+
+# ---- the same plans, from any thread
+
+
+@pytest.mark.parametrize("policy", [talker, GatedPolicy])
+def test_seeds_give_the_plans_of_a_run(policy: Any) -> None:
+    clean = {seed: expected(MCTS(6, 2), 8, seed=seed) for seed in (1, 2)}
+    with scheduler_of(policy=policy(), concurrency=5).start() as scheduler:
+        futures = [(seed, scheduler.submit(problem, seed=seed)) for problem in problems(8) for seed in (1, 2)]
+        for seed, future in futures:
+            plan = future.result(30)
+            assert comparable(plan) == clean[seed][plan.problem_id]
+
+
+def test_sampling_and_budget_are_those_of_the_search() -> None:
+    seen: set[tuple[float, int]] = set()
+
+    class Listening(ScriptedPolicy):
+        def sample(self, requests: Any) -> Any:
+            seen.update((request.temperature, request.max_new_tokens) for request in requests)
+            return super().sample(requests)
+
+    with scheduler_of(SinglePass(), Listening(talk)).start() as scheduler:
+        first, second = problems(2)
+        scheduler.submit(first, sampling=Sampling(temperature=0.25, max_new_tokens=7)).result(30)
+        assert seen == {(0.25, 7)}
+        short = scheduler.submit(second, budget=Budget(calls=2)).result(30)
+        assert short.usage.agent_calls == 2
+        assert scheduler.submit(second).result(30).usage.agent_calls == 4
+
+
+def test_five_hundred_submissions_from_several_threads() -> None:
+    clean = expected(SinglePass(), 500)
+    futures: list[SearchFuture] = []
+    with scheduler_of(SinglePass(), concurrency=16).start() as scheduler:
+
+        def submit(share: list[Problem]) -> None:
+            futures.extend(scheduler.submit(problem) for problem in share)
+
+        threads = [threading.Thread(target=submit, args=(problems(500)[start::5],)) for start in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        wait(futures, 60)
+        assert by_problem(future.result(0) for future in futures) == clean
+        assert (scheduler.active, scheduler.waiting) == (0, 0)
+        assert scheduler.usage.agent_calls == 2000
+
+
+def test_plans_can_be_awaited_and_progress_is_reported() -> None:
+    steps: list[Step] = []
+
+    async def ask() -> search.Plan:
+        return await asyncio.wrap_future(scheduler.submit(problems(1)[0], on_progress=steps.append))
+
+    with scheduler_of(SinglePass()).start() as scheduler:
+        plan = asyncio.run(ask())
+    assert [step.agent for step in steps] == ["agent0", "agent1", "agent2", "agent3"]
+    assert [step.agent_calls for step in steps] == [1, 2, 3, 4]
+    assert steps[-1].generated_tokens == plan.usage.generated_tokens
+
+
+def test_concurrency_bounds_what_is_open() -> None:
+    policy = GatedPolicy(*range(12))
+    with scheduler_of(SinglePass(), policy, concurrency=3).start() as scheduler:
+        futures = [scheduler.submit(problem) for problem in problems(12)]
+        wait_for(lambda: policy.open == 3)
+        assert (scheduler.active, scheduler.waiting) == (3, 9)
+        policy.gate.set()
+        assert all(future.result(30).error is None for future in futures)
+
+
+# ---- cancellation
+
+
+@pytest.mark.parametrize("concurrency", [2, 8])
+def test_cancelling_leaves_the_others_alone(concurrency: int) -> None:
+    clean, policy = expected(MCTS(6, 2), 6), GatedPolicy(0, 3)
+    with scheduler_of(policy=policy, concurrency=concurrency).start() as scheduler:
+        futures = [scheduler.submit(problem) for problem in problems(6)]
+        wait_for(lambda: policy.open > 0)
+        assert futures[0].cancel() and futures[3].cancel()
+        others = by_problem(futures[i].result(30) for i in (1, 2, 4, 5))
+        assert others == {name: plan for name, plan in clean.items() if name in others}
+        wait_for(lambda: policy.open == 0)
+        assert not futures[1].cancel() and futures[0].cancelled()
+        with pytest.raises(CancelledError):
+            futures[0].result(0)
+        # What was cancelled can be searched again.
+        policy.gate.set()
+        assert comparable(scheduler.submit(problems(1)[0]).result(30)) == clean["toy/0"]
+
+
+def test_a_cancelled_search_is_gone_from_memory_and_from_the_engine() -> None:
+    def alive() -> int:
+        gc.collect()
+        return sum(type(thing) is ActiveSearch for thing in gc.get_objects())
+
+    before, policy = alive(), GatedPolicy(*range(20))
+    with scheduler_of(policy=policy, concurrency=10).start() as scheduler:
+        futures = [scheduler.submit(problem) for problem in problems(20)]
+        wait_for(lambda: policy.open == 10)
+        for future in futures:
+            future.cancel()
+        wait_for(lambda: policy.open == 0 and scheduler.active == scheduler.waiting == 0)
+        assert alive() <= before
+
+
+def test_a_cancelled_search_is_taken_out_of_the_batches_of_an_engine() -> None:
+    asked: list[str] = []
+
+    class Listening(ScriptedPolicy):
+        def sample(self, requests: Any) -> Any:
+            asked.extend(request.messages[-1].content for request in requests)
+            return super().sample(requests)
+
+    scheduler = scheduler_of(SinglePass(), Listening(talk, max_batch=1))
+    futures = [scheduler.submit(problem) for problem in problems(5)]
+    scheduler.turn()
+    # The first request is answered, two more are with the engine.
+    futures[3].cancel()
+    while scheduler.turn():
+        pass
+    scheduler.close()
+    assert len(asked) == 4 * 4 and not any("Question 3:" in content for content in asked)
+
+
+def test_states_of_a_cancelled_search_are_not_scored() -> None:
+    critic = HashCritic()
+    scheduler = scheduler_of(search.SelfConsistency(2, "critic"), critic=critic, policy=talker(2))
+    futures = [scheduler.submit(problem) for problem in problems(2)]
+    while scheduler._critic is not None and not scheduler._critic.waiting:
+        scheduler.turn()
+    for future in futures:
+        future.cancel()
+    assert not scheduler.turn()
+    scheduler.close()
+    assert critic.batches == []
+
+
+# ---- faults
+
+
+def test_exceptions_are_isolated_and_keep_their_traceback() -> None:
+    class Fragile(MCTS):
+        def plan(self, model: Any, root: Any, rng: Any) -> Any:
+            if "Question 2:" in root.question:
+                raise ZeroDivisionError("planner bug")
+            return super().plan(model, root, rng)
+
+    clean = expected(MCTS(6, 2), 5)
+    with scheduler_of(Fragile(6, 2)).start() as scheduler:
+        futures = {problem.id: scheduler.submit(problem) for problem in problems(5)}
+        failed = futures.pop("toy/2")
+        assert {name: comparable(future.result(30)) for name, future in futures.items()} == {
+            name: plan for name, plan in clean.items() if name != "toy/2"
+        }
+        plan = failed.result(30)
+    assert plan.error == "ZeroDivisionError: planner bug" and isinstance(failed.failure, ZeroDivisionError)
+    assert plan.error_details is not None
+    assert "Traceback" in plan.error_details and "test_scheduler.py" in plan.error_details
+
+
+def test_a_progress_callback_that_raises_fails_its_own_search() -> None:
+    def broken(step: Step) -> None:
+        raise RuntimeError("callback bug")
+
+    with scheduler_of(SinglePass()).start() as scheduler:
+        first, second = (scheduler.submit(p, on_progress=f) for p, f in zip(problems(2), (broken, None), strict=True))
+        assert "callback bug" in (first.result(30).error or "") and second.result(30).error is None
+
+
+@pytest.mark.parametrize("error", [EngineUnavailableError("the server is gone"), RuntimeError("out of memory")])
+def test_an_engine_that_fails_ends_open_searches_and_the_next_ones_work(error: Exception) -> None:
+    class Flaky(ScriptedPolicy):
+        broken = True
+
+        def sample(self, requests: Any) -> Any:
+            if self.broken:
+                raise error
+            return super().sample(requests)
+
+    policy = Flaky(talk)
+    with scheduler_of(SinglePass(), policy).start() as scheduler:
+        futures = [scheduler.submit(problem) for problem in problems(3)]
+        for future in futures:
+            with pytest.raises(type(error), match=str(error)):
+                future.result(30)
+        policy.broken = False
+        assert comparable(scheduler.submit(problems(1)[0]).result(30)) == expected(SinglePass(), 1)["toy/0"]
+
+
+def test_deadlines_are_those_of_each_search() -> None:
+    policy = GatedPolicy(0, 1)
+    with scheduler_of(SinglePass(), policy).start() as scheduler:
+        short, long = (
+            scheduler.submit(problem, budget=Budget(seconds=seconds))
+            for problem, seconds in zip(problems(2), (0.2, 60.0), strict=True)
+        )
+        assert "budget of 0.2 seconds spent" in (short.result(30).error or "")
+        wait_for(lambda: policy.open == 1)
+        assert not long.done()
+        policy.gate.set()
+        assert long.result(30).error is None
+
+
+# ---- ends
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_closing_ends_open_and_waiting_searches(background: bool) -> None:
+    policy = GatedPolicy(*range(6))
+    scheduler = scheduler_of(SinglePass(), policy, concurrency=2)
+    if background:
+        scheduler.start()
+    futures = [scheduler.submit(problem) for problem in problems(6)]
+    if background:
+        wait_for(lambda: policy.open == 2)
+    scheduler.close()
+    scheduler.close()
+    for future in futures:
+        with pytest.raises(SearchError, match="the scheduler was closed"):
+            future.result(0)
+    assert (scheduler.active, scheduler.waiting) == (0, 0)
+    wait_for(lambda: policy.open == 0)
+    with pytest.raises(SearchError, match="expected an open scheduler"):
+        scheduler.submit(problems(1)[0])
+    assert "mas-gym-scheduler" not in {thread.name for thread in threading.enumerate() if thread.is_alive()}
+
+
+def test_a_budget_of_all_searches_closes_the_scheduler() -> None:
+    with scheduler_of(SinglePass(), run_budget=Budget(calls=10), concurrency=1).start() as scheduler:
+        futures = [scheduler.submit(problem) for problem in problems(5)]
+        wait(futures, 30)
+        ended = [future for future in futures if future.exception() is None]
+    assert len(ended) == 2 and scheduler.stopped == "budget of 10 calls spent"
+    with pytest.raises(SearchError, match="budget of 10 calls"):
+        futures[-1].result(0)
+
+
+# ---- problems that come slowly
+
+
+def test_a_blocking_iterator_does_not_stop_running_searches() -> None:
+    plans: list[search.Plan] = []
+
+    def source() -> Iterator[Problem]:
+        yield from problems(4)[:3]
+        while len(plans) < 3:
+            time.sleep(0.005)
+        yield problems(4)[3]
+
+    for plan in search.run(MCTS(6, 2), source(), mas=RPSV, policy=talker(), critic=HashCritic()):
+        plans.append(plan)
+    assert by_problem(plans) == expected(MCTS(6, 2), 4)
+
+
+def test_a_run_whose_iterator_blocks_ends_with_its_budget_and_can_be_closed() -> None:
+    release = threading.Event()
+
+    def source() -> Iterator[Problem]:
+        yield from problems(1)
+        release.wait()
+
+    run = search.run(SinglePass(), source(), mas=RPSV, policy=talker(), run_budget=Budget(seconds=0.5))
+    assert len(list(run)) == 1 and run.stopped == "budget of 0.5 seconds spent"
+    release.set()
+    wait_for(lambda: "mas-gym-problems" not in {thread.name for thread in threading.enumerate()})
+
+
+def test_what_an_iterator_raises_ends_the_run() -> None:
+    def source() -> Iterator[Problem]:
+        yield from problems(1)
+        raise OSError("the file is gone")
+
+    with pytest.raises(OSError, match="the file is gone"):
+        list(search.run(SinglePass(), source(), mas=RPSV, policy=talker()))
+
+
+def test_the_problems_of_a_store_can_be_searched_again(tmp_path: Path) -> None:
+    run = search.run(SinglePass(), problems(3), mas=RPSV, policy=talker(), store=tmp_path / "runs.db")
+    assert len(list(run)) == 3
+    with search.open_store(tmp_path / "runs.db") as store:
+        plans = list(search.run(SinglePass(), store.problems(), mas=RPSV, policy=talker()))
+    assert sorted(plan.problem_id for plan in plans) == ["toy/0", "toy/1", "toy/2"]
+
+
+# ---- errors that are raised, and what breaks the protocol
+
+
+def test_errors_can_be_raised(tmp_path: Path) -> None:
+    def script(request: Any, seed: int) -> str:
+        if "Question 1:" in request.messages[-1].content:
+            raise PolicyError("no more")
+        return talk(request, seed)
+
+    options: dict[str, Any] = {"mas": RPSV, "policy": ScriptedPolicy(script, "talker", 1), "concurrency": 1}
+    run = search.run(SinglePass(), problems(3), store=tmp_path / "runs.db", raise_errors=True, **options)
+    assert next(run).problem_id == "toy/0"
+    with pytest.raises(PolicyError, match="no more") as caught:
+        next(run)
+    assert any(entry.name == "script" for entry in caught.traceback)
+    assert run.stopped == "no more" and list(run) == []
+    with search.open_store(tmp_path / "runs.db") as store:
+        assert {plan.problem_id: plan.error for plan in store.plans(failed=True)} == {
+            "toy/0": None,
+            "toy/1": "PolicyError: no more",
+        }
+
+
+def test_a_critic_without_its_attributes_is_refused() -> None:
+    class Nameless:
+        name, free = "nameless", False
+
+        def score(self, contexts: Any) -> list[float]:
+            return [0.0 for _ in contexts]
+
+    with pytest.raises(ConfigError, match="Nameless has no terminal_only"):
+        search.run(MCTS(2, 2), problems(1), mas=RPSV, policy=talker(), critic=Nameless())  # type: ignore[arg-type]
+
+
+def test_a_score_of_none_says_what_was_expected() -> None:
+    class Mute(HashCritic):
+        def score(self, contexts: Any) -> Any:
+            return [None for _ in contexts]
+
+    with pytest.raises(CriticError, match="gave None for the state after turn 1; expected a finite number"):
+        list(search.run(MCTS(2, 2), problems(1), mas=RPSV, policy=talker(), critic=Mute(), raise_errors=True))
+
+
+class Loop:
+    """A planner that yields the same requests for ever."""
+
+    def __init__(self, requests: Callable[[Any], Any]) -> None:
+        self.requests = requests
+
+    def plan(self, model: Any, root: Any, rng: Any) -> Any:
+        for _ in itertools.count():
+            yield self.requests(root)
+
+
+def test_one_request_instead_of_a_list_says_what_was_expected() -> None:
+    [plan] = search.run(Loop(search.Propose), problems(1), mas=RPSV, policy=talker())
+    assert "got Propose; write `yield [request]`" in (plan.error or "")
+
+
+@pytest.mark.parametrize("requests", [lambda root: [], lambda root: [search.Extract([root])]])
+def test_rounds_that_ask_nothing_end(requests: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(active, "MAX_LOCAL_ROUNDS", 1000)
+    plans = list(search.run(Loop(requests), problems(2), mas=RPSV, policy=talker()))
+    assert all("1,000 rounds in a row asked neither policy nor critic" in (plan.error or "") for plan in plans)
