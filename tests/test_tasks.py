@@ -488,3 +488,18 @@ def test_identity_states_how_a_task_grades_and_not_which_problems_it_has() -> No
     made = load_task("arithmetic")
     assert identity_of(made) == identity_of(made[:3]) == identity_of(load_task("arithmetic", seed=7))
     assert identity_of(made) != identity_of(load_task("arithmetic", grading="paper"))
+
+
+def test_a_csv_file_is_read_by_its_header_and_not_as_mmlu(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text('answer,question\n"They are\n#### 18",How many?\n\n#### 1\n')
+    with pytest.raises(DataError, match=r"rows.csv:5: expected 2 cells, one for each column, got 1: \['#### 1'\]"):
+        load_task("gsm8k", data=file)
+    file.write_text('answer,question\n"They are\n#### 18",How many?\n')
+    [problem] = load_task("gsm8k", data=file)
+    assert (problem.question, problem.answer) == ("How many?", "18")
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ConfigError, match="problem 'p': expected a kind of number, expression, choice, got 'text'"):
+        ProblemTask.of([Problem("p", "?", "Vienna", "text")])  # type: ignore[arg-type]

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol, overload, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, get_args, overload, runtime_checkable
 
 Kind = Literal["number", "expression", "choice"]
 GradingMode = Literal["strict", "paper"]
 
+KINDS: tuple[Kind, ...] = get_args(Kind)
 SPLITS = ("train", "dev", "test")
 GRADING_MODES = ("strict", "paper")
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, overload
 
 from mas_gym.errors import ConfigError, DataError, unknown_name
-from mas_gym.tasks.base import SPLITS, Grade, GradingMode, Problem
+from mas_gym.tasks.base import KINDS, SPLITS, Grade, GradingMode, Problem
 from mas_gym.tasks.grading import check_mode, extract_answer, grade
 
 
@@ -85,7 +85,8 @@ class ProblemTask(Sequence[Problem]):
             grading: ``"strict"`` or ``"paper"``.
 
         Raises:
-            ConfigError: Two problems have one id, or an argument is out of its range.
+            ConfigError: Two problems have the same id, a problem's kind does not exist, or an argument is out of
+                its range.
 
         >>> task = ProblemTask.of([Problem("one", "1 + 1?", "2")])
         >>> task.grade(task[0], "It is 2.").correct
@@ -94,6 +95,11 @@ class ProblemTask(Sequence[Problem]):
         table = Table(problems)
         if len(table.places) < len(table.problems):
             raise ConfigError("expected problems with ids that differ, got the same id more than once")
+        for problem in table.problems:
+            if problem.kind not in KINDS:
+                raise ConfigError(
+                    f"problem {problem.id!r}: expected a kind of {', '.join(KINDS)}, got {problem.kind!r}"
+                )
         if split not in SPLITS:
             raise ConfigError(f"expected a split of {', '.join(SPLITS)}, got {split!r}")
         return cls(name, split, check_mode(grading), table, range(len(table.problems)))

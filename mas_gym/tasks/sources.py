@@ -131,6 +131,10 @@ def _parquet(path: Path, name: str) -> Iterator[Row]:
 
 
 def _csv(path: Path, name: str) -> Iterator[Row]:
+    if name != "mmlu":
+        yield from _table(path)
+        return
+    # MMLU's own release has no header
     subject = _PART.sub("", path.stem)
     for line, cells in _cells(path):
         if not cells or (line == 1 and cells[0].strip().lower() == "question"):
@@ -138,6 +142,17 @@ def _csv(path: Path, name: str) -> Iterator[Row]:
         value: Any = BadRow(f"expected 6 cells (question, A, B, C, D, letter), got {len(cells)}: {shown(cells)}")
         if len(cells) == 6:
             value = {"question": cells[0], "choices": cells[1:5], "answer": cells[5], "subject": subject}
+        yield Row(f"{path}:{line}", value)
+
+
+def _table(path: Path) -> Iterator[Row]:
+    """Yield the rows of a CSV file whose first row names its columns."""
+    rows = (row for row in _cells(path) if row[1])
+    header = [cell.strip() for cell in next(rows, (0, []))[1]]
+    for line, cells in rows:
+        value: Any = BadRow(f"expected {len(header)} cells, one for each column, got {len(cells)}: {shown(cells)}")
+        if len(cells) == len(header):
+            value = dict(zip(header, cells, strict=True))
         yield Row(f"{path}:{line}", value)
 
 
