@@ -5,7 +5,7 @@ states or outcomes from the trees of training searches, and `train` makes a crit
 them. Nothing here imports torch before it is needed.
 """
 
-from rewardmodels.critics import Ensemble, OracleCritic, known_critics, load_critic
+from rewardmodels.critics import known_critics, load_critic
 from rewardmodels.data.dataset import Example, LabelledTree, RewardData, collect, histogram, merge, split
 from rewardmodels.data.mining import Labelled, Pair, outcomes, pairs, pointwise, process_targets
 from rewardmodels.data.rollouts import stored_trees
@@ -13,6 +13,7 @@ from rewardmodels.data.serialise import state_parts, state_text
 from rewardmodels.model.learned import LearnedCritic
 from rewardmodels.training.config import PAPER, TINY, TrainingConfig
 from rewardmodels.training.run import Trained, train
+from search.critics import Ensemble
 
 __all__ = [
     "PAPER",
@@ -22,7 +23,6 @@ __all__ = [
     "Labelled",
     "LabelledTree",
     "LearnedCritic",
-    "OracleCritic",
     "Pair",
     "RewardData",
     "Trained",

@@ -5,96 +5,22 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal
 
-from mas_gym.errors import ConfigError, CriticError, MissingDependencyError, UnknownNameError, unknown_name
-from mas_gym.tasks.base import Problem, Task
+from mas_gym.errors import ConfigError, MissingDependencyError, UnknownNameError, unknown_name
 from rewardmodels.model.info import META
 from rewardmodels.model.learned import LearnedCritic
-from search.critics import ConstantCritic, PolicyLikelihood
-from search.protocol import Critic, ScoringContext
+from search.critics import ConstantCritic, Ensemble, PolicyLikelihood
+from search.protocol import Critic
 
 ENTRY_POINTS = "mas_gym.critics"
 """Entry-point group of third parties; each names a loader ``(argument, **options) -> critic``."""
 
 Loader = Callable[..., Critic]
-
-
-class Ensemble:
-    """The mean of several critics.
-
-    Attributes:
-        name: The members' names, joined.
-        terminal_only: Whether any member is.
-        free: Whether every member is.
-        members: The critics.
-    """
-
-    def __init__(self, members: Sequence[Critic]) -> None:
-        """Keep the members."""
-        if not members:
-            raise ConfigError("an ensemble needs at least one critic, got none")
-        self.members = tuple(members)
-        self.name = "+".join(member.name for member in members)
-        self.terminal_only = any(member.terminal_only for member in members)
-        self.free = all(member.free for member in members)
-
-    def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
-        """Return the members' mean for each state."""
-        votes = [member.score(contexts) for member in self.members]
-        return [math.fsum(values) / len(values) for values in zip(*votes, strict=True)]
-
-
-class OracleCritic:
-    """The true reward of terminal states, for tests and for training data; it refuses everything else.
-
-    Args:
-        task: The problems that may be asked about.
-        within: ``"tests"`` works under pytest only, ``"training"`` on the train split only.
-    """
-
-    name = "oracle"
-    terminal_only = True
-    free = True
-
-    def __init__(self, task: Task, within: Literal["tests", "training"]) -> None:
-        """Index the problems by question."""
-        if within not in ("tests", "training"):
-            raise ConfigError(f'expected within="tests" or within="training", got {within!r}')
-        self._task, self._within = task, within
-        self._refuse()
-        self._problems: dict[str, Problem] = {task[i].question: task[i] for i in range(len(task))}
-
-    def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
-        """Return +1.0 or -1.0 per terminal state.
-
-        Raises:
-            CriticError: This is neither a test nor training, the state is not terminal, or its question is unknown.
-        """
-        self._refuse()
-        return [self._reward(context) for context in contexts]
-
-    def _reward(self, context: ScoringContext) -> float:
-        state, mas, _ = context
-        problem = self._problems.get(state.question)
-        if problem is None:
-            raise CriticError(f"the oracle knows no problem with the question {state.question[:60]!r}")
-        if state.acting != mas.sink:
-            raise CriticError("the oracle knows the true reward of terminal states only")
-        return 1.0 if self._task.grade(problem, state.text).correct else -1.0
-
-    def _refuse(self) -> None:
-        if self._within == "tests" and "PYTEST_CURRENT_TEST" not in os.environ:
-            raise CriticError("the oracle reads reference answers: it works in tests only; use a learned critic")
-        if self._within == "training" and self._task.split != "train":
-            raise CriticError(
-                f"the oracle reads reference answers: within training it takes the train split only, got "
-                f"{self._task.split!r}; use a learned critic"
-            )
 
 
 def load_critic(spec: str, **options: Any) -> Critic:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
-from mas_gym.errors import CriticError
-from search.protocol import ScoringContext
+from mas_gym.errors import ConfigError, CriticError
+from search.protocol import Critic, ScoringContext
 
 
 class PolicyLikelihood:
     """The sigmoid of a message's mean token log-probability (paper, App. "Policy likelihood guidance").
 
-    It scores a state by the message that led to it, from what the policy said when it
-    wrote that message, so it costs nothing: RC = 0. Values lie in (0, 0.5].
+    It scores a state by the message that led to it, with the log-probability that the
+    policy reported when it wrote that message. So it costs nothing: RC = 0. Values lie in
+    (0, 0.5].
     """
 
     name = "policy-likelihood"
@@ -25,7 +27,7 @@ class PolicyLikelihood:
         """Return one value per state, in order.
 
         Raises:
-            CriticError: No policy wrote the state's last message, or the policy tells no log-probabilities.
+            CriticError: No policy wrote the state's last message, or the policy reports no log-probabilities.
         """
         return [self._score(context) for context in contexts]
 
@@ -33,18 +35,18 @@ class PolicyLikelihood:
         if context.proposal is None:
             raise CriticError(
                 f"policy likelihood: no policy wrote the last message of {context.state!r}; "
-                "it can only score states made from proposals of this search"
+                "it scores only states made from proposals of this search"
             )
         mean = context.proposal.mean_logprob
         if mean is None:
             raise CriticError(
-                "policy likelihood: the policy tells no log-probabilities; use a policy that does, or another critic"
+                "policy likelihood: the policy reports no log-probabilities; use one that does, or another critic"
             )
         return 1 / (1 + math.exp(-mean)) if mean > -700 else 0.0
 
 
 class ConstantCritic:
-    """Gives every state the same value: a baseline, under which search is blind."""
+    """Gives every state the same value: a baseline for search without guidance."""
 
     terminal_only = False
     free = True
@@ -57,3 +59,41 @@ class ConstantCritic:
     def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
         """Return the constant for each state."""
         return [self.value for _ in contexts]
+
+
+class Ensemble:
+    """The mean of several critics.
+
+    Attributes:
+        name: The members' names, joined by ``+``.
+        terminal_only: Whether any member is.
+        free: Whether every member is.
+        concurrent: Whether any member is.
+        max_batch: The smallest of the members'.
+        scores_actions: Whether every member does.
+        members: The critics.
+
+    Raises:
+        ConfigError: There are no members.
+    """
+
+    def __init__(self, members: Sequence[Critic]) -> None:
+        """Keep the members."""
+        if not members:
+            raise ConfigError("an ensemble needs at least one critic, got none")
+        self.members = tuple(members)
+        self.name = "+".join(member.name for member in members)
+        self.terminal_only = any(member.terminal_only for member in members)
+        self.free = all(member.free for member in members)
+        self.concurrent = any(getattr(member, "concurrent", False) for member in members)
+        self.max_batch = min(int(getattr(member, "max_batch", 64)) for member in members)
+        self.scores_actions = all(getattr(member, "scores_actions", False) for member in members)
+
+    def identity(self) -> Any:
+        """Return the members, whose identities determine the mean."""
+        return self.members
+
+    def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
+        """Return the members' mean for each state."""
+        votes = [member.score(contexts) for member in self.members]
+        return [math.fsum(values) / len(values) for values in zip(*votes, strict=True)]

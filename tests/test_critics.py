@@ -24,11 +24,13 @@ import search
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ConfigError, CriticError, DataError, DataNotFoundError, UnknownNameError
 from mas_gym.graph import MAS
+from mas_gym.identity import identity_of
 from mas_gym.policies import load_policy
 from mas_gym.state import Action, MASState
-from rewardmodels import Ensemble, LearnedCritic, OracleCritic, collect, known_critics, load_critic, stored_trees, train
+from mas_gym.testing import OracleCritic, check_critic
+from rewardmodels import Ensemble, LearnedCritic, collect, known_critics, load_critic, stored_trees, train
 from rewardmodels.training.metrics import auc
-from search import Critic, Proposal, ScoringContext
+from search import ConstantCritic, Critic, PolicyLikelihood, Proposal, ScoringContext
 
 MAS_RPSV = MODEL.mas
 QUICK: dict[str, Any] = {
@@ -244,11 +246,50 @@ def test_critics_meet_the_protocol(folders: dict[str, Path]) -> None:
         assert (critic.free, critic.terminal_only) == ("critics" not in spec, False)
 
 
-def test_fingerprints_tell_critics_apart(folders: dict[str, Path]) -> None:
-    prints = {LearnedCritic(folders[name], device="cpu").fingerprint for name in ("masprm", "orm", "local")}
-    prints.add(LearnedCritic(folders["masprm"], device="cpu", dtype="float64").fingerprint)
-    assert len(prints) == 4
-    assert LearnedCritic(folders["orm"], device="cpu").fingerprint in prints
+def test_identities_differ_where_scores_do(folders: dict[str, Path]) -> None:
+    critics: list[Critic] = [LearnedCritic(folders[name], device="cpu") for name in ("masprm", "orm", "local")]
+    critics.append(LearnedCritic(folders["masprm"], device="cpu", dtype="float64"))
+    critics.append(LearnedCritic(folders["orm"], device="cpu", prefixes=True))
+    critics += [PolicyLikelihood(), ConstantCritic(0.25), ConstantCritic(0.5)]
+    critics += [Ensemble(critics[:2]), Ensemble([critics[0], critics[2]]), Ensemble(critics[:1])]
+    prints = {json.dumps(identity_of(critic), sort_keys=True) for critic in critics}
+    assert len(prints) == len(critics)
+    again = Ensemble([LearnedCritic(folders[name], device="cpu", max_batch=3) for name in ("masprm", "orm")])
+    assert json.dumps(identity_of(again), sort_keys=True) in prints
+
+
+def test_two_ensembles_of_other_weights_do_not_share_a_run(folders: dict[str, Path], tmp_path: Path) -> None:
+    problems = mas_gym.load_task("arithmetic", split="dev")[:2]
+    other = Path(shutil.copytree(folders["masprm"], tmp_path / "other"))
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(other / "model.safetensors")
+    weights["score.weight"] += 0.5
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    store, values = tmp_path / "runs.db", []
+    for folder in (folders["masprm"], other, folders["masprm"]):
+        critic = load_critic(f"ensemble:constant:0,{folder}#device=cpu")
+        run = search.run("sbs:2,2", problems, mas="rpsv", policy=load_policy("tiny"), critic=critic, store=store)
+        values.append({plan.problem_id: [c.score for c in plan.candidates] for plan in run})
+    assert values[0] == values[2] != values[1]
+    with search.open_store(store) as opened:
+        assert len(opened.runs()) == 2
+
+
+def test_an_ensemble_passes_on_what_its_members_can(folders: dict[str, Path]) -> None:
+    one = LearnedCritic(folders["masprm"], device="cpu", concurrent=True, max_batch=16)
+    both = Ensemble([one, PolicyLikelihood()])
+    assert (both.concurrent, both.max_batch, both.scores_actions, both.free) == (True, 16, False, False)
+    plain = Ensemble([PolicyLikelihood(), PolicyLikelihood()])
+    assert (plain.concurrent, plain.max_batch, plain.scores_actions, plain.free) == (False, 64, True, True)
+
+
+def test_critics_comply(folders: dict[str, Path]) -> None:
+    masprm, local = (LearnedCritic(folders[name], device="cpu") for name in ("masprm", "local"))
+    check_critic(masprm, other=local, question="How many coins?")
+    check_critic(Ensemble([masprm, local]), other=Ensemble([masprm, masprm]), question="How many coins?")
+    check_critic(PolicyLikelihood(), other=ConstantCritic())
+    check_critic(ConstantCritic(0.5), other=ConstantCritic(0.25))
 
 
 def test_constant_and_likelihood() -> None:
@@ -399,26 +440,29 @@ def test_weights_that_are_no_numbers_are_told(folders: dict[str, Path], tmp_path
         load_critic(str(folder)).score(contexts([chain(["a"])]))
 
 
-def test_the_oracle_knows_rewards_in_tests_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oracle_knows_the_rewards_that_it_was_given() -> None:
     task = mas_gym.load_task("arithmetic", split="test")[:3]
     problem = task[0]
     right, wrong = (
         chain(["a", "b", "c", f"Final Answer: {answer}"], problem.question) for answer in (problem.answer, "-1")
     )
-    oracle = OracleCritic(task, within="tests")
+    oracle = OracleCritic(task, {problem.id: problem.answer})
     assert oracle.score(contexts([right, wrong])) == [1.0, -1.0]
     with pytest.raises(CriticError, match="terminal states only"):
         oracle.score(contexts([chain(["a"], problem.question)]))
-    with pytest.raises(CriticError, match="knows no problem"):
-        oracle.score(contexts([chain(["a", "b", "c", "d"], "another question")]))
-    monkeypatch.delenv("PYTEST_CURRENT_TEST")
-    with pytest.raises(CriticError, match="works in tests only"):
-        oracle.score(contexts([right]))
-    with pytest.raises(CriticError, match="works in tests only"):
-        OracleCritic(task, within="tests")
-    with pytest.raises(CriticError, match="train split only"):
-        OracleCritic(task, within="training")
-    OracleCritic(mas_gym.load_task("arithmetic", split="train")[:3], within="training")
+    with pytest.raises(CriticError, match="given no answer"):
+        oracle.score(contexts([chain(["a", "b", "c", "d"], task[1].question)]))
+    with pytest.raises(CriticError, match="expected the reference answer"):
+        OracleCritic(task, {problem.id: "-1"})
+    both = OracleCritic(task, {problem.id: problem.answer, task[1].id: task[1].answer})
+    assert identity_of(both) != identity_of(oracle)
+
+
+def test_no_spec_reaches_the_oracle() -> None:
+    assert not any("oracle" in name for name in known_critics())
+    for spec in ("oracle", "oracle:arithmetic", "ensemble:oracle", "mas_gym.testing:OracleCritic"):
+        with pytest.raises(UnknownNameError):
+            load_critic(spec)
 
 
 def test_a_critic_guides_a_search_from_rollouts_to_plans(folders: dict[str, Path], tmp_path: Path) -> None:

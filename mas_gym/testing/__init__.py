@@ -10,13 +10,16 @@ Put them into your tests; each raises `ComplianceError` with everything that it 
         check_critic(MyCritic())
         check_planner(MyPlanner())
 
-Nothing here imports the search package: planners, critics and their requests are told by their attributes.
+`OracleCritic` scores terminal states by the reference answers, for tests of search.
+
+Nothing here imports the search package: planners, critics and their requests are recognised by their attributes.
 """
 
 from mas_gym.errors import ComplianceError
 from mas_gym.testing.critics import check_critic
+from mas_gym.testing.oracle import OracleCritic
 from mas_gym.testing.planners import check_planner
 from mas_gym.testing.policies import check_policy
 from mas_gym.testing.systems import check_mas
 
-__all__ = ["ComplianceError", "check_critic", "check_mas", "check_planner", "check_policy"]
+__all__ = ["ComplianceError", "OracleCritic", "check_critic", "check_mas", "check_planner", "check_policy"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -57,7 +56,6 @@ class LearnedCritic:
         info: What the critic is.
         counts: What scoring has cost so far.
         notes: What was forced, for reports.
-        fingerprint: Tells this critic from any other that would score otherwise.
     """
 
     free = False
@@ -115,11 +113,6 @@ class LearnedCritic:
     def identity(self) -> dict[str, Any]:
         """Return what determines the scores: a digest of the model's files, and the settings (`mas_gym.identity`)."""
         return self._identity
-
-    @property
-    def fingerprint(self) -> str:
-        """The identity in one line, for run stores."""
-        return json.dumps(self._identity, sort_keys=True)
 
     def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
         """Return one value in ``[-1, 1]`` per state, in order.
