@@ -37,7 +37,17 @@ class Usage:
 
     def __add__(self, other: Usage) -> Usage:
         """Add field by field."""
-        return Usage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Usage)))
+        # Written out, because it is done for every reply: many times faster than a loop over the fields.
+        return Usage(
+            self.agent_calls + other.agent_calls,
+            self.generated_tokens + other.generated_tokens,
+            self.reward_calls + other.reward_calls,
+            self.reward_hits + other.reward_hits,
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.dropped_tokens + other.dropped_tokens,
+            self.seconds + other.seconds,
+        )
 
     def __sub__(self, other: Usage) -> Usage:
         """Subtract field by field."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import itertools
 import threading
@@ -135,6 +136,11 @@ def test_concurrency_bounds_what_is_open() -> None:
         assert (scheduler.active, scheduler.waiting) == (3, 9)
         policy.gate.set()
         assert all(future.result(30).error is None for future in futures)
+
+
+def test_usage_adds_up_field_by_field() -> None:
+    count = len(dataclasses.fields(search.Usage))
+    assert search.Usage(*range(count)) + search.Usage(*range(1, count + 1)) == search.Usage(*range(1, 2 * count, 2))
 
 
 # ---- cancellation

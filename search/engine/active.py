@@ -18,6 +18,7 @@ from mas_gym.prompts import ChatMessage, chat_messages
 from mas_gym.seeding import derive_seed
 from mas_gym.state import Action, MASState
 from mas_gym.tasks.base import Problem
+from search.engine.settings import Budget
 from search.engine.setup import Setup
 from search.grading import Grader
 from search.plan import Plan, Usage
@@ -36,6 +37,7 @@ from search.protocol import (
 from search.tree import Tree
 
 _RNG = b"planner"
+_NO_BUDGET = Budget()
 
 MAX_LOCAL_ROUNDS = 1_000_000
 """Rounds in a row that ask neither policy nor critic, after which a planner counts as endless."""
@@ -51,8 +53,13 @@ class SampleRecord(NamedTuple):
     seed: int
 
 
-class Sampled(NamedTuple):
-    """A request to the policy, and where its samples go: (position of the reply, state, number), in order."""
+class PolicyCall(NamedTuple):
+    """A request to the policy, and the planner's requests that share its samples.
+
+    Attributes:
+        request: The request.
+        shares: For each share, in order: the position of the planner's request, its state, its number of samples.
+    """
 
     request: SamplingRequest
     shares: list[tuple[int, MASState, int]]
@@ -60,9 +67,9 @@ class Sampled(NamedTuple):
 
 @dataclass
 class Work:
-    """What one yield of a planner asks of the engines."""
+    """What one yield of a planner needs from policy and critic."""
 
-    sampling: list[Sampled]
+    sampling: list[PolicyCall]
     scoring: list[ScoringContext]
 
 
@@ -77,12 +84,13 @@ class ActiveSearch:
     """One planner at work on one problem.
 
     `advance` runs the planner to its next requests. What needs no engine is answered at
-    once; the rest is returned as `Work`, and its outcomes go to `sampled` and `scored`.
+    once; the rest is returned as `Work`, and its outcomes go to `take_samples` and `take_scores`.
     When `waiting` is 0 the planner can be advanced again.
 
     Attributes:
         setup: The search's settings.
         problem: The problem.
+        spent: What has been spent so far, but for the seconds.
         waiting: Outcomes that the planner waits for.
         samples: Where each message came from, by the digest of the state it was written at and its text.
         plan: The graded plan, once the search has ended.
@@ -104,7 +112,7 @@ class ActiveSearch:
         self._texts: dict[str, str] = {}
         self._values: dict[bytes, float] = {}
         self._to_score: list[MASState] = []
-        self._usage = Usage()
+        self.spent = Usage()
         self._stopped: str | None = None
         self._last_messages = setup.dynamics.max_depth
         self._started = perf_counter()
@@ -116,10 +124,10 @@ class ActiveSearch:
     @property
     def usage(self) -> Usage:
         """What has been spent so far."""
-        return replace(self._usage, seconds=perf_counter() - self._started)
+        return replace(self.spent, seconds=perf_counter() - self._started)
 
     def _spend(self, usage: Usage) -> None:
-        self._usage += usage
+        self.spent += usage
         self._account.usage += usage
 
     @property
@@ -179,9 +187,9 @@ class ActiveSearch:
 
     def _over_budget(self, requests: Sequence[Request]) -> str | None:
         wanted = sum(request.n for request in requests if isinstance(request, Propose))
-        if not wanted:
-            return None
         budget = self.setup.budget
+        if not wanted or budget == _NO_BUDGET:
+            return None
         if self._stopped and wanted == 1 and self._last_messages:
             # The end of a search's only path is paid for though its tokens are spent.
             self._last_messages -= 1
@@ -189,7 +197,7 @@ class ActiveSearch:
         return budget.spent(self.usage, wanted)
 
     def stop(self, reason: str) -> None:
-        """End the search early: the planner may return what it has; late outcomes are not waited for."""
+        """End the search early: the planner may return the best it has; open requests are not waited for."""
         self._stopped, self.waiting = self._stopped or reason, 0
         assert self._generator is not None
         try:
@@ -210,7 +218,7 @@ class ActiveSearch:
                 self._generator.close()
 
     def _prepare(self) -> Work:
-        """Answer what needs no engine, and make requests of the rest; equal prompts become one request."""
+        """Answer what needs no engine and turn the rest into work; equal prompts become one request."""
         self._replies = [[] for _ in self._requests]
         self._to_score = []
         merged: dict[Prompt, tuple[list[int], list[tuple[int, MASState, int]]]] = {}
@@ -229,14 +237,14 @@ class ActiveSearch:
                 case Reward(states=states):
                     self._replies[slot] = self._rewards(states)
                 case Remaining():
-                    self._replies[slot] = self.setup.budget.messages_left(self._usage)
+                    self._replies[slot] = self.setup.budget.messages_left(self.spent)
                 case _:
                     raise SearchError(
                         "expected a list of Propose, Evaluate, Extract, Reward or Remaining from the planner, got one "
                         f"with {request!r:.200}"
                     )
         sampling = [
-            Sampled(self._sampling_request(messages, agent, seeds), shares)
+            PolicyCall(self._sampling_request(messages, agent, seeds), shares)
             for (messages, agent), (seeds, shares) in merged.items()
         ]
         self.waiting = len(sampling) + bool(scoring)
@@ -295,19 +303,19 @@ class ActiveSearch:
                 raise SearchError(f"the true reward is defined on terminal states only, got one at turn {state.depth}")
         return [self.grader.reward(state.text) for state in states]
 
-    def sampled(self, sampled: Sampled, outcome: object) -> None:
-        """Take the policy's outcome of one request.
+    def take_samples(self, call: PolicyCall, outcome: object) -> None:
+        """Take the policy's reply, or its error.
 
         Raises:
-            Exception: The outcome is an error, or no fitting reply; the search cannot go on.
+            Exception: The outcome is an error, or a reply that does not fit; the search fails with it.
         """
         self.waiting -= 1
         if isinstance(outcome, Exception):
             raise outcome
-        wanted = len(sampled.request.seeds)
+        wanted = len(call.request.seeds)
         if not isinstance(outcome, SamplingReply) or len(outcome.samples) != wanted:
             got = len(outcome.samples) if isinstance(outcome, SamplingReply) else type(outcome).__name__
-            raise PolicyError(f"agent {sampled.request.agent!r}: expected {wanted} samples from the policy, got {got}")
+            raise PolicyError(f"agent {call.request.agent!r}: expected {wanted} samples from the policy, got {got}")
         self._spend(
             Usage(
                 agent_calls=wanted,
@@ -317,9 +325,9 @@ class ActiveSearch:
                 dropped_tokens=outcome.dropped_tokens,
             )
         )
-        records = [self._record(*pair) for pair in zip(outcome.samples, sampled.request.seeds, strict=True)]
+        records = [self._record(*pair) for pair in zip(outcome.samples, call.request.seeds, strict=True)]
         start = 0
-        for slot, state, n in sampled.shares:
+        for slot, state, n in call.shares:
             share = records[start : start + n]
             start += n
             self._replies[slot] = [record.proposal for record in share]
@@ -332,11 +340,11 @@ class ActiveSearch:
         action = Action(text, self.setup.dynamics.mas.ALL)
         return SampleRecord(Proposal(action, sample.tokens, logprob, sample.finish_reason), seed)
 
-    def scored(self, outcome: object) -> None:
-        """Take the critic's values of the states that it was given.
+    def take_scores(self, outcome: object) -> None:
+        """Take the critic's values of the submitted states, or its error.
 
         Raises:
-            Exception: The outcome is an error, or a value is not finite; the search cannot go on.
+            Exception: The outcome is an error, or a value is not finite; the search fails with it.
         """
         self.waiting -= 1
         if isinstance(outcome, Exception):
@@ -349,7 +357,7 @@ class ActiveSearch:
             self._spend(Usage(reward_calls=len(self._to_score)))
 
     def _settle_values(self) -> None:
-        """Fill in the replies to Evaluate, now that every value is known."""
+        """Fill in the replies to `Evaluate`; every value is known by now."""
         for slot, request in enumerate(self._requests):
             if isinstance(request, Evaluate):
                 self._replies[slot] = [self._values[state.digest] for state in request.states]
@@ -373,10 +381,10 @@ class ActiveSearch:
                     "an intermediate message is no answer"
                 )
         whole = plan if plan.tree is not None else self._with_tree(plan)
-        return self.grader.graded(whole, self._usage.agent_calls, self._usage.generated_tokens)
+        return self.grader.graded(whole, self.spent.agent_calls, self.spent.generated_tokens)
 
     def _with_tree(self, plan: Plan) -> Plan:
-        """Give a plan the tree of its candidates' paths."""
+        """Give a plan without a tree the tree of its candidates' paths."""
         root = self.setup.dynamics.initial_state(self.problem.question)
         tree = Tree(root)
         index = {root: 0}
@@ -414,13 +422,14 @@ def _checked(requests: object) -> Sequence[Request]:
 
 
 def _finite(value: Any, critic: Critic, state: MASState) -> float:
-    place = (
-        f"critic {critic.name!r} gave {value!r:.80} for the state after turn {state.depth}; expected a finite number"
-    )
+    reason = "check its weights and its precision"
     try:
         number = float(value)
+        if math.isfinite(number):
+            return number
     except (TypeError, ValueError) as error:
-        raise CriticError(f"{place}: {error}") from error
-    if not math.isfinite(number):
-        raise CriticError(f"{place}: check its weights and its precision")
-    return number
+        reason = str(error)
+    raise CriticError(
+        f"critic {critic.name!r} gave {value!r:.80} for the state after turn {state.depth}; expected a finite number: "
+        f"{reason}"
+    )

@@ -94,18 +94,18 @@ def run_ray(
     """Search every problem on a fleet of actors and stream the plans as they are finished.
 
     Args:
-        planner: As for `search.run`, like all that is not listed here.
+        planner: As for `search.run`, like every argument not described here.
         problems: A task or a slice of one, or any iterable of problems with distinct ids.
         mas: The system.
         make_policy: Loads the policy inside an actor, such as ``functools.partial(load_policy, "vllm:PATH")``; by
-            default what the MAS names under ``policies``.
+            default the one that the MAS names under ``policies``.
         make_critic: Loads the critic there.
         seed: As for `search.run`.
         concurrency: Searches open at once in each actor.
         training: As for `search.run`.
         sampling: As for `search.run`.
         budget: As for `search.run`.
-        run_budget: Limits of the whole run, met by the searches that have ended; open ones are dropped.
+        run_budget: Limits of the whole run, compared with what ended searches have spent; open ones are dropped.
         store: Written by this process alone.
         run_name: As for `search.run`.
         progress: As for `search.run`; usage is that of the searches that have ended.
@@ -113,6 +113,7 @@ def run_ray(
 
     Raises:
         MissingDependencyError: Ray is not installed.
+        ConfigError: An argument cannot be pickled and sent to the actors.
         EngineUnavailableError: More actors died than may be replaced; what is finished is in the store.
     """
     from mas_gym.loading import load_mas

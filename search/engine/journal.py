@@ -1,18 +1,24 @@
-"""What a run writes down as it goes: rows in the store, log events, progress."""
+"""What a run writes down as it goes: rows in the store, log events, progress.
+
+Log events are records of the logger ``search``, each with its facts as ``record.fields``.
+Failed searches are warnings; the rest has level INFO and costs nothing if nobody listens.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from time import perf_counter
 from typing import Any, Protocol
 
 from mas_gym.tasks.base import Problem
-from search.engine import events
 from search.engine.active import SampleRecord
 from search.engine.progress import Listener, Progress
 from search.engine.setup import Setup
 from search.plan import Plan, Usage
+
+logger = logging.getLogger("search")
 
 UPDATE_SECONDS = 0.25
 """Maximum interval between progress updates; a single search can take minutes."""
@@ -76,7 +82,7 @@ class Journal:
         self.earlier = record.spent if record is not None else Usage()
         self.watched = listener is not None
         self._saved = Usage()
-        events.run_started(setup, total, **facts)
+        _log_start(setup, total, facts)
 
     def lookup(self, problem: Problem) -> Plan | None:
         """Return the stored plan of a problem, if there is one."""
@@ -95,7 +101,7 @@ class Journal:
 
     def _count(self, plan: Plan, fresh: bool) -> None:
         self._progress = self._progress.with_plan(plan, fresh)
-        events.search_ended(plan, fresh)
+        _log_search(plan, fresh)
 
     @property
     def due(self) -> bool:
@@ -120,6 +126,46 @@ class Journal:
             self._record.spend(replace(usage, agent_calls=max(calls, usage.agent_calls)) - self._saved)
             self._record.close()
         last = self._progress.with_run(usage, 0, stopped)
-        events.run_ended(last)
+        _log_end(last)
         if self._listener is not None:
             self._listener.close(last)
+
+
+def _log_start(setup: Setup, total: int | None, facts: Mapping[str, Any]) -> None:
+    if logger.isEnabledFor(logging.INFO):
+        from search.registry import planner_spec
+
+        fields = {
+            "event": "run started",
+            "planner": planner_spec(setup.planner),
+            "mas": setup.dynamics.mas.name,
+            "critic": None if setup.critic is None else setup.critic.name,
+            "seed": setup.seed,
+            "training": setup.training,
+            "problems": total,
+            **facts,
+        }
+        logger.info("run started: %s, seed %d", fields["planner"], setup.seed, extra={"fields": fields})
+
+
+def _log_search(plan: Plan, fresh: bool) -> None:
+    level = logging.INFO if plan.error is None else logging.WARNING
+    if logger.isEnabledFor(level):
+        fields = {
+            "event": "search ended",
+            "problem": plan.problem_id,
+            "answer": plan.answer,
+            "correct": plan.correct,
+            "error": plan.error,
+            "stopped": plan.stopped,
+            "stored": not fresh,
+            "usage": asdict(plan.usage),
+        }
+        words = ("search of %s failed: %s", plan.problem_id, plan.error) if plan.error is not None else None
+        logger.log(level, *(words or ("search of %s ended", plan.problem_id)), extra={"fields": fields})
+
+
+def _log_end(progress: Progress) -> None:
+    if logger.isEnabledFor(logging.INFO):
+        fields = {"event": "run ended", **asdict(progress)}
+        logger.info("run ended: %s", progress, extra={"fields": fields})

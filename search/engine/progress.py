@@ -1,4 +1,4 @@
-"""What a run tells while it works: a snapshot for programs, a bar for people."""
+"""Progress of a run: a snapshot for programs, a bar for people."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Progress:
     """A snapshot of a run.
 
     Attributes:
-        total: Problems in all; None if unknown.
-        done: Searches that have ended, failed and stored ones included.
+        total: Number of problems; None if unknown.
+        done: Searches that have ended, including failed and stored ones.
         correct: How many of them found the right answer.
         failed: How many failed.
-        stored: How many were read back from the store.
+        stored: How many were read from the store.
         open: Searches in progress.
         usage: What this run has spent so far.
         stopped: Why the run ended early; None if it did not.
@@ -45,7 +45,7 @@ class Progress:
         )
 
     def with_run(self, usage: Usage, open_searches: int, stopped: str | None) -> Progress:
-        """Add what the run knows."""
+        """Add the state of the run."""
         return replace(self, usage=usage, open=open_searches, stopped=stopped)
 
     def __str__(self) -> str:
@@ -66,19 +66,19 @@ class Progress:
 
 
 class Listener(Protocol):
-    """Shows snapshots."""
+    """A display of progress."""
 
     def show(self, progress: Progress) -> None:
-        """Take a new snapshot."""
+        """Show a new snapshot."""
         ...
 
     def close(self, progress: Progress) -> None:
-        """Take the last one."""
+        """Show the last snapshot and end the display."""
         ...
 
 
 def listener(progress: bool | Callable[[Progress], None]) -> Listener | None:
-    """Return what shows a run's progress, as `search.run` takes it."""
+    """Return the display for the ``progress`` argument of `search.run`."""
     if progress is True:
         return _Bar()
     if progress is False:
@@ -100,7 +100,7 @@ class _Caller:
 
 
 class _Bar:
-    """A line on standard error, drawn only when it is a terminal."""
+    """A line on standard error, drawn only if that is a terminal."""
 
     def __init__(self) -> None:
         from rich.console import Console

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 from mas_gym.errors import ConfigError, EngineUnavailableError, SearchError
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.tasks.base import Problem
-from search.engine.active import Account, ActiveSearch, Sampled, SampleRecord
+from search.engine.active import Account, ActiveSearch, PolicyCall, SampleRecord
 from search.engine.journal import UPDATE_SECONDS, Journal
 from search.engine.ports import BATCH_DONE, CriticPort, Mail, PolicyPort, policy_port
 from search.engine.settings import Budget, Sampling
@@ -133,7 +133,7 @@ class Scheduler:
         self._critic = None if setup.critic is None or setup.critic.free else CriticPort(setup.critic, self._mail)
         self._waiting: OrderedDict[int, _Entry] = OrderedDict()
         self._active: dict[int, _Entry] = {}
-        self._open: dict[Hashable, tuple[_Entry, Sampled | None]] = {}
+        self._open: dict[Hashable, tuple[_Entry, PolicyCall | None]] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._numbers, self._keys = itertools.count(), itertools.count()
         self._account, self._calls, self._ended = Account(), 0, 0
@@ -325,8 +325,8 @@ class Scheduler:
     def _release(self, entry: _Entry) -> None:
         """Cancel the open requests of a search."""
         for key in entry.keys:
-            _, sampled = self._open.pop(key)
-            if sampled is not None:
+            _, call = self._open.pop(key)
+            if call is not None:
                 self._policy.cancel(key)
             elif self._critic is not None:
                 self._critic.cancel(key)
@@ -342,12 +342,12 @@ class Scheduler:
             if work is None:
                 self._end(entry)
                 return
-            wanted = sum(len(sampled.request.seeds) for sampled in work.sampling)
+            wanted = sum(len(call.request.seeds) for call in work.sampling)
             if self._over_budget(wanted):
                 return
             self._calls += wanted
-            for sampled in work.sampling:
-                self._policy.submit(self._key(entry, sampled), sampled.request)
+            for call in work.sampling:
+                self._policy.submit(self._key(entry, call), call.request)
             if not work.scoring:
                 return
             if self._critic is not None:
@@ -364,14 +364,14 @@ class Scheduler:
         critic = self._setup.critic
         assert critic is not None
         try:
-            search.scored(critic.score(contexts))
+            search.take_scores(critic.score(contexts))
         except Exception as error:
             search.fail(error)
 
-    def _key(self, entry: _Entry, sampled: Sampled | None) -> int:
+    def _key(self, entry: _Entry, call: PolicyCall | None) -> int:
         key = next(self._keys)
         entry.keys.add(key)
-        self._open[key] = (entry, sampled)
+        self._open[key] = (entry, call)
         return key
 
     def _over_budget(self, wanted: int) -> bool:
@@ -422,17 +422,17 @@ class Scheduler:
         for key, outcome in outcomes:
             if key not in self._open:
                 continue
-            entry, sampled = self._open.pop(key)
+            entry, call = self._open.pop(key)
             entry.keys.discard(key)
             if isinstance(outcome, EngineUnavailableError):
                 raise outcome
             search = entry.search
             try:
-                if sampled is None:
-                    search.scored(outcome)
+                if call is None:
+                    search.take_scores(outcome)
                 else:
-                    search.sampled(sampled, outcome)
-                    entry.future._advance(sampled.request.agent, search.usage)
+                    search.take_samples(call, outcome)
+                    entry.future._advance(call.request.agent, search.spent)
             except Exception as error:
                 search.fail(error)
                 self._end(entry)

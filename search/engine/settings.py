@@ -1,4 +1,4 @@
-"""What a run may spend, and how its agents sample."""
+"""Budgets and sampling parameters."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Budget:
             left.append(self.calls - usage.agent_calls)
         if self.tokens is not None:
             tokens = self.tokens - usage.generated_tokens
-            # Before the first message nobody knows how long messages are.
+            # The length of messages is unknown before the first one.
             left.append(tokens * usage.agent_calls // max(usage.generated_tokens, 1) if usage.agent_calls else 1)
         return max(0, min(left)) if left else None
 
