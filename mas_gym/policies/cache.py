@@ -13,9 +13,11 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
+from mas_gym.database import Format, transaction
 from mas_gym.errors import DataError, IdentityError
 from mas_gym.identity import digest_of, identity_of
 from mas_gym.policies.as_async import as_async
@@ -23,13 +25,19 @@ from mas_gym.policies.base import AsyncPolicy, Policy, Sample, SamplingReply, Sa
 from mas_gym.policies.meter import Meter, meters_of
 from mas_gym.policies.recorded import sample_key
 
-SCHEMA = 1
-_APPLICATION_ID = 0x4D415343
-_BUSY_SECONDS = 30.0
 _COLUMNS = "text, tokens, logprob, finish_reason, prompt_tokens, dropped_tokens"
-_CREATE = """CREATE TABLE IF NOT EXISTS samples (
+_FORMAT = Format(
+    name="response cache",
+    application=0x4D415343,
+    schema=1,
+    tables="""
+CREATE TABLE samples (
     key BLOB PRIMARY KEY, policy TEXT NOT NULL, text TEXT NOT NULL, tokens INTEGER NOT NULL, logprob REAL,
-    finish_reason TEXT NOT NULL, prompt_tokens INTEGER NOT NULL, dropped_tokens INTEGER NOT NULL) WITHOUT ROWID"""
+    finish_reason TEXT NOT NULL, prompt_tokens INTEGER NOT NULL, dropped_tokens INTEGER NOT NULL) WITHOUT ROWID;
+""",
+    error=DataError,
+    origin="a CachedPolicy creates one",
+)
 
 logger = logging.getLogger("mas_gym.policies")
 
@@ -70,7 +78,7 @@ class CachedPolicy:
         # If one call returns all samples of a prompt, they belong together.
         self._whole = not getattr(policy, "independent_samples", True)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mas-gym-cache")
-        self._database = self._thread.submit(_open, self.file).result()
+        self._database = self._thread.submit(partial(_FORMAT.connect, self.file, create=True)).result()
         self._warned = False
 
     def _addressed(self) -> str:
@@ -134,7 +142,7 @@ class CachedPolicy:
             (k, self.name, *sample, prompt, dropped) for k, (sample, prompt, dropped) in zip(keys, entries, strict=True)
         ]
         try:
-            with self._database:
+            with transaction(self._database):
                 self._database.executemany("INSERT OR IGNORE INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
         except (sqlite3.OperationalError, UnicodeEncodeError) as error:
             # The reply is good even if it cannot be stored: a full disk must not fail the search.
@@ -146,39 +154,3 @@ class CachedPolicy:
         """Close the file; the policy cannot be used again."""
         self._thread.submit(self._database.close).result()
         self._thread.shutdown()
-
-
-def _open(file: Path) -> sqlite3.Connection:
-    try:
-        database = sqlite3.connect(file, timeout=_BUSY_SECONDS)
-        try:
-            _prepare(database, file)
-        except BaseException:
-            database.close()
-            raise
-    except sqlite3.DatabaseError as error:
-        raise DataError(
-            f"expected a response cache or a new file at {file}, which cannot be opened: {error}"
-        ) from error
-    return database
-
-
-def _prepare(database: sqlite3.Connection, file: Path) -> None:
-    """Make the table in a new file; refuse a file that is something else before anything is written to it."""
-    # One transaction: another process may be making the table between two looks.
-    with database:
-        database.execute("BEGIN")
-        kind, version = (database.execute(f"PRAGMA {p}").fetchone()[0] for p in ("application_id", "user_version"))
-        empty = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
-    if not empty and (kind, version) != (_APPLICATION_ID, SCHEMA):
-        raise DataError(
-            f"expected a response cache of schema {SCHEMA} or a new file at {file}, got another SQLite file "
-            f"(application {kind:#x}, schema {version}); choose another path"
-        )
-    database.execute("PRAGMA journal_mode = WAL")
-    database.execute("PRAGMA synchronous = NORMAL")
-    with database:
-        database.execute("BEGIN IMMEDIATE")
-        database.execute(_CREATE)
-        database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        database.execute(f"PRAGMA user_version = {SCHEMA}")

@@ -50,9 +50,7 @@ def engine_identity(role: str, engine: Any) -> dict[str, Any]:
         IdentityError: It cannot state its identity.
     """
     stated = getattr(engine, "identity", None)
-    if stated is None and (fingerprint := getattr(engine, "fingerprint", "")):
-        stated = {"fingerprint": str(fingerprint)}
-    # What is a value and no method was stated by the process that holds the engine.
+    # A value instead of a method was stated by the process that holds the engine.
     identity = _stated(role, engine) if stated is None or callable(stated) else stated
     return {"name": engine.name, "identity": identity}
 

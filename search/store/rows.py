@@ -244,7 +244,8 @@ class Reader:
 
     def problem(self, row: Mapping[str, Any]) -> Problem:
         """Return the problem of a row."""
-        metadata = json.loads(row.get("metadata") or "{}")
+        # Stores of schema 1 have none.
+        metadata = json.loads(row["metadata"]) if self.sealed and row["metadata"] is not None else {}
         return Problem(row["problem"], row["question"], row["reference"], row["kind"], metadata)
 
     def plan(self, row: Mapping[str, Any], dynamics: Dynamics | None) -> Plan:
