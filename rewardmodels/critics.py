@@ -11,7 +11,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal
 
-from mas_gym.errors import ConfigError, MissingDependencyError, UnknownNameError, unknown_name
+from mas_gym.errors import ConfigError, MissingDependencyError, UnknownNameError
+from mas_gym.user_code import is_user_code, load_user_code, unknown
 from rewardmodels.model.info import META
 from rewardmodels.model.learned import LearnedCritic
 from search.critics import ConstantCritic, Ensemble, PolicyLikelihood
@@ -29,7 +30,8 @@ def load_critic(spec: str, **options: Any) -> Critic:
     Args:
         spec: A folder saved by training, ``"tiny-masprm"`` or ``"tiny-orm"`` (shipped, for the embedded model's RPSV
             agents on Arithmetic), ``"policy-likelihood"``, ``"constant:0.5"``, ``"vllm:FOLDER"`` to score such a
-            folder with vLLM, ``"ensemble:A,B"`` with a spec for each member, or ``"NAME:ARGUMENT"`` of a loader that
+            folder with vLLM, ``"ensemble:A,B"`` with a spec for each member, ``"FILE.py:NAME:SETTINGS"`` for your own
+            (see `mas_gym.user_code`), or ``"NAME:ARGUMENT"`` of a loader that
             is registered under the entry-point group ``mas_gym.critics``. Options may be written behind it, as in
             ``"models/masprm#concurrent=true"`` or ``"vllm:FOLDER#gpu_memory_utilization=0.3"``.
         options: What the loader takes; for folders see `LearnedCritic`.
@@ -42,6 +44,12 @@ def load_critic(spec: str, **options: Any) -> Critic:
     """
     from mas_gym.policies.options import written_options
 
+    if is_user_code(spec) and not spec.startswith("ensemble:"):
+        own = load_user_code("critic", spec)
+        if not isinstance(own, Critic):
+            expected = "name, terminal_only, free and score(contexts)"
+            raise ConfigError(f"critic {spec!r}: expected an object with {expected}, got {type(own).__name__}")
+        return own
     # A folder's name may hold the sign, and an ensemble's members have options of their own.
     if "#" in spec and not spec.startswith("ensemble:") and not Path(spec).expanduser().exists():
         spec, written = written_options(spec)
@@ -54,7 +62,7 @@ def load_critic(spec: str, **options: Any) -> Critic:
     if name not in known:
         if os.sep in spec or spec.startswith((".", "~")):
             raise UnknownNameError(f"no critic at {spec!r}: expected a folder that training wrote")
-        raise unknown_name("critic", name, known)
+        raise unknown("critic", name, known, ENTRY_POINTS)
     loader = known[name]
     if isinstance(loader, EntryPoint):
         try:
@@ -67,6 +75,19 @@ def load_critic(spec: str, **options: Any) -> Critic:
 def _known() -> dict[str, Loader | EntryPoint]:
     found: dict[str, Loader | EntryPoint] = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     return {**found, **_BUILTIN}
+
+
+def critic_makers() -> dict[str, Callable[..., Any]]:
+    """Return by name what states each critic's settings: its class, or a third party's loader."""
+    classes: dict[str, Callable[..., Any]] = {
+        "tiny-masprm": LearnedCritic,
+        "tiny-orm": LearnedCritic,
+        "policy-likelihood": PolicyLikelihood,
+        "constant": ConstantCritic,
+        "ensemble": Ensemble,
+    }
+    loaders = {name: made.load() if isinstance(made, EntryPoint) else made for name, made in _known().items()}
+    return {**loaders, **classes}
 
 
 def known_critics() -> list[str]:
@@ -114,6 +135,7 @@ def _ensemble(argument: str, **options: Any) -> Critic:
 
 
 def _vllm(argument: str, **options: Any) -> Critic:
+    """A folder saved by training, scored by vLLM's pooling runner."""
     from rewardmodels.model.vllm_critic import VLLMCritic
 
     return _build("vllm", VLLMCritic, argument, **options)

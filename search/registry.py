@@ -1,7 +1,8 @@
 """Planners by name: ``"mcts:10,3,leaf=bootstrap"`` and back.
 
-Another package adds names with an entry point in the group ``mas_gym.planners``,
-which loads to a planner class (or a function that returns a planner).
+A planner of your own is named by its file, as in ``"my.py:Lookahead:2,3"`` (see `mas_gym.user_code`). A package adds
+names with an entry point in the group ``mas_gym.planners``, which loads to a planner class or a function that returns
+a planner.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from mas_gym.errors import ConfigError, unknown_name
+from mas_gym.errors import ConfigError
+from mas_gym.user_code import is_user_code, load_user_code, read_settings, unknown
 from search.planners import (
     DVTS,
     MCTS,
@@ -40,7 +42,6 @@ _SHIPPED: dict[str, Callable[..., Any]] = {
     "adaptive": AdaptiveBranching,
 }
 _SHORT = {"c": "c_uct"}
-_WORDS = {"true": True, "false": False, "none": None}
 
 
 def planner_names() -> list[str]:
@@ -54,7 +55,7 @@ def load_planner(spec: str) -> Planner:
     Args:
         spec: A name, then after a colon its settings in order or by name: ``"single"``, ``"sc:5"``,
             ``"sc:5,weights=critic"``, ``"bon:5"``, ``"sbs:5,3"`` (B2, B1), ``"mcts:10,3"``,
-            ``"mcts:10,3,leaf=bootstrap,c=2"``.
+            ``"mcts:10,3,leaf=bootstrap,c=2"``; or ``"FILE.py:NAME"`` with settings likewise.
 
     Returns:
         The planner.
@@ -66,26 +67,26 @@ def load_planner(spec: str) -> Planner:
     >>> load_planner("sbs:5,3")
     StepBeamSearch(b2=5, b1=3)
     """
-    name, _, settings = spec.strip().partition(":")
-    make = _find(name.strip())
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    for item in filter(None, (part.strip() for part in settings.split(","))):
-        key, equals, value = item.partition("=")
-        if equals:
-            kwargs[_full(make, key.strip())] = _read(value.strip())
-        elif kwargs:
-            raise ConfigError(f"planner {spec!r}: {item!r} comes after a named setting; put it first or name it")
-        else:
-            args.append(_read(item))
-    try:
-        inspect.signature(make).bind(*args, **kwargs)
-    except TypeError as error:
-        raise ConfigError(f"planner {spec!r}: {error}; expected {name}:{_usage(make)}") from None
-    planner = make(*args, **kwargs)
+    spec = spec.strip()
+    if is_user_code(spec):
+        planner = load_user_code("planner", spec)
+    else:
+        name, _, settings = spec.partition(":")
+        make = _find(name.strip())
+        args, kwargs = read_settings(f"planner {spec!r}", settings, lambda key: _full(make, key))
+        try:
+            inspect.signature(make).bind(*args, **kwargs)
+        except TypeError as error:
+            raise ConfigError(f"planner {spec!r}: {error}; expected {name}:{_usage(make)}") from None
+        planner = make(*args, **kwargs)
     if not isinstance(planner, Planner):
-        raise ConfigError(f"planner {name!r}: expected an object with a plan method, got {type(planner).__name__}")
+        raise ConfigError(f"planner {spec!r}: expected an object with a plan method, got {type(planner).__name__}")
     return planner
+
+
+def planner_makers() -> dict[str, Callable[..., Any]]:
+    """Return every planner class or function by its name, those of installed packages included."""
+    return {name: _find(name) for name in planner_names()}
 
 
 def planner_spec(planner: Planner) -> str:
@@ -120,7 +121,7 @@ def _find(name: str) -> Callable[..., Any]:
         return _SHIPPED[name]
     plugins = _plugins()
     if name not in plugins:
-        raise unknown_name("planner", name, _SHIPPED | plugins)
+        raise unknown("planner", name, _SHIPPED | plugins, GROUP)
     loaded: Callable[..., Any] = plugins[name].load()
     return loaded
 
@@ -132,17 +133,6 @@ def _plugins() -> dict[str, EntryPoint]:
 def _full(make: Callable[..., Any], key: str) -> str:
     parameters = inspect.signature(make).parameters
     return key if key in parameters else _SHORT.get(key, key)
-
-
-def _read(text: str) -> Any:
-    if text.casefold() in _WORDS:
-        return _WORDS[text.casefold()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _usage(make: Callable[..., Any]) -> str:

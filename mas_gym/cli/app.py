@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mas_gym.cli import console, demo, envs, evaluate, play, rollouts, serve, solve, status, train, view
+from mas_gym.cli import console, demo, envs, evaluate, listings, play, rollouts, serve, solve, status, train, view
 from mas_gym.errors import MASGymError
 from mas_gym.render import printable
 
@@ -90,6 +90,10 @@ app.command("demo")(demo.demo)
 app.command("solve")(solve.solve)
 app.command("eval")(evaluate.evaluate)
 app.command("envs")(envs.envs)
+app.command("tasks")(listings.tasks)
+app.command("planners")(listings.planners)
+app.command("critics")(listings.critics)
+app.command("policies")(listings.policies)
 app.command("play")(play.play)
 app.command("rollouts")(rollouts.rollouts)
 app.add_typer(train.app, name="train")

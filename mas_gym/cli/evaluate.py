@@ -122,9 +122,12 @@ def evaluate(
     files = Files(json, csv, plot)
     for path in (*files, log_json):
         opt.check_folder(path)
+    opt.check_plot(plot)
     numbers = opt.read_seeds(seeds)
     limits = Limits.read(budget, run_budget)
     arms = arms_of(planner or ["single"], critic or [opt.LIKELIHOOD])
+    if critic and not any(arm.critic for arm in arms):
+        raise ConfigError("--critic: none of the planners takes a critic; add one that does, as --planner mcts:10,3")
     problems = opt.read_task(task, split, data, number, grading, option)
     system = mas_gym.load_mas(mas)
     spec = opt.chosen_policy(policy, system)

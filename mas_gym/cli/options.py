@@ -103,6 +103,18 @@ def check_folder(path: Path | None) -> None:
         raise ConfigError(f"{path}: expected its folder to exist, got none; make it with: mkdir -p {path.parent}")
 
 
+def check_plot(path: Path | None) -> None:
+    """Refuse a picture that could not be drawn, before the run whose results it should show."""
+    if path is None:
+        return
+    from mas_gym.report.plots import figure_class
+
+    kinds = figure_class()().canvas.get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in kinds:
+        names = ", ".join(sorted(kinds))
+        raise ConfigError(f"--plot {path}: expected a name that ends in one of {names}; try {path.stem}.png")
+
+
 def check_kind(kind: str) -> Any:
     """Return a kind of answer; refuse what is none."""
     if kind not in ("number", "expression", "choice"):

@@ -10,9 +10,10 @@ from typing import Any
 
 import yaml
 
-from mas_gym.errors import ConfigError, MissingDependencyError, unknown_name
+from mas_gym.errors import ConfigError, MissingDependencyError
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.policies.options import build, written_options
+from mas_gym.user_code import is_user_code, load_user_code, unknown
 
 ENTRY_POINTS = "mas_gym.policies"
 """Entry-point group of third parties; each names a loader ``(argument, **options) -> policy``."""
@@ -28,18 +29,27 @@ _BUILTIN = {
     "vllm": "mas_gym.policies.vllm.policy:load_vllm",
 }
 
+_CLASSES = {
+    "tiny": "mas_gym.policies.local.policy:TransformersPolicy",
+    "transformers": "mas_gym.policies.local.policy:TransformersPolicy",
+    "recorded": "mas_gym.policies.recorded:RecordedPolicy",
+    "openai": "mas_gym.policies.openai.policy:OpenAIOptions",
+    "vllm": "mas_gym.policies.vllm.policy:VLLMPolicy",
+}
+
 
 def load_policy(spec: PolicySpec, **options: Any) -> Policy | AsyncPolicy:
     """Load a policy.
 
     Args:
         spec: ``"tiny"``, ``"transformers:PATH-OR-ID"``, ``"vllm:PATH-OR-ID"``, ``"openai:MODEL@URL"``,
-            ``"recorded:FILE"``, or ``"NAME:ARGUMENT"`` of a loader that is registered under the entry-point group
-            ``mas_gym.policies``. Options may also be written into it, as
-            ``"transformers:PATH#dtype=bfloat16&max_batch=128"``. A mapping from agents' names, or ``"*"`` for all
-            others, to such strings or to loaded policies gives different agents different policies; equal strings
-            are loaded once. It may be written as a string, too: ``"{Solver: 'openai:M@URL', '*': tiny}"``. The option
-            ``cache=FILE`` puts a response cache before any policy.
+            ``"recorded:FILE"``, ``"FILE.py:NAME:SETTINGS"`` for your own (see `mas_gym.user_code`), or
+            ``"NAME:ARGUMENT"`` of a loader that is registered under the entry-point group ``mas_gym.policies``.
+            Options may also be written into it, as ``"transformers:PATH#dtype=bfloat16&max_batch=128"``. A mapping
+            from agents' names, or ``"*"`` for all others, to such strings or to loaded policies gives different
+            agents different policies; equal strings are loaded once. It may be written as a string, too:
+            ``"{Solver: 'openai:M@URL', '*': tiny}"``. The option ``cache=FILE`` puts a response cache before any
+            policy.
         options: What the loader takes, such as ``max_batch``, ``threads``, ``device`` and ``window`` for local
             models (`TransformersPolicy`), or what `OpenAIOptions` lists for servers.
 
@@ -55,6 +65,12 @@ def load_policy(spec: PolicySpec, **options: Any) -> Policy | AsyncPolicy:
         return _per_agent(spec, options)
     spec, cache = _written_cache(spec)
     cache = options.pop("cache", cache)
+    if is_user_code(spec):
+        own = load_user_code("policy", spec)
+        if not isinstance(own, Policy | AsyncPolicy):
+            expected = "name, max_batch and sample(requests), or name, max_concurrency and sample_async(request)"
+            raise ConfigError(f"policy {spec!r}: expected an object with {expected}, got {type(own).__name__}")
+        return own if cache is None else _cached(own, cache)
     name = spec.partition(":")[0].partition("#")[0]
     policy: Policy | AsyncPolicy = build(name, _loader(name), spec[len(name) :].removeprefix(":"), **options)
     return policy if cache is None else _cached(policy, cache)
@@ -63,6 +79,20 @@ def load_policy(spec: PolicySpec, **options: Any) -> Policy | AsyncPolicy:
 def known_policies() -> list[str]:
     """Return the names that `load_policy` knows, third parties' included."""
     return sorted({*_BUILTIN, *(point.name for point in _points())})
+
+
+def policy_makers() -> dict[str, Callable[..., Any]]:
+    """Return by name what states each policy's options: its class, or the loader if the class cannot be imported."""
+    return {name: _class_of(name) for name in known_policies()}
+
+
+def _class_of(name: str) -> Callable[..., Any]:
+    module, _, attribute = _CLASSES.get(name, "").partition(":")
+    try:
+        found: Callable[..., Any] = getattr(import_module(module), attribute) if module else _loader(name)
+    except ImportError:
+        found = _loader(name)
+    return found
 
 
 def _points() -> tuple[EntryPoint, ...]:
@@ -78,7 +108,7 @@ def _loader(name: str) -> Loader:
         if point.name == name:
             third_party: Loader = point.load()
             return third_party
-    raise unknown_name("policy", name, known_policies())
+    raise unknown("policy", name, known_policies(), ENTRY_POINTS)
 
 
 def local_module() -> Any:

@@ -1,0 +1,164 @@
+"""Planners, critics and policies from a Python file of the user's: ``FILE.py:NAME`` or ``FILE.py:NAME:SETTINGS``.
+
+``NAME`` is a class or function at the top level of the file. It is called with the settings, which are separated by
+commas and given by position or as ``key=value``; whole numbers, decimals, ``true``, ``false`` and ``none`` are read as
+such, anything else is text. What it returns is the planner, critic or policy. A file is imported once per version of
+its contents, with its folder on ``sys.path``, so that it can import its neighbours.
+
+The code runs with the user's rights, as any script does: name only files that you trust.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from mas_gym.errors import ConfigError, DataNotFoundError, MASGymError, UnknownNameError, unknown_name
+
+_SPEC = re.compile(r"(?P<file>.+\.py):(?P<name>[^:]*)(?::(?P<settings>.*))?", re.DOTALL)
+_WORDS = {"true": True, "false": False, "none": None}
+
+
+class UserCodeError(ConfigError):
+    """Code of the user's raised an error, or its file cannot be imported; the cause has the whole traceback."""
+
+
+def is_user_code(spec: str) -> bool:
+    """Whether a string names something in a Python file.
+
+    >>> is_user_code("ideas/my.py:Lookahead:2,3"), is_user_code("mcts:10,3")
+    (True, False)
+    """
+    return _SPEC.fullmatch(spec) is not None
+
+
+def load_user_code(what: str, spec: str) -> Any:
+    """Import a file, find a class or function in it and call it.
+
+    Args:
+        what: What it makes, for messages: ``"planner"``, ``"critic"`` or ``"policy"``.
+        spec: ``FILE.py:NAME`` or ``FILE.py:NAME:SETTINGS``.
+
+    Raises:
+        DataNotFoundError: There is no such file.
+        UnknownNameError: The file defines no such name.
+        ConfigError: The settings do not fit.
+        UserCodeError: The user's code raised; the message names its file and line.
+    """
+    found = _SPEC.fullmatch(spec)
+    if found is None:
+        raise ConfigError(f"{what} {spec!r}: expected FILE.py:NAME or FILE.py:NAME:SETTINGS")
+    file, name = Path(found["file"]).expanduser(), found["name"]
+    module = _import(what, file)
+    make = vars(module).get(name)
+    if not callable(make):
+        own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        raise unknown_name(f"class or function in {file}", name, [key for key in own if not key.startswith("_")])
+    args, kwargs = read_settings(f"{what} {spec!r}", found["settings"] or "")
+    try:
+        inspect.signature(make).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ConfigError(f"{what} {spec!r}: {error}; expected {name}{inspect.signature(make)}") from None
+    try:
+        return make(*args, **kwargs)
+    except MASGymError:
+        raise
+    except Exception as error:
+        raise UserCodeError(f"{what} {spec!r}: {blame(error, file)}") from error
+
+
+def read_settings(
+    place: str, settings: str, full: Callable[[str], str] = lambda key: key
+) -> tuple[list[Any], dict[str, Any]]:
+    """Read ``"10,3,leaf=bootstrap"`` as positional and named arguments.
+
+    Args:
+        place: Where they are written, for messages.
+        settings: The text.
+        full: Maps an abbreviated name to the whole one.
+
+    Raises:
+        ConfigError: A positional setting follows a named one, or a name comes twice.
+    """
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in settings.split(","))):
+        key, equals, value = item.partition("=")
+        if equals:
+            key = full(key.strip())
+            if key in kwargs:
+                raise ConfigError(f"{place}: {key!r} is set twice")
+            kwargs[key] = _value(value.strip())
+        elif kwargs:
+            raise ConfigError(f"{place}: {item!r} comes after a named setting; put it first or name it")
+        else:
+            args.append(_value(item))
+    return args, kwargs
+
+
+def unknown(what: str, name: object, known: Iterable[str], group: str) -> UnknownNameError:
+    """Return the error for a name that is not known, with how to add one of one's own.
+
+    Args:
+        what: The kind of thing, such as ``"planner"``.
+        name: The name that was given.
+        known: The names that exist.
+        group: The entry-point group of packages that add names.
+    """
+    hint = f"to add your own, write FILE.py:NAME or register an entry point in the group {group}"
+    return UnknownNameError(f"{unknown_name(what, name, known)}; {hint}")
+
+
+def blame(error: BaseException, file: Path) -> str:
+    """Return an error in one line, with the last line of a file that it passed through."""
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file.resolve()
+    ]
+    if isinstance(error, SyntaxError) and error.filename == str(file.resolve()):
+        lines.append(error.lineno)
+    place = f"{file}, line {lines[-1]}" if lines else str(file)
+    return f"{place}: {type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
+
+
+def _import(what: str, file: Path) -> Any:
+    try:
+        content = file.read_bytes()
+    except (OSError, ValueError) as error:
+        raise DataNotFoundError(f"{what}: expected a Python file at {str(file)!r}, found none ({error})") from error
+    path = file.resolve()
+    # The contents are part of the name: a file that has changed is imported anew, one that has not keeps its classes.
+    stamp = hashlib.blake2b(str(path).encode("utf-8", "surrogateescape") + b"\0" + content, digest_size=8).hexdigest()
+    name = f"mas_gym_user_{re.sub(r'[^0-9A-Za-z_]', '_', file.stem)}_{stamp}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, Exception):
+            raise UserCodeError(f"{what}: {blame(error, file)}") from error
+        raise
+    return module
+
+
+def _value(text: str) -> Any:
+    if text.casefold() in _WORDS:
+        return _WORDS[text.casefold()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
