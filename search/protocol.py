@@ -27,6 +27,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+from mas_gym.policies.base import mean_logprob
 from mas_gym.state import Action, MASState
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Proposal(NamedTuple):
     @property
     def mean_logprob(self) -> float | None:
         """Length-normalised log-likelihood (paper, Eq. "psi-pol"), in nats per token."""
-        return None if self.logprob is None else self.logprob / max(self.tokens, 1)
+        return mean_logprob(self.logprob, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)

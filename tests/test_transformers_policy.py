@@ -569,3 +569,29 @@ def test_the_embedded_model_speaks() -> None:
 def test_local_and_scripted_policies_pass_the_compliance_suite(folder: Path) -> None:
     check_policy(load_policy(f"transformers:{folder}"))
     check_policy(ScriptedPolicy(lambda one, seed: f"{seed % 97}"))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "chosen", "variable", "expected"),
+    [(10**6, None, None, 1), (10**9, None, None, 3), (10**6, 2, None, 2), (10**9, 2, None, 2), (10**6, None, "3", 3)],
+)
+def test_small_models_get_one_thread_unless_the_user_chose(
+    parameters: int, chosen: int | None, variable: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mas_gym.policies.local.threads import threads_for
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with threads_for(parameters, chosen):
+            assert torch.get_num_threads() == expected
+        assert torch.get_num_threads() == 3
+        with pytest.raises(ValueError), threads_for(parameters, chosen):
+            raise ValueError
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from mas_gym.policies.base import mean_logprob
 from mas_gym.report.page import TreeNodes, TreeView
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def tree_view(plan: Plan, mas: MAS, facts: Mapping[str, str], reference: str | N
         visits=[node.visits for node in nodes] if visited else None,
         q=[node.q for node in nodes] if visited else None,
         value=[node.value for node in nodes],
-        logprob=[None if node.logprob is None else node.logprob / max(node.tokens, 1) for node in nodes],
+        logprob=[mean_logprob(node.logprob, node.tokens) for node in nodes],
         tokens=[node.tokens for node in nodes],
         answer=[graded[i].answer if i in graded else None for i in range(len(nodes))],
         correct=[graded[i].correct if i in graded and reference is not None else None for i in range(len(nodes))],

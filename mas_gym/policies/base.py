@@ -120,6 +120,11 @@ class SamplingRequest:
             raise ConfigError(f"sampling request: expected {expected}")
 
 
+def mean_logprob(logprob: float | None, tokens: int) -> float | None:
+    """Return the length-normalised log-likelihood of a message (paper, Eq. "psi-pol"), in nats per token."""
+    return None if logprob is None else logprob / max(tokens, 1)
+
+
 class Sample(NamedTuple):
     """One sampled message.
 
@@ -137,8 +142,8 @@ class Sample(NamedTuple):
 
     @property
     def mean_logprob(self) -> float | None:
-        """Length-normalised log-likelihood, Eq. "psi-pol" of the paper, in nats per token."""
-        return None if self.logprob is None else self.logprob / max(self.tokens, 1)
+        """Length-normalised log-likelihood, in nats per token."""
+        return mean_logprob(self.logprob, self.tokens)
 
 
 class SamplingReply(NamedTuple):

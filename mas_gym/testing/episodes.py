@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ComplianceError, IllegalActionError
+from mas_gym.policies.base import mean_logprob
 from mas_gym.state import Action, MASState
 
 HOSTILE = ("", " \n\t", "\ud800", "نص من اليمين إلى اليسار", "\u202eesrever", "\x00\x1b[31m", "Final Answer: " * 50)
@@ -31,7 +32,7 @@ class ProposalLike(NamedTuple):
     @property
     def mean_logprob(self) -> float | None:
         """Length-normalised log-likelihood, in nats per token."""
-        return None if self.logprob is None else self.logprob / max(self.tokens, 1)
+        return mean_logprob(self.logprob, self.tokens)
 
 
 class Findings:
