@@ -1,6 +1,6 @@
-"""Ask/tell libraries as planners: the library chooses what to extend, this project samples and scores it.
+"""Ask/tell libraries as planners: the library chooses which node to extend, this project samples and scores it.
 
-Any object with TreeQuest's three methods will do (``pip install treequest``)::
+Any object with TreeQuest's three methods works (``pip install treequest``)::
 
     planner = AskTell(treequest.StandardMCTS(samples_per_action=3), n_trials=30)
     search.run(planner, task, mas=mas, policy=policy, critic=critic)
@@ -35,7 +35,7 @@ ACTION = "message"
 
 
 class AskTellAlgorithm(Protocol):
-    """What is asked of a library's algorithm; its own state passes through untouched."""
+    """The interface of a library's algorithm; its own state is passed through unchanged."""
 
     def init_tree(self) -> Any:
         """Return the state of an empty search."""
@@ -52,19 +52,19 @@ class AskTellAlgorithm(Protocol):
 
 @dataclass(frozen=True)
 class AskTell:
-    """A planner that leaves the choice of states to an ask/tell algorithm; AC is at most ``n_trials`` + D.
+    """A planner whose states are chosen by an ask/tell algorithm; AC is at most ``n_trials`` + D.
 
-    A node is a transcript, and a trial is one sampled message. Such libraries know no
-    terminal states: asked to extend one, the planner tells it that state and its score
-    again, at no cost. The answer is the terminal state with the best path score; if no
-    trial reached one, the best transcript is carried on to its end. An algorithm that draws
-    from a generator of its own is as reproducible as that generator.
+    A node is a transcript, and a trial is one sampled message. Such libraries do
+    not know terminal states: if one is to be extended, the planner reports the same state
+    and score again, at no cost. The answer is the terminal state with the best path score; if no
+    trial reached one, the best transcript is continued to its end. An algorithm with its own
+    random generator is as reproducible as that generator.
 
     Attributes:
         algorithm: An object with ``init_tree``, ``ask_batch`` and ``tell``.
         n_trials: Number of trials.
-        batch: Trials asked for at a time, sampled and scored together.
-        values: Kind of the run's values; settled by the driver.
+        batch: Trials requested at a time, sampled and scored together.
+        values: Kind of the run's values; set by the driver.
     """
 
     algorithm: AskTellAlgorithm
@@ -91,9 +91,9 @@ class AskTell:
         return Plan(ranked(tree, ends, scores, max(ends, key=scores.__getitem__)), tree)
 
     def _search(self, tree: Tree, model: Model) -> Steps:
-        state, told = self.algorithm.init_tree(), 0
-        while told < self.n_trials:
-            batch = min(self.batch, self.n_trials - told)
+        state, reported = self.algorithm.init_tree(), 0
+        while reported < self.n_trials:
+            batch = min(self.batch, self.n_trials - reported)
             if not _ends(tree):
                 [left] = yield [Remaining()]
                 # Enough messages stay in reserve to carry on to an end from any transcript.
@@ -109,10 +109,10 @@ class AskTell:
                 for step in tree.path(node):
                     tree.visits[step] += 1
                     tree.totals[step] += value
-            told += len(trials)
+            reported += len(trials)
 
     def _score(self, value: float) -> float:
-        """Map a value to the [0, 1] that such libraries expect; likelihoods are there already."""
+        """Map a value to the [0, 1] that such libraries expect; likelihoods are in it already."""
         return value if self.values == "likelihood" else (max(-1.0, min(1.0, value)) + 1) / 2
 
 
