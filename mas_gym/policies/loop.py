@@ -1,7 +1,7 @@
 """One background event loop for engines whose connections outlive a single run.
 
-An HTTP pool or a vLLM engine belongs to the loop that opened it, while every call
-of `search.run` may bring a loop of its own. So such engines live on one daemon
+An HTTP pool or a vLLM engine belongs to the loop that opened it, while each call of
+`search.run` may use a loop of its own. Such engines therefore live on one daemon
 thread, started at first use; callers on any loop await them through `on_engine_loop`.
 """
 
@@ -23,7 +23,7 @@ _closers: list[Callable[[], Awaitable[None]]] = []
 
 
 def engine_loop() -> asyncio.AbstractEventLoop:
-    """Return the process's engine loop, starting its thread at the first call (and anew after a fork)."""
+    """Return the process's engine loop, starting its thread at the first call (and again after a fork)."""
     global _running
     with _lock:
         if _running is None or _running[0] != os.getpid():
@@ -47,7 +47,7 @@ def close_at_exit(closer: Callable[[], Awaitable[None]]) -> None:
     """Await ``closer`` on the engine loop when the interpreter exits."""
     engine_loop()
     _closers.append(closer)
-    # Handlers run last in, first out: one that an engine's library added since would pull it down before its closer.
+    # Exit handlers run in reverse order: registered last, this one runs before those of the engines' libraries.
     atexit.unregister(_stop)
     atexit.register(_stop)
 

@@ -1,4 +1,4 @@
-"""What an engine was asked for, what went wrong on the way and what it cost."""
+"""Counters of an engine's calls, tokens, faults and cost."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Price(NamedTuple):
 
 @dataclass
 class Meter:
-    """Running totals of one policy, over every call that the engine answered, failed calls' retries included.
+    """Running totals of one policy over every call that the engine answered, retries included.
 
     Attributes:
-        price: Set it to have `money` counted.
-        calls: Calls that came back usable.
-        prompt_tokens: Prompt tokens of those and of unusable replies that said what they cost; cached ones included.
+        price: Prices for `money`; None if there are none.
+        calls: Calls with a usable reply.
+        prompt_tokens: Prompt tokens of all replies that state them, usable or not, cached ones included.
         cached_tokens: How many of them the engine had cached.
         generated_tokens: Tokens generated.
-        faults: How often each kind of fault was met.
+        faults: Number of faults of each kind.
     """
 
     price: Price | None = None
@@ -46,7 +46,7 @@ class Meter:
 
     @property
     def money(self) -> float | None:
-        """What it cost at `price`; None without one."""
+        """The cost at `price`; None without one."""
         if self.price is None:
             return None
         fresh = self.prompt_tokens - self.cached_tokens
@@ -68,12 +68,12 @@ class Meter:
 
 
 def meters_of(policy: object) -> Mapping[str, Meter]:
-    """Return the meters of the engines behind a policy, by what to call them; local models have none."""
+    """Return the meters of the engines behind a policy by their names; local models have none."""
     meters: Mapping[str, Meter] = getattr(policy, "meters", {})
     return meters
 
 
 def money_of(policy: object) -> float | None:
-    """Return what the engines behind a policy have charged so far; None if none of them has a price."""
+    """Return the cost so far of the engines behind a policy; None if none of them has a price."""
     charged = [meter.money for meter in meters_of(policy).values() if meter.money is not None]
     return sum(charged) if charged else None

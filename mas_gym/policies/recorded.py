@@ -1,21 +1,22 @@
-"""Messages written down once and played back: free reruns, tests without a model, planners on identical samples.
+"""Recorded messages: free reruns, tests without a model, planners on identical samples.
 
 A recording is a JSON Lines file: a header ``{"format": "mas-gym-recording", "schema": 1, "policy": NAME}``, then one
-line per sample, keyed by a digest of everything that the sample depends on. It is only ever appended to, a whole line
-at a time, so a killed writer leaves at most one broken line at its end, which readers skip and writers mend.
+line per sample, keyed by a digest of everything that the sample depends on. It is only appended to, a whole line at a
+time, so a killed writer leaves at most one broken line at its end, which readers skip and writers remove.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Hashable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, PolicyError
-from mas_gym.policies.base import Policy, Sample, SamplingReply, SamplingRequest, SamplingSession
+from mas_gym.policies.base import Policy, Sample, SamplingReply, SamplingRequest, SamplingSession, token_count
 from mas_gym.policies.session import open_session
 
 SCHEMA = 1
@@ -41,11 +42,11 @@ def sample_key(request: SamplingRequest, seed: int) -> str:
 
 
 class RecordedPolicy:
-    """Plays a recording back.
+    """Replays a recording.
 
     Attributes:
         name: ``"recorded:"`` and the name of the policy that was recorded.
-        max_batch: Large: an answer costs a look-up.
+        max_batch: Large, because a reply costs only a look-up.
     """
 
     def __init__(self, file: str | Path) -> None:
@@ -87,7 +88,7 @@ class RecordedPolicy:
 
 
 class RecordingPolicy:
-    """Passes requests on to another policy and appends its samples to a recording; known samples are not written twice.
+    """Forwards requests to another policy and appends its samples to a recording, each sample once.
 
     Attributes:
         name: The inner policy's.
@@ -146,7 +147,7 @@ class RecordingPolicy:
 
 
 class RecordingSession:
-    """A session whose replies are recorded before they are handed on."""
+    """A session whose replies are recorded before they are returned."""
 
     def __init__(self, inner: SamplingSession, record: Callable[[Sequence[_Answered]], None]) -> None:
         """Wrap a session of the inner policy."""
@@ -164,7 +165,7 @@ class RecordingSession:
         self._open[key] = request
 
     def step(self) -> list[tuple[Hashable, SamplingReply | PolicyError]]:
-        """Let the inner session work, and record what it finished."""
+        """Step the inner session, and record what it finished."""
         done = self._inner.step()
         requests = [(self._open.pop(key), reply) for key, reply in done]
         self._record([(request, reply) for request, reply in requests if not isinstance(reply, PolicyError)])
@@ -192,12 +193,20 @@ def _read(file: Path) -> tuple[str, dict[str, _Record], int]:
     for number, line in enumerate(lines, start=2):
         try:
             entry = json.loads(line)
-            sample = Sample(*(entry[name] for name in Sample._fields))
-            records[entry["key"]] = _Record(sample, entry["prompt_tokens"], entry["dropped_tokens"])
+            counts = token_count(entry["prompt_tokens"]), token_count(entry["dropped_tokens"])
+            records[entry["key"]] = _Record(_checked(Sample(*(entry[name] for name in Sample._fields))), *counts)
         except (ValueError, KeyError, TypeError) as error:
             what = f"expected a recorded sample, got {line[:80]!r} ({error})"
             raise DataError(f"{file}, line {number}: {what}") from error
     return policy, records, sound
+
+
+def _checked(sample: Sample) -> Sample:
+    known = sample.logprob is None or (isinstance(sample.logprob, int | float) and math.isfinite(sample.logprob))
+    if not isinstance(sample.text, str) or not known or sample.finish_reason not in ("stop", "length"):
+        raise ValueError("expected a text, a finite log-probability or none, and a finish reason of stop or length")
+    token_count(sample.tokens)
+    return sample
 
 
 def _header(file: Path, line: bytes) -> str:

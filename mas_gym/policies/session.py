@@ -1,4 +1,4 @@
-"""One way to drive any batch policy: as a session that takes requests while it works."""
+"""Any batch policy as a session that takes requests while it works."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class BatchSession:
         except PolicyError as error:
             if len(batch) == 1:
                 return [(batch[0][0], error)]
-            # Which request it was, nobody said: each is asked alone, so that one bad request fails alone.
+            # The failing request is unknown, so each is retried alone.
             return [answer for item in batch for answer in self._answer([item])]
         if len(replies) != len(batch):
             raise PolicyError(f"{self._policy.name}: expected {len(batch)} replies, got {len(replies)}")

@@ -16,8 +16,8 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 import local_models
 
-from mas_gym.errors import PolicyError
-from mas_gym.policies import SamplingRequest, load_policy
+from mas_gym.errors import DataError, PolicyError
+from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy, load_policy
 from mas_gym.prompts import ChatMessage
 
 DEEP = "[" * 100_000
@@ -160,3 +160,26 @@ def test_a_folder_is_never_looked_for_on_the_hub(folder: Path, monkeypatch: pyte
     (folder / "tokenizer_config.json").unlink()
     with pytest.raises(PolicyError):
         load_policy(f"transformers:{folder}")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens": 10**30},
+        {"tokens": -1},
+        {"tokens": True},
+        {"prompt_tokens": 1.5},
+        {"logprob": float("nan")},
+        {"text": 3},
+    ]
+    + [{"dropped_tokens": None}, {"logprob": "x"}, {"finish_reason": []}],
+    ids=str,
+)
+def test_numbers_of_a_recording_are_checked(tmp_path: Path, change: dict[str, Any]) -> None:
+    request = SamplingRequest((ChatMessage("user", "?"),), (1,))
+    file = tmp_path / "r.jsonl"
+    RecordingPolicy(ScriptedPolicy(lambda request, seed: "hi"), file).sample([request])
+    header, line = file.read_text().splitlines()
+    file.write_text(f"{header}\n{json.dumps(json.loads(line) | change)}\n")
+    with pytest.raises(DataError, match="line 2"):
+        load_policy(f"recorded:{file}")

@@ -2,20 +2,19 @@
 
 A prompt is encoded once however many samples are drawn from it; rows leave the
 batch when they finish and waiting ones take their place; log-probabilities are
-those of the very logits that were sampled from.
+computed from the same logits that were sampled from.
 
-**Same request, same reply.** The result of a float32 forward depends a little on
-the shape of the batch (about 1e-6 in a log-probability), and a draw that falls
-within that error of a boundary could go either way. With ``exact`` such draws,
-and sums of log-probabilities that fall as close to a rounding boundary, are
-settled by a reference: the same row alone, unpadded, in float64. So a reply is a
-function of its request alone, whatever the batch mates, the order, the
-concurrency and the number of threads, as long as the error stays within the
-tolerances below; ``benchmarks/local_engine.py`` measures both.
+**Same request, same reply.** A float32 forward pass depends slightly on the shape of
+the batch (about 1e-6 in a log-probability), and a draw within that error of a boundary
+could go either way. With ``exact`` such draws, and sums of log-probabilities that are as
+close to a rounding boundary, are settled by a reference: the same row alone, unpadded,
+in float64. A reply is then a function of its request alone, whatever the other rows,
+the order, the concurrency and the number of threads, as long as the error stays within
+the tolerances below; ``benchmarks/local_engine.py`` measures both.
 
 Without ``exact`` (bfloat16, float16, models that are large or cannot run in
-float64) replies have the same distribution, but a sample may now and then
-change with its batch mates; one request at a time (``max_batch=1``,
+float64) replies have the same distribution, but a sample may occasionally change
+with the other rows of its batch; one request at a time (``max_batch=1``,
 ``prefix_megabytes=0``) makes them equal again on the same machine.
 """
 
@@ -45,14 +44,14 @@ _REASONS = ("", "stop", "length", "error")
 _TOLERANCE = 5e-5
 _LOGPROB_TOLERANCE = 2e-6
 _PREFILL_TOKENS = 8192
-# A forward pass costs, beside its tokens, about as much as this many of them do on a small model.
+# Fixed cost of a forward pass of a small model, in tokens.
 _PREFILL_OVERHEAD = 32
 
 
 class Written(NamedTuple):
     """The tokens of one sample (end token included), their summed log-probability, and why it ended.
 
-    ``finish_reason`` is ``"error"`` where the model gave logits that are not finite.
+    ``finish_reason`` is ``"error"`` if the model's logits are not finite.
     """
 
     tokens: list[int]
@@ -62,7 +61,7 @@ class Written(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One request under way: its prompt's ids, its cap, and the samples written so far."""
+    """One open request: its prompt's ids, its cap, and the samples written so far."""
 
     key: Hashable
     request: SamplingRequest
@@ -75,12 +74,12 @@ class Job:
 
 @dataclass(slots=True)
 class DecodeStats:
-    """What an engine has done, for reports and benchmarks.
+    """Counters of an engine's work, for reports and benchmarks.
 
     Attributes:
         prefills: Forward passes over prompts.
         prompt_tokens: Prompt tokens, once per prompt however many samples were drawn.
-        reused_tokens: How many of them needed no computing, as an earlier prompt began alike.
+        reused_tokens: How many of them were reused from earlier prompts with the same beginning.
         steps: Decode steps.
         row_steps: Rows summed over the decode steps.
         tokens: Tokens sampled.
@@ -125,7 +124,7 @@ class Decoder:
         """Encode waiting prompts if enough rows are free, else write one token in every row; return finished jobs."""
         with torch.inference_mode():
             groups = self._fitting()
-            # A small prefill costs about as much overhead as a decode step, so a few rows are let gather.
+            # A small prefill has about the overhead of a decode step, so waiting prompts are collected first.
             if groups and sum(map(len, groups)) >= len(self._running) // 8:
                 for _ in groups:
                     self._waiting.popleft()
@@ -168,7 +167,7 @@ class Decoder:
         return done
 
     def _chunks(self, groups: list[list[tuple[Job, int]]]) -> Iterator[list[list[tuple[Job, int]]]]:
-        """Put prompts together that have about as much left to encode, so that little is wasted on padding."""
+        """Group prompts with similar numbers of tokens left to encode, to save padding."""
         store = self._prefixes
         sized = []
         for group in groups:
@@ -195,7 +194,7 @@ class Decoder:
         self._count[row], self._caps[row], self._logprob[row] = 0, job.cap, 0.0
 
     def _write(self, rows: np.ndarray[Any, Any], logits: torch.Tensor) -> list[Job]:
-        """Sample the next token of ``rows`` and let the finished ones go."""
+        """Sample the next token of ``rows`` and remove the finished ones."""
         uniform = uniforms(self._seeds[rows], self._count[rows])
         drawn = draw(logits, self._temperature[rows], self._top_p[rows], uniform, _TOLERANCE)
         if self._model.exact and drawn.doubtful.any():

@@ -29,7 +29,7 @@ class Model:
         accepted = inspect.signature(model.forward).parameters
         self._last = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self._positions = "position_ids" in accepted
-        # A shared beginning leaves a gap in the columns, which a sliding window would count as tokens.
+        # A shared beginning leaves unused columns, which a sliding window would count as tokens.
         self.shares = not any(DynamicCache(config=model.config).is_sliding)
 
     def prefill(self, prompts: Sequence[list[int]], store: PrefixStore | None = None) -> tuple[torch.Tensor, Prefilled]:
@@ -103,12 +103,12 @@ def _kept(prompt: list[int], prefilled: Prefilled, row: int) -> Encoded:
 
 
 def check(model: Model, vocabulary: int) -> None:
-    """Make sure that batched decoding with padding computes what the model computes alone.
+    """Check that batched decoding with padding computes the same as one row at a time.
 
-    Turns `Model.shares` off where only the sharing of beginnings goes wrong.
+    Turns `Model.shares` off if only the sharing of beginnings is wrong.
 
     Raises:
-        PolicyError: It does not, as for architectures that keep a state other than keys and values.
+        PolicyError: It does not, as with architectures whose state is more than keys and values.
     """
     generator = np.random.default_rng(0)
     prompts = [generator.integers(0, vocabulary, size).tolist() for size in (5, 19, 3)]

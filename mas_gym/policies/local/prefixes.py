@@ -1,4 +1,4 @@
-"""Keys and values of prompts already encoded, so that prompts which begin alike share that work.
+"""Keys and values of encoded prompts, reused by prompts with the same beginning.
 
 The agents of a system that see the same question, and siblings in a search tree,
 have prompts with long common beginnings.
@@ -59,7 +59,7 @@ class PrefixStore:
         return best, shared
 
     def add(self, entry: Encoded) -> None:
-        """Keep an entry, and forget the least recently used ones beyond the budget."""
+        """Keep an entry, and evict the least recently used ones beyond the budget."""
         if entry.size > self._budget:
             return
         self._entries[id(entry)] = entry

@@ -1,4 +1,4 @@
-"""One vLLM engine per model and process, shared by the policies that differ in nothing but their adapter."""
+"""One vLLM engine per model and process, shared by policies that differ only in their adapter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHUTDOWN_SECONDS = 15.0
 
 
 class VLLMEngine:
-    """An `AsyncLLM` that starts when it is first needed, by when every adapter is known.
+    """An `AsyncLLM` that starts at the first request, when every adapter is known.
 
     Attributes:
         model: Path or hub id.
@@ -28,7 +28,7 @@ class VLLMEngine:
     """
 
     def __init__(self, model: str, arguments: Mapping[str, Any]) -> None:
-        """Remember what to start."""
+        """Keep the arguments; nothing starts yet."""
         self.model = model
         self.adapters: list[str] = []
         self._arguments = dict(arguments)
@@ -36,10 +36,10 @@ class VLLMEngine:
         self._starting: asyncio.Task[Any] | None = None
 
     def add_adapter(self, folder: str) -> None:
-        """Make room for an adapter.
+        """Register an adapter.
 
         Raises:
-            ConfigError: The engine runs already, or the folder holds no adapter.
+            ConfigError: The engine is running already, or the folder holds no adapter.
         """
         if folder in self.adapters:
             return
@@ -69,10 +69,10 @@ class VLLMEngine:
 
         lora: dict[str, Any] = {}
         if self.adapters:
-            # With max_loras equal to the number of adapters, rows of the base model silently get an adapter's output.
+            # If max_loras equals the number of adapters, rows of the base model silently get an adapter's output.
             lora = {"enable_lora": True, "max_loras": len(self.adapters) + 1}
             lora["max_lora_rank"] = max(_rank(folder) for folder in self.adapters)
-        # A seeded request whose prompt is prefilled in pieces ends vLLM's CPU worker: its generator cannot be rewound.
+        # A seeded request with a chunked prefill crashes vLLM's CPU worker: its generator cannot be rewound.
         whole = {"enable_chunked_prefill": False} if on_cpu() else {}
         arguments = {"enable_prefix_caching": True, "disable_log_stats": True, **whole, **lora, **self._arguments}
         arguments = without_spinning(arguments)
@@ -98,9 +98,9 @@ class VLLMEngine:
     async def _shut_down(self) -> None:
         llm, self._llm, self._starting = self._llm, None, None
         if llm is not None:
-            # Not in a thread: when the interpreter ends there are no new ones.
+            # Not in a thread: none can be started while the interpreter exits.
             llm.shutdown(_SHUTDOWN_SECONDS)
-            # Its finaliser calls this again, when the interpreter has taken down the modules that it needs.
+            # Its finaliser calls this again after the interpreter has unloaded the modules that it needs.
             llm.shutdown = lambda: None
 
 
@@ -142,8 +142,8 @@ def on_cpu() -> bool:
 def without_spinning(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return engine arguments under which one worker on a CPU shares the engine's process.
 
-    By default it gets a process of its own, for which the engine waits in a busy loop: of two cores that takes one.
-    vLLM wants the process to tie the worker's threads to cores, so this applies where the user has forbidden that.
+    By default it gets its own process, for which the engine waits in a busy loop that takes one core. vLLM uses the
+    process to pin the worker's threads to cores, so this applies only if the user has turned pinning off.
     """
     sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
     alone = all(arguments.get(size, 1) == 1 for size in sizes)
@@ -162,5 +162,5 @@ def _rank(folder: str) -> int:
         raise ConfigError(f"expected a peft LoRA folder with its adapter_config.json at {folder!r}: {error}") from error
     if not isinstance(rank, int) or not 1 <= rank <= _MAX_RANK:
         raise ConfigError(f"expected a LoRA rank from 1 to {_MAX_RANK} in {file}, got {rank!r}")
-    # vLLM takes a few sizes only and pads the others.
+    # vLLM supports a few ranks and pads the others.
     return next(size for size in (8, 16, 32, 64, 128, 256, 320, 512) if rank <= size)

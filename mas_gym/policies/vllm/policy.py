@@ -55,13 +55,13 @@ class VLLMPolicy:
             max_concurrency: Requests open at once.
             max_model_len: Context window in tokens; by default the model's own.
             dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is the model's own.
-            gpu_memory_utilization: Share of the GPU's memory that this engine may take, where others need the rest.
+            gpu_memory_utilization: Share of the GPU's memory that this engine may take.
             engine: Further arguments of vLLM's ``AsyncEngineArgs``.
             chat_options: Extra variables for the chat template.
 
         Raises:
             MissingDependencyError: vLLM is not installed.
-            ConfigError: The adapter's folder holds none, or comes after the engine's start.
+            ConfigError: The adapter's folder holds none, or the engine is running already.
         """
         arguments = {"max_model_len": max_model_len, "dtype": dtype, "gpu_memory_utilization": gpu_memory_utilization}
         arguments |= dict(engine or {})
