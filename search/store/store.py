@@ -68,6 +68,12 @@ class Store:
         found = []
         with explained(self.path):
             listed = {run for (run,) in self._connection.execute("SELECT run FROM runs").fetchall()}
+            roots, pages = (
+                self._connection.execute(query).fetchone()[0]
+                for query in ("SELECT count(*) FROM sqlite_master WHERE rootpage > 0", "PRAGMA page_count")
+            )
+            if not listed and pages > roots + 1:
+                raise StoreError(f"store {self.path}: its list of runs is damaged; recover it with sqlite3's .recover")
             for run in listed:
                 try:
                     with self._reader.snapshot():
