@@ -29,7 +29,6 @@ from search.protocol import (
     Extract,
     Model,
     Planner,
-    Proposal,
     Propose,
     Remaining,
     Reward,
@@ -37,7 +36,7 @@ from search.protocol import (
 )
 from search.registry import load_planner, planner_names, planner_spec
 from search.store import RunInfo, Store, open_store
-from search.tree import Node, Tree
+from search.tree import Node, Proposal, Tree
 
 __all__ = [
     "DVTS",

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from mas_gym.state import MASState
-
-if TYPE_CHECKING:
-    from search.tree import Tree
+from search.tree import Tree
 
 
 @dataclass(frozen=True, slots=True)

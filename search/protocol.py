@@ -27,35 +27,14 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from mas_gym.policies.base import mean_logprob
-from mas_gym.state import Action, MASState
+from mas_gym.state import MASState
+from search.plan import Plan
+from search.tree import Proposal
 
 if TYPE_CHECKING:
     from mas_gym.graph import MAS
-    from search.plan import Plan
 
 ValueKind = Literal["process", "outcome", "likelihood", "reward"]
-
-
-class Proposal(NamedTuple):
-    """One message sampled from the acting agent's policy.
-
-    Attributes:
-        action: The message, routed to `ALL`.
-        tokens: Generated tokens.
-        logprob: Sum of token log-probabilities (nats); None when the policy does not tell.
-        finish_reason: ``"stop"`` or ``"length"``.
-    """
-
-    action: Action
-    tokens: int = 0
-    logprob: float | None = None
-    finish_reason: str = "stop"
-
-    @property
-    def mean_logprob(self) -> float | None:
-        """Length-normalised log-likelihood (paper, Eq. "psi-pol"), in nats per token."""
-        return mean_logprob(self.logprob, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +89,7 @@ class Remaining:
 
 
 Request = Propose | Evaluate | Extract | Reward | Remaining
-PlanGenerator = Generator[list[Request], list[Any], "Plan"]
+PlanGenerator = Generator[list[Request], list[Any], Plan]
 
 
 class Model(Protocol):

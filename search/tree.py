@@ -14,14 +14,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mas_gym.errors import DataError, MASGymError
+from mas_gym.policies.base import mean_logprob
 from mas_gym.state import Action, MASState
-from search.protocol import Proposal
 
 SCHEMA = 1
 TERMINAL = -1
 """In ``Tree.first``: the node's state is terminal. 0 means that it has no children yet."""
 
 _NAN = math.nan
+
+
+class Proposal(NamedTuple):
+    """One message sampled from the acting agent's policy.
+
+    Attributes:
+        action: The message, routed to `ALL`.
+        tokens: Generated tokens.
+        logprob: Sum of token log-probabilities (nats); None if the policy does not report it.
+        finish_reason: ``"stop"`` or ``"length"``.
+    """
+
+    action: Action
+    tokens: int = 0
+    logprob: float | None = None
+    finish_reason: str = "stop"
+
+    @property
+    def mean_logprob(self) -> float | None:
+        """Length-normalised log-likelihood (paper, Eq. "psi-pol"), in nats per token."""
+        return mean_logprob(self.logprob, self.tokens)
 
 
 class Node(NamedTuple):

@@ -27,14 +27,13 @@ from search.protocol import (
     Evaluate,
     Extract,
     PlanGenerator,
-    Proposal,
     Propose,
     Remaining,
     Request,
     Reward,
     ScoringContext,
 )
-from search.tree import Tree
+from search.tree import Proposal, Tree
 
 _RNG = b"planner"
 _NO_BUDGET = Budget()

@@ -9,8 +9,8 @@ from typing import Any
 from mas_gym.errors import BudgetError, ConfigError
 from mas_gym.state import MASState
 from search.plan import AnytimePoint, Candidate
-from search.protocol import Critic, Evaluate, Model, Proposal, Propose, Remaining, Request, ValueKind, value_kind
-from search.tree import Tree
+from search.protocol import Critic, Evaluate, Model, Propose, Remaining, Request, ValueKind, value_kind
+from search.tree import Proposal, Tree
 
 Steps = Generator[list[Request], list[Any], None]
 

@@ -45,7 +45,6 @@ from search.protocol import (
     Critic,
     Model,
     PlanGenerator,
-    Proposal,
     Propose,
     Remaining,
     Request,
@@ -53,7 +52,7 @@ from search.protocol import (
     ValueKind,
     value_kind,
 )
-from search.tree import TERMINAL, Tree
+from search.tree import TERMINAL, Proposal, Tree
 
 Flight = Generator[list[Request], list[Any], bool]
 TRAINING_C_UCT = 4.0
