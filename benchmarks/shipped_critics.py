@@ -19,13 +19,12 @@ import mas_gym
 import mas_gym.tiny
 import rewardmodels
 import search
-from mas_gym.cli.evaluate import Bench
 from mas_gym.cli.scratch import ROLLOUTS, grow, teach, trees
 from mas_gym.policies import Policy, load_policy
-from mas_gym.report.stats import paired_bootstrap
 from rewardmodels.model.card import model_card
 from rewardmodels.model.folder import load_folder, save_folder
 from rewardmodels.training.config import CriticKind, Head
+from search.compare import Bench, paired_bootstrap
 
 SEED = 42
 CONCURRENCY = 64

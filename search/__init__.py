@@ -6,6 +6,7 @@ is another.
 """
 
 from search.ask_tell import AskTell
+from search.compare import Comparison, compare
 from search.critics import ConstantCritic, PolicyLikelihood
 from search.engine.progress import Progress
 from search.engine.run import Run, run
@@ -49,6 +50,7 @@ __all__ = [
     "BestOfN",
     "Budget",
     "Candidate",
+    "Comparison",
     "ConstantCritic",
     "Critic",
     "Evaluate",
@@ -74,6 +76,7 @@ __all__ = [
     "Store",
     "Tree",
     "Usage",
+    "compare",
     "load_planner",
     "open_store",
     "planner_names",

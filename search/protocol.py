@@ -27,6 +27,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+from mas_gym.errors import ConfigError
 from mas_gym.state import MASState
 from search.plan import Plan
 from search.tree import Proposal
@@ -184,6 +185,19 @@ def bind_planner(planner: Planner, critic: Critic | None, training: bool) -> Pla
     for_run = getattr(planner, "for_run", None)
     settled: Planner = planner if for_run is None else for_run(critic, training)
     return settled
+
+
+def needs_critic(planner: Planner) -> bool:
+    """Return whether a planner cannot run without a critic; True for a planner that does not say."""
+    for_run = getattr(planner, "for_run", None)
+    if for_run is None:
+        # Shipped planners without for_run ask for no values; any other may.
+        return not type(planner).__module__.startswith("search.")
+    try:
+        for_run(None, False)
+    except ConfigError:
+        return True
+    return False
 
 
 def value_kind(critic: Critic | None, training: bool = False) -> ValueKind | None:

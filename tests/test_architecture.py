@@ -26,7 +26,7 @@ def tops(path: Path) -> set[str]:
     return {name.split(".")[0] for name in imported(path)}
 
 
-FRONT_DOORS = (ROOT / "mas_gym" / "cli", ROOT / "mas_gym" / "service")
+FRONT_DOORS = tuple(ROOT / "mas_gym" / name for name in ("cli", "service", "report"))
 
 
 def is_front_door(path: Path) -> bool:

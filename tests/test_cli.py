@@ -22,7 +22,7 @@ import mas_gym
 import rewardmodels
 import search
 from mas_gym.cli import app
-from mas_gym.cli.evaluate import arms_of
+from mas_gym.cli.evaluate import pair_arms
 from mas_gym.cli.status import _covered
 from mas_gym.errors import ConfigError, PolicyError, UnknownNameError
 from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy, load_policy
@@ -148,10 +148,10 @@ def test_each_planner_that_needs_a_critic_runs_with_each(run: Run, recording: st
 
 
 def test_pairs_that_cannot_work_are_left_out_and_said(tmp_path: Path) -> None:
-    arms = arms_of(["single", "mcts:5,2,leaf=bootstrap", "single"], ["policy-likelihood"])
+    arms = pair_arms(["single", "mcts:5,2,leaf=bootstrap", "single"], ["policy-likelihood"])
     assert [arm.label for arm in arms] == ["single", "mcts:5,2,leaf=bootstrap + policy-likelihood"]
     with pytest.raises(ConfigError, match="virtual visits"):
-        arms_of(["mcts:5,2,values=outcome,virtual_visits=true"], ["policy-likelihood"])
+        pair_arms(["mcts:5,2,values=outcome,virtual_visits=true"], ["policy-likelihood"])
 
 
 def test_failed_searches_are_listed_by_reason(run: Run, recording: str) -> None:

@@ -10,8 +10,8 @@ from typer.testing import CliRunner, Result
 import search
 from mas_gym.cli import app
 from mas_gym.cli.demo import paper_arms
-from mas_gym.cli.evaluate import named
 from rewardmodels import load_critic
+from search.compare.bench import named_critics
 
 Run = Callable[..., Result]
 FILES = {"results.json", "results.csv", "accuracy-tokens.png", "tree.html", "runs.db"}
@@ -51,8 +51,8 @@ def test_the_rows_are_those_of_the_papers_table() -> None:
 
 
 def test_two_critics_of_one_kind_are_told_apart_by_their_specs() -> None:
-    assert list(named(["policy-likelihood", "constant:0.5"])) == ["policy-likelihood", "constant(0.5)"]
-    assert list(named(["constant:0", "constant:0.0"])) == ["constant:0", "constant:0.0"]
+    assert list(named_critics(["policy-likelihood", "constant:0.5"])) == ["policy-likelihood", "constant(0.5)"]
+    assert list(named_critics(["constant:0", "constant:0.0"])) == ["constant:0", "constant:0.0"]
 
 
 @pytest.mark.slow

@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from mas_gym.errors import ConfigError, DataError
-from mas_gym.report import (
+from mas_gym.report import TreeNodes, TreeView, tree_page, write_tree_page
+from search.compare import (
     Outcome,
-    Row,
-    TreeNodes,
-    TreeView,
+    ResultRow,
     mean_std,
     paired_bootstrap,
     report,
@@ -31,9 +30,7 @@ from mas_gym.report import (
     to_csv,
     to_json,
     to_markdown,
-    tree_page,
     wilson,
-    write_tree_page,
 )
 
 shares = st.lists(st.sampled_from([0.0, 1 / 3, 0.5, 2 / 3, 1.0]), min_size=1, max_size=60)
@@ -170,8 +167,8 @@ def test_hit_at_k_never_falls() -> None:
 
 def test_the_curve_says_what_smaller_budgets_would_have_reached() -> None:
     # Answers that turn right at 60 tokens for one problem, and wrong at 80 for the other.
-    one = Outcome("mcts:10,3", "", 0, "p", True, 1, 4, 100, moments=((20, False), (60, True)))
-    two = Outcome("mcts:10,3", "", 0, "q", False, 2, 4, 200, moments=((30, True), (80, False)))
+    one = Outcome("mcts:10,3", "", 0, "p", True, 1, 4, 100, anytime=((20, False), (60, True)))
+    two = Outcome("mcts:10,3", "", 0, "q", False, 2, 4, 200, anytime=((30, True), (80, False)))
     [row] = summarise([one, two])
     hits = dict(row.curve)
     assert [hit for _, hit in row.curve if _ < 50] == [0.5] * sum(spent < 50 for spent, _ in row.curve)
@@ -181,12 +178,12 @@ def test_the_curve_says_what_smaller_budgets_would_have_reached() -> None:
 
 
 def test_a_method_whose_answer_never_changes_has_no_curve() -> None:
-    steady = Outcome("sc:5", "", 0, "p", True, 1, 5, 100, moments=((20, True),))
+    steady = Outcome("sc:5", "", 0, "p", True, 1, 5, 100, anytime=((20, True),))
     unknown = [Outcome("sbs:5,1", "", 0, f"p{i}", True, 1, 1, 100) for i in range(3)]
     assert [row.curve for row in summarise([steady, *unknown])] == [(), ()]
 
 
-def rendered(rows: list[Row], width: int) -> str:
+def rendered(rows: list[ResultRow], width: int) -> str:
     console = Console(width=width, file=io.StringIO(), force_terminal=False)
     console.print(report(rows, "Arithmetic", width))
     assert isinstance(console.file, io.StringIO)

@@ -6,7 +6,7 @@ from benchmarks.paper.lab import MCTS, Lab, command, keep_rows
 from benchmarks.paper.main import VOTE, guide_claims
 from benchmarks.paper.page import Page, claim
 from mas_gym.cli.demo import paper_arms
-from mas_gym.report import to_markdown
+from search.compare import to_markdown
 
 PAPER = {
     (MCTS, "PL"): "+11.2",

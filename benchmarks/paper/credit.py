@@ -15,9 +15,10 @@ from benchmarks.paper.lab import MASPRM, ORM, Lab, Setting, command
 from benchmarks.paper.page import Claim, Page, claim, percent, span
 from benchmarks.tiny.truth import FirstError, first_error
 from mas_gym.graph import MAS
-from mas_gym.report import Difference, paired_bootstrap, save_matrices
+from mas_gym.report import save_matrices
 from mas_gym.state import Action
 from search import ScoringContext
+from search.compare import Difference, paired_bootstrap
 
 FEWEST = 20
 """Kinds of error that are rarer are counted together."""

@@ -15,12 +15,12 @@ import mas_gym
 from benchmarks.paper.options import PARTNERS, SYSTEMS, Options, read
 from benchmarks.paper.page import Page, write_page
 from mas_gym.cli.console import note
-from mas_gym.cli.evaluate import Arm, Bench, measure
+from mas_gym.cli.evaluate import measure
 from mas_gym.cli.options import read_pairs, read_planner, read_policy
 from mas_gym.cli.scratch import grow, teach, trees
 from mas_gym.identity import identity_of
-from mas_gym.report import Outcome, Row, summarise, to_json
 from rewardmodels import LearnedCritic, load_critic
+from search.compare import Arm, Bench, Outcome, ResultRow, summarise, to_json
 
 if TYPE_CHECKING:
     from rewardmodels import LabelledTree
@@ -80,7 +80,7 @@ ORM = Recipe("orm", "bce")
 class Score(NamedTuple):
     """What a method came to: a row of the table, and the outcomes behind it."""
 
-    row: Row
+    row: ResultRow
     outcomes: tuple[Outcome, ...]
 
     @property
@@ -274,7 +274,7 @@ def keep_rows(lab: Lab, name: str, scores: Sequence[Score]) -> None:
 
 def score_cells(score: Score) -> tuple[str, ...]:
     """Return Hit@1, its interval, TOK, AC and RC as a table shows them."""
-    from mas_gym.report.tables import cells
+    from search.compare.tables import cells
 
     line = cells(score.row)
     return (line[2], line[3], *line[6:9])

@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.paper.lab import MCTS, Lab, Score, command, keep_rows
 from benchmarks.paper.page import Page, claim, claim_of
 from mas_gym.cli.demo import paper_arms
-from mas_gym.report import save_tradeoff, to_markdown
+from search.compare import save_tradeoff, to_markdown
 
 VOTE = "sc:5,weights=critic"
 ASKS = """

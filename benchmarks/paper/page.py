@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mas_gym.report import Difference, paired_bootstrap
-from mas_gym.report.stats import RESAMPLES
+from search.compare import Difference, paired_bootstrap
+from search.compare.stats import RESAMPLES
 
 REASONS = "## Where it differs, and why"
 """What stands below this heading is written by people and kept when the page is written again."""

@@ -13,11 +13,12 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
-from mas_gym.cli.evaluate import Arm, Bench, Files, end_early, measure, named, show
+from mas_gym.cli.evaluate import Files, end_early, measure, show
 from mas_gym.cli.scratch import grow, teach, trees
 from mas_gym.cli.solve import write_page
 from mas_gym.errors import MissingDependencyError
-from mas_gym.report.outcomes import Outcome
+from search.compare.bench import Arm, Bench, named_critics
+from search.compare.outcomes import Outcome
 
 if TYPE_CHECKING:
     from search import Critic, Plan
@@ -61,7 +62,7 @@ def demo(
     bench = Bench(task, mas_gym.load_mas("rpsv"), opt.read_policy("tiny"), seeds, concurrency, out / "runs.db")
     trained = from_scratch or full
     specs = _train(bench, out, number_of_trees) if trained else critic or _shipped()
-    arms = paper_arms({name: loaded for name, (_, loaded) in named([opt.LIKELIHOOD, *specs]).items()})
+    arms = paper_arms({name: loaded for name, (_, loaded) in named_critics([opt.LIKELIHOOD, *specs]).items()})
     note(f"{len(task)} Arithmetic problems, four tiny agents (RPSV), {len(arms)} rows; results in {out}/")
     telling = _Telling()
     outcomes: list[Outcome] = []

@@ -221,16 +221,3 @@ def read_planner(spec: str) -> tuple[str, Planner]:
     planner = load_planner(spec)
     label = planner_spec(planner)
     return (spec if label == type(planner).__name__ else label), planner
-
-
-def takes_critic(planner: Planner) -> bool:
-    """Return whether a planner cannot run without a critic."""
-    settle = getattr(planner, "for_run", None)
-    if settle is None:
-        # Shipped planners say so if they need one; any other may ask for values.
-        return not type(planner).__module__.startswith("search.")
-    try:
-        settle(None, False)
-    except ConfigError:
-        return True
-    return False

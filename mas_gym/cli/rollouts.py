@@ -9,10 +9,11 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
-from mas_gym.cli.evaluate import Arm, Bench, Limits, drain, end_early, engines, note_stopped, start
+from mas_gym.cli.evaluate import end_early, engines, note_stopped
 from mas_gym.cli.progress import RunProgress
 from mas_gym.errors import ConfigError
 from mas_gym.service import telemetry
+from search.compare.bench import Arm, Bench, drain, start
 
 if TYPE_CHECKING:
     from search import Plan
@@ -76,7 +77,8 @@ def rollouts(
     system = mas_gym.load_mas(mas)
     fleet = opt.read_fleet(ray, actors, gpus_per_actor)
     local, remote = engines(opt.chosen_policy(policy, system), cache, fleet)
-    bench = Bench(problems, system, local, [seed], concurrency, store, remote, Limits.read(budget, run_budget))
+    limits = opt.read_budget(budget, "--budget"), opt.read_budget(run_budget, "--run-budget")
+    bench = Bench(problems, system, local, [seed], concurrency, store, remote, *limits)
     with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
         harvest, stop = _reap(Arm(name, method), bench, watch)
     _summary(harvest, len(problems), store)

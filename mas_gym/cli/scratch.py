@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mas_gym.cli.evaluate import Arm, Bench, drain, start
 from mas_gym.cli.options import read_planner
 from mas_gym.cli.progress import RunProgress
 from mas_gym.errors import DataError
+from search.compare.bench import Arm, Bench, drain, start
 
 if TYPE_CHECKING:
     from rewardmodels import LabelledTree, RewardData, Trained

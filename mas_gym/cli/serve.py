@@ -53,6 +53,7 @@ def serve(
     """Answer OpenAI chat requests by search; any chat client works against it unchanged."""
     import mas_gym
     from search import Budget
+    from search.protocol import needs_critic
 
     make_app, make_service, listen = _web()
     key = _key(key_env, host)
@@ -63,7 +64,7 @@ def serve(
         planner=algorithm,
         mas=system,
         policy=opt.read_policy(opt.chosen_policy(policy, system), cache),
-        critic=opt.read_critic(critic) if opt.takes_critic(algorithm) else None,
+        critic=opt.read_critic(critic) if needs_critic(algorithm) else None,
         kind=opt.check_kind(kind),
         budget=Budget(seconds=seconds),
         concurrency=concurrency,

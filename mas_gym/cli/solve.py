@@ -11,12 +11,13 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
-from mas_gym.cli.evaluate import Arm, Bench, arms_of, start
+from mas_gym.cli.evaluate import pair_arms
 from mas_gym.cli.progress import RunProgress
 from mas_gym.cli.transcript import transcript
 from mas_gym.cli.treeview import tree_view
 from mas_gym.errors import ConfigError, SearchError
 from mas_gym.render import one_line
+from search.compare.bench import Arm, Bench, start
 
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Task
@@ -57,7 +58,7 @@ def solve(
         assert task is not None
         problems = _known(opt.read_task(task, split, data, None, "strict", option), problem_id)
     system = mas_gym.load_mas(mas)
-    [arm] = arms_of([planner], [critic])
+    [arm] = pair_arms([planner], [critic])
     bench = Bench(problems, system, opt.read_policy(opt.chosen_policy(policy, system), cache), [seed], concurrency=1)
     with RunProgress([arm.label], 1, graded=task is not None) as progress:
         plans = list(start(arm, bench, seed, partial(progress.update, 0, seed)))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError
-from mas_gym.report.plots import COLOURS, INK, figure_class, plain_log_ticks, save_figure
+from search.compare.plots import COLOURS, INK, figure_class, plain_log_ticks, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

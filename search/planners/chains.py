@@ -34,7 +34,7 @@ class SelfConsistency:
     Attributes:
         k: Number of passes.
         weights: None for one vote per pass; ``"critic"`` to weigh each by the sigmoid of its path score.
-        values: What the values mean; ``"auto"`` is settled by the run's critic.
+        values: The kind of the values, as in `MCTS`; ``"auto"``: the kind that the run provides.
     """
 
     k: int = 5
@@ -48,13 +48,13 @@ class SelfConsistency:
             raise ConfigError(f"SelfConsistency: expected weights None or 'critic', got {self.weights!r}")
 
     def for_run(self, critic: Critic | None, training: bool) -> SelfConsistency:
-        """Settle what the weights come from."""
+        """Return the planner with the kind of values that the run provides."""
         kind = value_kind(critic)
-        if self.weights is None or self.values != "auto":
+        if self.weights is None:
             return self
         if kind is None:
             raise ConfigError("a weighted vote needs a critic: pass critic=..., or leave weights out")
-        return replace(self, values=kind)
+        return replace(self, values=kind) if self.values == "auto" else self
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Sample the passes, score them if they are weighted, and vote."""
@@ -78,7 +78,7 @@ class BestOfN:
 
     Attributes:
         n: Number of passes.
-        values: What the values mean; ``"auto"`` is settled by the run's critic.
+        values: The kind of the values, as in `MCTS`; ``"auto"``: the kind that the run provides.
     """
 
     n: int = 5
@@ -89,13 +89,11 @@ class BestOfN:
         check_at_least(self, 1, n=self.n)
 
     def for_run(self, critic: Critic | None, training: bool) -> BestOfN:
-        """Settle what the scores come from."""
+        """Return the planner with the kind of values that the run provides."""
         kind = value_kind(critic)
-        if self.values != "auto":
-            return self
         if kind is None:
             raise ConfigError("BestOfN needs a critic: pass critic=load_critic(...), such as 'policy-likelihood'")
-        return replace(self, values=kind)
+        return replace(self, values=kind) if self.values == "auto" else self
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Sample the passes, score them, and take the best; the first among equals."""

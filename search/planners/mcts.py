@@ -112,12 +112,10 @@ class MCTS:
 
     def for_run(self, critic: Critic | None, training: bool) -> MCTS:
         """Return the planner with the kind of values that the run provides."""
-        if self.values != "auto":
-            return self
         kind = value_kind(critic, training)
         if kind is None:
             raise ConfigError("MCTS needs a critic: pass critic=load_critic(...), or training=True for the true reward")
-        return replace(self, values=kind)
+        return replace(self, values=kind) if self.values == "auto" else self
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Run the simulations and decode; the budget can end the simulations early."""

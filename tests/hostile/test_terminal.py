@@ -128,7 +128,7 @@ def test_eval_of_a_server_that_fails_with_a_hostile_reason(tmp_path: Path) -> No
 
 
 def test_failures_in_the_table_of_eval(store: Path) -> None:
-    from mas_gym.report import Outcome, report, summarise
+    from search.compare import Outcome, report, summarise
 
     reason = EVIL + "\nAnswer: forged" + "x" * 10_000
     outcome = Outcome(NAME, NAME, 0, NAME, False, None, 0, 1, 1, 0, reason, ())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, MissingDependencyError
-from mas_gym.report.outcomes import Row
+from search.compare.outcomes import ResultRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,10 +20,11 @@ _MARKERS = ("o", "s", "^", "D", "P", "v", "X", "*", "<", ">")
 INK, _FAINT = "#22262b", "#d9dde2"
 
 
-def tradeoff_figure(rows: Sequence[Row], title: str = "") -> Figure:
+def tradeoff_figure(rows: Sequence[ResultRow], title: str = "") -> Figure:
     """Draw Hit@1 with its 95% interval against generated tokens per problem; colour is critic, marker search method.
 
-    A line that ends in a marker shows what that search would have reached with fewer tokens.
+    A line that ends in a marker shows what that search would have reached with fewer tokens. The dotted line is the
+    frontier: the rows that no other row beats with as few tokens.
 
     Args:
         rows: From `mas_gym.report.summarise`.
@@ -41,6 +42,10 @@ def tradeoff_figure(rows: Sequence[Row], title: str = "") -> Figure:
     axes = figure.subplots()
     colours = _assign([row.critic for row in drawn if row.critic], COLOURS) | {"": _NO_CRITIC}
     markers = _assign([row.planner for row in drawn], _MARKERS)
+    best = frontier(drawn)
+    if 1 < len(best) < len(drawn):
+        spent = [row.tokens.mean for row in best]
+        axes.plot(spent, [100 * row.hits[1].mean for row in best], ":", color=_NO_CRITIC, linewidth=1.2, zorder=1)
     for row in drawn:
         _draw_row(axes, row, colours[row.critic], markers[row.planner])
     _dress(axes, drawn, title)
@@ -48,7 +53,16 @@ def tradeoff_figure(rows: Sequence[Row], title: str = "") -> Figure:
     return figure
 
 
-def save_tradeoff(rows: Sequence[Row], path: Path, title: str = "") -> Path:
+def frontier(rows: Sequence[ResultRow]) -> list[ResultRow]:
+    """Return the rows with a higher Hit@1 than every row that spends no more tokens, by growing tokens."""
+    best: list[ResultRow] = []
+    for row in sorted(rows, key=lambda row: (row.tokens.mean, -row.hits[1].mean)):
+        if not best or row.hits[1].mean > best[-1].hits[1].mean:
+            best.append(row)
+    return best
+
+
+def save_tradeoff(rows: Sequence[ResultRow], path: Path, title: str = "") -> Path:
     """Write `tradeoff_figure` to a file whose suffix names the format (png, svg, pdf); return the path."""
     return save_figure(tradeoff_figure(rows, title), path)
 
@@ -86,7 +100,7 @@ def _assign(names: Sequence[str], looks: Sequence[str]) -> dict[str, str]:
     return {name: looks[i % len(looks)] for i, name in enumerate(dict.fromkeys(names))}
 
 
-def _draw_row(axes: Any, row: Row, colour: str, marker: str) -> None:
+def _draw_row(axes: Any, row: ResultRow, colour: str, marker: str) -> None:
     if row.curve:
         spent, hits = zip(*row.curve, strict=True)
         axes.plot(spent, [100 * hit for hit in hits], color=colour, linewidth=1.4, alpha=0.55, zorder=2)
@@ -97,7 +111,7 @@ def _draw_row(axes: Any, row: Row, colour: str, marker: str) -> None:
     axes.plot(row.tokens.mean, hit, marker, color=colour, ms=9, mec="white", mew=1.2, zorder=3)
 
 
-def _dress(axes: Any, rows: Sequence[Row], title: str) -> None:
+def _dress(axes: Any, rows: Sequence[ResultRow], title: str) -> None:
     costs = [row.tokens.mean for row in rows]
     if min(costs) > 0 and max(costs) / min(costs) > 3:
         axes.set_xscale("log")

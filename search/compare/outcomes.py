@@ -1,14 +1,15 @@
-"""From single searches to rows of a table: one row per planner and critic."""
+"""From single searches to the rows of a table: one row per planner and critic."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mas_gym.report.stats import Difference, Interval, mean_std, paired_bootstrap, wilson
+from mas_gym.errors import ConfigError
+from search.compare.stats import Difference, Interval, mean_std, paired_bootstrap, wilson
 
 HIT_RANKS = (1, 3, 5)
 SCHEMA = 1
@@ -18,7 +19,7 @@ _ANSWERED = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one search came to.
+    """The result of one search, reduced to what a table needs.
 
     Attributes:
         planner: Spec of the search method, such as ``"mcts:10,3"``.
@@ -32,7 +33,8 @@ class Outcome:
         agent_calls: LLM generations (AC).
         reward_calls: Critic forwards (RC).
         error: Why the search failed; None if it did not.
-        moments: Each change of the answer while it searched: tokens spent by then, and whether that answer was right.
+        anytime: The anytime curve: tokens spent at each change of the answer, and whether that answer was right.
+        seconds: Wall-clock seconds from start to end, with everything that ran beside it.
     """
 
     planner: str
@@ -46,7 +48,8 @@ class Outcome:
     agent_calls: int = 0
     reward_calls: int = 0
     error: str | None = None
-    moments: tuple[tuple[int, bool], ...] = ()
+    anytime: tuple[tuple[int, bool], ...] = ()
+    seconds: float = 0.0
 
     def hit(self, k: int) -> bool:
         """Return whether the chosen answer or one of the first ``k`` candidates was right."""
@@ -61,7 +64,7 @@ class Spread(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """One line of the table: a planner with a critic.
 
     Attributes:
@@ -75,6 +78,7 @@ class Row:
         tokens: TOK per problem.
         agent_calls: AC per problem.
         reward_calls: RC per problem.
+        seconds: Wall-clock seconds per search; they depend on the machine and on what ran beside.
         failures: Reason to number of failed searches, most frequent first.
         shares: Problem id to the share of its searches that were right.
         curve: Tokens per problem and Hit@1 if every search had stopped at one budget, for growing budgets; empty for
@@ -90,6 +94,7 @@ class Row:
     tokens: Spread
     agent_calls: Spread
     reward_calls: Spread
+    seconds: Spread
     failures: dict[str, int]
     shares: dict[str, float]
     curve: tuple[tuple[float, float], ...] = ()
@@ -111,12 +116,12 @@ class Row:
         for k in HIT_RANKS:
             flat[f"hit@{k}"], flat[f"hit@{k}_std"] = self.hits.get(k, (None, None))
         flat |= {"hit@1_low": self.interval.low, "hit@1_high": self.interval.high}
-        for name in ("tokens", "agent_calls", "reward_calls"):
+        for name in ("tokens", "agent_calls", "reward_calls", "seconds"):
             flat[name], flat[f"{name}_std"] = getattr(self, name)
         return flat | {"failed": sum(self.failures.values()), "failures": dict(self.failures)}
 
 
-def summarise(outcomes: Iterable[Outcome]) -> list[Row]:
+def summarise(outcomes: Iterable[Outcome]) -> list[ResultRow]:
     """Group outcomes by planner and critic, in order of appearance, and average them.
 
     TOK, AC and RC are averaged over the searches that did not fail.
@@ -127,15 +132,43 @@ def summarise(outcomes: Iterable[Outcome]) -> list[Row]:
     return [_row(planner, critic, group) for (planner, critic), group in groups.items()]
 
 
-def differences(rows: list[Row]) -> list[tuple[Row, Row, Difference]]:
-    """Compare the Hit@1 of each further row with the first row's, on the problems that both have."""
-    first, *others = rows
+def differences(rows: Sequence[ResultRow], baseline: str = "") -> list[tuple[ResultRow, ResultRow, Difference]]:
+    """Compare the Hit@1 of each row with the baseline's, on the problems that both have.
+
+    Args:
+        rows: From `summarise`.
+        baseline: The label of the row to compare with, or its planner if only one row has it; the first row by default.
+
+    Returns:
+        For each other row: the row, the baseline, and the difference row - baseline.
+
+    Raises:
+        ConfigError: No row, or more than one, is called so.
+    """
+    first = find_row(rows, baseline)
     return [
-        (row, first, paired_bootstrap(row.shares, first.shares)) for row in others if row.shares.keys() & first.shares
+        (row, first, paired_bootstrap(row.shares, first.shares))
+        for row in rows
+        if row is not first and row.shares.keys() & first.shares.keys()
     ]
 
 
-def _row(planner: str, critic: str, group: list[Outcome]) -> Row:
+def find_row(rows: Sequence[ResultRow], name: str = "") -> ResultRow:
+    """Return the row with a label, or the only row of a planner; the first row without a name.
+
+    Raises:
+        ConfigError: No row, or more than one, is called so.
+    """
+    if not name:
+        return rows[0]
+    found = [row for row in rows if row.label == name] or [row for row in rows if row.planner == name]
+    if len(found) != 1:
+        labels = ", ".join(repr(row.label) for row in rows)
+        raise ConfigError(f"baseline {name!r}: expected the label of one row, one of {labels}")
+    return found[0]
+
+
+def _row(planner: str, critic: str, group: list[Outcome]) -> ResultRow:
     by_seed: dict[int, list[Outcome]] = {}
     by_problem: dict[str, list[bool]] = {}
     for outcome in group:
@@ -146,7 +179,7 @@ def _row(planner: str, critic: str, group: list[Outcome]) -> Row:
     hits = {k: _spread([[o.hit(k) for o in run] for run in runs]) for k in HIT_RANKS if k == 1 or ranked}
     ended = [[o for o in run if o.error is None] for run in runs]
     shares = {key: sum(right) / len(right) for key, right in by_problem.items()}
-    return Row(
+    return ResultRow(
         planner=planner,
         critic=critic,
         seeds=tuple(sorted(by_seed)),
@@ -156,6 +189,7 @@ def _row(planner: str, critic: str, group: list[Outcome]) -> Row:
         tokens=_spread([[o.tokens for o in run] for run in ended]),
         agent_calls=_spread([[o.agent_calls for o in run] for run in ended]),
         reward_calls=_spread([[o.reward_calls for o in run] for run in ended]),
+        seconds=_spread([[o.seconds for o in run] for run in ended]),
         failures=dict(Counter(o.error for o in group if o.error is not None).most_common()),
         shares=shares,
         curve=_curve([outcome for outcome in group if outcome.error is None]),
@@ -164,10 +198,10 @@ def _row(planner: str, critic: str, group: list[Outcome]) -> Row:
 
 def _curve(group: list[Outcome]) -> tuple[tuple[float, float], ...]:
     """Average the anytime answers at growing token budgets, from where nearly all searches have an answer."""
-    changing = [outcome for outcome in group if outcome.moments]
-    if not changing or len(changing) < _ANSWERED * len(group) or max(len(o.moments) for o in changing) < 2:
+    changing = [outcome for outcome in group if outcome.anytime]
+    if not changing or len(changing) < _ANSWERED * len(group) or max(len(o.anytime) for o in changing) < 2:
         return ()
-    first = sorted(outcome.moments[0][0] for outcome in changing)
+    first = sorted(outcome.anytime[0][0] for outcome in changing)
     low = max(1, first[min(len(first) - 1, int(_ANSWERED * len(group)))])
     high = max(low, *(outcome.tokens for outcome in group))
     budgets = [round(low * (high / low) ** (step / (_CURVE_POINTS - 1))) for step in range(_CURVE_POINTS)]
@@ -182,12 +216,12 @@ def _spent(group: list[Outcome], budget: int) -> float:
 def _right(group: list[Outcome], budget: int) -> float:
     right = 0
     for outcome in group:
-        known = [correct for tokens, correct in outcome.moments if tokens <= budget]
+        known = [correct for tokens, correct in outcome.anytime if tokens <= budget]
         right += outcome.correct if budget >= outcome.tokens else bool(known and known[-1])
     return right / len(group)
 
 
-def _spread(runs: list[list[bool]] | list[list[int]]) -> Spread:
+def _spread(runs: Sequence[Sequence[float]]) -> Spread:
     means = [sum(run) / len(run) for run in runs if run]
     mean, std = mean_std(means)
     return Spread(mean if means else math.nan, std)

@@ -1,4 +1,4 @@
-"""Rows as a terminal table, Markdown, CSV and JSON."""
+"""Rows as a terminal table, Markdown, LaTeX, HTML, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.render import one_line
-from mas_gym.report.outcomes import HIT_RANKS, SCHEMA, Row, Spread, differences
-from mas_gym.report.stats import Difference
+from search.compare.outcomes import HIT_RANKS, SCHEMA, ResultRow, Spread, differences
+from search.compare.stats import Difference
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
 COLUMNS = ("Search", "Critic", "Hit@1", "95% interval", "Hit@3", "Hit@5", "TOK", "AC", "RC", "Failed")
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
+    character: "\\" + character for character in "&%$#_{}"
+}
 _DASH = "\N{EN DASH}"
 
 
@@ -29,7 +33,7 @@ def percent(spread: Spread | None) -> str:
 
 
 def count(spread: Spread) -> str:
-    """Return a cost per problem with its deviation over seeds; decimals only where they tell something."""
+    """Return a cost per problem with its deviation over seeds; decimals only if they carry information."""
     if math.isnan(spread.mean):
         return _DASH
     varies = spread.std is not None and round(spread.std, 1) > 0
@@ -37,7 +41,7 @@ def count(spread: Spread) -> str:
     return f"{spread.mean:,.{digits}f}" + (f" ± {spread.std:,.{digits}f}" if varies else "")
 
 
-def cells(row: Row, deviations: bool = True) -> tuple[str, ...]:
+def cells(row: ResultRow, deviations: bool = True) -> tuple[str, ...]:
     """Return one row's cells as text, in the order of `COLUMNS`.
 
     Args:
@@ -57,7 +61,7 @@ def cells(row: Row, deviations: bool = True) -> tuple[str, ...]:
     )
 
 
-def results_table(rows: Sequence[Row], title: str = "", width: int = 120) -> RenderableType:
+def results_table(rows: Sequence[ResultRow], title: str = "", width: int = 120) -> RenderableType:
     """Return the table for a terminal, with as much as its width can hold; the best Hit@1 is in bold.
 
     Columns that say nothing in any row are left out. A narrower terminal loses the deviations first, then Hit@3 and
@@ -83,7 +87,7 @@ def results_table(rows: Sequence[Row], title: str = "", width: int = 120) -> Ren
     return _cards(rows, title)
 
 
-def _table(rows: Sequence[Row], title: str, deviations: bool, dropped: tuple[str, ...]) -> Table:
+def _table(rows: Sequence[ResultRow], title: str, deviations: bool, dropped: tuple[str, ...]) -> Table:
     from rich.text import Text
 
     lines = [cells(row, deviations) for row in rows]
@@ -109,12 +113,12 @@ def _plain_table(title: str, header: bool = True) -> Table:
     return Table(title=Text(title, style="bold") if title else None, show_header=header, **look)
 
 
-def _style(row: Row, rows: Sequence[Row]) -> str:
+def _style(row: ResultRow, rows: Sequence[ResultRow]) -> str:
     best = max(other.hits[1].mean for other in rows)
     return "bold green" if len(rows) > 1 and row.hits[1].mean == best > 0 else ""
 
 
-def _cards(rows: Sequence[Row], title: str) -> RenderableType:
+def _cards(rows: Sequence[ResultRow], title: str) -> RenderableType:
     from rich.text import Text
 
     text = Text(f"{title}\n" if title else "", style="bold")
@@ -126,7 +130,7 @@ def _cards(rows: Sequence[Row], title: str) -> RenderableType:
     return text
 
 
-def caption(rows: Sequence[Row]) -> str:
+def caption(rows: Sequence[ResultRow]) -> str:
     """Return the sentence that says what the table's figures are."""
     sizes = sorted({row.problems for row in rows})
     problems = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
@@ -138,15 +142,15 @@ def caption(rows: Sequence[Row]) -> str:
     )
 
 
-def report(rows: Sequence[Row], title: str = "", width: int = 120) -> RenderableType:
-    """Return everything that ends a run: the table, what its figures mean, differences, and failures by reason."""
+def report(rows: Sequence[ResultRow], title: str = "", width: int = 120, baseline: str = "") -> RenderableType:
+    """Return the whole result: the table, its caption, differences to the baseline, and failures by reason."""
     from rich.console import Group
     from rich.text import Text
 
     if not rows:
         return Text("No search has ended.", style="yellow")
     parts: list[RenderableType] = [results_table(rows, title, width), Text(caption(rows), style="dim")]
-    gaps = differences(list(rows))
+    gaps = differences(rows, baseline)
     if gaps:
         parts += [Text(""), _difference_table(gaps)]
     failures = [(row.label, number, reason) for row in rows for reason, number in row.failures.items()]
@@ -155,18 +159,17 @@ def report(rows: Sequence[Row], title: str = "", width: int = 120) -> Renderable
     return Group(*parts)
 
 
-def _difference_table(gaps: Sequence[tuple[Row, Row, Difference]]) -> Table:
+def _difference_table(gaps: Sequence[tuple[ResultRow, ResultRow, Difference]]) -> Table:
     from rich.text import Text
 
-    title = f"Hit@1 against {gaps[0][1].label}, in points; paired bootstrap 95% intervals"
+    title = f"Hit@1 against {one_line(gaps[0][1].label)}, in points; paired bootstrap 95% intervals"
     table = _plain_table(title, header=False)
     for justify in ("left", "right", "right", "left"):
         table.add_column(justify=justify, overflow="fold")
     for row, _, gap in gaps:
         style = "green" if gap.low > 0 else "red" if gap.high < 0 else "dim"
-        ends = f"{100 * gap.low:+.1f} to {100 * gap.high:+.1f}"
         verdict = Text("excludes 0" if gap.significant else "includes 0", style=style)
-        table.add_row(Text(one_line(row.label)), f"{100 * gap.mean:+.1f}", ends, verdict)
+        table.add_row(Text(one_line(row.label)), *gap_cells(gap), verdict)
     return table
 
 
@@ -182,14 +185,14 @@ def _failure_table(failures: Sequence[tuple[str, int, str]]) -> Table:
     return table
 
 
-def to_markdown(rows: Sequence[Row]) -> str:
+def to_markdown(rows: Sequence[ResultRow]) -> str:
     """Return the table as GitHub Markdown."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * 2 + "---:|" * (len(COLUMNS) - 2)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells(row)) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
-def to_csv(rows: Sequence[Row]) -> str:
+def to_csv(rows: Sequence[ResultRow]) -> str:
     """Return one line per row, with a header; shares in ``[0, 1]``."""
     flat = [row.to_dict() for row in rows]
     for line in flat:
@@ -203,18 +206,70 @@ def to_csv(rows: Sequence[Row]) -> str:
     return out.getvalue()
 
 
-def to_json(rows: Sequence[Row], meta: Mapping[str, Any] | None = None) -> str:
+def to_latex(rows: Sequence[ResultRow], title: str = "") -> str:
+    """Return the table in LaTeX, with rules of the package booktabs; the best Hit@1 is in bold."""
+    shown = [i for i in range(len(COLUMNS)) if any(cells(row)[i] != _DASH for row in rows)]
+    best = max((row.hits[1].mean for row in rows), default=0.0)
+    lines = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{''.join('l' if i < 2 else 'r' for i in shown)}}}"]
+    lines += [r"\toprule", " & ".join(latex(COLUMNS[i]) for i in shown) + r" \\", r"\midrule"]
+    for row in rows:
+        line = [latex(cell) for cell in cells(row)]
+        if row.hits[1].mean == best:
+            line[2] = rf"\textbf{{{line[2]}}}"
+        lines.append(" & ".join(line[i] for i in shown) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    said = " ".join(filter(None, (f"{title}." if title else "", caption(rows) if rows else "")))
+    return "\n".join([*lines, rf"\caption{{{latex(said)}}}", r"\end{table}"]) + "\n"
+
+
+def latex(text: str) -> str:
+    r"""Return text with LaTeX's special characters escaped.
+
+    >>> print(latex("50% of a_b"))
+    50\% of a\_b
+    """
+    escaped = "".join(_LATEX.get(character, character) for character in text)
+    return escaped.replace("\N{PLUS-MINUS SIGN}", r"$\pm$").replace(_DASH, "--")
+
+
+def to_html(rows: Sequence[ResultRow], title: str = "", baseline: str = "") -> str:
+    """Return the table, its caption and the differences as a fragment of HTML, for notebooks."""
+    parts = [f"<p><b>{escape(title)}</b></p>" if title else ""]
+    parts.append(_html_table(COLUMNS, [cells(row) for row in rows]))
+    if rows:
+        parts.append(f"<p><small>{escape(caption(rows))}</small></p>")
+    gaps = differences(rows, baseline) if len(rows) > 1 else []
+    if gaps:
+        head = (f"Hit@1 against {one_line(gaps[0][1].label)}, in points", "Difference", "95% interval")
+        parts.append(_html_table(head, [(one_line(row.label), *gap_cells(gap)) for row, _, gap in gaps]))
+    return "\n".join(filter(None, parts))
+
+
+def gap_cells(gap: Difference) -> tuple[str, str]:
+    """Return a difference and its interval in points, such as ``("+3.1", "-0.4 to +6.5")``."""
+    return f"{100 * gap.mean:+.1f}", f"{100 * gap.low:+.1f} to {100 * gap.high:+.1f}"
+
+
+def _html_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    def tagged(tag: str, line: Sequence[str]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in line) + "</tr>"
+
+    return "\n".join(["<table>", tagged("th", head), *(tagged("td", line) for line in lines), "</table>"])
+
+
+def to_json(rows: Sequence[ResultRow], meta: Mapping[str, Any] | None = None, baseline: str = "") -> str:
     """Return rows, per-problem shares and differences as one JSON document of schema `SCHEMA`.
 
     Args:
         rows: From `mas_gym.report.summarise`.
         meta: JSON-able facts about the run: task, MAS, policy, versions.
+        baseline: The row that the others are compared with; the first by default.
     """
     document = {
         "schema": SCHEMA,
         "meta": dict(meta or {}),
         "rows": [{**_finite(row.to_dict()), "shares": row.shares, "curve": row.curve} for row in rows],
-        "differences": [{"of": a.label, "to": b.label, **gap._asdict()} for a, b, gap in differences(list(rows))]
+        "differences": [{"of": a.label, "to": b.label, **gap._asdict()} for a, b, gap in differences(rows, baseline)]
         if rows
         else [],
     }

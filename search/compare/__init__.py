@@ -1,0 +1,46 @@
+"""Comparing planners and critics: `compare` gives a table with intervals and paired differences.
+
+`bench` runs the searches, `outcomes` reduces them to rows, `stats` has intervals and the paired
+bootstrap, `tables` and `plots` show rows, and `comparison` puts them together.
+"""
+
+from search.compare.bench import Arm, Bench, Calibrated, Match, Remote, calibrate, measure
+from search.compare.comparison import Comparison, compare, matched
+from search.compare.outcomes import HIT_RANKS, Outcome, ResultRow, Spread, differences, find_row, summarise
+from search.compare.plots import save_tradeoff, tradeoff_figure
+from search.compare.stats import Difference, Interval, mean_std, paired_bootstrap, wilson
+from search.compare.tables import report, results_table, to_csv, to_html, to_json, to_latex, to_markdown
+
+__all__ = [
+    "HIT_RANKS",
+    "Arm",
+    "Bench",
+    "Calibrated",
+    "Comparison",
+    "Difference",
+    "Interval",
+    "Match",
+    "Outcome",
+    "Remote",
+    "ResultRow",
+    "Spread",
+    "calibrate",
+    "compare",
+    "differences",
+    "find_row",
+    "matched",
+    "mean_std",
+    "measure",
+    "paired_bootstrap",
+    "report",
+    "results_table",
+    "save_tradeoff",
+    "summarise",
+    "to_csv",
+    "to_html",
+    "to_json",
+    "to_latex",
+    "to_markdown",
+    "tradeoff_figure",
+    "wilson",
+]

@@ -1,0 +1,382 @@
+"""Running a comparison: planners paired with critics, each searched with every seed, reduced to outcomes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mas_gym.errors import ConfigError, MASGymError
+from search.compare.outcomes import Outcome
+from search.plan import Plan
+from search.protocol import Critic, Planner, bind_planner, needs_critic
+from search.registry import load_planner, planner_spec
+
+if TYPE_CHECKING:
+    from mas_gym.graph import MAS
+    from mas_gym.policies import AsyncPolicy, Policy
+    from mas_gym.tasks.base import Problem
+    from search.engine.fleet import Fleet
+    from search.engine.progress import Progress
+    from search.engine.settings import Budget, Sampling
+
+_ROUNDS = 8
+_LARGEST = 4096
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One row to measure: a planner with the critic that guides it, if it takes one.
+
+    Attributes:
+        name: The planner in tables.
+        planner: The planner.
+        critic: The critic; None for a planner that takes none.
+        critic_name: The critic in tables.
+        critic_spec: What `rewardmodels.load_critic` takes; needed only on a fleet.
+    """
+
+    name: str
+    planner: Planner
+    critic: Critic | None = None
+    critic_name: str = ""
+    critic_spec: str = ""
+
+    @property
+    def label(self) -> str:
+        """Planner and critic in one string."""
+        return f"{self.name} + {self.critic_name}" if self.critic is not None else self.name
+
+
+class Remote(NamedTuple):
+    """A fleet, and how each of its actors loads its policy and its critic."""
+
+    fleet: Fleet
+    make_policy: Callable[[], Policy | AsyncPolicy]
+    make_critic: Callable[[str], Callable[[], Critic]]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all arms have in common.
+
+    Attributes:
+        task: The problems.
+        mas: The system.
+        policy: Writes the messages; None if a fleet's actors load it.
+        seeds: Run seeds.
+        concurrency: Open searches at once.
+        store: Keeps finished searches.
+        remote: The fleet to search on; None for this process.
+        budget: Limits of each search.
+        run_budget: Limits of each run, of one arm with one seed.
+        sampling: How agents sample; the paper's settings by default.
+    """
+
+    task: Any
+    mas: MAS
+    policy: Policy | AsyncPolicy | None
+    seeds: Sequence[int]
+    concurrency: int = 64
+    store: str | Path | None = None
+    remote: Remote | None = None
+    budget: Budget | None = None
+    run_budget: Budget | None = None
+    sampling: Sampling | None = None
+
+
+def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | Planner]) -> dict[str, Planner]:
+    """Load planners; return them by what tables call them.
+
+    Args:
+        planners: Planners or their short forms, or a mapping from names of one's own.
+
+    Raises:
+        ConfigError: Two different planners have one name.
+    """
+    if isinstance(planners, Mapping):
+        return {str(name): load_planner(p) if isinstance(p, str) else p for name, p in planners.items()}
+    single = isinstance(planners, str | Planner)
+    found: dict[str, Planner] = {}
+    for item in [planners] if single else planners:  # type: ignore[union-attr]
+        planner = load_planner(item) if isinstance(item, str) else item
+        if not isinstance(planner, Planner):
+            raise ConfigError(f"expected a planner with a plan method, got {type(planner).__name__}")
+        name = planner_spec(planner)
+        if isinstance(item, str) and name == type(planner).__name__:
+            name = item
+        if name in found and found[name] != planner:
+            raise ConfigError(f"two planners are called {name!r}: give them names, as in {{'a': first, 'b': second}}")
+        found[name] = planner
+    return found
+
+
+def named_critics(critics: Mapping[str, Critic] | Iterable[str | Critic]) -> dict[str, tuple[str, Critic]]:
+    """Load critics; return each spec and critic by what tables call it.
+
+    That is the critic's name, or its spec if several critics have that name.
+    """
+    if isinstance(critics, Mapping):
+        return {name: ("", critic) for name, critic in critics.items()}
+    pairs = [(item, load_critic(item)) if isinstance(item, str) else ("", item) for item in critics]
+    common = Counter(critic.name for _, critic in pairs)
+    found: dict[str, tuple[str, Critic]] = {}
+    for spec, critic in pairs:
+        name = spec if spec and common[critic.name] > 1 else critic.name
+        if name in found and found[name][1] is not critic and (not spec or found[name][0] != spec):
+            raise ConfigError(f"two critics are called {name!r}: give them names, as in {{'a': first, 'b': second}}")
+        found.setdefault(name, (spec, critic))
+    return found
+
+
+def load_critic(spec: str) -> Critic:
+    """Load a critic by its name or folder."""
+    # rewardmodels is built on search, so it is looked up by name and only when a critic must be loaded.
+    critic: Critic = import_module("rewardmodels").load_critic(spec)
+    return critic
+
+
+def pair(
+    planners: Mapping[str, Planner],
+    critics: Mapping[str, tuple[str, Critic]],
+    refused: Callable[[str], None] = lambda reason: None,
+) -> list[Arm]:
+    """Pair each planner that needs a critic with every critic; the others run once, without.
+
+    Args:
+        planners: By name.
+        critics: By name, as from `named_critics`.
+        refused: Is called with the reason for each pair that cannot work.
+
+    Raises:
+        ConfigError: No pair is left.
+    """
+    arms: list[Arm] = []
+    reasons: list[str] = []
+    for name, planner in planners.items():
+        guides = critics if needs_critic(planner) else {"": ("", None)}
+        if not guides:
+            reasons.append(f"{name} left out: it needs a critic: pass critics=[...], such as 'policy-likelihood'")
+        for critic_name, (spec, critic) in guides.items():
+            arm = Arm(name, planner, critic, critic_name, spec)
+            try:
+                bind_planner(planner, critic, False)
+            except ConfigError as error:
+                reasons.append(f"{arm.label} left out: {error}")
+            else:
+                arms.append(arm)
+    if not arms:
+        raise ConfigError("; ".join(reasons) or "expected at least one planner, got none")
+    for reason in reasons:
+        refused(reason)
+    return arms
+
+
+def measure(
+    arms: Sequence[Arm],
+    bench: Bench,
+    look: Callable[[Arm, Plan], None] = lambda arm, plan: None,
+    listen: Callable[[Arm, int, Progress], None] | bool = False,
+) -> tuple[list[Outcome], BaseException | None]:
+    """Run every arm with every seed.
+
+    Args:
+        arms: The rows.
+        bench: What they have in common.
+        look: Is called with every plan.
+        listen: Is called with the arm, the seed and every progress update; True for a bar per run.
+
+    Returns:
+        The outcomes of the searches that ended, and what ended the measurement early: Ctrl-C or an error that
+        concerns all searches, such as an engine that is gone; None if it is complete.
+    """
+    outcomes: list[Outcome] = []
+    for arm in arms:
+        for seed in bench.seeds:
+            found: list[Outcome] = []
+
+            def take(plan: Plan, arm: Arm = arm, seed: int = seed, found: list[Outcome] = found) -> None:
+                found.append(outcome_of(plan, arm, seed))
+                look(arm, plan)
+
+            def update(now: Progress, arm: Arm = arm, seed: int = seed) -> None:
+                if callable(listen):
+                    listen(arm, seed, now)
+
+            stop = drain(start(arm, bench, seed, update if callable(listen) else listen), take)
+            # In a fixed order, so that sums over searches are equal to the last bit.
+            outcomes += sorted(found, key=lambda outcome: outcome.problem_id)
+            if stop is not None:
+                return outcomes, stop
+    return outcomes, None
+
+
+def drain(run: Iterator[Plan], take: Callable[[Plan], None]) -> BaseException | None:
+    """Take every plan of a run; after Ctrl-C or an error the finished ones. Return what ended it early."""
+    stop: BaseException | None = None
+    while True:
+        try:
+            for plan in run:
+                take(plan)
+            return stop
+        except (KeyboardInterrupt, MASGymError) as error:
+            # The run still hands out what had finished.
+            stop = stop or error
+
+
+def start(
+    arm: Arm, bench: Bench, seed: int, listen: Callable[[Progress], None] | bool = False, training: bool = False
+) -> Iterator[Plan]:
+    """Start searching every problem with one arm and one seed, in this process or on a fleet."""
+    common: dict[str, Any] = {
+        "mas": bench.mas,
+        "seed": seed,
+        "concurrency": bench.concurrency,
+        "training": training,
+        "sampling": bench.sampling,
+        "budget": bench.budget,
+        "run_budget": bench.run_budget,
+        "progress": listen,
+    }
+    if bench.remote is None:
+        from search.engine.run import run
+
+        return run(arm.planner, bench.task, policy=bench.policy, critic=arm.critic, store=bench.store, **common)
+    from search.engine.fleet import run_ray
+
+    fleet, make_policy, make_critic = bench.remote
+    critic = None if arm.critic is None else make_critic(arm.critic_spec)
+    store = None if bench.store is None else str(bench.store)
+    return run_ray(
+        arm.planner, bench.task, make_policy=make_policy, make_critic=critic, fleet=fleet, store=store, **common
+    )
+
+
+def outcome_of(plan: Plan, arm: Arm, seed: int) -> Outcome:
+    """Reduce a plan to what tables need."""
+    ranks = [rank for rank, candidate in enumerate(plan.candidates, 1) if candidate.correct]
+    return Outcome(
+        planner=arm.name,
+        critic=arm.critic_name,
+        seed=seed,
+        problem_id=plan.problem_id,
+        correct=bool(plan.correct) and plan.error is None,
+        hit_rank=ranks[0] if ranks and plan.error is None else None,
+        candidates=len(plan.candidates),
+        tokens=plan.usage.generated_tokens,
+        agent_calls=plan.usage.agent_calls,
+        reward_calls=plan.usage.reward_calls,
+        error=plan.error,
+        anytime=tuple((point.generated_tokens, bool(point.correct)) for point in plan.anytime),
+        seconds=plan.usage.seconds,
+    )
+
+
+class Match(NamedTuple):
+    """The cost per problem that all planners should have.
+
+    Attributes:
+        unit: ``"tokens"`` or ``"calls"``.
+        amount: Per problem.
+    """
+
+    unit: str
+    amount: float
+
+    @classmethod
+    def read(cls, text: str) -> Match:
+        """Read ``"tokens=650"``.
+
+        Raises:
+            ConfigError: It names no unit, or no positive number.
+        """
+        unit, _, amount = text.partition("=")
+        try:
+            number = float(amount)
+        except ValueError:
+            number = 0.0
+        if unit.strip() not in ("tokens", "calls") or not 0 < number < float("inf"):
+            raise ConfigError(f"match: expected tokens=N or calls=N, such as tokens=650, got {text!r}")
+        return cls(unit.strip(), number)
+
+
+class Calibrated(NamedTuple):
+    """The size that a planner was given, and what it spent on the calibration problems.
+
+    Attributes:
+        label: The row.
+        setting: The setting that was changed; ``""`` for a planner without one.
+        size: Its value.
+        spent: Tokens or calls per problem.
+    """
+
+    label: str
+    setting: str
+    size: int
+    spent: float
+
+
+def calibrate(arm: Arm, bench: Bench, match: Match, problems: Sequence[Problem]) -> tuple[Arm, Calibrated]:
+    """Return an arm whose planner has the size that comes nearest to a cost.
+
+    The size is the planner's first setting that is a whole number, such as the number of
+    passes or simulations. Sizes are chosen by what searches cost, never by whether they are right.
+
+    Args:
+        arm: The arm.
+        bench: Policy, system and seed; the first seed is used.
+        match: The cost to reach.
+        problems: The problems to search.
+    """
+    bench = replace(bench, task=problems, store=None, seeds=bench.seeds[:1], run_budget=None)
+    setting = size_setting(arm.planner)
+
+    def spent(candidate: Arm) -> float:
+        outcomes, stop = measure([candidate], bench)
+        if stop is not None:
+            raise stop
+        costs = [o.tokens if match.unit == "tokens" else o.agent_calls for o in outcomes if o.error is None]
+        if not costs:
+            raise ConfigError(f"{candidate.label}: no calibration search ended without an error: {outcomes[0].error}")
+        return sum(costs) / len(costs)
+
+    if not setting:
+        return arm, Calibrated(arm.label, "", 0, spent(arm))
+    size = getattr(arm.planner, setting)
+    tried: dict[int, float] = {}
+    for _ in range(_ROUNDS):
+        tried[size] = spent(_resized(arm, setting, size))
+        size = _next_size(tried, match.amount)
+        if size in tried:
+            break
+    best = min(tried, key=lambda tried_size: abs(tried[tried_size] - match.amount))
+    chosen = _resized(arm, setting, best)
+    return chosen, Calibrated(chosen.label, setting, best, tried[best])
+
+
+def size_setting(planner: Planner) -> str:
+    """Return the name of a planner's size, its first setting that is a whole number; ``""`` if it has none."""
+    names: list[str] = [field.name for field in fields(planner)] if is_dataclass(planner) else []
+    return next((name for name in names if type(getattr(planner, name)) is int), "")
+
+
+def _resized(arm: Arm, setting: str, size: int) -> Arm:
+    planner = replace(arm.planner, **{setting: size})  # type: ignore[type-var]
+    name = planner_spec(planner)
+    return replace(arm, planner=planner, name=f"{arm.name} {size}" if name == type(planner).__name__ else name)
+
+
+def _next_size(tried: Mapping[int, float], amount: float) -> int:
+    """Return the size where a line through the two nearest costs meets the amount; a tried size when done."""
+    below = max((size for size in tried if tried[size] <= amount), default=0)
+    above = min((size for size in tried if tried[size] > amount), default=_LARGEST + 1)
+    near, *others = sorted(tried, key=lambda size: abs(tried[size] - amount))
+    slope = tried[near] / near
+    if others and tried[near] != tried[others[0]]:
+        slope = (tried[near] - tried[others[0]]) / (near - others[0])
+    guess = near + round((amount - tried[near]) / slope) if slope > 0 else 2 * near
+    inside = min(max(guess, below + 1), above - 1)
+    return inside or above

@@ -1,0 +1,218 @@
+"""Comparing planners and critics on the same problems and seeds: `compare` and its table."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.graph import MAS
+from mas_gym.loading import load_mas
+from mas_gym.render import one_line
+from search.compare import tables
+from search.compare.bench import (
+    Arm,
+    Bench,
+    Calibrated,
+    Match,
+    calibrate,
+    measure,
+    named_critics,
+    named_planners,
+    pair,
+)
+from search.compare.outcomes import Outcome, ResultRow, differences, find_row, summarise
+from search.compare.stats import Difference
+from search.protocol import Critic, Planner
+
+if TYPE_CHECKING:
+    import pandas
+
+    from mas_gym.policies import AsyncPolicy, Policy
+    from mas_gym.tasks.base import Problem
+    from search.engine.progress import Progress
+    from search.engine.settings import Budget, Sampling
+
+CALIBRATION_PROBLEMS = 20
+_WIDTH = 120
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """The result of `compare`: one row per planner and critic.
+
+    ``print(table)`` shows rows, intervals, differences and failures.
+
+    Attributes:
+        rows: The rows, in the order of planners and critics.
+        outcomes: The single searches behind them.
+        baseline: The label of the row that the others are compared with.
+        title: The line above the table.
+        meta: JSON-able facts about the run.
+        calibrated: With ``match``, the size of each planner and what it spent on the calibration problems.
+    """
+
+    rows: tuple[ResultRow, ...]
+    outcomes: tuple[Outcome, ...] = ()
+    baseline: str = ""
+    title: str = ""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    calibrated: tuple[Calibrated, ...] = ()
+
+    def differences(self) -> dict[str, Difference]:
+        """Return the paired difference in Hit@1 of each other row to the baseline, by label."""
+        return {row.label: gap for row, _, gap in differences(self.rows, self.baseline)} if self.rows else {}
+
+    def __getitem__(self, label: str) -> ResultRow:
+        """Return the row with a label such as ``"mcts:10,3 + masprm"``, or the only one of a planner."""
+        if not self.rows:
+            raise ConfigError("the comparison has no rows: no search has ended")
+        return find_row(self.rows, label)
+
+    def to_markdown(self) -> str:
+        """Return the table as GitHub Markdown."""
+        return tables.to_markdown(self.rows)
+
+    def to_latex(self) -> str:
+        """Return the table in LaTeX, for the package booktabs."""
+        return tables.to_latex(self.rows, self.title)
+
+    def to_csv(self) -> str:
+        """Return one line per row, with a header; shares in [0, 1]."""
+        return tables.to_csv(self.rows)
+
+    def to_json(self) -> str:
+        """Return rows, per-problem shares, differences and facts as one JSON document."""
+        return tables.to_json(self.rows, self.meta, self.baseline)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return one line per row, with the difference to the baseline and its interval.
+
+        Raises:
+            MissingDependencyError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingDependencyError("to_pandas needs pandas; install it with: pip install pandas") from error
+        gaps = self.differences()
+        lines = []
+        for row in self.rows:
+            gap = gaps.get(row.label)
+            ends = ("difference", "difference_low", "difference_high")
+            lines.append({**row.to_dict(), **dict(zip(ends, gap[:3] if gap else (None,) * 3, strict=True))})
+        return pandas.DataFrame(lines)
+
+    def plot(self, path: str | os.PathLike[str]) -> Path:
+        """Draw accuracy against tokens, with the frontier of the best rows, to a file (png, svg, pdf).
+
+        Raises:
+            ConfigError: The name's suffix is of no known format, or no search has ended.
+            MissingDependencyError: matplotlib is not installed.
+        """
+        from search.compare.plots import save_tradeoff
+
+        return save_tradeoff(self.rows, Path(path), self.title)
+
+    def show(self, width: int = _WIDTH) -> Any:
+        """Return the whole result as a renderable of rich."""
+        return tables.report(self.rows, self.title, width, self.baseline)
+
+    def __str__(self) -> str:
+        """Return what ``print`` shows."""
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
+        console.print(self.show())
+        lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+        for part in self.calibrated:
+            size = f"{part.setting}={part.size}" if part.setting else "no size to change"
+            lines.append(f"{one_line(part.label)}: {size}, {part.spent:,.1f} per problem in calibration")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        """Return one line: each row's label and Hit@1."""
+        rows = "; ".join(f"{one_line(row.label)} {100 * row.hits[1].mean:.1f}" for row in self.rows)
+        return f"<Comparison of {len(self.rows)} rows: {rows}>"
+
+    def _repr_html_(self) -> str:
+        return tables.to_html(self.rows, self.title, self.baseline)
+
+
+def compare(
+    planners: str | Planner | Mapping[str, str | Planner] | Iterable[str | Planner],
+    problems: Iterable[Problem],
+    *,
+    mas: MAS | str,
+    policy: Policy | AsyncPolicy | None = None,
+    critics: str | Critic | Mapping[str, Critic] | Iterable[str | Critic] = (),
+    seeds: Iterable[int] = (42,),
+    baseline: str = "",
+    match: str | None = None,
+    dev: Iterable[Problem] | None = None,
+    store: str | Path | None = None,
+    concurrency: int = 64,
+    sampling: Sampling | None = None,
+    budget: Budget | None = None,
+    run_budget: Budget | None = None,
+    progress: bool | Callable[[str, int, Progress], None] = False,
+) -> Comparison:
+    """Compare planners and critics on the same problems and seeds.
+
+    Each planner that needs a critic runs with every critic; the others run once. A failed search counts as wrong.
+
+    Args:
+        planners: Planners or their short forms, or a mapping from names of one's own.
+        problems: A task, or any problems with distinct ids.
+        mas: The system, or what `mas_gym.load_mas` takes.
+        policy: Writes the messages; by default what the MAS names under ``policies``.
+        critics: Critics or their names, or a mapping from names of one's own.
+        seeds: Run seeds; accuracies are averaged over them per problem.
+        baseline: The row to compare the others with, by its label or its planner; the first by default.
+        match: ``"tokens=650"`` or ``"calls=40"``: choose each planner's size, its first setting that is a whole
+            number, so that it spends that much per problem.
+        dev: The problems to find sizes on; by default the first 20 compared. Their answers are not used.
+        store: Keeps finished searches; the same call reads them back.
+        concurrency: Open searches at once; results do not depend on it.
+        sampling: How agents sample; the paper's settings by default.
+        budget: Limits of each search.
+        run_budget: Limits of each run, of one row with one seed.
+        progress: True for a bar per run; or a function of row label, seed and `Progress`.
+
+    Raises:
+        ConfigError: No planner can run with these critics, or an argument is out of its range.
+        MASGymError: A run ended early, such as when an engine is gone; finished searches are in the store.
+    """
+    items = problems if hasattr(problems, "grade") else list(problems)
+    if not (chosen := list(dict.fromkeys(seeds))):
+        raise ConfigError("expected at least one seed, got none")
+    guides = [critics] if isinstance(critics, str | Critic) else critics
+    arms = pair(named_planners(planners), named_critics(guides))
+    system = mas if isinstance(mas, MAS) else load_mas(mas)
+    bench = Bench(items, system, policy, chosen, concurrency, store, None, budget, run_budget, sampling)
+    calibrated: list[Calibrated] = []
+    if match is not None:
+        sample = islice(items, CALIBRATION_PROBLEMS) if dev is None else dev
+        arms, calibrated = matched(arms, bench, Match.read(match), sample)
+    listen = (lambda arm, seed, now: progress(arm.label, seed, now)) if callable(progress) else progress
+    outcomes, stop = measure(arms, bench, listen=listen)
+    if stop is not None:
+        raise stop
+    rows = tuple(summarise(outcomes))
+    name = find_row(rows, baseline).label if rows else ""
+    facts = {"problems": rows[0].problems if rows else 0, "seeds": chosen, "match": match, "baseline": name}
+    return Comparison(rows, tuple(outcomes), name, "", facts, tuple(calibrated))
+
+
+def matched(
+    arms: Sequence[Arm], bench: Bench, match: Match, problems: Iterable[Problem]
+) -> tuple[list[Arm], list[Calibrated]]:
+    """Give every arm the size that meets a cost; return the arms and what they spent."""
+    chosen = list(problems)
+    pairs = [calibrate(arm, bench, match, chosen) for arm in arms]
+    return [arm for arm, _ in pairs], [spent for _, spent in pairs]

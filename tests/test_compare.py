@@ -1,0 +1,174 @@
+"""`search.compare`: rows, paired differences, forms of the table, equal cost, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from search_worlds import HashCritic, chain, problems, talker
+
+import search
+from mas_gym.errors import ConfigError, MASGymError
+from search import Comparison, compare
+from search.compare import Match, Outcome, paired_bootstrap, summarise
+from search.compare.bench import _next_size, named_planners, size_setting
+from search.compare.plots import frontier
+
+
+def table(planners: Any = ("single", "sc:3", "mcts:4,2"), **options: Any) -> Comparison:
+    settings: dict[str, Any] = {"mas": chain(3), "policy": talker(), "critics": [HashCritic()], "seeds": [1, 2]}
+    return compare(planners, problems(12), **(settings | options))
+
+
+def test_rows_hold_what_single_runs_give() -> None:
+    found = table()
+    assert [row.label for row in found.rows] == ["single", "sc:3", "mcts:4,2 + hash"]
+    plans = [
+        plan for seed in (1, 2) for plan in search.run("sc:3", problems(12), mas=chain(3), policy=talker(), seed=seed)
+    ]
+    row = found["sc:3"]
+    assert row.hits[1].mean == pytest.approx(sum(bool(plan.correct) for plan in plans) / 24)
+    assert row.tokens.mean == pytest.approx(sum(plan.usage.generated_tokens for plan in plans) / 24)
+    assert row.agent_calls.mean == 9 and row.seconds.mean > 0
+    assert row.interval.low < row.hits[1].mean < row.interval.high
+
+
+def test_differences_are_paired_and_against_the_baseline() -> None:
+    found = table(baseline="mcts:4,2")
+    assert found.baseline == "mcts:4,2 + hash"
+    gaps = found.differences()
+    assert list(gaps) == ["single", "sc:3"]
+    assert gaps["sc:3"] == paired_bootstrap(found["sc:3"].shares, found["mcts:4,2"].shares)
+    assert gaps["single"].problems == 12
+
+
+def test_the_same_call_is_the_same_table_and_a_store_keeps_its_searches(tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    first, again = table(store=store), table(store=str(store))
+    assert first.to_markdown() == again.to_markdown() == table().to_markdown()
+    with search.open_store(store) as opened:
+        assert len(opened.runs()) == 6
+
+
+def test_forms_of_the_table(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    found = table()
+    assert found.to_markdown().count("\n") == 5
+    latex = found.to_latex()
+    assert latex.count(r"\\") == 4 and r"\toprule" in latex and r"$\pm$" in latex and r"\caption{12 problems" in latex
+    assert found.to_csv().splitlines()[0].startswith("planner,critic,seeds")
+    document = json.loads(found.to_json())
+    assert [entry["to"] for entry in document["differences"]] == ["single", "single"]
+    frame = found.to_pandas()
+    assert isinstance(frame, pandas.DataFrame) and list(frame["planner"]) == ["single", "sc:3", "mcts:4,2"]
+    assert frame["difference"].isna().tolist() == [True, False, False]
+    text = str(found)
+    assert "Hit@1 against single" in text and "mcts:4,2" in text and "\x1b" not in text
+    assert repr(found).startswith("<Comparison of 3 rows: single ") and "\n" not in repr(found)
+    assert "<table>" in found._repr_html_()
+    assert found.plot(tmp_path / "frontier.png").stat().st_size > 1000
+    with pytest.raises(ConfigError, match="expected a name that ends in one of"):
+        found.plot(tmp_path / "frontier.xyz")
+
+
+def test_names_are_escaped_in_every_form() -> None:
+    found = table({"a_b & <i>\x1b[1m|": "single", "other": "sc:2"})
+    assert r"a\_b \& " in found.to_latex() and "<i>" not in found._repr_html_()
+    assert "\\|" in found.to_markdown() and "\x1b" not in str(found) + repr(found) + found.to_latex()
+
+
+@pytest.mark.parametrize(("match", "unit"), [("calls=24", "agent_calls"), ("tokens=150", "tokens")])
+def test_planners_are_sized_to_spend_the_same(match: str, unit: str) -> None:
+    planners = ["single", "sc:1", "bon:30", "mcts:3,5", "sbs:2,1", "rebase:4"]
+    found = table(planners, match=match, seeds=[1])
+    amount = Match.read(match).amount
+    assert [part.label for part in found.calibrated] == [row.label for row in found.rows]
+    assert found.calibrated[0].setting == ""
+    for row, part in list(zip(found.rows, found.calibrated, strict=True))[1:]:
+        assert getattr(row, unit).mean == pytest.approx(part.spent)
+        # A step of one pass or one more message per state is three to nine calls here.
+        assert part.spent == pytest.approx(amount, rel=0.25), part
+    assert "in calibration" in str(found)
+
+
+def test_sizes_are_found_on_other_problems_if_given() -> None:
+    asked: list[str] = []
+
+    class Watched:
+        name, max_batch = "watched", 8
+
+        def sample(self, requests: Any) -> Any:
+            asked.extend(request.messages[-1].content for request in requests)
+            return talker().sample(requests)
+
+        def identity(self) -> str:
+            return "watched"
+
+    dev = [search_problem for search_problem in problems(20) if int(search_problem.id.split("/")[1]) >= 12]
+    compare(["sc:2"], problems(3), mas=chain(1), policy=Watched(), match="calls=5", dev=dev)
+    assert any("Question 15:" in text for text in asked) and not any("Question 5:" in text for text in asked)
+
+
+@given(cost=st.floats(0.5, 200), fixed=st.floats(0, 50), amount=st.floats(1, 5000), size=st.integers(1, 50))
+def test_the_search_for_a_size_ends_next_to_the_best(cost: float, fixed: float, amount: float, size: int) -> None:
+    tried: dict[int, float] = {}
+    for _ in range(8):
+        tried[size] = fixed + cost * size
+        size = _next_size(tried, amount)
+        assert size >= 1
+        if size in tried:
+            break
+    best = min(tried, key=lambda n: abs(tried[n] - amount))
+    possible = min(range(1, 4097), key=lambda n: abs(fixed + cost * n - amount))
+    assert abs(tried[best] - amount) <= abs(fixed + cost * possible - amount) + cost
+
+
+def test_the_frontier_has_the_rows_that_no_cheaper_row_beats() -> None:
+    costs = {"a": (10, 0.3), "b": (20, 0.3), "c": (20, 0.5), "d": (30, 0.4), "e": (40, 0.9)}
+    outcomes = [
+        Outcome(name, "", 0, str(i), correct=i < 10 * hit, tokens=cost, agent_calls=1)
+        for name, (cost, hit) in costs.items()
+        for i in range(10)
+    ]
+    assert [row.planner for row in frontier(summarise(outcomes))] == ["a", "c", "e"]
+
+
+def test_a_planner_that_states_its_values_takes_a_critic() -> None:
+    found = table(["bon:3,values=outcome"], critics=[HashCritic(terminal_only=True)])
+    assert found.rows[0].critic == "hash" and not found.rows[0].failures
+
+
+def test_size_settings() -> None:
+    loaded = named_planners(["single", "sc:3", "bon:3", "sbs:3,2", "mcts:3", "halving:3", "dvts:2", "rebase:4"])
+    sizes = [size_setting(planner) for planner in loaded.values()]
+    assert sizes == ["", "k", "n", "b2", "n_simulations", "n_simulations", "trees", "width"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"match": "tokens"}, "expected tokens=N or calls=N"),
+        ({"match": "seconds=3"}, "expected tokens=N or calls=N"),
+        ({"match": "calls=nan"}, "expected tokens=N or calls=N"),
+        ({"baseline": "sbs"}, "expected the label of one row"),
+        ({"planners": ["mcts:3,2"], "critics": []}, "needs a critic"),
+        ({"planners": []}, "at least one planner"),
+        ({"planners": [3]}, "plan method"),
+        ({"seeds": []}, "at least one seed"),
+        ({"critics": [HashCritic(), HashCritic()]}, "two critics are called"),
+        ({"planners": ["nonsense"]}, "nonsense"),
+    ],
+)
+def test_what_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(MASGymError, match=message):
+        table(**options)
+
+
+def test_failed_searches_count_as_wrong_and_are_shown() -> None:
+    found = table(["single", "sc:3"], budget=search.Budget(calls=2))
+    assert [row.hits[1].mean for row in found.rows] == [0.0, 0.0]
+    assert "budget of 2 calls spent" in str(found)
