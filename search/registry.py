@@ -111,7 +111,8 @@ def _settings(planner: Planner) -> str:
         # What the values mean is settled by the run and its critic, whose name stands beside the planner's.
         if parameter.name == "values" or (not leading and value == parameter.default):
             continue
-        text = f"{value:g}" if isinstance(value, float) else str(value).lower()
+        short = f"{value:g}" if isinstance(value, float) else str(value).lower()
+        text = repr(value) if isinstance(value, float) and float(short) != value else short
         shown.append(text if leading else f"{parameter.name.replace('c_uct', 'c')}={text}")
     return ":" + ",".join(shown) if shown else ""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from search_worlds import HashCritic, World, noise, way
 import search
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import BudgetError, ConfigError, MASGymError, UnknownNameError
+from mas_gym.identity import identity_of
 from mas_gym.loading import load_mas
 from mas_gym.testing import check_planner
 from search import (
@@ -619,6 +620,33 @@ def test_unknown_names_come_with_the_known_ones(spec: str) -> None:
 def test_bad_settings_in_specs(spec: str) -> None:
     with pytest.raises(ConfigError):
         search.load_planner(spec)
+
+
+@given(st.sampled_from(["mcts", "puct", "adaptive", "rebase"]), st.floats(1e-6, 1e6), st.integers(1, 99))
+def test_short_forms_keep_every_digit(name: str, number: float, size: int) -> None:
+    setting = {"mcts": "c", "puct": "temperature", "adaptive": "spread", "rebase": "temperature"}[name]
+    planner = search.load_planner(f"{name}:{size},{setting}={number!r}")
+    assert search.load_planner(search.planner_spec(planner)) == planner
+
+
+OTHER: dict[type, Any] = {int: 17, float: 0.7171, bool: True, str: "other"}
+CHOICES = {"leaf": "bootstrap", "rank": "leaf", "weights": "critic", "choose": "best", "values": "likelihood"}
+
+
+@pytest.mark.parametrize("name", ["single", *sorted(set(search.planner_names()) - {"single"})])
+def test_each_setting_of_a_shipped_planner_is_in_its_identity(name: str) -> None:
+    planner: Any = search.load_planner(name)
+    assert identity_of(planner) == identity_of(search.load_planner(name))
+    seen = [identity_of(planner)]
+    for setting in fields(planner):
+        if setting.name == "parallel" and type(planner) is not MCTS:
+            continue
+        default = getattr(planner, setting.name)
+        other = CHOICES.get(
+            setting.name, 1.5 if default is None and setting.name == "c_uct" else OTHER.get(type(default), True)
+        )
+        seen.append(identity_of(replace(planner, **{setting.name: other})))
+    assert all(one != two for one, two in itertools.combinations(seen, 2))
 
 
 @given(st.text(max_size=30))

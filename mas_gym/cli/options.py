@@ -107,7 +107,7 @@ def check_plot(path: Path | None) -> None:
     """Refuse a picture that could not be drawn, before the run whose results it should show."""
     if path is None:
         return
-    from mas_gym.report.plots import figure_class
+    from search.compare.plots import figure_class
 
     kinds = figure_class()().canvas.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in kinds:

@@ -106,7 +106,8 @@ def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | 
         if not isinstance(planner, Planner):
             raise ConfigError(f"expected a planner with a plan method, got {type(planner).__name__}")
         name = planner_spec(planner)
-        if isinstance(item, str) and name == type(planner).__name__:
+        # Names leave out what only a short form states, such as the kind of values.
+        if isinstance(item, str) and (name == type(planner).__name__ or name in found):
             name = item
         if name in found and found[name] != planner:
             raise ConfigError(f"two planners are called {name!r}: give them names, as in {{'a': first, 'b': second}}")

@@ -171,8 +171,10 @@ def test_a_folder_is_never_looked_for_on_the_hub(folder: Path, monkeypatch: pyte
         {"prompt_tokens": 1.5},
         {"logprob": float("nan")},
         {"text": 3},
-    ]
-    + [{"dropped_tokens": None}, {"logprob": "x"}, {"finish_reason": []}],
+        {"dropped_tokens": None},
+        {"logprob": "x"},
+        {"finish_reason": []},
+    ],
     ids=str,
 )
 def test_numbers_of_a_recording_are_checked(tmp_path: Path, change: dict[str, Any]) -> None:
