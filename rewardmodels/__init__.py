@@ -1,8 +1,8 @@
 """Reward models: labels from search, training, and critics that guide search.
 
-`load_critic` gives a critic to `search.run`. `collect` mines preference pairs, labelled
-states or outcomes from the trees of training searches, and `train` makes a critic of
-them. Nothing here imports torch before it is needed.
+`load_critic` loads a critic for `search.run`. `collect` mines preference pairs, labelled
+states or outcomes from the trees of training searches, and `train` trains a critic on
+them. torch is imported on first use.
 """
 
 from rewardmodels.critics import known_critics, load_critic

@@ -1,4 +1,4 @@
-"""From a string such as ``"models/masprm"`` or ``"policy-likelihood"`` to a critic."""
+"""Loading critics by name: ``"models/masprm"``, ``"policy-likelihood"``, ``"ensemble:A,B"``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from search.critics import ConstantCritic, Ensemble, PolicyLikelihood
 from search.protocol import Critic
 
 ENTRY_POINTS = "mas_gym.critics"
-"""Entry-point group of third parties; each names a loader ``(argument, **options) -> critic``."""
+"""Entry-point group for third parties; each entry is a loader ``(argument, **options) -> critic``."""
 
 Loader = Callable[..., Critic]
 
@@ -30,11 +30,11 @@ def load_critic(spec: str, **options: Any) -> Critic:
     Args:
         spec: A folder saved by training, ``"tiny-masprm"`` or ``"tiny-orm"`` (shipped, for the embedded model's RPSV
             agents on Arithmetic), ``"policy-likelihood"``, ``"constant:0.5"``, ``"vllm:FOLDER"`` to score such a
-            folder with vLLM, ``"ensemble:A,B"`` with a spec for each member, ``"FILE.py:NAME:SETTINGS"`` for your own
-            (see `mas_gym.user_code`), or ``"NAME:ARGUMENT"`` of a loader that
-            is registered under the entry-point group ``mas_gym.critics``. Options may be written behind it, as in
+            folder with vLLM, ``"ensemble:A,B"`` with the spec of each member, ``"FILE.py:NAME:SETTINGS"`` for your own
+            (see `mas_gym.user_code`), or ``"NAME:ARGUMENT"`` of a loader that is registered in the entry-point group
+            ``mas_gym.critics``. Options may follow, as in
             ``"models/masprm#concurrent=true"`` or ``"vllm:FOLDER#gpu_memory_utilization=0.3"``.
-        options: What the loader takes; for folders see `LearnedCritic`.
+        options: Options of the loader; for folders see `LearnedCritic`.
 
     Raises:
         UnknownNameError: There is neither such a folder nor such a name, with the known names and the nearest.
@@ -50,7 +50,7 @@ def load_critic(spec: str, **options: Any) -> Critic:
             expected = "name, terminal_only, free and score(contexts)"
             raise ConfigError(f"critic {spec!r}: expected an object with {expected}, got {type(own).__name__}")
         return own
-    # A folder's name may hold the sign, and an ensemble's members have options of their own.
+    # A folder's name may contain '#', and the members of an ensemble have their own options.
     if "#" in spec and not spec.startswith("ensemble:") and not Path(spec).expanduser().exists():
         spec, written = written_options(spec)
         options = {**written, **options}
@@ -78,7 +78,7 @@ def _known() -> dict[str, Loader | EntryPoint]:
 
 
 def critic_makers() -> dict[str, Callable[..., Any]]:
-    """Return by name what states each critic's settings: its class, or a third party's loader."""
+    """Return by name the class or loader whose parameters are each critic's settings."""
     classes: dict[str, Callable[..., Any]] = {
         "tiny-masprm": LearnedCritic,
         "tiny-orm": LearnedCritic,
@@ -91,12 +91,12 @@ def critic_makers() -> dict[str, Callable[..., Any]]:
 
 
 def known_critics() -> list[str]:
-    """Return the names that `load_critic` knows beside folders, third parties' included."""
+    """Return the names that `load_critic` accepts beside folders, including third parties'."""
     return sorted(_known())
 
 
 def shipped(kind: Literal["masprm", "orm"]) -> Path:
-    """Return the folder of a critic that comes with the package, for the embedded model."""
+    """Return the folder of a shipped critic for the embedded model."""
     return Path(__file__).parent / "shipped" / kind
 
 

@@ -465,6 +465,29 @@ def test_no_spec_reaches_the_oracle() -> None:
             load_critic(spec)
 
 
+def test_a_small_critic_scores_on_one_thread(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from rewardmodels.model import flat
+
+    seen, forward = [], flat.forward
+
+    def watched(*args: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return forward(*args)
+
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    critic, before = LearnedCritic(folders["masprm"], device="cpu"), torch.get_num_threads()
+    monkeypatch.setattr(flat, "forward", watched)
+    torch.set_num_threads(3)
+    try:
+        critic.score(contexts([chain(["Facts: has 3."])]))
+        assert seen == [1] and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_critic_guides_a_search_from_rollouts_to_plans(folders: dict[str, Path], tmp_path: Path) -> None:
     """The whole way, with a scripted policy: rollouts, store, training, search."""
     from mas_gym.policies import SamplingReply, SamplingRequest

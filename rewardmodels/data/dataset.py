@@ -27,14 +27,14 @@ _SHOWN = 5
 
 
 class LabelledTree(NamedTuple):
-    """A search tree made with the true reward, and where it comes from.
+    """A training search tree and its source.
 
     Attributes:
         tree: A `search.Tree`.
-        mas: The system that it belongs to.
+        mas: The MAS of the search.
         task: The task's name.
         problem_id: The problem.
-        seed: Seed of the run, so that one problem may occur in several runs.
+        seed: Seed of the run; one problem may occur in several runs.
     """
 
     tree: TreeView
@@ -51,9 +51,9 @@ class Example(NamedTuple):
         tree: Name of the tree it comes from.
         task: The task's name.
         problem_id: The problem.
-        mas: The system's name.
+        mas: Name of the MAS.
         depth: Turns before the judged message, 0 for the first agent's.
-        agent: Name of the agent that wrote it.
+        agent: Name of the agent that wrote the message.
         chosen: Parts of the better sibling's text, or of the labelled state's (`rewardmodels.data.serialise`).
         chosen_target: Its target in ``[-1, 1]``.
         rejected: Parts of the worse sibling's text.
@@ -80,7 +80,7 @@ class RewardData:
 
     Attributes:
         kind: ``"pairs"``, ``"points"`` or ``"outcomes"``.
-        view: What the texts show.
+        view: What the critic sees of a state.
         graphs: The MAS graphs that the examples come from, by name, as `graph_of` describes them.
         examples: The examples.
         trees: Number of trees read, including those without an example.
@@ -105,7 +105,7 @@ class RewardData:
 
 
 def graph_of(mas: MAS) -> dict[str, object]:
-    """Return what a critic must know of a system: names and edges, not prompts."""
+    """Return the part of a MAS that a critic depends on: names and edges, not prompts."""
     edges = [[e.source, e.target, *([] if e.condition is None else [str(e.condition)])] for e in mas.edges]
     return {"name": mas.name, "agents": [agent.name for agent in mas.agents], "edges": sorted(edges, key=str)}
 
@@ -122,9 +122,9 @@ def collect(
     Args:
         trees: The trees; read once, in order.
         kind: What to mine.
-        view: What the texts show.
+        view: What the critic sees of a state.
         pairs_per_tree: The paper's cap of 8.
-        min_margin: Pairs with a smaller margin are left out; 0 is the paper's rule.
+        min_margin: Smallest margin of a pair; 0 is the paper's rule.
 
     Raises:
         DataError: There is no tree, no example, or only one class, with the problems and what to change.
@@ -197,7 +197,7 @@ def _check(kind: DataKind, examples: Sequence[Example], trees: int, without: dic
 
 
 def merge(parts: Sequence[RewardData]) -> RewardData:
-    """Join sets of one kind and view, such as those of two tasks.
+    """Merge sets of one kind and view, such as those of two tasks.
 
     Raises:
         ConfigError: The kinds or views differ, or there is none.
@@ -216,15 +216,15 @@ def merge(parts: Sequence[RewardData]) -> RewardData:
 
 
 def split(data: RewardData, held_out: float = 0.1, seed: int = 42) -> tuple[RewardData, RewardData]:
-    """Split by problem into what is learned from and what is held out.
+    """Split by problem into a training and a held-out set.
 
-    The side of a problem depends on its name and the seed alone, whatever run its trees come from and whatever else
-    is in the set; but where a small set leaves one side empty, one problem changes sides.
+    The side of a problem depends only on its name and the seed, not on the run or the rest of the set; only if a
+    small set would leave one side empty, one problem changes sides.
 
     Args:
         data: The examples.
         held_out: Share of the problems to hold out, in ``(0, 1)``.
-        seed: Chooses which.
+        seed: Seed of the choice.
 
     Raises:
         ConfigError: The share is not between 0 and 1.

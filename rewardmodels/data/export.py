@@ -1,4 +1,4 @@
-"""Training sets as Parquet, with the columns that TRL's reward trainer reads and a data card."""
+"""Training sets as Parquet, with the columns of TRL's reward trainer and a data card."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COLUMNS = {
 
 
 def export(data: RewardData, folder: str | Path) -> Path:
-    """Write a set to a folder that HF `datasets`, pandas and TRL read.
+    """Write a set to a folder for HF `datasets`, pandas and TRL.
 
     Args:
         data: The examples.
@@ -73,11 +73,11 @@ def export(data: RewardData, folder: str | Path) -> Path:
 
 
 def load_data(folder: str | Path) -> RewardData:
-    """Read what `export` wrote.
+    """Read a set that `export` wrote.
 
     Raises:
         DataNotFoundError: There is no such folder.
-        DataError: It is not an exported set, or damaged, or of another version.
+        DataError: It is no exported set, or it is damaged or of another version.
         MissingDependencyError: pyarrow is not installed.
     """
     need("pyarrow", "reading exported data")

@@ -1,8 +1,7 @@
 """Labels and preference pairs from search trees, by the rules of the paper's App. "MASPRM training data generation".
 
-All functions are pure and read a `search.Tree`. Words: a node's *target* is
-``W / N`` clipped to ``[-1, 1]``, defined where ``N > 0``; *siblings* are
-children of one parent.
+All functions are pure and read a `search.Tree`. A node's *target* is ``W / N``
+clipped to ``[-1, 1]``, defined if ``N > 0``; *siblings* are children of one parent.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ PAIRS_PER_TREE = 8
 
 
 class TreeView(Protocol):
-    """The columns of a `search.Tree` that are read here; node 0 is the root, and parents come before children."""
+    """The columns of a `search.Tree` that mining reads; node 0 is the root, and parents come before children."""
 
     @property
     def states(self) -> Sequence[MASState]:
@@ -73,7 +72,7 @@ class Pair(NamedTuple):
 
 
 def normalise(text: str) -> str:
-    """Return what makes two actions the same: case, spacing and closing marks do not count."""
+    """Return the text that duplicates share: without case, extra spaces and closing punctuation."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).rstrip(".!;,")
 
 
@@ -88,10 +87,10 @@ def process_targets(tree: TreeView) -> list[Labelled]:
 
 
 def pointwise(tree: TreeView) -> list[Labelled]:
-    """Return the samples of the MSE head: each step of each path to a terminal state of reward +1 or -1.
+    """Return the samples of the MSE head: each step of each path to a terminal state with reward +1 or -1.
 
-    Exact duplicates occur once. A path has ``D + 1`` nodes in a fixed schedule, fewer where a
-    dynamic one ends early.
+    Exact duplicates occur once. A path has ``D + 1`` nodes in a fixed schedule, and may have fewer in
+    a dynamic one.
     """
     on_path: set[int] = set()
     for node in _decided(tree):
@@ -113,9 +112,9 @@ def pairs(tree: TreeView, max_depth: int, limit: int = PAIRS_PER_TREE, min_margi
     four top and four bottom ones, disjoint, (iv) paired across the split where the targets differ; at the last
     step only terminal siblings count; (v) at most ``limit`` pairs per tree.
 
-    Where the rules leave a choice: of duplicates the most visited stands; eight siblings or fewer are split at the
-    widest gap between neighbours; the pairs kept under the limit go round the depths, and within a depth round the
-    parents, most visited first, largest margin first, so that no branch fills the limit alone.
+    Choices that the rules leave open: the most visited of several duplicates is kept; eight siblings or fewer are split
+    at the widest gap between neighbours; under the limit, pairs are taken in turn from each depth, and within a depth
+    from each parent, most visited first and largest margin first, so that no branch fills the limit alone.
 
     Args:
         tree: The tree.
@@ -172,6 +171,6 @@ def _split(ranked: Sequence[float]) -> int:
 
 
 def _round_robin(groups: Sequence[list[Pair]]) -> list[Pair]:
-    """Take the first of each group, then the second of each, and so on."""
+    """Return the first of each group, then the second of each, and so on."""
     longest = max(map(len, groups), default=0)
     return [group[i] for i in range(longest) for group in groups if i < len(group)]

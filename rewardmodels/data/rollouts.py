@@ -1,4 +1,4 @@
-"""Training trees out of run stores."""
+"""Training trees from run stores."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from search.store import RunInfo, open_store
 
 
 def stored_trees(path: str | Path, run: str | None = None, mas: MAS | None = None) -> Iterator[LabelledTree]:
-    """Read the trees that searches with the true reward left in a store.
+    """Read the trees of training searches (with the true reward) from a store.
 
     Args:
         path: The store.
         run: One run's name or fingerprint; None reads every training run.
-        mas: The system that is expected; None takes whatever is there.
+        mas: The expected MAS; None accepts any.
 
     Yields:
-        The trees, run by run in the order of their start, each run's by problem id.
+        The trees, run by run in order of start, and by problem id within a run.
 
     Raises:
-        StoreError: There is no store, or of another schema, or no such run.
-        DataError: It holds no training run, or one of another system.
+        StoreError: There is no store, its schema is another, or there is no such run.
+        DataError: It holds no training run, or one of another MAS.
     """
     with open_store(path) as store:
         runs = [store.find(run)] if run is not None else store.runs()

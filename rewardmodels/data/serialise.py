@@ -8,15 +8,15 @@
     1>2,3: Plan: start 14, ...
     2
 
-First a legend of names, then the question, then each message as
-``speaker>recipients: text``, then the acting agent alone. The legend lets a
-header be a few digits, and being the same for every problem it is encoded once.
+The text starts with a legend of names, then the question, then each message as
+``speaker>recipients: text``, then the acting agent. Thanks to the legend a header is
+a few digits; the legend is the same for every problem, so it is encoded once.
 
-The text is made of parts: the legend, the question with the first speaker, and
-one part per message, from its ``>`` to the next speaker. So the parts of a state
-begin the parts of every successor, and siblings differ in the last part only.
-Parts are tokenised one by one and their ids joined, which makes that hold for
-token ids as well. The last token is the acting agent, where the value is read.
+The text consists of parts: the legend, the question with the first speaker, and one
+part per message, from its ``>`` to the next speaker. The parts of a state are thus a
+prefix of the parts of every successor, and siblings differ only in the last part.
+Parts are tokenized separately, so the same holds for token ids. The last token is
+the acting agent, and the value is read there.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ FORMAT = 1
 """Version of the text form; saved with each critic and with each exported data set."""
 
 View = Literal["full", "local"]
-"""``"full"``: the whole transcript. ``"local"``: what the agent that spoke last saw, and its new message."""
+"""``"full"``: the whole transcript. ``"local"``: what the last speaker saw, and its new message."""
 
 Parts = tuple[str, ...]
 """The parts of a state's text: legend, question, and one per message."""
 
 CUT = "[...]"
-"""What stands in a text for what was left out of it."""
+"""Marks an omission in a text."""
 
 _LINE_BREAK = re.compile(r"\r\n?|[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 _HEADER = re.compile(r"(?m)^(?=[0-9]+>[0-9,]*: )")
 
 
 def clean(text: str) -> str:
-    """Return a text that cannot be taken for another message's header or for a special token.
+    """Return a text that cannot be mistaken for another message's header or a special token.
 
-    Line breaks of every kind become one kind, a line that looks like a header is set off by a blank,
-    ``<|`` is broken up, and lone surrogates, which no tokenizer takes, become ``?``.
+    Line breaks of every kind become newlines, a line that looks like a header gets a leading space, ``<|``
+    becomes ``< |``, and lone surrogates, which tokenizers reject, become ``?``.
     """
     text = _LINE_BREAK.sub("\n", text.strip()).replace("<|", "< |")
     return _HEADER.sub(" ", text).encode("utf-8", "replace").decode("utf-8")
 
 
 def legend(mas: MAS) -> str:
-    """Return the first part: which index stands for which agent."""
+    """Return the first part: the name of each agent index."""
     names = [" ".join(mas.node_name(node).split()) for node in range(mas.sink + 1)]
     return "Agents: " + ", ".join(f"{node} {name}" for node, name in enumerate(names)) + "\n"
 
@@ -81,7 +81,7 @@ def state_parts(mas: MAS, state: MASState, view: View = "full") -> list[str]:
 
 
 def _heard(turns: list[tuple[int, tuple[int, ...], str]], agent: int) -> list[tuple[int, tuple[int, ...], str]]:
-    """Keep what an agent said, and what reached it, as it reached it."""
+    """Return the messages that an agent wrote or received."""
     kept = []
     for speaker, recipients, text in turns:
         if speaker == agent:
@@ -92,16 +92,16 @@ def _heard(turns: list[tuple[int, tuple[int, ...], str]], agent: int) -> list[tu
 
 
 def state_text(mas: MAS, state: MASState, view: View = "full") -> str:
-    """Return a state's text, the parts joined."""
+    """Return a state's text: its parts, joined."""
     return "".join(state_parts(mas, state, view))
 
 
 def drop_oldest(parts: list[str], count: int) -> list[str]:
-    """Leave out the oldest messages of a state, visibly.
+    """Replace the oldest messages of a state by `CUT`.
 
     Args:
         parts: As `state_parts` returns them.
-        count: How many messages to leave out, fewer than there are.
+        count: Number of messages to drop, fewer than there are.
     """
     question = parts[1].rpartition("\n")[0]
     speaker = parts[1 + count].rpartition("\n")[2]

@@ -23,7 +23,7 @@ _TOLERANCE = 2e-2
 
 
 def base_path(base: str) -> str:
-    """Return what to load for a base: ``"tiny"`` is the embedded model, anything else a folder or a hub id."""
+    """Return the folder or hub id of a base; ``"tiny"`` is the embedded model."""
     if base == "tiny":
         import mas_gym.tiny
 
@@ -45,7 +45,7 @@ def need(package: str, purpose: str) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence progress bars and the notice that a head is new, which here it is meant to be."""
+    """Silence progress bars and the warning about a new head, which is expected here."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -87,7 +87,7 @@ def load_scalar(folder: str, dtype: torch.dtype, pad: int, new_head: bool, quant
         folder: A folder or a hub id.
         dtype: Of the weights.
         pad: The tokenizer's padding id.
-        new_head: Whether the head may be missing, to be trained.
+        new_head: Whether the head may be missing, because it will be trained.
         quantization: A quantisation config of transformers.
 
     Raises:
@@ -157,14 +157,14 @@ def quantize_config(dtype: torch.dtype) -> Any:
 
 
 def keep_layout(model: Any) -> None:
-    """Keep bitsandbytes from repacking 4-bit weights for the CPU, after which they cannot be trained further."""
+    """Keep bitsandbytes from repacking 4-bit weights for the CPU: repacked weights cannot be trained."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
 
 
 def add_lora(model: Any, rank: int, alpha: int, dropout: float) -> Any:
-    """Put LoRA adapters on every linear layer; the head is trained whole."""
+    """Add LoRA adapters to every linear layer; the head is trained in full."""
     peft = need("peft", "LoRA")
     if getattr(model, "is_quantized", False):
         model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
@@ -202,7 +202,7 @@ def logits_at(model: Any, batch: ModelInput) -> torch.Tensor:
 def read_head(model: Any, hidden: torch.Tensor) -> torch.Tensor:
     """Return the head's logits for last hidden states of shape (K, hidden size)."""
     logits: torch.Tensor = inner(model).score(hidden)[:, 0]
-    # float64 stays: it is asked for where results must not depend on what is in a batch.
+    # float64 stays, because it is chosen when results must not depend on the batch.
     return logits if logits.dtype.itemsize == 8 else logits.float()
 
 
@@ -213,14 +213,14 @@ def to_device(batch: ModelInput, device: Any) -> ModelInput:
 
 
 def alike(logits: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Return whether logits differ by rounding errors at most."""
+    """Return whether logits are equal up to rounding."""
     return float((logits - expected).abs().max()) < _TOLERANCE * max(1.0, float(expected.abs().max()))
 
 
 def can_share(model: Any, pad: int) -> bool:
     """Return whether the model computes the same for packed states as for each alone, and can be trained on them.
 
-    It does for decoders with full causal attention; the answer is measured, not assumed.
+    This holds for decoders with full causal attention; it is measured, not assumed.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""The model card: what a critic is, what it learned from, how good it is, how to use it, and its limits."""
+"""The model card: what a critic is, its training data, metrics, use and limits."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from rewardmodels.model.info import CriticInfo
 
 _TARGETS = {
-    "bt": "preference pairs of sibling states, Bradley-Terry loss",
-    "mse": "targets, squared error",
-    "bce": "right and wrong final answers, cross-entropy with p = sigmoid(2 logit)",
+    "bt": "preference pairs of sibling states, with the Bradley-Terry loss",
+    "mse": "value targets, with the squared error",
+    "bce": "right and wrong final answers, with cross-entropy and p = sigmoid(2 logit)",
 }
 
 
 def model_card(info: CriticInfo) -> str:
-    """Return the card as Markdown with a header that model hubs read."""
+    """Return the card as Markdown, with the metadata header of model hubs."""
     name = {"masprm": "process reward model (MASPRM)", "orm": "outcome reward model (ORM)"}[info.kind]
     sees = "the whole routed transcript" if info.view == "full" else "the local view of the agent that spoke last"
     states = "every state after an action" if info.kind == "masprm" else "terminal states only"
@@ -30,8 +30,8 @@ def model_card(info: CriticInfo) -> str:
             f"# A {name} for {', '.join(info.tasks)} on {', '.join(info.graphs)}",
             "",
             f"Scores {states} of a multi-agent system in [-1, 1]: `tanh` of the one logit of a sequence classifier on "
-            f"the backbone {info.base}. It sees {sees}, as text format 1 of MAS-Gym writes it, up to "
-            f"{info.max_length} tokens. Trained on {_TARGETS[info.head]}.",
+            f"the backbone {info.base}. Its input is {sees}, in MAS-Gym's text format 1, up to "
+            f"{info.max_length} tokens. It was trained on {_TARGETS[info.head]}.",
             "",
             "```python",
             "from rewardmodels import load_critic",
@@ -39,7 +39,7 @@ def model_card(info: CriticInfo) -> str:
             'critic = load_critic("PATH/TO/THIS/FOLDER")',
             "```",
             "",
-            "`AutoModelForSequenceClassification.from_pretrained` loads it as well.",
+            "`AutoModelForSequenceClassification.from_pretrained` loads it too.",
             "",
             "## Graphs",
             "",
@@ -63,16 +63,16 @@ def model_card(info: CriticInfo) -> str:
             "",
             "## Limits",
             "",
-            "The labels come from terminal rewards of a search by the agents named above, not from people: a score is "
-            "an estimate of how often such agents end right from here. On other graphs, agents or tasks it has not "
-            "been measured; MAS-Gym refuses other graphs and views unless forced.",
+            "The labels are terminal rewards of a search with the agents named above, not human judgements: a score "
+            "estimates how often these agents reach a right answer from a state. The critic was not evaluated on other "
+            "graphs, agents or tasks; MAS-Gym refuses other graphs and views unless forced.",
             "",
         ]
     )
 
 
 def _table(values: Mapping[str, Any]) -> list[str]:
-    rows = ["| what | value |", "|---|---|"]
+    rows = ["| name | value |", "|---|---|"]
     for name, value in values.items():
         rows += [f"| {key} | {shown} |" for key, shown in _flat(name, value)]
     return rows

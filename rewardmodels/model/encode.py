@@ -1,4 +1,4 @@
-"""From states to token ids: part by part, each distinct part tokenised once."""
+"""States to token ids, part by part; each distinct part is tokenized once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Encoded(NamedTuple):
 
     Attributes:
         parts: Ids of each part; joined, they are the input.
-        dropped: Tokens left out because the state was longer than the critic reads.
+        dropped: Number of tokens left out because the state was longer than ``max_length``.
     """
 
     parts: tuple[Ids, ...]
@@ -41,20 +41,20 @@ class Encoder:
 
     Args:
         tokenizer: Any fast tokenizer of transformers.
-        max_length: The most tokens of an input. A longer one loses its oldest messages, then the start of the
-            question; never a token of the newest message.
+        max_length: Longest input, in tokens. A longer one loses its oldest messages, then the start of the
+            question, but no token of the newest message.
         view: What the critic sees.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int, view: View = "full") -> None:
-        """Remember the settings."""
+        """Keep the settings and tokenize the opening."""
         self.tokenizer, self.max_length, self.view = tokenizer, max_length, view
         self._known: dict[str, Ids] = {}
         with_special: list[int] = tokenizer("a")["input_ids"]
         plain: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
         if not plain:
             raise DataError("expected a tokenizer that knows letters, got one without a vocabulary; copy it again")
-        # Some tokenizers open every text with a token of their own, which only the first part may carry.
+        # Some tokenizers start every text with a special token, which belongs to the first part only.
         self._opening: Ids = tuple(with_special[: with_special.index(plain[0])])
 
     def encode(self, states: Sequence[tuple[MAS, MASState]]) -> list[Encoded]:

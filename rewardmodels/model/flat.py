@@ -1,10 +1,10 @@
-"""One forward over parts of states, without padding: all tokens form one sequence, and attention alone knows parts.
+"""One forward pass over parts of states, without padding: all tokens form one sequence, split only inside attention.
 
-A layer's linear parts, most of its work, see as many tokens as there are. Attention
-runs part by part, each with the keys and values of what precedes it, be they kept
-from earlier forwards or computed in this one. A part is therefore computed in the
-same way whatever else is in the forward, so that its result does not depend on that
-as far as the linear kernels' rounding does not depend on the number of their rows.
+The linear layers, most of the work, run on all tokens at once. Attention runs part by
+part, each with the keys and values of its predecessors, cached or from the same
+forward pass. Each part is therefore computed in the same way whatever else is in the
+pass, and its result depends on its neighbours only if the rounding of the linear
+kernels depends on their number of rows.
 
 Letters in shapes: L layers, H heads of keys and values, D head size, S tokens of a part, P tokens before it, N parts.
 """
@@ -25,9 +25,9 @@ from rewardmodels.model.encode import Ids
 from rewardmodels.model.packing import collate_plain
 
 ATTENTION = "mas_gym_parts"
-"""The name under which transformers knows this attention."""
+"""Name of this attention implementation in transformers."""
 
-# What models hand to their attention when it is not plain: a window, capped scores, sinks.
+# Arguments of attention that is not plain: a window, capped scores, sinks.
 _SPECIAL = ("sliding_window", "softcap", "s_aux")
 
 
@@ -36,8 +36,8 @@ class Part(NamedTuple):
 
     Attributes:
         ids: Their ids.
-        past: Keys and values of what precedes them and is kept, shape (L, 2, H, tokens, D); None if nothing is.
-        above: Parts of this forward that come between, by their index.
+        past: Cached keys and values of their predecessors, shape (L, 2, H, tokens, D); None if there are none.
+        above: Indices of the parts of this forward pass that come between.
     """
 
     ids: Ids
@@ -47,12 +47,12 @@ class Part(NamedTuple):
 
 @dataclass
 class _Layout:
-    """Where each part lies in the sequence, and what its layers have computed.
+    """Where each part lies in the sequence, and the keys and values computed so far.
 
     Attributes:
         parts: The parts.
         spans: First token of each and one past the last.
-        masks: Zero where a token may look, else minus infinity, shape (S, P + S).
+        masks: Zero where a token may attend, minus infinity elsewhere, shape (S, P + S).
         fresh: Keys and values of all new tokens, one tensor (2, H, tokens, D) per layer run so far.
     """
 
@@ -118,7 +118,7 @@ def forward(model: Any, parts: Sequence[Part]) -> tuple[torch.Tensor, list[torch
     layout = _Layout(parts, spans, masks)
     ids = [token for part in parts for token in part.ids]
     positions = [i for part, start in zip(parts, before, strict=True) for i in range(start, start + len(part.ids))]
-    # A mask of four dimensions is passed on untouched; attention has masks of its own.
+    # transformers passes a 4-D mask on unchanged; the attention above uses its own masks.
     untouched = torch.zeros((1, 1, 1, 1), device=device)
     hidden = inner(model).base_model(
         input_ids=torch.tensor([ids], device=device),
@@ -127,7 +127,7 @@ def forward(model: Any, parts: Sequence[Part]) -> tuple[torch.Tensor, list[torch
         use_cache=False,
         layout=layout,
     )[0]
-    # One by one, for the rounding of a product with one column does depend on the number of rows.
+    # One by one, because the rounding of a product with one column depends on the number of rows.
     logits = torch.cat([read_head(model, hidden[0, b - 1 : b]) for _, b in spans])
     fresh = torch.stack(layout.fresh)
     return logits, [fresh[:, :, :, a:b] for a, b in spans]
@@ -140,9 +140,9 @@ def _before(part: Part, spans: Sequence[tuple[int, int]]) -> int:
 
 
 def enable(model: Any, pad: int) -> bool:
-    """Give a model this attention, if with it the model computes the same for shared prefixes as for whole states.
+    """Give a model this attention if it then computes the same for shared prefixes as for whole states.
 
-    It does for decoders with full causal attention; the answer is measured, not assumed. Other models stay as they are.
+    This holds for decoders with full causal attention; it is measured, not assumed. Other models stay unchanged.
 
     Args:
         model: A scalar model in evaluation mode.

@@ -1,9 +1,9 @@
-"""A critic on disk: a plain transformers folder with two files more.
+"""A critic on disk: a plain transformers folder with two more files.
 
-``critic.json`` says what the critic is and for which graphs and view; it is
-written last, so a folder that has it is whole. ``README.md`` is the model card.
-A LoRA run also keeps ``adapter/`` for peft; the folder itself holds the merged
-weights, so that anything that loads transformers models loads it.
+``critic.json`` (`rewardmodels.model.info`) is written last, so a folder that has it is
+complete. ``README.md`` is the model card. A LoRA run also keeps ``adapter/`` for peft;
+the folder itself holds the merged weights, so anything that loads transformers models
+can load it.
 """
 
 from __future__ import annotations
@@ -151,10 +151,10 @@ def _weights(folder: Path) -> str:
 
 
 def save_folder(model: Any, tokenizer: Any, folder: Path, info: CriticInfo, card: str) -> CriticInfo:
-    """Write a critic; what was there before stays until everything is written.
+    """Write a critic; an earlier one stays until everything is written.
 
     Returns:
-        The description as written, with the fingerprint of the weights.
+        The description as written, with the digest of the weights.
 
     Raises:
         TrainingError: The disk is full or cannot be written.
@@ -191,7 +191,7 @@ def save_folder(model: Any, tokenizer: Any, folder: Path, info: CriticInfo, card
 
 
 def merged(model: Any) -> Any:
-    """Return a plain model with the adapters added to the weights; a 4-bit backbone is written out as it computes."""
+    """Return a plain model with the adapters merged into the weights; a 4-bit backbone is dequantized."""
     from transformers import AutoModelForSequenceClassification
 
     base = model.get_base_model()

@@ -26,36 +26,37 @@ _MEGABYTE = 2**20
 class LearnedCritic:
     """Scores states with a trained model: ``tanh`` of its logit.
 
-    A state is run through the model once and remembered. What its transcript begins with is
-    encoded once and kept, so that a new state costs its newest message (`rewardmodels.model.prefixes`).
+    Each state is scored once and its score is kept. The encoded beginnings of transcripts are
+    cached, so a new state costs only its newest message (`rewardmodels.model.prefixes`).
 
-    A state's score does not depend on the states that it is scored with: each part of it is
-    computed in the same way whatever else is in the batch, and scores are rounded to a
-    millionth. What is left are kernels whose rounding depends on the number of rows (1e-7 to
-    1e-5 in float32, 1e-15 in float64): in float64 equal states get equal scores in every run,
-    whatever the concurrency; in float32 on one thread of an x86 CPU no difference was met.
+    A score does not depend on the other states of its batch: each part of a state is computed
+    in the same way whatever else is in the batch, and scores are rounded to a millionth. The
+    remaining source of differences is kernels whose rounding depends on the number of rows
+    (1e-7 to 1e-5 in float32, 1e-15 in float64). In float64 equal states get equal scores in
+    every run, at any concurrency; in float32 on one thread of an x86 CPU no difference was
+    observed.
 
     Args:
         folder: A folder that training wrote.
-        view: The view that is wanted; None takes the critic's own.
+        view: The expected view; None accepts the critic's own.
         force: Score graphs and views that the critic was not trained for.
         prefixes: Let an outcome critic score states that are not terminal.
-        device: ``"cpu"`` or ``"cuda"``; None takes a GPU where there is one.
-        dtype: ``"float32"``, ``"float64"`` or ``"bfloat16"``; None takes float32 on a CPU, bfloat16 on a GPU.
-        memory: Megabytes of encoded prefixes to keep.
-        max_batch: How many states it likes to get at once.
-        share: Encode what states begin with once; False encodes each state whole.
-        concurrent: Score in a thread of its own, beside generation; None does so on a GPU. On a CPU it pays where a
-            core is free (``OMP_NUM_THREADS=1`` leaves one).
+        device: ``"cpu"`` or ``"cuda"``; None uses a GPU if there is one.
+        dtype: ``"float32"``, ``"float64"`` or ``"bfloat16"``; None means float32 on a CPU, bfloat16 on a GPU.
+        memory: Size of the cache of encoded prefixes, in megabytes.
+        max_batch: Preferred number of states per call.
+        share: Encode shared beginnings once; False encodes each state whole.
+        concurrent: Score in a thread of its own, beside generation; None does so on a GPU. On a CPU it pays if a core
+            is free.
 
     Attributes:
         name: ``"masprm"`` or ``"orm"``.
         terminal_only: True for an ORM, unless ``prefixes``.
         free: False.
         concurrent: Whether scoring runs beside generation.
-        info: What the critic is.
-        counts: What scoring has cost so far.
-        notes: What was forced, for reports.
+        info: Description of the critic.
+        counts: Cost of scoring so far.
+        notes: Checks overridden by ``force``, for reports.
     """
 
     free = False
@@ -93,7 +94,7 @@ class LearnedCritic:
         self._identity |= {"files": digest(Path(folder)), "dtype": dtype}
 
     def _begin(self, info: CriticInfo, tokenizer: Any, view: View | None, force: bool, prefixes: bool) -> None:
-        """Settle what does not depend on where the model runs."""
+        """Set up everything that does not depend on where the model runs."""
         self.info: CriticInfo = info
         self._identity: dict[str, Any] = {
             "view": view or info.view,

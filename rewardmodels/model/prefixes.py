@@ -1,8 +1,8 @@
-"""Scoring many states in few tokens: prefixes stay encoded between calls.
+"""Scoring many states in few tokens: encoded prefixes are cached between calls.
 
-Each part of a state (see `rewardmodels.data.serialise`) that may be continued keeps
-its keys and values, so a new state costs its newest message alone, whichever
-search it comes from and however the states arrive.
+The keys and values of each part of a state (see `rewardmodels.data.serialise`) are
+cached unless the state is terminal, so a new state costs only its newest message,
+whichever search it comes from and in whatever order states arrive.
 
 Letters in shapes: L layers, H heads, D head size.
 """
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mas_gym.policies.local.threads import threads_for
 from rewardmodels.model import flat
 from rewardmodels.model.backbone import logits_at, to_device
 from rewardmodels.model.encode import Encoded
@@ -29,13 +30,13 @@ Key = bytes
 
 @dataclass(slots=True)
 class Counts:
-    """What scoring cost.
+    """The cost of scoring so far.
 
     Attributes:
         states: States scored.
-        encoded: Tokens that went through the model.
-        whole: Tokens that would have, with each state alone.
-        shortened: States that were longer than the critic reads.
+        encoded: Tokens computed by the model.
+        whole: Tokens that it would have computed without sharing.
+        shortened: States longer than ``max_length``, whose oldest messages were dropped.
     """
 
     states: int = 0
@@ -45,10 +46,10 @@ class Counts:
 
 
 class PrefixCache:
-    """Keys and values of parts, least recently used dropped first.
+    """A least-recently-used cache of the keys and values of parts.
 
     Args:
-        capacity: Bytes to hold.
+        capacity: Size in bytes.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -57,16 +58,16 @@ class PrefixCache:
         self._parts: OrderedDict[Key, torch.Tensor] = OrderedDict()
 
     def __contains__(self, key: Key) -> bool:
-        """Return whether a part is held."""
+        """Return whether a part is cached."""
         return key in self._parts
 
     def get(self, key: Key) -> torch.Tensor:
-        """Return a part's keys and values, shape (L, 2, H, tokens, D), and note the use."""
+        """Return a part's keys and values, shape (L, 2, H, tokens, D), and mark it as used."""
         self._parts.move_to_end(key)
         return self._parts[key]
 
     def put(self, key: Key, part: torch.Tensor) -> None:
-        """Hold a part."""
+        """Add a part."""
         if key in self._parts:
             self._parts.move_to_end(key)
             return
@@ -74,7 +75,7 @@ class PrefixCache:
         self.held += part.nbytes
 
     def trim(self) -> None:
-        """Drop what is over the capacity; called between forwards, when no row is under way."""
+        """Evict parts beyond the capacity; called between forward passes only."""
         while self.held > self.capacity:
             _, part = self._parts.popitem(last=False)
             self.held -= part.nbytes
@@ -87,12 +88,13 @@ class PrefixScorer:
         model: A scalar model in evaluation mode.
         pad: Padding id.
         share: Share prefixes if the model can (`rewardmodels.model.flat.enable`).
-        capacity: Bytes of prefixes to keep between calls.
+        capacity: Size of the cache of prefixes, in bytes.
     """
 
     def __init__(self, model: Any, pad: int, share: bool, capacity: int) -> None:
-        """Remember the model."""
+        """Keep the model and start with an empty cache."""
         self.model, self.pad = model, pad
+        self.parameters = sum(p.numel() for p in model.parameters())
         self.share = share and flat.enable(model, pad)
         self.cache = PrefixCache(capacity)
         self.counts = Counts()
@@ -102,19 +104,19 @@ class PrefixScorer:
 
         Args:
             states: Distinct states.
-            open_end: For each, whether it may be continued, so that its last part is worth keeping.
+            open_end: For each state, whether it may be continued, so that its last part is worth caching.
         """
         self.counts.states += len(states)
         self.counts.whole += sum(state.length for state in states)
         self.counts.shortened += sum(state.dropped > 0 for state in states)
-        with torch.inference_mode():
+        with torch.inference_mode(), threads_for(self.parameters):
             return self._shared(states, open_end) if self.share else self._whole(states)
 
     def _whole(self, states: Sequence[Encoded]) -> list[float]:
         found = [0.0] * len(states)
         device = next(self.model.parameters()).device
         order = sorted(range(len(states)), key=lambda i: states[i].length)
-        # Sorted by length a chunk's last state is its longest, to which the others are padded.
+        # States are sorted by length, so the others of a chunk are padded to its last.
         for chunk in chunks(order, [states[i].length for i in order], padded=True):
             batch = to_device(collate_plain([states[i].parts for i in chunk], self.pad), device)
             self.counts.encoded += sum(states[i].length for i in chunk)

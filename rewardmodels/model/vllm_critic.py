@@ -1,4 +1,4 @@
-"""A trained critic on vLLM's pooling runner, for machines where agents run on vLLM too."""
+"""A trained critic on vLLM's pooling runner."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from rewardmodels.model.prefixes import Counts
 class VLLMCritic(LearnedCritic):
     """Scores states with a trained model inside vLLM: ``tanh`` of its raw logit, as `LearnedCritic` does.
 
-    Common prefixes come from vLLM's prefix cache; scoring runs beside generation.
+    vLLM's prefix cache shares common beginnings; scoring runs beside generation.
 
     Args:
         folder: A folder that training wrote.
-        view: The view that is wanted; None takes the critic's own.
+        view: The expected view; None accepts the critic's own.
         force: Score graphs and views that the critic was not trained for.
         prefixes: Let an outcome critic score states that are not terminal.
         dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is the folder's own.
-        max_batch: How many states it likes to get at once.
-        gpu_memory_utilization: Share of the GPU's memory that it may take, where the agents need the rest.
+        max_batch: Preferred number of states per call.
+        gpu_memory_utilization: Share of the GPU's memory for the critic, if agents need the rest.
         engine: Further arguments of ``vllm.LLM``.
 
     Raises:
@@ -91,7 +91,7 @@ class _PoolingScorer:
         from vllm.inputs import tokens_input
 
         prompts = [tokens_input([token for part in state.parts for token in part]) for state in states]
-        # With its activation vLLM would answer the sigmoid of the logit.
+        # With its activation vLLM would return the sigmoid of the logit.
         params = PoolingParams(use_activation=False)
         outputs = self._llm.encode(prompts, params, use_tqdm=False, pooling_task="classify")
         self.counts.states += len(states)

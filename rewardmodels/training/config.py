@@ -1,4 +1,4 @@
-"""How a critic is trained: every choice in one place, with the paper's defaults and those of the tiny model."""
+"""Hyper-parameters of training, with the defaults of the paper and of the tiny model."""
 
 from __future__ import annotations
 
@@ -24,29 +24,31 @@ class TrainingConfig:
     Attributes:
         kind: ``"masprm"`` or ``"orm"``.
         head: ``"bt"`` or ``"mse"`` for MASPRM, ``"bce"`` or ``"mse"`` for ORM.
-        bt_on: What the Bradley-Terry loss compares: the ``"tanh"`` scores, as the paper, or the ``"raw"`` logits.
-        anchor: Weight of a labelled state beside a pair's 1 in the Bradley-Terry loss: its squared error to the
-            target. Pairs compare siblings alone, so a value learned from them need not mean the same in another
-            branch or at another depth, and search compares them all; 0 is the paper's loss.
+        bt_on: What the Bradley-Terry loss compares: ``"tanh"`` scores, as in the paper, or ``"raw"`` logits.
+        anchor: Weight of the squared error of a labelled state in the Bradley-Terry loss, where a pair has weight 1.
+            Pairs compare only siblings, but search compares values across branches and depths; the anchor puts
+            them on one scale. 0 is the paper's loss.
         view: What the critic sees of a state.
-        max_length: The most tokens of a state.
+        max_length: Longest state, in tokens.
         lora_rank: Rank of the LoRA adapters; 0 trains the whole model.
         lora_alpha: Their scale is ``lora_alpha / lora_rank``.
         lora_dropout: Dropout in front of them.
         nf4: Whether to quantise the frozen backbone to 4 bits (QLoRA).
         batch_size: Pairs or samples per step and process.
-        accumulation: Steps whose gradients are added up before an update.
+        max_tokens: Largest forward pass, in tokens; a larger step is computed in several, with the same gradient. It
+            bounds memory.
+        accumulation: Steps per update, whose gradients are accumulated.
         learning_rate: Peak of the schedule.
         epochs: Passes over the training rows.
         weight_decay: Of AdamW.
-        warmup: Share of the updates over which the learning rate rises; then it follows a cosine.
-        held_out: Share of the problems that metrics are computed on.
-        evaluations: How often in a run to compute them, the end included.
-        checkpoints: How often in a run to save what is needed to resume.
+        warmup: Share of the updates with a rising learning rate; a cosine schedule follows.
+        held_out: Share of the problems held out for metrics.
+        evaluations: Number of evaluations in a run, including the last.
+        checkpoints: Number of checkpoints in a run.
         gradient_checkpointing: Trade time for memory.
-        cpu_bf16: Matrix products in bfloat16 on a CPU, faster where it has instructions for them; a GPU that can does
-            so always.
-        seed: Of the head's first weights, the order of the rows and dropout.
+        cpu_bf16: Matrix products in bfloat16 on a CPU, faster if it has instructions for them; a GPU that supports
+            them always uses them.
+        seed: Seed of the head's initial weights, the order of the examples and dropout.
     """
 
     kind: CriticKind = "masprm"
@@ -84,7 +86,7 @@ class TrainingConfig:
 
 
 PAPER = TrainingConfig()
-# A tree of the embedded agents has seven pairs and fifty labelled states: the anchor learns from all of them.
+# A tree of the embedded agents has about seven pairs and fifty labelled states; the anchor uses all of them.
 TINY = TrainingConfig(
     anchor=1.0,
     max_length=1024,
@@ -103,10 +105,10 @@ TINY = TrainingConfig(
 
 
 def config_for(parameters: int, overrides: dict[str, Any]) -> TrainingConfig:
-    """Return the defaults for a backbone of this size, with the given fields replaced.
+    """Return the default config for a backbone of this size, with the given fields replaced.
 
     Raises:
-        ConfigError: A field is unknown or a value makes no sense, with every fault.
+        ConfigError: A field is unknown or a value is invalid, with every fault.
     """
     base = TINY if parameters < SMALL else PAPER
     known = asdict(base)

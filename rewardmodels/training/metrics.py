@@ -1,4 +1,4 @@
-"""How good a critic is on held-out problems: ranking, discrimination, loss and calibration, by depth and by agent.
+"""Metrics of a critic on held-out problems: ranking, discrimination, loss and calibration, by depth and agent.
 
 Pure functions of numpy arrays. Intervals are 95% bootstrap intervals over
 problems, the unit that was held out, with a fixed seed.
@@ -85,7 +85,7 @@ def point_metrics(examples: Sequence[Example], logits: Floats) -> dict[str, Any]
 
 
 def calibration(examples: Sequence[Example], logits: Floats) -> dict[str, dict[str, float]]:
-    """Compare scores with targets at each depth: does a value mean the same everywhere?
+    """Compare scores with targets at each depth.
 
     Returns:
         For each depth the number of states, the mean score, the mean target, and ``gap``: the mean over ten bins of

@@ -1,4 +1,4 @@
-"""Training a critic, from rows to a folder that scores."""
+"""Training a critic, from examples to a folder that `load_critic` loads."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Trained(NamedTuple):
     Attributes:
         folder: The critic, for `rewardmodels.load_critic`.
         info: Its description, with the metrics on held-out problems.
-        history: The metrics along the way, one entry per evaluation, with ``step``.
+        history: Metrics of each evaluation, with its ``step``.
     """
 
     folder: Path
@@ -62,25 +62,24 @@ def train(
     log: Callable[[str], None] = lambda line: None,
     **overrides: Any,
 ) -> Trained:
-    """Train a critic on mined rows (paper, Sec. "MASPRM training", App. "ORM").
+    """Train a critic on mined examples (paper, Sec. "MASPRM training", App. "ORM").
 
-    The same call again goes on from the last checkpoint to the same result; a call that has
-    finished returns at once.
+    The same call again resumes from the last checkpoint, to the same result; after a finished run
+    it returns at once.
 
     Args:
         data: Pairs for head ``"bt"``, points for MASPRM's ``"mse"``, outcomes for ORM.
         out: Folder of the critic; also holds ``checkpoints`` and TensorBoard ``curves``.
         base: ``"tiny"``, or a folder or hub id of a decoder.
-        points: Labelled states of the same trees: to measure the calibration of a Bradley-Terry critic, and to
-            anchor it.
-        device: ``"cpu"``, ``"cuda"``; None takes a GPU where there is one.
-        resume: False refuses a folder that already has something in it.
-        log: Told what happens, line by line.
-        overrides: Fields of `rewardmodels.TrainingConfig`; the rest is `TINY` or `PAPER`, by the backbone's size.
+        points: Labelled states of the same trees, for the calibration and the anchor of a Bradley-Terry critic.
+        device: ``"cpu"`` or ``"cuda"``; None uses a GPU if there is one.
+        resume: False refuses a folder that is not empty.
+        log: Receives progress lines.
+        overrides: Fields of `TrainingConfig`; the rest is `TINY` or `PAPER`, by the backbone's size.
 
     Raises:
         ConfigError: A setting is wrong, or ``out`` belongs to another run.
-        DataError: The rows or the backbone cannot be used.
+        DataError: The examples or the backbone cannot be used.
         TrainingError: The loss is not a number, or the disk is full.
         MissingDependencyError: A package is not installed.
     """
@@ -113,11 +112,11 @@ def _open(base: str, device: str, overrides: dict[str, Any]) -> tuple[Any, Any, 
     import torch
     from transformers import AutoConfig
 
-    # bitsandbytes warns that kernels of a hub are missing, which nothing here needs.
+    # bitsandbytes warns about missing hub kernels, which are not needed here.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     source = base_path(base)
     tokenizer = load_tokenizer(source)
-    # What the backbone may read bounds max_length; its size chooses the defaults.
+    # The window of the backbone bounds max_length; its size chooses the defaults.
     torch.manual_seed(overrides.get("seed", 42))
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     model = load_scalar(source, dtype, tokenizer.pad_token_id, new_head=True)
@@ -141,7 +140,7 @@ def _open(base: str, device: str, overrides: dict[str, Any]) -> tuple[Any, Any, 
 
 
 def _claim(out: Path, run: dict[str, Any], resume: bool) -> Trained | None:
-    """Mark a folder as this run's, or find that the run has finished."""
+    """Claim a folder for this run, or return the result if the run has finished."""
     mark = out / RUN
     if mark.exists():
         before = json.loads(mark.read_text(encoding="utf-8"))
@@ -179,6 +178,7 @@ def _run(
     device: str,
     log: Callable[[str], None],
 ) -> Trained:
+    from mas_gym.policies.local.threads import threads_for
     from rewardmodels.training.trainer import CriticTrainer, Curves, HeldOut, Steps, arguments, last_checkpoint
 
     learned, held = split(data, config.held_out)
@@ -198,7 +198,7 @@ def _run(
     last = last_checkpoint(checkpoints)
     if last is not None:
         log(f"going on from {last.name}")
-    with quiet():
+    with quiet(), threads_for(sum(p.numel() for p in model.parameters())):
         trainer = CriticTrainer(
             config,
             Steps(found, order, *rest),

@@ -1,4 +1,4 @@
-"""transformers' Trainer with the critics' losses; imported by training alone, because it is slow to import."""
+"""transformers' Trainer with the critics' losses; imported only by training, because the import is slow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rewardmodels.training.config import TrainingConfig
 from rewardmodels.training.metrics import Floats, outcome_metrics, pair_metrics, point_metrics
 
 COMPLETE = "complete.json"
-"""Written into a checkpoint last, so that one cut off by a crash is known."""
+"""Written last into a checkpoint, so one that a crash interrupted is recognised."""
 
 
 def loss_of(config: TrainingConfig, logits: torch.Tensor, tensors: dict[str, Any]) -> torch.Tensor:
@@ -122,10 +122,10 @@ class HeldOut:
 
 
 class Curves(TrainerCallback):  # type: ignore[misc]
-    """Writes what the Trainer logs as TensorBoard curves, and each evaluation as a line."""
+    """Writes the Trainer's logs as TensorBoard curves, and one line per evaluation."""
 
     def __init__(self, folder: Path, log: Callable[[str], None]):
-        """Remember where to; the writer opens with the first number."""
+        """Keep the folder; the writer opens at the first number."""
         self.folder, self.log = folder, log
         self.writer: SummaryWriter | None = None
 
@@ -229,13 +229,13 @@ class CriticTrainer(Trainer):  # type: ignore[misc]
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """Return the newest checkpoint that was written to its end."""
+    """Return the newest complete checkpoint."""
     done = [path.parent for path in folder.glob(f"checkpoint-*/{COMPLETE}")]
     return max(done, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
 def arguments(config: TrainingConfig, folder: Path, steps: int, device: str) -> TrainingArguments:
-    """Return transformers' arguments for a run of this many steps, shared by the processes that torchrun started."""
+    """Return transformers' arguments for a run of this many steps, divided among the processes of torchrun."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     updates = max(1, math.ceil(steps / (config.accumulation * processes)))
     on_cpu = device == "cpu"
