@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from mas_gym.errors import ConfigError
+from mas_gym.policies.base import shortened
 
 
 def build(policy: str, make: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
@@ -34,8 +35,14 @@ def written_options(argument: str) -> tuple[str, dict[str, Any]]:
         key, equals, value = piece.partition("=")
         if not equals:
             raise ConfigError(f"expected option=value after '#', got {piece!r} in {argument!r}")
-        try:
-            options[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"option {key}: expected a plain value, got {value!r}") from error
+        options[key] = written_value(value, f"option {key}: expected a plain value")
     return head, options
+
+
+def written_value(text: str, expected: str) -> Any:
+    """Read a YAML value from a policy string. Raises `ConfigError` with what was ``expected``."""
+    try:
+        return yaml.safe_load(text)
+    except Exception as error:
+        # Beside its own errors, the parser raises KeyError, ValueError, AttributeError and RecursionError.
+        raise ConfigError(f"{expected}, got {shortened(text, 200)}") from error

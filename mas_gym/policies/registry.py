@@ -8,11 +8,9 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-import yaml
-
 from mas_gym.errors import ConfigError, MissingDependencyError
-from mas_gym.policies.base import AsyncPolicy, Policy
-from mas_gym.policies.options import build, written_options
+from mas_gym.policies.base import AsyncPolicy, Policy, shortened
+from mas_gym.policies.options import build, written_options, written_value
 from mas_gym.user_code import is_user_code, load_user_code, unknown
 
 ENTRY_POINTS = "mas_gym.policies"
@@ -122,12 +120,9 @@ def local_module() -> Any:
 
 
 def _written_mapping(spec: str) -> Mapping[str, str]:
-    try:
-        read = yaml.safe_load(spec)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"expected a mapping such as {{Solver: 'openai:M@URL', '*': tiny}}, got {spec!r}") from error
+    read = written_value(spec, "policy: expected a mapping such as {Solver: 'openai:M@URL', '*': tiny}")
     if not isinstance(read, dict) or not all(isinstance(part, str) for pair in read.items() for part in pair):
-        raise ConfigError(f"expected a mapping from agents' names to policy strings, got {spec!r}")
+        raise ConfigError(f"expected a mapping from agents' names to policy strings, got {shortened(spec, 200)}")
     return read
 
 

@@ -1,0 +1,38 @@
+"""Policy strings from outside: what cannot be read is a `ConfigError` in one short line."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mas_gym.errors import ConfigError, MASGymError
+from mas_gym.policies import load_policy
+from mas_gym.policies.options import written_options
+
+VALUES = [
+    "!!bool x",
+    "[" * 100_000,
+    "9" * 100_000,
+    "!!timestamp 1",
+    "2000-99-99",
+    "*x",
+    "!!python/name:os.system",
+    "\x00",
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: value[:12])
+def test_values_that_cannot_be_read(value: str) -> None:
+    for spec in (f"tiny#threads={value}", f"{{a: {value}}}"):
+        with pytest.raises(ConfigError) as caught:
+            load_policy(spec)
+        assert len(str(caught.value)) < 500 and str(caught.value).isprintable()
+
+
+@given(st.text(alphabet="#&=:{}[]!*'\"@ab1,\n- ") | st.text())
+def test_any_options_are_read_or_refused(text: str) -> None:
+    try:
+        written_options("model#" + text)
+    except MASGymError:
+        return
