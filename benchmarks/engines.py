@@ -5,16 +5,17 @@
     python benchmarks/engines.py baseline --policy vllm:PATH --problems 128 --baseline-problems 8
     python benchmarks/engines.py prefix --policy vllm:PATH --problems 64
     python benchmarks/engines.py memory --searches 10000
+    python benchmarks/engines.py service --searches 200
     python benchmarks/engines.py ray --policy tiny --problems 192 --actors 1
     python benchmarks/engines.py client --policy openai:MODEL@URL --problems 400
 
 ``efficiency``: generated tokens per second in MCTS(10,3) over those of the same engine given the same requests all at
 once. ``baseline``: wall-clock seconds per problem against one search at a time with one prompt per call and states
 scored one by one, the way of the authors' released code. ``prefix``: share of prompt tokens served from vLLM's prefix
-cache, and the throughput without it. ``memory``: what open searches hold. ``ray``: what a fleet costs over the plain
-driver, from the first plan to the last, so that the start of actors is left out. ``client``: CPU time of this process
-for a request of three samples to a server. The engine's cache is emptied before each
-measurement where it can be (for vLLM's server, start it with ``VLLM_SERVER_DEV_MODE=1``). Needs psutil.
+cache, and the throughput without it. ``memory``: what open searches hold. ``service``: the same in a service, with its
+threads. ``ray``: the cost of a fleet over `search.run`, from the first plan to the last, so that the start of actors is
+left out. ``client``: CPU time of this process for a request of three samples to a server. The engine's cache is emptied
+before each measurement where it can be (for vLLM's server, start it with ``VLLM_SERVER_DEV_MODE=1``). Needs psutil.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import resource
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -217,26 +219,27 @@ def prefix(arguments: argparse.Namespace) -> None:
         policy.close()
 
 
+class Holding:
+    """A policy that holds its answers when ``searches`` searches have asked about `ROUNDS` times each."""
+
+    name, max_concurrency = "holding", 10**9
+
+    def __init__(self, searches: int) -> None:
+        self.searches, self.asked, self.held, self.all_asked = searches, 0, 0, asyncio.Event()
+
+    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+        self.asked += 1
+        if self.asked == self.searches * ROUNDS:
+            self.held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            self.all_asked.set()
+        if self.asked > self.searches * (ROUNDS - 1):
+            await self.all_asked.wait()
+        text = "The plan is to add what was bought to what was there, step by step. " * 4
+        return SamplingReply(tuple(Sample(f"{text}{s}", 60, -30.0, "stop") for s in request.seeds), 100)
+
+
 def memory(arguments: argparse.Namespace) -> None:
-    """Open many searches over a policy that holds its answers when each has asked about `ROUNDS` times."""
-
-    class Holding:
-        name, max_concurrency = "holding", 10**9
-
-        def __init__(self) -> None:
-            self.asked, self.held, self.all_asked = 0, 0, asyncio.Event()
-
-        async def sample_async(self, request: SamplingRequest) -> SamplingReply:
-            self.asked += 1
-            if self.asked == arguments.searches * ROUNDS:
-                self.held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-                self.all_asked.set()
-            if self.asked > arguments.searches * (ROUNDS - 1):
-                await self.all_asked.wait()
-            text = "The plan is to add what was bought to what was there, step by step. " * 4
-            return SamplingReply(tuple(Sample(f"{text}{s}", 60, -30.0, "stop") for s in request.seeds), 100)
-
-    policy = Holding()
+    policy = Holding(arguments.searches)
     problems = [
         replace(problem, id=f"{problem.id}/{i}")
         for i, problem in enumerate(mas_gym.load_task("arithmetic", split="test")[:1])
@@ -253,6 +256,23 @@ def memory(arguments: argparse.Namespace) -> None:
     print(
         f"{arguments.searches} searches open: {grown:.0f} MiB, {1024 * grown / arguments.searches:.1f} KiB per search"
     )
+
+
+def service(arguments: argparse.Namespace) -> None:
+    from mas_gym.service.pool import SearchPool, Service
+
+    policy, planner, count = Holding(arguments.searches), search.load_planner(PLANNER), arguments.searches
+    given = Service(planner, mas_gym.load_mas("rpsv"), policy, search.PolicyLikelihood(), concurrency=count, queue=0)
+    pool = SearchPool(given)
+    start, threads = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, threading.active_count()
+    [problem] = mas_gym.load_task("arithmetic", split="test")[:1]
+    for seed in range(count):
+        pool.submit(problem.question, seed, search.Sampling(), lambda: None)
+    while not policy.held:
+        time.sleep(0.01)
+    grown, more = (policy.held - start) / 1024, threading.active_count() - threads
+    pool.close()
+    print(f"{count} searches open in a service: {grown:.1f} MiB and {more} threads more")
 
 
 def fleet(arguments: argparse.Namespace) -> None:
@@ -310,7 +330,7 @@ def client(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("efficiency", "baseline", "prefix", "memory", "ray", "client"))
+    parser.add_argument("what", choices=("efficiency", "baseline", "prefix", "memory", "service", "ray", "client"))
     parser.add_argument("--policy", default="tiny")
     parser.add_argument("--critic", default="policy-likelihood")
     parser.add_argument("--problems", type=int, default=128)

@@ -19,9 +19,9 @@ from search_worlds import HashCritic, by_problem, chain, comparable, problems, t
 import search
 from mas_gym.errors import ConfigError, CriticError, EngineUnavailableError, PolicyError, SearchError
 from mas_gym.policies import SamplingReply, SamplingRequest, ScriptedPolicy
+from mas_gym.policies.session import BatchSession
 from mas_gym.tasks.base import Problem
 from search import MCTS, Budget, Sampling, SinglePass
-from search.engine import active
 from search.engine.active import ActiveSearch
 from search.engine.scheduler import Scheduler, SearchFuture, Step
 from search.engine.setup import make_setup
@@ -253,6 +253,15 @@ def test_an_engine_that_fails_ends_open_searches_and_the_next_ones_work(error: E
                 raise error
             return super().sample(requests)
 
+        def open(self) -> Any:
+            return Session(self)
+
+    class Session(BatchSession):
+        def close(self) -> None:
+            if policy.broken:
+                raise RuntimeError("the engine cannot close either")
+            super().close()
+
     policy = Flaky(talk)
     with scheduler_of(SinglePass(), policy).start() as scheduler:
         futures = [scheduler.submit(problem) for problem in problems(3)]
@@ -418,7 +427,6 @@ def test_one_request_instead_of_a_list_says_what_was_expected() -> None:
 
 
 @pytest.mark.parametrize("requests", [lambda root: [], lambda root: [search.Extract([root])]])
-def test_rounds_that_ask_nothing_end(requests: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(active, "MAX_LOCAL_ROUNDS", 1000)
+def test_rounds_that_ask_nothing_end(requests: Any) -> None:
     plans = list(search.run(Loop(requests), problems(2), mas=RPSV, policy=talker()))
-    assert all("1,000 rounds in a row asked neither policy nor critic" in (plan.error or "") for plan in plans)
+    assert all("100,000 rounds in a row asked neither policy nor critic" in (plan.error or "") for plan in plans)

@@ -38,7 +38,7 @@ from search.tree import Proposal, Tree
 _RNG = b"planner"
 _NO_BUDGET = Budget()
 
-MAX_LOCAL_ROUNDS = 1_000_000
+MAX_LOCAL_ROUNDS = 100_000
 """Rounds in a row that ask neither policy nor critic, after which a planner counts as endless."""
 
 Messages = tuple[ChatMessage, ...]

@@ -26,9 +26,9 @@ from mas_gym.tasks.base import Problem
 from search.engine.journal import Journal
 from search.engine.progress import Listener, Progress, listener
 from search.engine.settings import Budget, Sampling
-from search.engine.setup import resolve_policy
+from search.engine.setup import make_setup, resolve_policy
 from search.engine.source import Source
-from search.engine.worker import Job, Worker
+from search.engine.worker import Worker
 from search.plan import Plan, Usage
 from search.protocol import Critic, Planner
 from search.store import Store, open_record
@@ -126,15 +126,14 @@ def run_ray(
     if isinstance(problems, Sized):
         # With few problems, the first actors to load leave the others their share.
         concurrency = max(1, min(concurrency, math.ceil(len(problems) / fleet.actors)))
-    job = Job(algorithm, system, seed, concurrency, training, sampling or Sampling(), budget or Budget())
+    setup = partial(make_setup, algorithm, system, seed=seed, sampling=sampling, budget=budget, training=training)
     listen = listener(progress)
     _connect(fleet.address)
     # The task without its problems, for its grading alone.
     task = problems[:0] if hasattr(problems, "grade") else None  # type: ignore[index]
-    arguments = {"planner and MAS": job, "task": task, "make_policy": make_policy, "make_critic": make_critic}
-    _check_picklable(arguments)
-    head = _Head(job, problems, tuple(arguments.values()), fleet, run_budget or Budget(), listen)
-    return head.run(store, run_name)
+    _check_picklable(planner=setup, task=task, make_policy=make_policy, make_critic=make_critic)
+    head = _Head(fleet, (setup, concurrency, task, make_policy, make_critic), problems, run_budget or Budget())
+    return head.run(store, run_name, listen)
 
 
 def _connect(address: str | None) -> None:
@@ -149,7 +148,7 @@ def _connect(address: str | None) -> None:
         ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 
 
-def _check_picklable(arguments: dict[str, Any]) -> None:
+def _check_picklable(**arguments: Any) -> None:
     from ray import cloudpickle
 
     for name, value in arguments.items():
@@ -165,35 +164,29 @@ def _check_picklable(arguments: dict[str, Any]) -> None:
 class _Head:
     """Gives problems to actors, collects plans, and replaces dead actors."""
 
-    def __init__(
-        self,
-        job: Job,
-        problems: Iterable[Problem],
-        arguments: tuple[Any, ...],
-        fleet: Fleet,
-        budget: Budget,
-        listen: Listener | None,
-    ) -> None:
-        self.job, self.problems, self.fleet = job, problems, fleet
-        self._arguments, self._budget, self._listen = arguments, budget, listen
+    def __init__(self, fleet: Fleet, arguments: tuple[Any, ...], problems: Iterable[Problem], budget: Budget) -> None:
+        self._fleet, self._arguments, self._problems, self._budget = fleet, arguments, problems, budget
+        concurrency: int = arguments[1]
         # An actor holds a little more than it can have open.
-        self._ahead = job.concurrency + job.concurrency // 8 + 1
+        self._ahead = concurrency + concurrency // 8 + 1
         self._source = Source(problems, lambda: None)
         self._again: deque[Problem] = deque()
         self._members: list[_Member] = []
         self._meters: dict[str, Meter] = {}
         self._hired = self._deaths = 0
+        self._stored = self._loaded = False
         self._spent, self._started = Usage(), perf_counter()
 
-    def run(self, store: Any, run_name: str | None) -> Iterator[Plan]:
+    def run(self, store: Any, run_name: str | None, listen: Listener | None) -> Iterator[Plan]:
         import ray
 
+        self._stored = store is not None
         journal: Journal | None = None
         stopped = None
         try:
-            for _ in range(self.fleet.actors):
-                self._hire(store is not None)
-            journal = self._open_journal(store, run_name)
+            for _ in range(self._fleet.actors):
+                self._hire()
+            journal = self._open_journal(store, run_name, listen)
             while True:
                 yield from self._supply(journal)
                 if self._source.exhausted and not self._again and not any(m.open for m in self._members):
@@ -201,7 +194,7 @@ class _Head:
                 stopped = self._budget.spent(journal.earlier + self._usage, 1)
                 if stopped is not None:
                     return
-                yield from self._collect(journal, store is not None)
+                yield from self._collect(journal)
         finally:
             self._source.close()
             for member in self._members:
@@ -213,31 +206,29 @@ class _Head:
     def _usage(self) -> Usage:
         return replace(self._spent, seconds=perf_counter() - self._started)
 
-    def _hire(self, stored: bool) -> None:
+    def _hire(self) -> None:
         import ray
 
         actor_class = ray.remote(Worker).options(
-            num_cpus=self.fleet.cpus, num_gpus=self.fleet.gpus, max_concurrency=self._ahead + 1, max_restarts=0
+            num_cpus=self._fleet.cpus, num_gpus=self._fleet.gpus, max_concurrency=self._ahead + 1, max_restarts=0
         )
         self._hired += 1
         actor = actor_class.remote(*self._arguments)
-        self._members.append(_Member(actor, self._hired, actor.facts.remote(stored)))
+        self._members.append(_Member(actor, self._hired, actor.facts.remote(self._stored)))
 
-    def _open_journal(self, store: Any, run_name: str | None) -> Journal:
+    def _open_journal(self, store: Any, run_name: str | None, listen: Listener | None) -> Journal:
         """Wait for the first actor that has loaded, which says what policy and critic are."""
-        facts = None
-        while facts is None:
-            _, facts = self._hear(None, store is not None, loaded=False)
+        while not self._loaded:
+            _, facts = self._hear(None)
         policy, critic = facts
-        setup = self.job.setup(None if critic is None else SimpleNamespace(**critic, score=list))
+        setup = self._arguments[0](None if critic is None else SimpleNamespace(**critic, score=list))
         record = None
         if store is not None:
             engines = SimpleNamespace(**policy, meters=self._meters)
-            record = open_record(store, setup, self.problems, engines, run_name)
-        total = len(self.problems) if isinstance(self.problems, Sized) else None
-        return Journal(
-            setup, total=total, record=record, listener=self._listen, policy=policy["name"], actors=self.fleet.actors
-        )
+            record = open_record(store, setup, self._problems, engines, run_name)
+        total = len(self._problems) if isinstance(self._problems, Sized) else None
+        facts = {"policy": policy["name"], "actors": self._fleet.actors}
+        return Journal(setup, total=total, record=record, listener=listen, **facts)
 
     def _supply(self, journal: Journal) -> Iterator[Plan]:
         """Give problems to actors with capacity, yield the plans that are stored, and let actors go at the end."""
@@ -258,12 +249,12 @@ class _Head:
                 self._members.remove(member)
                 ray.kill(member.actor)
 
-    def _collect(self, journal: Journal, stored: bool) -> Iterator[Plan]:
+    def _collect(self, journal: Journal) -> Iterator[Plan]:
         """Wait for an actor to end a search, to load or to die."""
         timeouts = [] if self._source.exhausted else [_SOURCE_SECONDS]
         if self._budget.seconds is not None:
             timeouts.append(max(0.0, self._budget.seconds - (journal.earlier + self._usage).seconds))
-        problem, found = self._hear(min(timeouts, default=None), stored)
+        problem, found = self._hear(min(timeouts, default=None))
         if problem is not None:
             journal.ended(problem, found.plan, found.samples)
             self._spent += found.plan.usage
@@ -274,54 +265,46 @@ class _Head:
         if journal.watched:
             journal.update(self._usage, sum(len(member.open) for member in self._members))
 
-    def _hear(self, timeout: float | None, stored: bool, loaded: bool = True) -> tuple[Problem | None, Any]:
-        """Return the next answer of an actor with the problem, if it is a search's; None twice if there is none.
-
-        ``loaded`` says whether any actor has loaded before: if none has, an error while loading is raised.
-        """
+    def _hear(self, timeout: float | None) -> tuple[Problem | None, Any]:
+        """Return an actor's next answer, with the problem if it is a search's; None twice if none came."""
         import ray
 
         calls = {call: m for m in self._members for call in ([*m.open] if m.loading is None else [m.loading])}
         heard, _ = ray.wait(list(calls), num_returns=1, timeout=timeout)
         if not heard:
             return None, None
-        member = calls[heard[0]]
+        [call] = heard
+        member = calls[call]
         try:
-            answer = ray.get(heard[0])
+            answer = ray.get(call)
         except ray.exceptions.RayError as error:
-            cause = _cause(error)
-            if not loaded and not isinstance(cause, EngineUnavailableError):
-                raise cause from error
-            self._replace(member, error, stored)
+            self._replace(member, error)
             return None, None
         if member.loading is not None:
-            member.loading = None
+            member.loading, self._loaded = None, True
             return None, answer
         self._meters.update({f"{member.number} {name}": meter for name, meter in answer.meters.items()})
-        return member.open.pop(heard[0]), answer
+        return member.open.pop(call), answer
 
-    def _replace(self, member: _Member, error: Exception, stored: bool) -> None:
-        """Replace a dead actor; its open problems come first."""
+    def _replace(self, member: _Member, error: Exception) -> None:
+        """Replace a dead actor; its open problems come first. What the first to load raises is raised here."""
         import ray
 
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, Exception) and not self._loaded:
+            raise cause from error
         self._members.remove(member)
         ray.kill(member.actor)
         self._again.extend(member.open.values())
         self._deaths += 1
-        if self._deaths > self.fleet.replacements:
+        if self._deaths > self._fleet.replacements:
             raise EngineUnavailableError(
-                f"{self._deaths} actors died, one more than may be replaced; the last: {_cause(error)}. "
+                f"{self._deaths} actors died, one more than may be replaced; the last: {cause or _line_of(error)}. "
                 "Fix the cause and repeat the command; what a run with a store has finished is kept in it"
             ) from error
         logger.warning("an actor died and is replaced, %d searches start again: %s", len(member.open), _line_of(error))
         if member.open or not self._source.exhausted or not self._members:
-            self._hire(stored)
-
-
-def _cause(error: Any) -> Exception:
-    """Return what an actor raised, if it says so."""
-    cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, Exception) else EngineUnavailableError(f"an actor failed: {_line_of(error)}")
+            self._hire()
 
 
 def _line_of(error: object) -> str:

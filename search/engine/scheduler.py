@@ -25,6 +25,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from time import perf_counter
@@ -120,7 +121,7 @@ class Scheduler:
             concurrency: Maximum number of open searches; memory grows with it, results do not depend on it.
             task: Grades the answers, if it has a grading of its own.
             run_budget: Limits of all searches together; when one is met, open searches are dropped.
-            journal: Where ended searches are written down.
+            journal: Where ended searches are written down; one with a store wants every `submit` on one thread.
         """
         if concurrency < 1:
             raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
@@ -279,7 +280,9 @@ class Scheduler:
         """End every open search with an error of the engine; those that wait get a fresh session."""
         for number in list(self._active):
             self._drop(number, error)
-        self._policy.close()
+        # An engine that has failed may fail to close, too.
+        with suppress(Exception):
+            self._policy.close()
         self._policy = policy_port(self._engine, self._mail)
 
     def _shut_down(self) -> None:

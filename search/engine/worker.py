@@ -6,43 +6,17 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from mas_gym.graph import MAS
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.policies.meter import Meter, meters_of
 from mas_gym.tasks.base import Problem
 from search.engine.active import SampleRecord
 from search.engine.scheduler import Scheduler
-from search.engine.settings import Budget, Sampling
-from search.engine.setup import Setup, make_setup
+from search.engine.setup import Setup
 from search.plan import Plan
-from search.protocol import Critic, Planner
+from search.protocol import Critic
 from search.store import engine_identity
 
 _CRITIC_FACTS = ("terminal_only", "free", "scores_actions")
-
-
-class Job(NamedTuple):
-    """What every actor searches with; see `search.run`."""
-
-    planner: Planner
-    mas: MAS
-    seed: int
-    concurrency: int
-    training: bool
-    sampling: Sampling
-    budget: Budget
-
-    def setup(self, critic: Critic | None) -> Setup:
-        """Return the settings of its searches."""
-        return make_setup(
-            self.planner,
-            self.mas,
-            critic,
-            seed=self.seed,
-            sampling=self.sampling,
-            budget=self.budget,
-            training=self.training,
-        )
 
 
 class Found(NamedTuple):
@@ -58,7 +32,8 @@ class Worker:
 
     def __init__(
         self,
-        job: Job,
+        setup: Callable[[Critic | None], Setup],
+        concurrency: int,
         task: Any,
         make_policy: Callable[[], Policy | AsyncPolicy],
         make_critic: Callable[[], Critic] | None,
@@ -66,8 +41,7 @@ class Worker:
         """Load the engines."""
         self._policy = make_policy()
         self._critic = make_critic() if make_critic is not None else None
-        setup = job.setup(self._critic)
-        self._scheduler = Scheduler(setup, self._policy, concurrency=job.concurrency, task=task).start()
+        self._scheduler = Scheduler(setup(self._critic), self._policy, concurrency=concurrency, task=task).start()
 
     async def facts(self, stored: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Return what the head must know of policy and critic; for a store, their identities too."""

@@ -165,15 +165,9 @@ def test_a_folder_is_never_looked_for_on_the_hub(folder: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     "change",
     [
-        {"tokens": 10**30},
-        {"tokens": -1},
-        {"tokens": True},
-        {"prompt_tokens": 1.5},
-        {"logprob": float("nan")},
-        {"text": 3},
-        {"dropped_tokens": None},
-        {"logprob": "x"},
-        {"finish_reason": []},
+        *({"tokens": value} for value in (10**30, -1, True)),
+        *({"logprob": value} for value in (float("nan"), "x")),
+        *({name: None} for name in ("text", "prompt_tokens", "dropped_tokens", "finish_reason")),
     ],
     ids=str,
 )
