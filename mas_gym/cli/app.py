@@ -1,4 +1,4 @@
-"""The commands of ``mas-gym`` and what happens when one of them fails."""
+"""The commands of ``mas-gym`` and the handling of their errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mas_gym.cli import console, demo, envs, evaluate, listings, play, rollouts, serve, solve, status, train, view
+from mas_gym.cli import console, demo, evaluate, listings, play, rollouts, serve, solve, status, train, view
 from mas_gym.errors import MASGymError
 from mas_gym.render import printable
 
@@ -89,7 +89,7 @@ def front(
 app.command("demo")(demo.demo)
 app.command("solve")(solve.solve)
 app.command("eval")(evaluate.evaluate)
-app.command("envs")(envs.envs)
+app.command("envs")(listings.envs)
 app.command("tasks")(listings.tasks)
 app.command("planners")(listings.planners)
 app.command("critics")(listings.critics)

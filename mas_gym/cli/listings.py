@@ -1,17 +1,21 @@
-"""``mas-gym planners``, ``critics``, ``policies`` and ``tasks``: what can be named, with settings and defaults."""
+"""``mas-gym envs``, ``tasks``, ``planners``, ``critics`` and ``policies``: what can be named, with its settings."""
 
 from __future__ import annotations
 
 import inspect
 import json as jsonlib
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from mas_gym.cli.console import stdout
 from mas_gym.render import one_line
 
+if TYPE_CHECKING:
+    from gymnasium.envs.registration import EnvSpec
+
+ENTRY_POINT = "mas_gym.env:MASEnv"
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -27,6 +31,30 @@ class Entry(NamedTuple):
     name: str
     summary: str
     settings: list[str]
+
+
+def envs(json: AsJSON = False) -> None:
+    """List the registered environments: task, MAS, agents, the data that each needs, and whether it is here."""
+    rows = [_env_row(spec) for spec in registered().values()]
+    if json:
+        typer.echo(jsonlib.dumps(rows, indent=2))
+        return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("Environment", "Task", "MAS", "Agents", "Data", "Here"):
+        table.add_column(name, overflow="fold", no_wrap=name == "Environment")
+    for row in rows:
+        here = Text("yes", style="green") if row["available"] else Text("no", style="yellow")
+        texts = (row["id"], row["task"], row["mas"], ", ".join(row["agents"]), row["data"])
+        table.add_row(*(Text(one_line(text)) for text in texts), here)
+    console = stdout()
+    console.print(table)
+    if any(not row["available"] for row in rows):
+        lines = 'Data that is not here: give a file, gym.make(ID, data="test.jsonl") or --data FILE; or go online once.'
+        console.print(Text(lines, style="dim"))
 
 
 def planners(json: AsJSON = False) -> None:
@@ -105,3 +133,46 @@ def _show(entries: Iterable[Entry], json: bool, usage: str, own: str) -> None:
     console.print(Text(f"\n{usage}"))
     if own:
         console.print(Text(f"Your own: --{own} FILE.py:NAME:SETTINGS, a class or function of a Python file."))
+
+
+def registered() -> dict[str, EnvSpec]:
+    """Return the specs of all registered MAS environments by id, including those of other packages."""
+    from gymnasium.envs.registration import registry
+
+    import mas_gym  # noqa: F401 - registers the environments
+
+    return {name: spec for name, spec in registry.items() if spec.entry_point == ENTRY_POINT}
+
+
+def _env_row(spec: EnvSpec) -> dict[str, Any]:
+    import mas_gym
+
+    task, mas = spec.kwargs["task"], mas_gym.load_mas(spec.kwargs["mas"])
+    data, available = _data(str(task), spec.kwargs.get("data"))
+    agents = [agent.name for agent in mas.agents]
+    return {"id": spec.id, "task": str(task), "mas": mas.name, "agents": agents, "data": data, "available": available}
+
+
+def _data(task: str, given: Any) -> tuple[str, bool]:
+    """Return what data a task needs, and whether it is there without a network."""
+    from pathlib import Path
+
+    from mas_gym.tasks.loading import BENCHMARKS
+
+    if given is not None:
+        return str(given), Path(str(given)).exists()
+    if task not in BENCHMARKS:
+        return "none, generated", True
+    hub = BENCHMARKS[task].hub.path
+    return f"{hub} from the hub, or a local file", _cached(hub)
+
+
+def _cached(hub: str) -> bool:
+    """Whether a hub data set is in the cache of the datasets library."""
+    import os
+    from pathlib import Path
+
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    cache = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets"))
+    folder = cache / hub.replace("/", "___")
+    return folder.is_dir() and any(folder.rglob("*.arrow"))

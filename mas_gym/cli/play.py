@@ -1,4 +1,4 @@
-"""``mas-gym play``: a person takes the turns of one agent, or of all, in a terminal or through a pipe."""
+"""``mas-gym play``: a person plays one agent, or all, in a terminal or through a pipe."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ EVERYONE = "all"
 
 
 class _Gone(Exception):
-    """The person has left: end of input."""
+    """The input has ended."""
 
 
 def play(
     env_id: Annotated[str, typer.Argument(metavar="ENV-ID", help="A registered id, such as MAS-Arithmetic-v0.")],
-    agent: Annotated[str, typer.Option("--agent", help="Agent that you play; 'all' for every agent.")] = EVERYONE,
-    policy: Annotated[str, typer.Option("--policy", help="Who plays the other agents.")] = "tiny",
+    agent: Annotated[str, typer.Option("--agent", help="The agent that you play; 'all' for every agent.")] = EVERYONE,
+    policy: Annotated[str, typer.Option("--policy", help="Policy of the other agents.")] = "tiny",
     problem_id: Annotated[
-        str | None, typer.Option("--problem-id", help="The problem; drawn by the seed if left out.")
+        str | None, typer.Option("--problem-id", help="The problem; by default drawn with --seed.")
     ] = None,
     seed: opt.Seed = 42,
     data: opt.Data = None,
     split: opt.Split = "test",
 ) -> None:
-    """Play one agent's turn, or every agent's, seeing what it sees.
+    """Play one agent, or every agent, with its local view.
 
-    Each of your messages ends at an empty line. Where the graph leaves a choice of recipients, one more line names
-    them; an empty one means ALL. End of input (Ctrl-D) leaves the game.
+    An empty line ends a message. If the graph allows several recipients, one more line names one of them; an empty
+    line means ALL. Ctrl-D quits.
     """
     env = _make(env_id, data, split)
     mine = _seats(env, agent)
@@ -54,7 +54,7 @@ def play(
     try:
         _episode(env, observation, info, mine, others, seed)
     except _Gone:
-        note("End of input: the game stops here, without a result.", "yellow")
+        note("End of input: the episode ends without a result.", "yellow")
     except KeyboardInterrupt:
         note("Stopped.", "yellow")
         raise typer.Exit(130) from None
@@ -64,16 +64,16 @@ def _make(env_id: str, data: Path | None, split: str) -> MASEnv:
     import gymnasium as gym
 
     import mas_gym
-    from mas_gym.cli.envs import registered
+    from mas_gym.cli.listings import registered
 
     specs = registered()
     name = env_id.removeprefix("mas_gym:")
     if name not in specs:
         raise unknown_name("environment", env_id, specs)
     kwargs: dict[str, Any] = {"data": str(data)} if data is not None else {}
-    made = gym.make(name, split=split, view="local", on_invalid="retry", disable_env_checker=True, **kwargs).unwrapped
-    assert isinstance(made, mas_gym.MASEnv)
-    return made
+    env = gym.make(name, split=split, view="local", on_invalid="retry", disable_env_checker=True, **kwargs).unwrapped
+    assert isinstance(env, mas_gym.MASEnv)
+    return env
 
 
 def _seats(env: MASEnv, agent: str) -> frozenset[int]:

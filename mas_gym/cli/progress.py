@@ -1,4 +1,4 @@
-"""Live progress of runs: a table that repaints in a terminal, plain lines elsewhere."""
+"""Live progress of runs: a table that is redrawn in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIGURES = 84
 
 
 class _Sum(NamedTuple):
-    """What the runs of one line have come to together."""
+    """Totals over the runs of one line."""
 
     done: int
     right: int
@@ -53,16 +53,16 @@ class _Line:
 
 
 class RunProgress:
-    """Shows how far runs are, what they have cost so far, and how often they were right so far.
+    """Shows the progress, cost and accuracy of runs so far.
 
     Args:
         labels: One line each.
         total: Searches per line.
-        graded: Whether being right means anything; False for questions without a reference.
+        graded: Whether there are reference answers.
     """
 
     def __init__(self, labels: list[str], total: int, graded: bool = True) -> None:
-        """Prepare the lines; nothing is printed before the context is entered."""
+        """Prepare the lines; printing starts when the context is entered."""
         self._lines = [_Line(label, total) for label in labels]
         self._graded = graded
         self._console = stderr()
@@ -70,7 +70,7 @@ class RunProgress:
         self._said = time.monotonic()
 
     def __enter__(self) -> Self:
-        """Start painting."""
+        """Start drawing."""
         from rich.live import Live
 
         if self._console.is_terminal and not self._console.is_dumb_terminal:
@@ -81,16 +81,16 @@ class RunProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop painting; the terminal is left as it was."""
+        """Stop drawing and restore the terminal."""
         if self._live is not None:
             self._live.stop()
 
     def update(self, line: int, run: int, progress: Progress) -> None:
-        """Take a run's latest snapshot.
+        """Record the latest snapshot of a run.
 
         Args:
-            line: Which line the run belongs to.
-            run: Which run of that line, such as its seed.
+            line: Index of its line.
+            run: The run within that line, such as its seed.
             progress: The snapshot.
         """
         current = self._lines[line]
@@ -123,7 +123,7 @@ class RunProgress:
         return table
 
     def _shown(self) -> list[_Line]:
-        # A repaint taller than the screen would scroll; what is running stays in sight.
+        # A table taller than the screen would scroll, so only the lines around the running one are shown.
         room = max(1, self._console.height - 3)
         active = next((i for i, line in enumerate(self._lines) if line.sum().done < line.total), 0)
         first = max(0, min(active - room // 2, len(self._lines) - room))
@@ -140,9 +140,9 @@ class RunProgress:
         notes += [f"{now.stored} stored"] if now.stored else []
         rate = now.tokens / now.seconds if now.seconds > 0 else 0.0
         fresh = now.done - now.stored
-        # Searches that run side by side end together, so the first few say little about the rest.
-        telling = fresh and now.done * 10 >= line.total and now.done < line.total
-        shown = f"{clock(now.seconds / fresh * (line.total - now.done))} left" if telling else clock(now.seconds)
+        # Concurrent searches end together, so the first few say little about the remaining time.
+        reliable = fresh and now.done * 10 >= line.total and now.done < line.total
+        shown = f"{clock(now.seconds / fresh * (line.total - now.done))} left" if reliable else clock(now.seconds)
         return [done, ", ".join(notes), f"AC {now.agent_calls:,}", f"TOK {now.tokens:,} ({rate:,.0f}/s)", shown]
 
 

@@ -13,8 +13,7 @@ from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
 from mas_gym.cli.evaluate import pair_arms
 from mas_gym.cli.progress import RunProgress
-from mas_gym.cli.transcript import transcript
-from mas_gym.cli.treeview import tree_view
+from mas_gym.cli.transcript import transcript, tree_view
 from mas_gym.errors import ConfigError, SearchError
 from mas_gym.render import one_line
 from search.compare.bench import Arm, Bench, start
@@ -44,7 +43,7 @@ def solve(
     split: opt.Split = "test",
     option: opt.TaskOptions = None,
 ) -> None:
-    """Search one question and print who said what to whom, the answer and the cost."""
+    """Search one question; print the chosen transcript, the answer and the cost."""
     import mas_gym
 
     if (question is None) == (task is None):
@@ -90,7 +89,7 @@ def show(plan: Plan, bench: Bench, graded: bool) -> None:
 
     Args:
         plan: The plan.
-        bench: What it was made with; its task holds the problem.
+        bench: The setup of the search; its task holds the problem.
         graded: Whether the problem has a reference answer.
     """
     from rich.text import Text
@@ -124,7 +123,7 @@ def _cost(plan: Plan) -> str:
 
 
 def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, graded: bool) -> None:
-    """Write a plan's search tree as a page; say so, or why there is none."""
+    """Write a plan's search tree as a page, and note the file, or why there is none."""
     from mas_gym.report import write_tree_page
 
     if plan.tree is None:

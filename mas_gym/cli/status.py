@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 _DASH = "\N{EN DASH}"
 _RESULTS = ("Task", "MAS", "Policy", "Hit@1", "TOK", "AC", "RC", "Prompt", "Cached")
-_PACE = ("Searches", "Failed", "At work", "Per min", "TOK/s", "Seconds", "Last")
+_PACE = ("Searches", "Failed", "Active", "Per min", "TOK/s", "Seconds", "Last")
 
 
 class _Figures(NamedTuple):
-    """What the searches of one run come to.
+    """Totals over the searches of one run.
 
     Attributes:
         right: Searches with the right answer.
-        reasons: Why others failed, and how many of them.
+        reasons: Number of failed searches by reason.
         sound: Usage of those that did not fail.
         tokens: Generated tokens of all.
-        active: Seconds in which at least one search was at work.
+        active: Seconds in which at least one search was running.
         last: When the last search ended, in Unix time; None if none has.
     """
 
@@ -47,7 +47,7 @@ class _Figures(NamedTuple):
 
 
 def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="A store that --store wrote.")]) -> None:
-    """Show the runs of a store: how far they are, how fast, how often right, at what cost, and why searches failed."""
+    """Show the runs of a store: progress, speed, accuracy, cost, and why searches failed."""
     from rich.text import Text
 
     from search import open_store
@@ -60,10 +60,12 @@ def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="A stor
         return
     paid = any("money" in run.facts for run, _ in found)
     console.print(_table(_RESULTS, 3, ((run, _results(run, figures)) for run, figures in found)))
-    console.print(Text("Hit@1 and cached in %; TOK, AC, RC and prompt tokens per sound search.", style="dim"))
+    console.print(
+        Text("Hit@1 and cached in %; TOK, AC, RC, prompt tokens: means without failed searches.", style="dim")
+    )
     pace = (*_PACE, "Cost") if paid else _PACE
     console.print(_table(pace, 0, ((run, _pace(run, figures, paid)) for run, figures in found)))
-    words = "Searches per minute and generated tokens per second of the time at work; seconds per sound search."
+    words = "Rates per active time, in which at least one search ran; seconds per search that did not fail."
     console.print(Text(words + " Cost: what the servers charged, retries included." * paid, style="dim"))
     for run, figures in found:
         for reason, number in figures.reasons.most_common():

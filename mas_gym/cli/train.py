@@ -18,13 +18,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Train a reward model on search trees.", rich_markup_mode="rich")
 
-Stores = Annotated[
-    list[Path], typer.Option("--store", help="Store with training trees; repeat it to mix in another task's.")
-]
+Stores = Annotated[list[Path], typer.Option("--store", help="Store with training trees. Repeatable, to mix tasks.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder of the critic; the same command resumes in it.")]
 Base = Annotated[str, typer.Option("--base", help="tiny, or the folder or hub id of a decoder.")]
-View = Annotated[str, typer.Option("--view", help="What the critic sees: full transcript, or the agent's local view.")]
-Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; a GPU where there is one.")]
+View = Annotated[str, typer.Option("--view", help="What the critic reads: full transcript, or local view.")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; by default a GPU if there is one.")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Hyper-parameter, such as learning_rate=1e-5. Repeatable.")
 ]
@@ -78,7 +76,7 @@ def _train(
     def trees() -> Iterator[LabelledTree]:
         return chain.from_iterable(map(rewardmodels.stored_trees, stores))
 
-    # Of the processes that torchrun starts, one speaks.
+    # Only one of the processes that torchrun starts prints.
     first = os.environ.get("RANK", "0") == "0"
     say: Callable[[str], None] = note if first else lambda line: None
     data = rewardmodels.collect(trees(), wanted, view=view)  # type: ignore[arg-type]

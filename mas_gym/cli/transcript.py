@@ -1,10 +1,13 @@
-"""A chosen transcript as a person reads it: who said what to whom, and what the critic thought of it."""
+"""A finished search as people read it: its chosen transcript in the terminal, its tree on a page."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from mas_gym.policies.base import mean_logprob
 from mas_gym.render import one_line
+from mas_gym.report.page import TreeNodes, TreeView
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,7 +39,7 @@ def message_panel(mas: MAS, speaker: int, recipients: tuple[int, ...], text: str
         speaker: Node index; -1 for the question node.
         recipients: Nodes that it reached.
         text: The message.
-        remark: What stands at the lower edge.
+        remark: Text at the lower edge.
     """
     from rich.panel import Panel
     from rich.text import Text
@@ -51,7 +54,7 @@ def message_panel(mas: MAS, speaker: int, recipients: tuple[int, ...], text: str
 
 
 def transcript(mas: MAS, state: MASState, plan: Plan | None = None) -> RenderableType:
-    """Return the question and every message on the way to a state; with a plan, its values and visits too."""
+    """Return the question and every message of a state; with a plan, also values and visits."""
     from rich.console import Group
 
     listeners = tuple(agent for agent, hears in enumerate(mas.sees_question) if hears)
@@ -74,3 +77,45 @@ def _remarks(plan: Plan) -> dict[int, str]:
         shown += [f"{node.tokens} tokens"] if node.tokens else []
         remarks[depth] = "  ".join(shown)
     return remarks
+
+
+def tree_view(plan: Plan, mas: MAS, facts: Mapping[str, str], reference: str | None = None) -> TreeView:
+    """Lay out a plan's tree for `mas_gym.report.write_tree_page`.
+
+    Args:
+        plan: The plan of a planner that keeps its tree.
+        mas: The system that was searched.
+        facts: Facts for the head of the page, beside the usage.
+        reference: The right answer, for problems that have one.
+    """
+    assert plan.tree is not None
+    nodes = list(plan.tree)
+    visited = any(node.visits for node in nodes)
+    graded = {candidate.node: candidate for candidate in plan.candidates}
+    columns = TreeNodes(
+        parent=[node.parent for node in nodes],
+        speaker=[node.state.speaker for node in nodes],
+        text=[node.state.text for node in nodes],
+        recipients=[list(node.state.recipients) for node in nodes],
+        visits=[node.visits for node in nodes] if visited else None,
+        q=[node.q for node in nodes] if visited else None,
+        value=[node.value for node in nodes],
+        logprob=[mean_logprob(node.logprob, node.tokens) for node in nodes],
+        tokens=[node.tokens for node in nodes],
+        answer=[graded[i].answer if i in graded else None for i in range(len(nodes))],
+        correct=[graded[i].correct if i in graded and reference is not None else None for i in range(len(nodes))],
+    )
+    usage = plan.usage
+    costs = {"AC": usage.agent_calls, "TOK": usage.generated_tokens, "RC": usage.reward_calls}
+    return TreeView(
+        question=nodes[0].state.question,
+        agents=[agent.name for agent in mas.agents],
+        sees_question=list(mas.sees_question),
+        nodes=columns,
+        chosen=plan.best.node if plan.best is not None else None,
+        answer=plan.answer,
+        correct=plan.correct if reference is not None else None,
+        reference=reference,
+        facts={**facts, **{name: f"{number:,}" for name, number in costs.items()}},
+        title=f"{facts.get('problem', 'question')}, {facts.get('planner', 'search')}",
+    )

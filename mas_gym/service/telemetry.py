@@ -1,4 +1,4 @@
-"""What other programs may watch a command by: JSON lines in a file, and Prometheus metrics over HTTP."""
+"""Telemetry for other programs: JSON lines in a file, and Prometheus metrics over HTTP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEMA = 1
 """The version of the lines that `json_lines` writes, in their field ``schema``."""
 
 Watch = Callable[[str, int, "Progress"], None]
-"""Takes a run's name, its seed and its latest snapshot."""
+"""Called with a run's name, its seed and its latest snapshot."""
 
 _LOGGERS = ("search", "mas_gym")
 _USAGE = ("agent_calls", "generated_tokens", "prompt_tokens", "cached_tokens", "reward_calls")
@@ -45,7 +45,7 @@ class _Lines(logging.Formatter):
 
 @contextlib.contextmanager
 def json_lines(file: Path | None) -> Iterator[None]:
-    """Append everything that `search` and `mas_gym` log, from level INFO, to ``file``; one JSON object per line."""
+    """Append log records of `search` and `mas_gym`, from level INFO on, to a file: one JSON object per line."""
     if file is None:
         yield
         return
@@ -66,7 +66,7 @@ def json_lines(file: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def metrics(port: int | None) -> Iterator[Watch]:
-    """Serve what is watched at ``http://127.0.0.1:PORT/metrics``; None serves nothing.
+    """Serve metrics at ``http://127.0.0.1:PORT/metrics`` and yield the function that updates them; None serves nothing.
 
     Raises:
         ConfigError: The port is taken.

@@ -26,7 +26,7 @@ from loopback import hash_policy, serving
 
 import mas_gym
 import search
-from mas_gym.policies import load_policy
+from mas_gym.policies import SamplingRequest, ScriptedPolicy, load_policy
 from mas_gym.service.app import make_app
 from mas_gym.service.origin import foreign, is_loopback
 from mas_gym.service.pool import Service
@@ -391,6 +391,19 @@ def test_many_slow_clients_leave_room_for_others(url: str) -> None:
     assert post(url, asking())[0] == 200
     for sock in slow:
         sock.close()
+
+
+def test_absurdly_small_temperatures_are_greedy() -> None:
+    heard: list[float] = []
+
+    def script(request: SamplingRequest, seed: int) -> str:
+        heard.append(request.temperature)
+        return "Final Answer: 7"
+
+    with serving(app_of(ScriptedPolicy(script))) as base:
+        for temperature in (0, 1e-300, 5e-324, 0.009, 0.01, 2):
+            assert post(base, asking(temperature=temperature))[0] == 200
+    assert set(heard) == {0.0, 0.01, 2.0}
 
 
 def serve(*options: str, **env: str) -> subprocess.Popen[str]:
