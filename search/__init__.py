@@ -1,4 +1,4 @@
-"""Search over the messages of a multi-agent system: protocol, planners, driver and run store.
+"""Search over the messages of a multi-agent system: protocol, planners, engine and run store.
 
 `run` searches many problems at once; `MCTS`, `StepBeamSearch`, `SelfConsistency`,
 `BestOfN` and `SinglePass` are the paper's planners; anything with a `plan` method

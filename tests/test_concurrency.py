@@ -15,7 +15,7 @@ TASK = mas_gym.load_task("arithmetic", split="test")
 CONCURRENCY = 256
 
 
-def told(spec: str, problems: int, concurrency: int, policy: Any, critic: Any = None) -> dict[str, Any]:
+def results(spec: str, problems: int, concurrency: int, policy: Any, critic: Any = None) -> dict[str, Any]:
     """Everything that a plan says, but for seconds, cached tokens and the last bits of log-probabilities."""
     critic = critic or search.PolicyLikelihood()
     run = search.run(spec, TASK[:problems], mas="rpsv", policy=policy, critic=critic, seed=7, concurrency=concurrency)
@@ -47,7 +47,7 @@ def server() -> Iterator[str]:
 def test_the_embedded_model(spec: str, problems: int) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     policy = load_policy("tiny")
-    assert told(spec, problems, 1, policy) == told(spec, problems, CONCURRENCY, policy)
+    assert results(spec, problems, 1, policy) == results(spec, problems, CONCURRENCY, policy)
 
 
 @pytest.mark.slow
@@ -57,10 +57,10 @@ def test_a_learned_critic_in_a_thread_of_its_own() -> None:
 
     policy = load_policy("tiny")
     first, second = (load_critic("tiny-masprm", device="cpu", concurrent=beside) for beside in (False, True))
-    assert told("mcts:4,3", 16, 1, policy, first) == told("mcts:4,3", 16, CONCURRENCY, policy, second)
+    assert results("mcts:4,3", 16, 1, policy, first) == results("mcts:4,3", 16, CONCURRENCY, policy, second)
 
 
 @pytest.mark.slow
 def test_a_server_that_honours_seeds(server: str) -> None:
     policy = load_policy(f"openai:served@{server}/v1", max_concurrency=CONCURRENCY)
-    assert told("mcts:4,2", 64, 1, policy) == told("mcts:4,2", 64, CONCURRENCY, policy)
+    assert results("mcts:4,2", 64, 1, policy) == results("mcts:4,2", 64, CONCURRENCY, policy)

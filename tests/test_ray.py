@@ -73,7 +73,7 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def told(plans: Any) -> dict[str, Any]:
+def results(plans: Any) -> dict[str, Any]:
     return {p.problem_id: (p.error, p.answer, [(c.text, c.score) for c in p.candidates]) for p in plans}
 
 
@@ -100,12 +100,12 @@ def plain_run(problems: int = 20, **options: Any) -> search.Run:
 
 
 def test_two_actors_give_the_rows_of_none(tmp_path: Path) -> None:
-    expected = told(plain_run(store=tmp_path / "plain.db"))
-    assert told(fleet_run(make_policy, store=tmp_path / "fleet.db")) == expected
+    expected = results(plain_run(store=tmp_path / "plain.db"))
+    assert results(fleet_run(make_policy, store=tmp_path / "fleet.db")) == expected
     # Each reads the other's store as its own run: same settings, same plans, nothing left to do.
     again = plain_run(store=tmp_path / "fleet.db")
-    assert told(again) == expected and again.usage.agent_calls == 0
-    assert told(fleet_run(make_policy, store=tmp_path / "plain.db")) == expected
+    assert results(again) == expected and again.usage.agent_calls == 0
+    assert results(fleet_run(make_policy, store=tmp_path / "plain.db")) == expected
 
 
 def test_the_money_of_all_actors_is_that_of_a_run_without(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_dead_actor_is_replaced_and_its_searches_redone(tmp_path: Path) -> Non
     fatal = tmp_path / "died"
     plans = list(fleet_run(partial(make_policy, str(fatal)), store=tmp_path / "fleet.db"))
     assert fatal.exists()
-    assert len(plans) == 20 and told(plans) == told(plain_run(store=tmp_path / "plain.db"))
+    assert len(plans) == 20 and results(plans) == results(plain_run(store=tmp_path / "plain.db"))
     with search.open_store(tmp_path / "fleet.db") as fleet, search.open_store(tmp_path / "plain.db") as plain:
         [one], [other] = fleet.runs(), plain.runs()
         assert (one.run, one.searches, one.failed) == (other.run, other.searches, other.failed)
@@ -165,7 +165,7 @@ def test_the_command_line_gives_the_same_table(tmp_path: Path) -> None:
 def test_actors_that_find_no_room_are_not_waited_for(tmp_path: Path) -> None:
     # Two cores have room for two actors; the others would join in a cluster that grows.
     plans = list(fleet_run(make_policy, 12, actors=5, store=tmp_path / "fleet.db"))
-    assert told(plans) == told(plain_run(12, store=tmp_path / "plain.db"))
+    assert results(plans) == results(plain_run(12, store=tmp_path / "plain.db"))
 
 
 @ray.remote(num_cpus=1)
@@ -195,7 +195,7 @@ def test_an_actor_joins_when_the_cluster_has_room_for_it(tmp_path: Path) -> None
     plans += run
     ray.get(busy)
     assert len(list((tmp_path / "actors").iterdir())) == 2
-    assert told(plans) == told(plain_run(40))
+    assert results(plans) == results(plain_run(40))
 
 
 def test_a_fleet_ends_with_its_budget_and_goes_on_without(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_fleet_ends_with_its_budget_and_goes_on_without(tmp_path: Path) -> Non
         plans = list(fleet_run(make_policy, 12, run_budget=limit, progress=last.append, store=store))
         assert len(plans) < 12
         assert str(last[-1].stopped).startswith("budget of")
-    assert told(fleet_run(make_policy, 12, store=store)) == told(plain_run(12))
+    assert results(fleet_run(make_policy, 12, store=store)) == results(plain_run(12))
 
 
 def test_two_problems_with_one_id() -> None:
@@ -219,9 +219,9 @@ def test_two_problems_with_one_id() -> None:
 
 def test_progress_of_a_fleet(tmp_path: Path) -> None:
     for stored in (0, 6):
-        told: list[search.Progress] = []
-        list(fleet_run(make_policy, 6, progress=told.append, store=tmp_path / "runs.db"))
-        last = told[-1]
+        reports: list[search.Progress] = []
+        list(fleet_run(make_policy, 6, progress=reports.append, store=tmp_path / "runs.db"))
+        last = reports[-1]
         assert (last.total, last.done, last.failed, last.stored, last.open) == (6, 6, 0, stored, 0)
         assert (last.usage.agent_calls > 0) == (stored == 0)
 
@@ -244,7 +244,7 @@ def killed_while_loading(fatal: str) -> ScriptedPolicy:
 def test_an_actor_that_is_killed_while_it_loads_is_replaced(tmp_path: Path) -> None:
     fatal = tmp_path / "died"
     plans = list(fleet_run(partial(killed_while_loading, str(fatal)), 6, actors=1))
-    assert fatal.exists() and told(plans) == told(plain_run(6))
+    assert fatal.exists() and results(plans) == results(plain_run(6))
 
 
 def test_what_cannot_be_pickled_is_named_in_one_line() -> None:
@@ -266,7 +266,7 @@ def test_a_source_that_blocks_holds_no_search_back() -> None:
 
     for plan in run_ray(PLANNER, source(), mas="rpsv", make_policy=make_policy, make_critic=search.PolicyLikelihood):
         plans.append(plan)
-    assert told(plans) == told(plain_run(4))
+    assert results(plans) == results(plain_run(4))
 
 
 def test_bad_fleets() -> None:
