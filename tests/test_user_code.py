@@ -201,6 +201,10 @@ def test_listings_name_everything_with_its_settings(command: str, names: list[st
 def test_eval_does_not_ignore_a_critic_that_nothing_uses() -> None:
     shown = run("eval", "--critic", "policy-likelihood")
     assert shown.exit_code == 2 and "none of the planners takes a critic" in flat(shown.stderr)
+    shown = run("serve", "--planner", "sc:3", "--critic", "policy-likelihood")
+    assert shown.exit_code == 2 and "sc:3 takes no critic" in flat(shown.stderr)
+    shown = run("solve", "How many?", "--planner", "sc:3", "--policy", "recorded:none")
+    assert "takes a critic" not in flat(shown.stderr)
 
 
 @pytest.mark.parametrize("name", ["out.xyz", "out", ".png/"])

@@ -40,8 +40,8 @@ PolicyName = Annotated[
     str | None,
     typer.Option(
         "--policy",
-        help="tiny, transformers:PATH, vllm:PATH, openai:MODEL@URL, recorded:FILE, ...; by default what the MAS names "
-        "under policies, else tiny.",
+        help="tiny, transformers:PATH, vllm:PATH, openai:MODEL@URL, recorded:FILE, my.py:make, ...; by default what the "
+        "MAS names under policies, else tiny.",
     ),
 ]
 Cache = Annotated[
@@ -58,10 +58,15 @@ GPUs = Annotated[
     float | None, typer.Option("--gpus-per-actor", min=0, help="With --ray: GPUs of each, fractions allowed.")
 ]
 CriticNames = Annotated[
-    list[str] | None, typer.Option("--critic", help=f"{LIKELIHOOD} or a folder saved by training. Repeatable.")
+    list[str] | None,
+    typer.Option("--critic", help=f"{LIKELIHOOD}, a folder saved by training, my.py:Mine. Repeatable."),
+]
+CriticName = Annotated[
+    str | None,
+    typer.Option("--critic", help=f"A critic, such as my.py:Mine; see mas-gym critics. By default {LIKELIHOOD}."),
 ]
 PlannerNames = Annotated[
-    list[str] | None, typer.Option("--planner", help="single, sc:5, bon:5, sbs:5,3, mcts:10,3, ... Repeatable.")
+    list[str] | None, typer.Option("--planner", help="sc:5, sbs:5,3, mcts:10,3, my.py:Mine, ... Repeatable.")
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the run; the same seed gives the same result.")]
 Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Searches open at once.")]

@@ -19,13 +19,11 @@ _SPARE_CONNECTIONS = 64
 def serve(
     mas: opt.MASName = "rpsv",
     planner: Annotated[
-        str, typer.Option("--planner", help="single, sc:5, bon:5, sbs:5,3, mcts:10,3, ...")
+        str, typer.Option("--planner", help="A planner, such as sc:5 or my.py:Mine; see mas-gym planners.")
     ] = "mcts:10,3",
     policy: opt.PolicyName = None,
     cache: opt.Cache = None,
-    critic: Annotated[
-        str, typer.Option("--critic", help="policy-likelihood or a folder saved by training.")
-    ] = opt.LIKELIHOOD,
+    critic: opt.CriticName = None,
     kind: Annotated[str, typer.Option("--kind", help="How to read answers: number, expression or choice.")] = "number",
     seed: opt.Seed = 42,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
@@ -59,12 +57,14 @@ def serve(
     key = _key(key_env, host)
     opt.check_folder(log_json)
     _, algorithm = opt.read_planner(planner)
+    if critic and not needs_critic(algorithm):
+        raise ConfigError(f"--critic: {planner} takes no critic; choose one that does, as --planner mcts:10,3")
     system = mas_gym.load_mas(mas)
     service = make_service(
         planner=algorithm,
         mas=system,
         policy=opt.read_policy(opt.chosen_policy(policy, system), cache),
-        critic=opt.read_critic(critic) if needs_critic(algorithm) else None,
+        critic=opt.read_critic(critic or opt.LIKELIHOOD) if needs_critic(algorithm) else None,
         kind=opt.check_kind(kind),
         budget=Budget(seconds=seconds),
         concurrency=concurrency,

@@ -26,13 +26,11 @@ if TYPE_CHECKING:
 def solve(
     question: Annotated[str | None, typer.Argument(help="The question; '-' reads it from standard input.")] = None,
     planner: Annotated[
-        str, typer.Option("--planner", help="single, sc:5, bon:5, sbs:5,3, mcts:10,3, ...")
+        str, typer.Option("--planner", help="A planner, such as sc:5 or my.py:Mine; see mas-gym planners.")
     ] = "mcts:10,3",
     policy: opt.PolicyName = None,
     cache: opt.Cache = None,
-    critic: Annotated[
-        str, typer.Option("--critic", help="policy-likelihood or a folder saved by training.")
-    ] = opt.LIKELIHOOD,
+    critic: opt.CriticName = None,
     mas: opt.MASName = "rpsv",
     seed: opt.Seed = 42,
     tree: Annotated[Path | None, typer.Option("--tree", help="Write the search tree as a page to walk in.")] = None,
@@ -57,7 +55,7 @@ def solve(
         assert task is not None
         problems = _known(opt.read_task(task, split, data, None, "strict", option), problem_id)
     system = mas_gym.load_mas(mas)
-    [arm] = pair_arms([planner], [critic])
+    [arm] = pair_arms([planner], [critic] if critic else None)
     bench = Bench(problems, system, opt.read_policy(opt.chosen_policy(policy, system), cache), [seed], concurrency=1)
     with RunProgress([arm.label], 1, graded=task is not None) as progress:
         plans = list(start(arm, bench, seed, partial(progress.update, 0, seed)))
