@@ -1,4 +1,4 @@
-"""Reading and grading final messages on behalf of searches; the only place that meets reference answers."""
+"""Extracting and grading the answers of searches; the only place that sees reference answers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Grader:
     def graded(self, plan: Plan, calls: int, tokens: int) -> Plan:
         """Return the plan with the answers of its candidates and of its curve read and graded.
 
-        A plan without a curve gets the one point that its agent calls and tokens make.
+        A plan without a curve gets one point, at its agent calls and tokens.
         """
         grades = [self.grade(candidate.text) for candidate in plan.candidates]
         candidates = tuple(

@@ -1,4 +1,4 @@
-"""What a search comes to: a `Plan`, its ranked candidates, and what it cost."""
+"""The result of a search: a `Plan` with ranked candidates, the tree and the cost."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from search.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What was spent (paper, App. "Compute budgets and accounting"); adds up with ``+``.
+    """The cost of a search or a run (paper, App. "Compute budgets and accounting"); adds up with ``+``.
 
     Attributes:
-        agent_calls: AC, LLM generations by agents; every sample counts, repeated texts too.
-        generated_tokens: TOK, generated tokens over all agent calls; likewise.
-        reward_calls: RC, critic forwards; one per state and search, none for a critic that is free.
-        reward_hits: Evaluations of a state that this search had scored before, at no forward.
+        agent_calls: AC, LLM generations by agents; every sample counts, duplicates included.
+        generated_tokens: TOK, generated tokens over all agent calls, duplicates included.
+        reward_calls: RC, critic forwards; one per state and search; none for a free critic.
+        reward_hits: Evaluations of states that this search had already scored, without a forward.
         prompt_tokens: Prompt tokens, once per request however many samples it asked for.
-        cached_tokens: How many of them the engine had cached.
+        cached_tokens: Prompt tokens that the engine had cached.
         dropped_tokens: Tokens cut from the oldest inputs to fit the context window.
-        seconds: Wall-clock seconds from start to end; in a sum, the sum.
+        seconds: Wall-clock seconds from start to end; in a sum, the sum of them.
     """
 
     agent_calls: int = 0
@@ -58,9 +58,9 @@ class Candidate:
 
     Attributes:
         state: The terminal state.
-        score: What it is ranked by, by default the path score: the mean value after each
-            action, or the terminal value with an outcome critic; None when nothing scored it.
-        node: Its index in the plan's tree; None before the driver has seen the plan.
+        score: The score that ranks it, by default the path score: the mean value after each
+            action, or the terminal value with an outcome critic; None if nothing scored it.
+        node: Its index in the plan's tree; None until the driver has seen the plan.
         answer: The normalised answer read from its last message; filled in by the driver.
         correct: Whether that answer equals the reference; filled in by the driver.
     """
@@ -78,7 +78,7 @@ class Candidate:
 
 
 class AnytimePoint(NamedTuple):
-    """A point of the anytime curve: what a search would have answered, from this cost on.
+    """A point of the anytime curve: the answer of a search that stops at this cost.
 
     Attributes:
         agent_calls: AC spent so far.
@@ -86,7 +86,7 @@ class AnytimePoint(NamedTuple):
         state: The terminal state that decoding would return; None while there was none.
         node: Its index in the plan's tree.
         answer: Its answer; filled in by the driver.
-        correct: Whether it is right; filled in by the driver.
+        correct: Whether it is correct; filled in by the driver.
     """
 
     agent_calls: int
@@ -105,13 +105,13 @@ class Plan:
 
     Attributes:
         candidates: Terminal states: the chosen one first, then by descending score.
-        tree: Everything that was tried; of a planner without a tree, its candidates' paths.
+        tree: The search tree; for a planner without one, the paths of its candidates.
         anytime: The curve of answers against cost, one `AnytimePoint` per change of answer.
         problem_id: The problem searched.
-        answer: The chosen candidate's answer; None if there is none to read.
-        correct: Whether it equals the reference (Hit@1); None before grading.
-        usage: What the search cost.
-        stopped: Which budget ended the search early; None if none did.
+        answer: The chosen candidate's answer; None if none can be read.
+        correct: Whether that answer equals the reference (Hit@1); None before grading.
+        usage: The cost of the search.
+        stopped: The budget that ended the search early; None if none did, or if the planner stayed within it.
         error: Why the search failed; None if it did not.
         error_details: The traceback of that failure; not stored.
     """
@@ -129,7 +129,7 @@ class Plan:
 
     @classmethod
     def single(cls, state: MASState, score: float | None = None) -> Plan:
-        """Return the plan with one candidate, a terminal state; the driver adds the tree of its path."""
+        """Return a plan with one candidate, a terminal state; the driver adds the tree of its path."""
         return cls((Candidate(state, score),))
 
     @property
@@ -143,5 +143,5 @@ class Plan:
         return self.candidates[0].text if self.candidates else None
 
     def hit(self, k: int) -> bool:
-        """Return whether one of the first ``k`` candidates is right (Hit@k)."""
+        """Return whether one of the first ``k`` candidates is correct (Hit@k)."""
         return any(candidate.correct for candidate in self.candidates[:k])

@@ -108,7 +108,7 @@ def _settings(planner: Planner) -> str:
     for parameter in inspect.signature(type(planner)).parameters.values():
         value = getattr(planner, parameter.name)
         leading = leading and isinstance(parameter.default, int)
-        # What the values mean is settled by the run and its critic, whose name stands beside the planner's.
+        # The run and its critic determine the kind of values, and tables name the critic beside the planner.
         if parameter.name == "values" or (not leading and value == parameter.default):
             continue
         short = f"{value:g}" if isinstance(value, float) else str(value).lower()

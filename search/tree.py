@@ -55,7 +55,7 @@ class Node(NamedTuple):
         visits: ``N``, virtual visits included.
         total: ``W``.
         q: ``W / N``; None if it was never visited.
-        value: What the critic (or the reward) said of the state; None if it was not asked.
+        value: The critic's value of the state, or the true reward; None if unknown.
         tokens: Generated tokens of the message.
         logprob: Sum of its token log-probabilities; None if unknown.
         finish_reason: ``"stop"`` or ``"length"``.
@@ -76,7 +76,7 @@ class Node(NamedTuple):
 class Tree:
     """A growing tree of states.
 
-    Columns may be read by anyone; planners write ``visits``, ``totals`` and ``values``.
+    Columns are public to read; planners write ``visits``, ``totals`` and ``values``.
 
     Attributes:
         states: The state of each node.
@@ -85,7 +85,7 @@ class Tree:
         last: One past its last child in the block that ``first`` starts.
         visits: ``N``.
         totals: ``W``.
-        values: The value of each state; NaN if nobody has told it.
+        values: The value of each state; NaN if unknown.
         tokens: Generated tokens of each node's message.
         logprobs: Log-probabilities of each node's message; NaN if unknown.
     """
@@ -100,7 +100,7 @@ class Tree:
         self.parents = array("i", [-1])
         self.first = array("i", [0])
         self.last = array("i", [0])
-        # Lists, not arrays: selection reads these two all the time, and small ints and first values are shared.
+        # Lists, not arrays: selection reads these two constantly, and lists share small integers and first values.
         self.visits = [0]
         self.totals = [0.0]
         self.values = array("d", [_NAN])
@@ -138,12 +138,12 @@ class Tree:
         """Append a child and return its index.
 
         Children of one node that are added in a row form the block that `first` and
-        `last` bound; those that come later are found by `children` alone.
+        `last` bound; only `children` finds those that come later.
 
         Args:
             parent: Index of the parent.
             state: The child's state.
-            proposal: The message that made it, for its tokens and log-probability.
+            proposal: The message that led to it, for its tokens and log-probability.
             terminal: Whether the state is terminal.
         """
         index = len(self.states)
@@ -218,7 +218,7 @@ class Tree:
             model: The `mas_gym.Dynamics` of the system that the tree belongs to.
 
         Raises:
-            DataError: The form, the schema version or a transition is not right.
+            DataError: The form, the schema version or a transition is invalid.
         """
         if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
             raise DataError(f"expected a tree of schema {SCHEMA}, got {str(data)[:80]!r}; write it with to_dict()")

@@ -78,13 +78,34 @@ def shell(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
 # eval
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [(("--match", "tokens"), "expected tokens=N or calls=N"), (("--baseline", "sbs:9"), "expected one of 'single'")],
+)
+def test_eval_refuses_a_cost_or_a_baseline_that_is_none(
+    run: Run, recording: str, option: tuple[str, str], message: str
+) -> None:
+    result = run("eval", "-n", 2, "--policy", recording, *option)
+    assert result.exit_code != 0 and message in result.output
+
+
+def test_eval_sizes_planners_to_one_cost_and_compares_with_a_baseline(run: Run, recording: str, tmp_path: Path) -> None:
+    options = ("--planner", "single", "--planner", "sc:1", "--match", "calls=4", "--baseline", "sc:1")
+    result = run("eval", "-n", 2, "--policy", "tiny", *options, "--json", tmp_path / "out.json")
+    assert result.exit_code == 0, result.output
+    assert "sc:1: k=1, 4.0 calls per problem of dev" in result.output
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert document["differences"][0]["to"] == "sc:1"
+
+
 def test_eval_measures_planners_over_seeds_to_a_table_and_files(run: Run, recording: str, tmp_path: Path) -> None:
-    files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "csv", "png")}
+    files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "csv", "png", "md", "tex")}
     planners = ("single", "sc:3", "sbs:3,2", "mcts:5,2")
     result = run(
         *("eval", "-n", PROBLEMS, "--policy", recording, "--seeds", "42,7"),
         *(word for planner in planners for word in ("--planner", planner)),
         *("--json", files["json"], "--csv", files["csv"], "--plot", files["png"]),
+        *("--markdown", files["md"], "--latex", files["tex"]),
     )
     assert result.exit_code == 0, result.output
     rows = json.loads(files["json"].read_text())["rows"]
@@ -100,6 +121,7 @@ def test_eval_measures_planners_over_seeds_to_a_table_and_files(run: Run, record
     assert all(row["searches"] == 2 * PROBLEMS and row["failed"] == 0 for row in rows)
     assert [line["planner"] for line in csv.DictReader(files["csv"].read_text().splitlines())] == list(planners)
     assert files["png"].read_bytes().startswith(b"\x89PNG")
+    assert files["md"].read_text().count("\n") == 6 and files["tex"].read_text().startswith(r"\begin{table}")
     assert f"{100 * rows[3]['hit@1']:.1f}" in result.stdout
     assert "Hit@1 against single" in result.stdout
 

@@ -1,10 +1,10 @@
 """Adaptive branching: at each state, Thompson sampling decides between a new message and a known one.
 
 After AB-MCTS (Inoue et al., 2025). A state's arms are its children and "sample another".
-What an arm is worth is a normal distribution with unknown mean and variance, learned from
+The value of an arm is a normal distribution with unknown mean and variance, learned from
 the values backed up through it; the arm of new messages learns from the first value of
-each child. The arm whose sampled mean is largest is taken, so a state grows wide where
-messages differ and deep where they are good.
+each child. The arm with the largest sampled mean is taken, so a state grows wide if its
+messages differ and deep if they are good.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from search.tree import Tree
 class AdaptiveBranching:
     """AB-MCTS with Gaussian arms; AC is at most ``n_simulations`` D.
 
-    A simulation goes on to a terminal state, sampling one message wherever it is new, and backs
-    up that state's value. Decoding follows the largest Q among children.
+    A simulation goes down to a terminal state, sampling one message at each new state, and backs
+    up the value of its terminal state. Decoding follows the largest Q among children.
 
     Attributes:
         n_simulations: Number of simulations.

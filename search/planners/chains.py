@@ -1,4 +1,4 @@
-"""Planners that run whole passes through the schedule: single pass, self-consistency, best of n."""
+"""Planners of independent passes through the schedule: single pass, self-consistency, best-of-n."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SinglePass:
 
 @dataclass(frozen=True)
 class SelfConsistency:
-    """A vote among ``k`` independent passes; AC = k D (paper, App. "Search configurations", SC@K).
+    """A majority vote of ``k`` independent passes; AC = k D (paper, App. "Search configurations", SC@K).
 
     Attributes:
         k: Number of passes.
@@ -57,7 +57,7 @@ class SelfConsistency:
         return replace(self, values=kind) if self.values == "auto" else self
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
-        """Sample the passes, score them if they are weighted, and vote."""
+        """Sample the passes, score them for a weighted vote, and vote."""
         tree = Tree(root)
         ends = yield from grow_chains(tree, model, self.k)
         kind: ValueKind | None = None
@@ -112,10 +112,10 @@ def sigmoid(x: float) -> float:
 
 
 def vote(answers: Sequence[str | None], weights: Sequence[float]) -> int:
-    """Return the index of the pass that speaks for the winning answer.
+    """Return the index of the pass that represents the winning answer.
 
-    Weights are summed per answer; the answer seen first wins a tie, and its heaviest pass
-    speaks for it. Passes without an answer do not vote unless all are so.
+    Weights are summed per answer; the answer seen first wins a tie, and its pass with the
+    largest weight represents it. Passes without an answer vote only if no pass has one.
     """
     totals: dict[str, float] = {}
     for answer, weight in zip(answers, weights, strict=True):

@@ -21,7 +21,7 @@ class PUCT(MCTS):
     """MCTS that selects by ``Q + c P sqrt(1 + sum N) / (1 + N)``; all else as in `MCTS`, ``c_uct`` being ``c``.
 
     Attributes:
-        temperature: Of the softmax that makes the priors; the larger, the more even they are.
+        temperature: Temperature of the priors' softmax; the larger, the more even they are.
     """
 
     temperature: float = 1.0

@@ -1,4 +1,4 @@
-"""Beam-like planners that spread a fixed width: diverse verifier trees, and reward-balanced search."""
+"""Beam-like planners of fixed width: diverse verifier tree search and reward-balanced search."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class DVTS:
         check_at_least(self, 1, trees=self.trees, width=self.width)
 
     def for_run(self, critic: Critic | None, training: bool) -> DVTS:
-        """Refuse a run whose values are not defined on intermediate states."""
+        """Check that the run scores intermediate states."""
         step_values("DVTS", critic, training)
         return self
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
-        """Grow the searches in step."""
+        """Extend all searches turn by turn."""
         tree = Tree(root)
         grown = yield from widen(tree, model, {0: self.trees * self.width}, answered=False)
         first = grown[0]
@@ -65,13 +65,13 @@ class DVTS:
 class REBASE:
     """Reward-balanced search (Wu et al., 2024): a fixed width, shared among states by their values.
 
-    At each depth the messages that are left to sample go to the states in proportion to the
-    softmax of their values; a state that is terminal keeps its place in the width. With a
+    At each depth the samples are shared among the states in proportion to the softmax of their
+    values; terminal states keep their share of the width. With a
     fixed schedule AC = width D.
 
     Attributes:
         width: Messages sampled per depth.
-        temperature: Of the softmax; the smaller, the more the best state gets.
+        temperature: Temperature of the softmax; the smaller, the larger the share of the best state.
         choose: ``"vote"``: the answers vote, weighted by the sigmoid of their path scores; ``"best"``: the best
             path score wins.
     """
@@ -89,12 +89,12 @@ class REBASE:
             raise ConfigError(f"REBASE: expected choose to be 'vote' or 'best', got {self.choose!r}")
 
     def for_run(self, critic: Critic | None, training: bool) -> REBASE:
-        """Refuse a run whose values are not defined on intermediate states."""
+        """Check that the run scores intermediate states."""
         step_values("REBASE", critic, training)
         return self
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
-        """Widen depth by depth, and choose among the ends."""
+        """Extend depth by depth, and choose among the terminal states."""
         tree = Tree(root)
         ends: list[int] = []
         shares = {0: self.width}
@@ -116,7 +116,7 @@ class REBASE:
 
 
 def share(amount: int, logits: Sequence[float]) -> list[int]:
-    """Divide ``amount`` in proportion to the softmax of ``logits``; what rounding leaves goes to the largest parts."""
+    """Divide ``amount`` in proportion to the softmax of ``logits``; the largest fractional parts are rounded up."""
     top = max(logits)
     weights = [math.exp(logit - top) for logit in logits]
     exact = [amount * weight / math.fsum(weights) for weight in weights]
