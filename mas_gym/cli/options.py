@@ -40,8 +40,8 @@ PolicyName = Annotated[
     str | None,
     typer.Option(
         "--policy",
-        help="tiny, transformers:PATH, vllm:PATH, openai:MODEL@URL, recorded:FILE, my.py:make, ...; by default what the "
-        "MAS names under policies, else tiny.",
+        help="tiny, transformers:PATH, vllm:PATH, openai:MODEL@URL, recorded:FILE, my.py:make, ...; by default what "
+        "the MAS names under policies, else tiny.",
     ),
 ]
 Cache = Annotated[
