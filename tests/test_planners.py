@@ -80,7 +80,7 @@ def test_golden_tree(path: Path) -> None:
         (StepBeamSearch(5, 1), lambda d: 5 + (d - 1) * 5),
         (StepBeamSearch(5, 3), lambda d: 5 + (d - 1) * 15),
     ],
-    ids=str,
+    ids=["single", "sc-5", "bon-5", "sbs-5-1", "sbs-5-3"],
 )
 def test_agent_calls_follow_the_papers_formula(planner: Any, calls: Any, depth: int) -> None:
     world = World(depth)
