@@ -36,7 +36,7 @@ import psutil
 import mas_gym
 import search
 from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
-from mas_gym.policies.as_async import as_async
+from mas_gym.policies.adapters import as_async
 from mas_gym.policies.base import AsyncPolicy, Sample
 from mas_gym.policies.loop import on_engine_loop
 from rewardmodels import load_critic
@@ -342,7 +342,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.engine = {}
     if arguments.policy.startswith("vllm:") and "engine=" in arguments.policy:
-        from mas_gym.policies.options import written_options
+        from mas_gym.policies.registry import written_options
 
         arguments.engine = written_options(arguments.policy)[1].get("engine", {})
     (fleet if arguments.what == "ray" else globals()[arguments.what])(arguments)

@@ -42,7 +42,7 @@ def load_critic(spec: str, **options: Any) -> Critic:
         ConfigError: An option or argument is wrong.
         MissingDependencyError: A package is not installed.
     """
-    from mas_gym.policies.options import written_options
+    from mas_gym.policies.registry import written_options
 
     if is_user_code(spec) and not spec.startswith("ensemble:"):
         own = load_user_code("critic", spec)

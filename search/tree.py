@@ -173,6 +173,10 @@ class Tree:
         late = self._late.get(node)
         return [*block, *late] if late else block
 
+    def mean_logprob(self, node: int) -> float:
+        """Return the length-normalised log-likelihood of a node's message, in nats per token; NaN if unknown."""
+        return mean_logprob(self.logprobs[node], self.tokens[node])
+
     def is_terminal(self, node: int) -> bool:
         """Return whether a node's state is terminal."""
         return self.first[node] == TERMINAL

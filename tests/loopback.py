@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from mas_gym.policies import load_policy
-from mas_gym.policies.as_async import as_async
+from mas_gym.policies.adapters import as_async
 from mas_gym.policies.base import Policy, Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.scripted import ScriptedPolicy
 from mas_gym.prompts import ChatMessage

@@ -26,9 +26,8 @@ from loopback import hash_policy, make_app, serving
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.policies.base import AsyncPolicy, SamplingReply, SamplingRequest
 from mas_gym.policies.meter import Meter, Price
-from mas_gym.policies.openai.faults import delay, retry_after
 from mas_gym.policies.openai.policy import OpenAIOptions, OpenAIPolicy, load_openai, split_address
-from mas_gym.policies.openai.wire import BadReply, defuse, parse_reply
+from mas_gym.policies.openai.wire import BadReply, defuse, delay, parse_reply, retry_after
 from mas_gym.prompts import ChatMessage
 
 

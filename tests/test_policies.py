@@ -39,7 +39,7 @@ from mas_gym.policies import (
     load_policy,
     open_session,
 )
-from mas_gym.policies.options import written_options
+from mas_gym.policies.registry import written_options
 from mas_gym.prompts import ChatMessage
 from mas_gym.seeding import derive_seed
 

@@ -16,7 +16,7 @@ import pytest
 from mas_gym.errors import EngineUnavailableError, IdentityError, PolicyError
 from mas_gym.identity import identity_of
 from mas_gym.policies import RecordedPolicy, RecordingPolicy, ScriptedPolicy, load_policy
-from mas_gym.policies.as_async import as_async
+from mas_gym.policies.adapters import as_async
 from mas_gym.policies.base import AsyncPolicy, SamplingReply, SamplingRequest
 from mas_gym.policies.cache import CachedPolicy
 from mas_gym.policies.recorded import sample_key

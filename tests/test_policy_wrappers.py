@@ -23,7 +23,7 @@ import search
 from mas_gym.cli import app
 from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, PolicyError, UnknownNameError
 from mas_gym.policies import RecordingPolicy, ScriptedPolicy, load_policy
-from mas_gym.policies.as_async import as_async
+from mas_gym.policies.adapters import as_async
 from mas_gym.policies.base import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.cache import CachedPolicy
 from mas_gym.policies.meter import meters_of, money_of

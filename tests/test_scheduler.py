@@ -19,7 +19,7 @@ from search_worlds import HashCritic, by_problem, chain, comparable, problems, t
 import search
 from mas_gym.errors import ConfigError, CriticError, EngineUnavailableError, PolicyError, SearchError
 from mas_gym.policies import SamplingReply, SamplingRequest, ScriptedPolicy
-from mas_gym.policies.session import BatchSession
+from mas_gym.policies.adapters import BatchSession
 from mas_gym.tasks.base import Problem
 from search import MCTS, Budget, Sampling, SinglePass
 from search.engine.active import ActiveSearch

@@ -25,7 +25,7 @@ from mas_gym.policies import SamplingRequest, ScriptedPolicy, StreamingPolicy, T
 from mas_gym.policies.chat import ChatFormat
 from mas_gym.policies.local.decode import Decoder, DecodeStats, Job
 from mas_gym.policies.local.forward import Model, check
-from mas_gym.policies.local.prefixes import Encoded, PrefixStore
+from mas_gym.policies.local.kv_cache import Encoded, PrefixStore
 from mas_gym.policies.local.sampling import draw, uniforms
 from mas_gym.prompts import ChatMessage
 from mas_gym.testing import check_policy
@@ -578,7 +578,7 @@ def test_local_and_scripted_policies_pass_the_compliance_suite(folder: Path) -> 
 def test_small_models_get_one_thread_unless_the_user_chose(
     parameters: int, chosen: int | None, variable: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mas_gym.policies.local.threads import threads_for
+    from mas_gym.policies.local.forward import threads_for
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)

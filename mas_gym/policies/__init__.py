@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mas_gym.policies.adapters import open_session
 from mas_gym.policies.base import (
     AsyncPolicy,
     Policy,
@@ -19,7 +20,6 @@ from mas_gym.policies.base import (
 from mas_gym.policies.recorded import RecordedPolicy, RecordingPolicy
 from mas_gym.policies.registry import known_policies, load_policy
 from mas_gym.policies.scripted import ScriptedPolicy
-from mas_gym.policies.session import open_session
 
 
 def __getattr__(name: str) -> Any:

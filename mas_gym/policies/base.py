@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, overload, runtime_checkable
 
 from mas_gym.errors import ConfigError, PolicyError
 from mas_gym.prompts import ChatMessage
@@ -120,6 +120,10 @@ class SamplingRequest:
             raise ConfigError(f"sampling request: expected {expected}")
 
 
+@overload
+def mean_logprob(logprob: float, tokens: int) -> float: ...
+@overload
+def mean_logprob(logprob: float | None, tokens: int) -> float | None: ...
 def mean_logprob(logprob: float | None, tokens: int) -> float | None:
     """Return the length-normalised log-likelihood of a message (paper, Eq. "psi-pol"), in nats per token."""
     return None if logprob is None else logprob / max(tokens, 1)

@@ -20,7 +20,7 @@ from pathlib import Path
 from mas_gym.database import Format, transaction
 from mas_gym.errors import DataError, IdentityError
 from mas_gym.identity import digest_of, identity_of
-from mas_gym.policies.as_async import as_async
+from mas_gym.policies.adapters import as_async
 from mas_gym.policies.base import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.meter import Meter, meters_of
 from mas_gym.policies.recorded import sample_key

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, PolicyError
+from mas_gym.policies.adapters import open_session
 from mas_gym.policies.base import Policy, Sample, SamplingReply, SamplingRequest, SamplingSession, token_count
-from mas_gym.policies.session import open_session
 
 SCHEMA = 1
 _FORMAT = "mas-gym-recording"

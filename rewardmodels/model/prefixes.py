@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mas_gym.policies.local.threads import threads_for
+from mas_gym.policies.local.forward import threads_for
 from rewardmodels.model import flat
 from rewardmodels.model.backbone import logits_at, to_device
 from rewardmodels.model.encode import Encoded

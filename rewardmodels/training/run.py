@@ -178,7 +178,7 @@ def _run(
     device: str,
     log: Callable[[str], None],
 ) -> Trained:
-    from mas_gym.policies.local.threads import threads_for
+    from mas_gym.policies.local.forward import threads_for
     from rewardmodels.training.trainer import CriticTrainer, Curves, HeldOut, Steps, arguments, last_checkpoint
 
     learned, held = split(data, config.held_out)

@@ -55,6 +55,5 @@ class StepBeamSearch:
 
 def _rank(tree: Tree, node: int) -> tuple[float, float, int]:
     """Order by score; ties by policy likelihood (paper, App. "Search configurations"), then the older node."""
-    logprob = tree.logprobs[node]
-    likelihood = -math.inf if math.isnan(logprob) else logprob / max(tree.tokens[node], 1)
-    return -tree.values[node], -likelihood, node
+    likelihood = tree.mean_logprob(node)
+    return -tree.values[node], math.inf if math.isnan(likelihood) else -likelihood, node

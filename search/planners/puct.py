@@ -49,7 +49,7 @@ class _WithPriors(Search):
         if not (yield from super().expand(path, count)):
             return False
         children = range(len(self.priors), len(tree))
-        means = [tree.logprobs[child] / max(tree.tokens[child], 1) / self.temperature for child in children]
+        means = [tree.mean_logprob(child) / self.temperature for child in children]
         top = max(means)
         # An unknown log-probability makes the sum NaN, and the priors even.
         weights = [math.exp(mean - top) for mean in means]

@@ -23,9 +23,8 @@ pytest.importorskip("openai", reason="the openai package is not installed")
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.policies.base import MOST_TOKENS, SamplingReply, SamplingRequest
-from mas_gym.policies.openai.faults import retry_after
 from mas_gym.policies.openai.policy import OpenAIOptions, OpenAIPolicy
-from mas_gym.policies.openai.wire import BadReply, parse_reply
+from mas_gym.policies.openai.wire import BadReply, parse_reply, retry_after
 from mas_gym.prompts import ChatMessage
 
 Chunks = Callable[[], AsyncIterator[bytes]]

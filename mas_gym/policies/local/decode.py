@@ -30,9 +30,8 @@ import torch
 
 from mas_gym.policies.base import SamplingRequest
 from mas_gym.policies.local.forward import Model
-from mas_gym.policies.local.prefixes import PrefixStore
+from mas_gym.policies.local.kv_cache import PrefixStore, Slots
 from mas_gym.policies.local.sampling import Draws, Floats, draw, uniforms
-from mas_gym.policies.local.slots import Slots
 
 GLOBAL_CAP = 1024
 """No message is longer than this many tokens, whatever the request asks (paper, released settings)."""

@@ -1,9 +1,17 @@
-"""Forward passes of a causal LM: prompts in batches, one token for every row, and a float64 reference for one row."""
+"""Forward passes of a causal LM: batches of prompts, one token for every row, a float64 reference for one row.
+
+Also the number of CPU threads that a model gets. By default torch takes one thread per
+core, and threads that wait for each other spin. The operations of a small model are too
+short to share: on a quiet machine more threads gain little, and beside another process
+they waste most of the time they get.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -13,8 +21,35 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from mas_gym.errors import PolicyError
-from mas_gym.policies.local.prefixes import Encoded, PrefixStore, gathered
-from mas_gym.policies.local.slots import Prefilled, Slots
+from mas_gym.policies.local.kv_cache import Encoded, Prefilled, PrefixStore, Slots, gathered
+
+SMALL_MODEL = 50_000_000
+"""Models of up to this many parameters get one thread."""
+
+_CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@contextmanager
+def threads_for(parameters: int, threads: int | None = None) -> Iterator[None]:
+    """Set the number of torch's threads for the body, as seen from this thread; wrap forward passes and training in it.
+
+    Args:
+        parameters: Of the model.
+        threads: The user's own choice. By default one thread for a model of up to `SMALL_MODEL` parameters, and torch's
+            number for others or if ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS`` is set.
+    """
+    if threads is None and (parameters > SMALL_MODEL or any(name in os.environ for name in _CHOSEN)):
+        yield
+        return
+    before, wanted = torch.get_num_threads(), threads or 1
+    if before == wanted:
+        yield
+        return
+    torch.set_num_threads(wanted)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Model:

@@ -13,8 +13,7 @@ from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.policies.base import Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.chat import ChatFormat
 from mas_gym.policies.local.decode import GLOBAL_CAP, Decoder, DecodeStats, Job
-from mas_gym.policies.local.forward import Model, check
-from mas_gym.policies.local.threads import threads_for
+from mas_gym.policies.local.forward import Model, check, threads_for
 from mas_gym.policies.weights import ModelSource
 
 _EXACT_LIMIT = 100_000_000

@@ -24,19 +24,22 @@ from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependenc
 from mas_gym.policies.base import SamplingReply, SamplingRequest
 from mas_gym.policies.loop import close_at_exit, engine_loop, on_engine_loop
 from mas_gym.policies.meter import Meter, Price
-from mas_gym.policies.openai.faults import Fault, delay, fault_of, raise_for_status
 from mas_gym.policies.openai.wire import (
     Api,
     BadReply,
+    Fault,
     WireReply,
+    delay,
+    fault_of,
     load_object,
     model_facts,
     parse_reply,
     payload,
+    raise_for_status,
     read_body,
     reply_limit,
 )
-from mas_gym.policies.options import build, written_options
+from mas_gym.policies.registry import build, written_options
 
 logger = logging.getLogger("mas_gym.policies")
 

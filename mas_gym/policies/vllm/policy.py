@@ -14,7 +14,7 @@ from mas_gym.policies.chat import ChatFormat, Prompt
 from mas_gym.policies.loop import on_engine_loop
 from mas_gym.policies.meter import Meter
 from mas_gym.policies.openai.wire import SEED_MASK
-from mas_gym.policies.options import build, written_options
+from mas_gym.policies.registry import build, written_options
 from mas_gym.policies.vllm.engine import shared_engine
 from mas_gym.policies.weights import ModelSource
 
