@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError, UnknownNameError
-from mas_gym.tasks import load_task, story
+from mas_gym.tasks import arithmetic, load_task
 from mas_gym.tasks.arithmetic import LEVELS, Arithmetic, facts_of, rival_of
-from mas_gym.tasks.base import Problem, Task
-from mas_gym.tasks.procedural import SPLITS, split_of
+from mas_gym.tasks.base import SPLITS, Problem, Task
+from mas_gym.tasks.sequences import split_of
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -67,14 +67,14 @@ def test_seeds_and_difficulties_differ() -> None:
 def test_answers_follow_from_the_facts_and_no_misreading_gives_them(level: int) -> None:
     for problem in Arithmetic("train", difficulty=level)[:150]:
         facts = facts_of(problem)
-        work = story.work_of(story.plan_of(facts))
+        work = arithmetic.work_of(arithmetic.plan_of(facts))
         assert work is not None
         assert [list(equation) for equation in work] == problem.metadata["values"]
         assert problem.answer == str(work[-1][3])
         for left, operator, right, result in work:
-            assert story.apply(left, operator, right) == result
-            assert 0 <= result <= story.LIMIT
-        misread = story.misread_answers(facts, rival_of(problem))
+            assert arithmetic.apply(left, operator, right) == result
+            assert 0 <= result <= arithmetic.LIMIT
+        misread = arithmetic.misread_answers(facts, rival_of(problem))
         assert None not in misread
         assert int(problem.answer) not in misread
         for fact in facts:
@@ -89,9 +89,9 @@ def test_harder_levels_tell_more_events() -> None:
 
 def test_misreadings_occur_in_a_good_share_of_problems() -> None:
     problems = Arithmetic("train")[:300]
-    read = sum(bool(story.reader_slips(facts_of(p), rival_of(p))) for p in problems)
-    plan = sum(bool(story.planner_slips(facts_of(p))) for p in problems)
-    solve = sum(bool(story.solver_slips(story.plan_of(facts_of(p)))) for p in problems)
+    read = sum(bool(arithmetic.reader_slips(facts_of(p), rival_of(p))) for p in problems)
+    plan = sum(bool(arithmetic.planner_slips(facts_of(p))) for p in problems)
+    solve = sum(bool(arithmetic.solver_slips(arithmetic.plan_of(facts_of(p)))) for p in problems)
     assert all(90 < count < 270 for count in (read, plan, solve))
 
 

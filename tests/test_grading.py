@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError, MissingDependencyError
 from mas_gym.tasks import Problem, answers_equal, extract_answer, grade, load_task, symbolic
-from mas_gym.tasks.equality import compare
-from mas_gym.tasks.expressions import read_expression
+from mas_gym.tasks.equality import compare, read_expression
 from mas_gym.tasks.numerals import format_number, parse_number, read_number
 from mas_gym.tasks.symbolic import too_complex
 
@@ -693,7 +692,7 @@ def test_it_works_from_any_thread() -> None:
     verdicts: dict[int, str] = {}
 
     def ask(number: int) -> None:
-        verdicts[number] = symbolic.ask(rf"\sqrt{{{4 * number}}}", rf"2\sqrt{{{number}}}")
+        verdicts[number] = symbolic.judge(rf"\sqrt{{{4 * number}}}", rf"2\sqrt{{{number}}}").verdict
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(2, 10)]
     for thread in threads:
@@ -704,12 +703,12 @@ def test_it_works_from_any_thread() -> None:
 
 
 def test_a_dead_worker_is_replaced() -> None:
-    assert symbolic.ask(r"\sqrt{44}", r"2\sqrt{11}") == "equal"
+    assert symbolic.judge(r"\sqrt{44}", r"2\sqrt{11}").verdict == "equal"
     process = symbolic._worker._process
     assert process is not None
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert symbolic.ask(r"\sqrt{52}", r"2\sqrt{13}") == "equal"
+    assert symbolic.judge(r"\sqrt{52}", r"2\sqrt{13}").verdict == "equal"
 
 
 def test_without_the_engine_numbers_still_work(monkeypatch: pytest.MonkeyPatch, shared_data: Path) -> None:

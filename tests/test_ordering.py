@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError
-from mas_gym.tasks import load_task, queue
-from mas_gym.tasks.base import Problem, Task
+from mas_gym.tasks import load_task, ordering
+from mas_gym.tasks.base import SPLITS, Problem, Task
 from mas_gym.tasks.ordering import LETTERS, LEVELS, ORDINALS, Ordering
-from mas_gym.tasks.procedural import SPLITS, split_of
+from mas_gym.tasks.sequences import split_of
 
 
-def rules_of(problem: Problem) -> list[queue.Rule]:
+def rules_of(problem: Problem) -> list[ordering.Rule]:
     return [tuple(rule) for rule in problem.metadata["rules"]]
 
 
@@ -47,7 +47,7 @@ def test_splits_are_disjoint_by_content() -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_answer_follows_from_the_rules_and_no_misreading_gives_it(level: int) -> None:
     for problem in Ordering("train", difficulty=level)[:150]:
-        states = queue.states_of(rules_of(problem))
+        states = ordering.states_of(rules_of(problem))
         assert states is not None
         order, place = states[-1], problem.metadata["place"]
         assert len(set(order)) == len(order) == LEVELS[level].people
@@ -57,7 +57,7 @@ def test_the_answer_follows_from_the_rules_and_no_misreading_gives_it(level: int
         options = dict(re.findall(r"([A-D])\) (\w+)", problem.question))
         assert list(options.values()) == problem.metadata["options"]
         assert options[problem.answer] == order[place]
-        for misread in queue.misread_states(rules_of(problem), problem.metadata["phrases"]):
+        for misread in ordering.misread_states(rules_of(problem), problem.metadata["phrases"]):
             assert misread is not None
             assert misread[place] != order[place]
 
@@ -71,7 +71,7 @@ def test_every_letter_and_place_is_asked_for() -> None:
 
 @given(st.permutations(["Ann", "Ben", "Kim"]), st.sampled_from(["after", "before"]), st.integers(0, 2))
 def test_joining_beside_somebody_leaves_the_others_in_order(names: list[str], kind: str, beside: int) -> None:
-    state = queue.follow((kind, "Tom", names[beside]), tuple(names))
+    state = ordering.follow((kind, "Tom", names[beside]), tuple(names))
     assert state is not None
     assert [name for name in state if name != "Tom"] == names
     assert state.index("Tom") - state.index(names[beside]) == (1 if kind == "after" else -1)
@@ -80,15 +80,15 @@ def test_joining_beside_somebody_leaves_the_others_in_order(names: list[str], ki
 @pytest.mark.parametrize(
     "rule", [("after", "Ann", "Ben"), ("first", "Ann"), ("before", "Kim", "Tom"), ("swap", "Ann", "Tom")]
 )
-def test_rules_about_the_wrong_people_cannot_be_followed(rule: queue.Rule) -> None:
-    assert queue.follow(rule, ("Ann", "Ben")) is None
+def test_rules_about_the_wrong_people_cannot_be_followed(rule: ordering.Rule) -> None:
+    assert ordering.follow(rule, ("Ann", "Ben")) is None
 
 
 def test_swapping_twice_changes_nothing() -> None:
     state = ("Ann", "Ben", "Kim")
-    once = queue.follow(("swap", "Ann", "Kim"), state)
+    once = ordering.follow(("swap", "Ann", "Kim"), state)
     assert once == ("Kim", "Ben", "Ann")
-    assert queue.follow(("swap", "Ann", "Kim"), once) == state
+    assert ordering.follow(("swap", "Ann", "Kim"), once) == state
 
 
 def test_a_bad_difficulty_is_refused() -> None:

@@ -20,12 +20,12 @@ from benchmarks.tiny.roles import World
 from benchmarks.tiny.truth import KINDS, first_error, queue_world, story_world
 from mas_gym import tiny
 from mas_gym.errors import ConfigError
-from mas_gym.tasks import story
+from mas_gym.tasks import arithmetic
 from mas_gym.tasks.arithmetic import Arithmetic
 from mas_gym.tasks.base import Problem
 from mas_gym.tasks.ordering import Ordering
 
-FACTS: list[story.Fact] = [
+FACTS: list[arithmetic.Fact] = [
     ("has", 20),
     ("finds", 12),
     ("times", 2),
@@ -101,29 +101,29 @@ def test_the_last_answer_counts(label: str) -> None:
 # --- the comparison that checkers and the truth rest on
 
 
-@pytest.mark.parametrize("slip", story.planner_slips(FACTS))
-def test_a_wrong_operation_is_found_where_it_is(slip: story.Slip) -> None:
-    [fault] = faults(FACTS, story.apply_planner_slips(FACTS, [slip]))
+@pytest.mark.parametrize("slip", arithmetic.planner_slips(FACTS))
+def test_a_wrong_operation_is_found_where_it_is(slip: arithmetic.Slip) -> None:
+    [fault] = faults(FACTS, arithmetic.apply_planner_slips(FACTS, [slip]))
     assert (fault.kind, fault.place) == slip
 
 
-@pytest.mark.parametrize("slip", story.solver_slips(story.plan_of(FACTS)))
-def test_a_slip_in_the_work_is_found_where_it_is(slip: story.Slip) -> None:
-    work = story.work_of(story.apply_solver_slips(story.plan_of(FACTS), [slip]))
+@pytest.mark.parametrize("slip", arithmetic.solver_slips(arithmetic.plan_of(FACTS)))
+def test_a_slip_in_the_work_is_found_where_it_is(slip: arithmetic.Slip) -> None:
+    work = arithmetic.work_of(arithmetic.apply_solver_slips(arithmetic.plan_of(FACTS), [slip]))
     assert work is not None
     [fault] = faults(FACTS, steps_of(work))
     assert (fault.kind, fault.place) == ({"skip": "missing", "copy": "copy"}[slip[0]], slip[1])
 
 
 def test_a_foreign_step_is_found() -> None:
-    read = story.apply_reader_slips(FACTS, (2, 9), [("rival", 2)])
-    [fault] = faults(FACTS, story.plan_of(read))
+    read = arithmetic.apply_reader_slips(FACTS, (2, 9), [("rival", 2)])
+    [fault] = faults(FACTS, arithmetic.plan_of(read))
     assert (fault.kind, fault.place, fault.step) == ("extra", 2, ("+", 9))
 
 
 def test_steps_survive_the_work() -> None:
-    plan = story.plan_of(FACTS)
-    work = story.work_of(plan)
+    plan = arithmetic.plan_of(FACTS)
+    work = arithmetic.work_of(plan)
     assert work is not None
     assert steps_of(work) == plan
     assert faults(FACTS, plan) == []
@@ -364,10 +364,10 @@ def test_foreign_questions_get_short_answers_in_the_same_language() -> None:
         text = foreign_text(rng)
         facts = foreign_facts(text)
         for turn in foreign_turns(text, rng):
-            for read, right in ((language.read_facts, facts), (language.read_plan, story.plan_of(facts))):
+            for read, right in ((language.read_facts, facts), (language.read_plan, arithmetic.plan_of(facts))):
                 assert read(turn.text) in (None, right)
             work = language.read_work(turn.text)
-            assert work is None or all(story.apply(a, op, b) == c <= story.LIMIT for a, op, b, c in work)
+            assert work is None or all(arithmetic.apply(a, op, b) == c <= arithmetic.LIMIT for a, op, b, c in work)
             assert len(turn.text) < 200
 
 

@@ -15,9 +15,9 @@ import re
 from benchmarks.tiny import language
 from benchmarks.tiny.turns import Turn
 from benchmarks.tiny.vocabulary import WORDS
-from mas_gym.tasks import story
+from mas_gym.tasks import arithmetic
+from mas_gym.tasks.arithmetic import Equation, Fact, Step
 from mas_gym.tasks.ordering import LETTERS
-from mas_gym.tasks.story import Equation, Fact, Step
 
 _ONSETS = (
     "b",
@@ -89,7 +89,7 @@ def work_in_range(plan: list[Step]) -> list[Equation]:
     value = int(plan[0][1])
     work: list[Equation] = []
     for step in plan[1:]:
-        equations = story.equations_of(step, value)
+        equations = arithmetic.equations_of(step, value)
         if equations is not None:
             work += equations
             value = work[-1][3]
@@ -99,7 +99,7 @@ def work_in_range(plan: list[Step]) -> list[Equation]:
 def foreign_turns(question: str, rng: random.Random) -> list[Turn]:
     """Return turns of agents of all graphs on a foreign question."""
     facts = foreign_facts(question)
-    plan = story.plan_of(facts)
+    plan = arithmetic.plan_of(facts)
     work = work_in_range(plan)
     read = f"{language.write_facts(facts)} Question: how many?"
     done, end = language.write_work(work), work[-1][3]

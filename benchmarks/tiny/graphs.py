@@ -13,7 +13,7 @@ from benchmarks.tiny.ordering_roles import ORDERING_ROLES, QueueWorld, read_orde
 from benchmarks.tiny.roles import ROLES, World
 from benchmarks.tiny.team_roles import TEAM_ROLES
 from benchmarks.tiny.turns import Turn
-from mas_gym.tasks.story import step_of
+from mas_gym.tasks.arithmetic import step_of
 
 FOREIGN = "foreign"
 """Name in a mix for random text (`benchmarks.tiny.foreign`)."""

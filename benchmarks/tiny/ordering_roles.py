@@ -22,9 +22,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from benchmarks.tiny.language import label_pattern
-from mas_gym.tasks import queue
-from mas_gym.tasks.ordering import LETTERS, ORDINALS
-from mas_gym.tasks.queue import Rule, Slip, State
+from mas_gym.tasks import ordering
+from mas_gym.tasks.ordering import LETTERS, ORDINALS, Rule, Slip, State
 
 
 class QueueWorld(NamedTuple):
@@ -38,7 +37,7 @@ class QueueWorld(NamedTuple):
     @property
     def states(self) -> list[State]:
         """The right state after each rule."""
-        return queue.states_of(self.rules) or []
+        return ordering.states_of(self.rules) or []
 
     def letter(self, name: str, otherwise: str = "A") -> str:
         """Return the option that names a person; another letter if no option does."""
@@ -106,7 +105,7 @@ def write_order(rules: list[Rule], followed: list[Rule]) -> str:
         rules: The rules as the writer lists them.
         followed: The rules that it in fact follows, one for one.
     """
-    states = queue.states_of(followed) or queue.states_of(rules) or [()]
+    states = ordering.states_of(followed) or ordering.states_of(rules) or [()]
     steps = "; ".join(f"{_write_rule(rule)}: {' '.join(state)}" for rule, state in zip(rules, states, strict=False))
     last = states[-1]
     places = " ".join(f"{name} {ordinal(place, len(last))}" for place, name in enumerate(last))
@@ -149,8 +148,8 @@ def _take(role: str, slips: list[Slip], rng: random.Random) -> list[Slip]:
 
 def constraint_extractor(world: QueueWorld, inputs: list[str], rng: random.Random) -> str:
     """List the rules; may read "ahead of" as after, or leave a swap out."""
-    slips = _take("ConstraintExtractor", queue.reader_slips(world.rules, world.phrases), rng)
-    return write_rules(queue.apply_reader_slips(world.rules, slips))
+    slips = _take("ConstraintExtractor", ordering.reader_slips(world.rules, world.phrases), rng)
+    return write_rules(ordering.apply_reader_slips(world.rules, slips))
 
 
 def world_builder(world: QueueWorld, inputs: list[str], rng: random.Random) -> str:
@@ -161,7 +160,7 @@ def world_builder(world: QueueWorld, inputs: list[str], rng: random.Random) -> s
 
 def follow(rules: list[Rule], role: str, rng: random.Random) -> list[Rule]:
     """Return the rules that the role in fact follows when it is given these."""
-    return queue.apply_builder_slips(rules, _take(role, queue.builder_slips(rules), rng))
+    return ordering.apply_builder_slips(rules, _take(role, ordering.builder_slips(rules), rng))
 
 
 def query_checker(world: QueueWorld, inputs: list[str], rng: random.Random) -> str:
@@ -178,8 +177,8 @@ def debater(role: str) -> QueueRole:
     """Return the role of a debater: reads, builds and picks, with the misconceptions of that name."""
 
     def write(world: QueueWorld, inputs: list[str], rng: random.Random) -> str:
-        slips = _take(role, queue.reader_slips(world.rules, world.phrases), rng)
-        rules = queue.apply_reader_slips(world.rules, slips)
+        slips = _take(role, ordering.reader_slips(world.rules, world.phrases), rng)
+        rules = ordering.apply_reader_slips(world.rules, slips)
         text = write_order(rules, follow(rules, role, rng))
         state = read_places(text) or ()
         who = state[world.place] if world.place < len(state) else ""

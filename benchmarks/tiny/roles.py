@@ -19,8 +19,8 @@ from typing import NamedTuple
 from benchmarks.tiny import language
 from benchmarks.tiny.compare import Fault, faults, steps_of
 from benchmarks.tiny.language import Hint
-from mas_gym.tasks import story
-from mas_gym.tasks.story import LARGE, Equation, Fact, Slip, Step
+from mas_gym.tasks import arithmetic
+from mas_gym.tasks.arithmetic import LARGE, Equation, Fact, Slip, Step
 
 
 class World(NamedTuple):
@@ -32,7 +32,7 @@ class World(NamedTuple):
     @property
     def work(self) -> list[Equation]:
         """The right equations."""
-        return story.work_of(story.plan_of(self.facts)) or []
+        return arithmetic.work_of(arithmetic.plan_of(self.facts)) or []
 
 
 Role = Callable[[World, list[str], random.Random], str]
@@ -77,25 +77,25 @@ def read_story(world: World, role: str, rng: random.Random, heard: tuple[Hint, .
     """Return the facts as the role reads them; hints it has heard protect it."""
     slips = [
         slip
-        for slip in story.reader_slips(world.facts, world.rival)
+        for slip in arithmetic.reader_slips(world.facts, world.rival)
         if not (slip[0] == "drop" and ("use", "+", world.facts[slip[1]][1]) in heard)
         and not (slip[0] == "rival" and world.rival is not None and ("leave", world.rival[1]) in heard)
     ]
-    return story.apply_reader_slips(world.facts, world.rival, take(role, slips, rng))
+    return arithmetic.apply_reader_slips(world.facts, world.rival, take(role, slips, rng))
 
 
 def make_plan(facts: list[Fact], role: str, rng: random.Random, heard: tuple[Hint, ...] = ()) -> list[Step]:
     """Return the plan that the role makes of the facts."""
-    slips = [slip for slip in story.planner_slips(facts) if facts[slip[1]] not in heard]
-    return story.apply_planner_slips(facts, take(role, slips, rng))
+    slips = [slip for slip in arithmetic.planner_slips(facts) if facts[slip[1]] not in heard]
+    return arithmetic.apply_planner_slips(facts, take(role, slips, rng))
 
 
 def carry_out(plan: list[Step], role: str, rng: random.Random, heard: tuple[Hint, ...] = ()) -> list[Equation]:
     """Return the equations that the role writes for the plan."""
-    slips = [slip for slip in story.solver_slips(plan) if ("use", *plan[slip[1]]) not in heard]
-    slipped = story.apply_solver_slips(plan, take(role, slips, rng))
+    slips = [slip for slip in arithmetic.solver_slips(plan) if ("use", *plan[slip[1]]) not in heard]
+    slipped = arithmetic.apply_solver_slips(plan, take(role, slips, rng))
     # A chain of several agents' errors may leave the range of 0 to 99; then the role keeps to the plan.
-    return story.work_of(slipped) or story.work_of(plan) or []
+    return arithmetic.work_of(slipped) or arithmetic.work_of(plan) or []
 
 
 def planner(world: World, inputs: list[str], rng: random.Random) -> str:
@@ -106,7 +106,7 @@ def planner(world: World, inputs: list[str], rng: random.Random) -> str:
 
 def solver(world: World, inputs: list[str], rng: random.Random) -> str:
     """Carry out the plan; may skip a step like the one before it, or copy "- 12" as "- 2"."""
-    plan = language.read_plan(inputs[0]) or story.plan_of(world.facts)
+    plan = language.read_plan(inputs[0]) or arithmetic.plan_of(world.facts)
     return language.write_work(carry_out(plan, "Solver", rng))
 
 

@@ -15,8 +15,8 @@ from benchmarks.tiny import language
 from benchmarks.tiny.compare import Fault, faults, hint_of, steps_of
 from benchmarks.tiny.language import Hint
 from benchmarks.tiny.roles import Role, World, carry_out, make_plan, read_story, solve
-from mas_gym.tasks import story
-from mas_gym.tasks.story import Fact, Step
+from mas_gym.tasks import arithmetic
+from mas_gym.tasks.arithmetic import Fact, Step
 
 KEEP, CHECK = "keep all steps", "check all steps"
 
@@ -142,14 +142,14 @@ def refiner(world: World, inputs: list[str], rng: random.Random) -> str:
     draft = language.read_work(inputs[0]) or world.work
     found = faults(world.facts, steps_of(draft))
     left = [f for f in found if hint_of(f, world.facts) not in heard or rng.random() >= HEED_RATE]
-    work = story.work_of(rebuild(world.facts, left)) or draft
+    work = arithmetic.work_of(rebuild(world.facts, left)) or draft
     return f"{language.write_work(work)}\n{language.write_answer(work[-1][3])}"
 
 
 def rebuild(facts: list[Fact], left: list[Fault]) -> list[Step]:
     """Return the true steps with these faults left in."""
     steps: list[Step] = []
-    for place, step in enumerate(story.plan_of(facts)):
+    for place, step in enumerate(arithmetic.plan_of(facts)):
         here = [fault for fault in left if fault.place == place]
         steps += [fault.step for fault in here if fault.kind in ("extra", "repeat")]
         swapped = [fault for fault in here if fault.kind not in ("extra", "repeat")]

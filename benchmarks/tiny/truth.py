@@ -17,10 +17,9 @@ from benchmarks.tiny.language import Hint
 from benchmarks.tiny.ordering_roles import QueueWorld
 from benchmarks.tiny.roles import World
 from mas_gym.errors import ConfigError
-from mas_gym.tasks import story
-from mas_gym.tasks.arithmetic import facts_of, rival_of
+from mas_gym.tasks import arithmetic
+from mas_gym.tasks.arithmetic import Fact, facts_of, rival_of, step_of
 from mas_gym.tasks.base import Problem
-from mas_gym.tasks.story import Fact, step_of
 
 KINDS = (
     "missing fact",  # the Reader leaves a fact out
@@ -129,8 +128,8 @@ def _step_kind(kind: str) -> str:
     return {"missing": "missing step", "extra": "extra step", "repeat": "extra step"}.get(kind, "wrong number")
 
 
-def _work_error(world: World, work: list[story.Equation]) -> str | None:
-    if any(story.apply(left, operator, right) != result for left, operator, right, result in work):
+def _work_error(world: World, work: list[arithmetic.Equation]) -> str | None:
+    if any(arithmetic.apply(left, operator, right) != result for left, operator, right, result in work):
         return "wrong sum"
     found = faults(world.facts, steps_of(work))
     if found:
@@ -140,7 +139,7 @@ def _work_error(world: World, work: list[story.Equation]) -> str | None:
 
 def is_true(hint: Hint, facts: list[Fact]) -> bool:
     """Say whether a piece of advice is right for a story."""
-    plan = story.plan_of(facts)
+    plan = arithmetic.plan_of(facts)
     if hint[0] == "use":
         return (hint[1], hint[2]) in plan or ("start", hint[2]) == plan[0]
     if hint[0] == "leave":

@@ -5,9 +5,10 @@ your own. Importing this package reads no data and needs no optional package.
 """
 
 from mas_gym.tasks.base import Grade, GradingMode, Kind, Problem, Task
-from mas_gym.tasks.grading import answers_equal, extract_answer, grade
+from mas_gym.tasks.equality import answers_equal
+from mas_gym.tasks.grading import extract_answer, grade
 from mas_gym.tasks.loading import TASK_NAMES, check_task_options, load_task
-from mas_gym.tasks.problem_task import ProblemTask
+from mas_gym.tasks.sequences import ProblemTask
 
 __all__ = [
     "TASK_NAMES",

@@ -1,11 +1,16 @@
 r"""Grade a final message: extract its answer and compare it with the reference.
 
 There are two modes. ``"paper"`` follows the paper's App. "Answer extraction and
-normalization" literally. ``"strict"``, the default, keeps its rules of equality
-and corrects what the literal rules get wrong: the last statement of an answer
-counts instead of the first, boxes and LaTeX are read, fractions and roots keep
-their value, the article "A" is not an option, and an announced answer that
-cannot be read is no answer.
+normalization" literally (`mas_gym.tasks.paper`). ``"strict"``, the default,
+keeps its rules of equality and corrects what the literal rules get wrong: the
+last statement of an answer counts instead of the first, boxes and LaTeX are
+read, fractions and roots keep their value, the article "A" is not an option,
+and an announced answer that cannot be read is no answer.
+
+A message may state an answer in many ways ("Final Answer: 18", ``\boxed{18}``,
+"#### 18", "so the answer is **18**.") and more than once. The last explicit
+statement that can be read counts. Only a message without one is searched for a
+bare number or label. Extraction is linear in the length of the message.
 
 >>> from mas_gym.tasks.base import Problem
 >>> grade(Problem("p", "How many?", "18"), "First, 9 eggs are laid. Final Answer: $18.00 per day")
@@ -14,15 +19,258 @@ Grade(correct=True, extracted='18', reason='equal')
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from string import ascii_uppercase
+from typing import NamedTuple
 
 from mas_gym.errors import ConfigError
 from mas_gym.tasks import paper
 from mas_gym.tasks.base import GRADING_MODES, Grade, GradingMode, Kind, Problem
-from mas_gym.tasks.equality import answers_equal, compare
-from mas_gym.tasks.expressions import read_expression
-from mas_gym.tasks.extraction import label_without_statement, read_label, statements
-from mas_gym.tasks.numerals import last_number, read_number
+from mas_gym.tasks.equality import compare, read_expression
+from mas_gym.tasks.numerals import MAX_CHARS, last_number, plain, read_number
+
+# --------------------------------------- where a message states its answer
+
+_MOST_STATEMENTS = 32
+_TAIL = 4096
+
+
+class Statement(NamedTuple):
+    """One place where a message states its answer.
+
+    Attributes:
+        span: The text that holds the answer, one line or the content of a box; may be empty.
+        firm: Whether the place is unmistakable; a loose one counts only if no firm one can be read.
+        declared: Whether it is a tag such as "Final Answer:", which rules out guessing if its span cannot be read.
+    """
+
+    span: str
+    firm: bool
+    declared: bool = False
+
+
+_MARK = re.compile(r"\banswer\b|\\(?:boxed|fbox)(?![a-zA-Z])|^####(?!#)", re.IGNORECASE | re.MULTILINE)
+_HASHED = re.compile(r"####[ \t]{0,4}([-+$]{0,3}[\d.,]{1,40})[ \t]{0,40}$", re.MULTILINE)
+_FINAL = re.compile(r"final[\s*_]{1,6}$", re.IGNORECASE)
+_LINE_OPENING = re.compile(
+    r"[\s*#>_\"'(\[{-]*(?:(?:so|thus|therefore|hence|the|my|our|correct|final|best|right)[\s,:*_]{1,4}){0,4}$",
+    re.IGNORECASE,
+)
+_LINK = re.compile(
+    r"[\"'*_)\]\s]{0,8}(?P<colon>:|=(?!=)|-{1,2}>)[:\s*_]{0,8}"
+    r"|[\"'*_\s]{1,8}(?P<verb>is|are|was|would be|should be|will be|must be|becomes|equals)\b"
+    r"(?P<after>\s*:)?[\s*_]{0,8}",
+    re.IGNORECASE,
+)
+_LOOSE_LINK = re.compile(r"\s{1,3}(?:of|to be|as)\s", re.IGNORECASE)
+_FILLER = re.compile(
+    r"(?:[\s*_:\"'`]|(?:therefore|thus|hence|then|now|so|simply|just|indeed|clearly|approximately|about|exactly"
+    r"|equal to|option|choice|letter)\b)*",
+    re.IGNORECASE,
+)
+_VALUE = re.compile(r"[-+\u2212]?\s?[.\d$€£¥\\√π½¼¾]|[(\[{]\s?[-\d\\A-Da-d]|[A-Da-d](?![A-Za-z])")
+_NOT = re.compile(r"\s*(?:not|never)\b", re.IGNORECASE)
+_DISPLAY_END = re.compile(r"\\\]|(?<=.)\$\$")
+_HOLLOW = re.compile(r"[\s*_:#>`$~-]*(?:\\[\[(]|\\begin\{\w+\*?\})?[\s*_$]*")
+
+
+def statements(text: str) -> Iterator[Statement]:
+    """Yield the places where a message states an answer, from the last to the first.
+
+    Args:
+        text: The whole final message.
+
+    Yields:
+        At most the last 32 of them.
+    """
+    for mark in reversed(deque(_MARK.finditer(text), maxlen=_MOST_STATEMENTS)):
+        found = mark[0]
+        if found[0] == "\\":
+            content = _box_content(text, mark.end())
+            if content is not None:
+                yield Statement(content, firm=True, declared=True)
+        elif found[0] == "#":
+            hashed = _HASHED.match(text, mark.start())
+            if hashed is not None:
+                yield Statement(hashed[1], firm=True, declared=True)
+        else:
+            statement = _tagged(text, mark.start(), mark.end())
+            if statement is not None:
+                yield statement
+
+
+def _tagged(text: str, start: int, end: int) -> Statement | None:
+    before, after = text[start - 1 : start], text[end : end + 1]
+    if before == "<" and after == ">":
+        return Statement(_line(text, end + 1).split("</")[0], firm=True, declared=True)
+    if before in ("/", "<"):
+        return None
+    final = _FINAL.search(text, max(0, start - 12), start) is not None
+    opens_line = _opens_line(text, start)
+    link = _LINK.match(text, end)
+    if link is None:
+        heading = not text[end : end + 24].partition("\n")[0].strip(" *_#\r\t") and "\n" in text[end : end + 24]
+        if (final or opens_line) and (heading or _VALUE.match(text, _skip(text, end))):
+            return Statement(_line(text, end), firm=True)
+        loose = _LOOSE_LINK.match(text, end)
+        return Statement(_line(text, loose.end()), firm=False) if loose is not None else None
+    if _NOT.match(text, link.end()):
+        return None
+    span = _line(text, link.end())
+    if link["colon"] or link["after"]:
+        if final or opens_line:
+            return Statement(span, firm=True, declared=True)
+        if link["colon"]:
+            return Statement(span, firm=False)
+    return Statement(span, firm=_VALUE.match(text, _skip(text, link.end())) is not None)
+
+
+def _skip(text: str, start: int) -> int:
+    filler = _FILLER.match(text, start, start + 80)
+    return filler.end() if filler is not None else start
+
+
+def _opens_line(text: str, start: int) -> bool:
+    line = text.rfind("\n", max(0, start - 40), start) + 1
+    if line == 0 and start > 40:
+        return False
+    return _LINE_OPENING.match(text, line, start) is not None
+
+
+def _line(text: str, start: int) -> str:
+    """Return the rest of the line, or the next line with content; longer than `MAX_CHARS` if it is too long."""
+    window = text[start : start + 2 * MAX_CHARS]
+    hollow = _HOLLOW.match(window)
+    if hollow is not None and "\n" in hollow[0]:
+        # keep an opening delimiter: it marks mathematics
+        window = window[hollow[0].rfind("\n") + 1 :]
+    line = window.partition("\n")[0]
+    if line.strip() in ("$$", r"\["):
+        line = window.replace("\n", " ")
+        line = _DISPLAY_END.split(line, maxsplit=1)[0]
+    if len(line) > MAX_CHARS:
+        cut = line.rfind(". ", 0, MAX_CHARS)
+        line = line[: cut + 1] if cut >= 0 else line
+    return line.strip()
+
+
+def _box_content(text: str, start: int) -> str | None:
+    r"""Return what ``\boxed`` holds, or None if it never closes or holds too much."""
+    start += len(text[start : start + 4]) - len(text[start : start + 4].lstrip())
+    if text[start : start + 1] != "{":
+        return text[start : start + 1] or None
+    depth = 0
+    for place in range(start, min(len(text), start + MAX_CHARS + 2)):
+        if text[place] == "{":
+            depth += 1
+        elif text[place] == "}":
+            depth -= 1
+            if depth == 0:
+                return text[start + 1 : place]
+    return None
+
+
+# ------------------------------------------------------------------ options
+
+_DRESS = re.compile(r"\\(?:text|textbf|mathbf|mathrm|boxed|mbox)\s?\{|\\[()\[\]]|[*_`$\"“”{}#]|^'|'$")
+_LEADING_LABEL = re.compile(
+    r"[\s(\[<:.>-]*(?:(?:is|be|the|correct|option|choice|answer|letter)\b[\s:(\[]*)*([A-Za-z])(?![A-Za-z0-9'\u2019])",
+    re.IGNORECASE,
+)
+_REASON = r"(?:is|was|because|since|as|due|given|based|which|follows|holds|must|and|or)\b"
+_CLOSED = re.compile(rf"\s*(?:$|[).:,;\]>/&\n\u2013\u2014-])|\s+{_REASON}", re.IGNORECASE)
+_ANOTHER = re.compile(r"[\s).\]]*(?:,|and|or|&|/|\+)\s*(?:option\s*)?\(?([A-Z])(?![A-Za-z0-9'\u2019])")
+_NAMED = re.compile(
+    r"\b(?:option|choice|letter|answer)\s*+(?:(?:is|:)\s*+)?[(\[]?([A-Za-z])(?![A-Za-z0-9'\u2019])", re.IGNORECASE
+)
+_CROWNED = re.compile(
+    r"(?<![A-Za-z0-9])\(?([A-Z])\)?\s+(?:is|must be|would be)\s+(?:(?:the|therefore|thus|clearly|most|only)\s+)*"
+    r"(?:correct|right|best|true|valid|answer|entailed|consistent|supported|option)\b"
+)
+_CLOSING = re.compile(
+    r"\(([A-Z])\)|(?<![A-Za-z0-9'\u2019.])([A-Z])(?=[)\]]?[^\S\n]*+(?:\n|$|[.!][^\S\n]*+(?:\n|$)|\.\s))"
+)
+_ARTICLE = re.compile(r"\s+(?!(?:is|was|because|since|holds|follows|must)\b)[a-z]")
+_REFUSED = re.compile(
+    r"(?:\bnot|n't|\bneither|\bnor|\bthan|\bexcept|\bruled? out|\breject)\s+(?:option\s+)?\(?$", re.IGNORECASE
+)
+_WORDS = re.compile(r"\w+")
+_CLEAR_END = re.compile(r"\s*(?:$|[).:\]])")
+
+
+def undress(span: str) -> str:
+    """Drop emphasis, quotes and LaTeX wrappers around a label or an option."""
+    return _DRESS.sub("", plain(span)).strip()
+
+
+def read_label(span: str, options: Sequence[str] = ()) -> str | None:
+    """Read the option that a stated answer names, by label or by its whole text.
+
+    The article "A" and the first letter of a word are not labels; two different labels give no answer.
+
+    Args:
+        span: The text after an answer tag.
+        options: The texts of the options, in the order of their labels; four unknown ones if empty.
+
+    Returns:
+        The label in upper case, or None.
+    """
+    if len(span) > MAX_CHARS:
+        return None
+    text = undress(span)
+    labels = ascii_uppercase[: len(options) or 4]
+    lead = _LEADING_LABEL.match(text)
+    if lead is not None and lead[1].upper() in labels:
+        letter, closed = lead[1], _CLOSED.match(text, lead.end()) is not None
+        other = _ANOTHER.match(text, lead.end())
+        if other is not None and other[1] in labels and other[1] != letter.upper():
+            return None
+        if closed or (letter.isupper() and letter not in "AI"):
+            return letter.upper()
+    by_text = _label_of_text(text, options)
+    return by_text or _only_label(text, labels)
+
+
+def _label_of_text(text: str, options: Sequence[str]) -> str | None:
+    words = _WORDS.findall(text.casefold())
+    same = [
+        label
+        for label, option in zip(ascii_uppercase, options, strict=False)
+        if words == _WORDS.findall(option.casefold())
+    ]
+    return same[0] if words and len(same) == 1 else None
+
+
+def _only_label(text: str, labels: str) -> str | None:
+    """Return the only label that a text names and does not reject; None if there is none or more than one."""
+    named = {m[1].upper() for m in _NAMED.finditer(text) if not (m[1] == "a" and _ARTICLE.match(text, m.end()))}
+    named = {label for label in named if label in labels}
+    if not named:
+        named = {
+            m[1] or m[2]
+            for m in _CLOSING.finditer(text)
+            if (m[1] or m[2]) in labels and not _REFUSED.search(text, max(0, m.start() - 24), m.start())
+        }
+    return named.pop() if len(named) == 1 else None
+
+
+def label_without_statement(text: str, options: Sequence[str] = ()) -> str | None:
+    """Read the option that a message settles on without an explicit statement."""
+    labels = ascii_uppercase[: len(options) or 4]
+    tail = undress(text[-_TAIL:])
+    crowned = [m[1] for m in _CROWNED.finditer(tail) if m[1] in labels]
+    if crowned:
+        return crowned[-1]
+    last = tail.rpartition("\n")[2]
+    lead = _LEADING_LABEL.match(last) if len(last) <= MAX_CHARS else None
+    if lead is not None and lead[1].upper() in labels and _CLEAR_END.match(last, lead.end()):
+        return lead[1].upper()
+    return _label_of_text(tail, options) or _only_label(tail, labels)
+
+
+# ----------------------------------------------------------------- grading
 
 
 def check_mode(mode: str) -> GradingMode:
@@ -109,6 +357,3 @@ def grade(problem: Problem, text: str, mode: GradingMode = "strict") -> Grade:
         return Grade(False, None, "no answer found")
     verdict = compare(problem.answer, answer, problem.kind, mode)
     return Grade(verdict == "equal", answer, verdict)
-
-
-__all__ = ["answers_equal", "check_mode", "extract_answer", "grade"]

@@ -1,25 +1,40 @@
-"""`load_task` loads every task by its name.
+r"""`load_task` loads every task by its name.
 
 The four benchmarks come from a local file or folder or from the Hugging Face
-hub, with the paper's splits (App. "Benchmarks and Dataset Splits"); the
-procedural tasks need no data.
+hub. The procedural tasks need no data.
+
+Splits follow the paper's App. "Benchmarks and Dataset Splits". Every shuffle is
+``numpy.random.default_rng(42).permutation``, which is also what
+``datasets.Dataset.shuffle(seed=42)`` does, so data from the hub and from a file
+are split alike. Splits do not depend on the seed of a run.
+
+Rows come in the layouts of the hub and of the original releases. GSM8K:
+``question`` and an ``answer`` that ends in ``#### 18``. MATH: ``problem`` and a
+``solution`` whose last ``\boxed`` is the answer, or a separate ``answer``.
+MMLU: ``question``, ``choices`` and an index or letter. LogiQA: ``context``,
+``query``, ``options`` and ``correct_option``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from inspect import signature
 from pathlib import Path
+from string import ascii_uppercase
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, unknown_name
-from mas_gym.tasks.base import SPLITS, Problem, Task
-from mas_gym.tasks.formats import CONVERTERS, KINDS, BadRow, shown
-from mas_gym.tasks.grading import check_mode
-from mas_gym.tasks.problem_task import ProblemTask, Table
+from mas_gym.tasks.base import SPLITS, Kind, Problem, Task
+from mas_gym.tasks.grading import check_mode, statements
+from mas_gym.tasks.numerals import format_number, parse_number
+from mas_gym.tasks.sequences import ProblemTask, Table
 from mas_gym.tasks.sources import (
+    SHOWN,
+    BadRow,
     Hub,
     Row,
     is_saved,
@@ -28,9 +43,144 @@ from mas_gym.tasks.sources import (
     read_file,
     read_hub,
     read_saved,
+    shown,
     three_ways,
 )
-from mas_gym.tasks.splits import hold_out_dev, hold_out_test, shuffled
+
+# ------------------------------------------------------------------ splits
+
+SHUFFLE_SEED = 42
+
+
+class Split(NamedTuple):
+    """Row numbers of the train and dev splits, in the order in which they are used."""
+
+    train: list[int]
+    dev: list[int]
+
+
+def shuffled(size: int) -> list[int]:
+    """Return the numbers below ``size`` in the fixed shuffled order."""
+    order: list[int] = np.random.default_rng(SHUFFLE_SEED).permutation(size).tolist()
+    return order
+
+
+def hold_out_dev(pool: list[int]) -> Split:
+    """Hold out the first 5% (rounded down) of the shuffled training pool as dev; the rest is train.
+
+    >>> [len(part) for part in hold_out_dev(list(range(7473)))]
+    [7100, 373]
+    """
+    order = [pool[place] for place in shuffled(len(pool))]
+    held_out = len(order) // 20
+    return Split(train=order[held_out:], dev=order[:held_out])
+
+
+def hold_out_test(size: int, held_out: int) -> tuple[list[int], list[int]]:
+    """Divide one shuffled data set into ``held_out`` rows for evaluation and the training pool.
+
+    Returns:
+        The evaluation rows and the pool, both in shuffled order.
+    """
+    order = shuffled(size)
+    return order[:held_out], order[held_out:]
+
+
+# -------------------------------------------------------- rows to problems
+
+
+def _text(row: Mapping[str, Any], *names: str) -> str:
+    for name in names:
+        value = row.get(name)
+        if value is not None:
+            if isinstance(value, str) and value.strip():
+                return _storable(value)
+            raise BadRow(f"expected text in the field {name!r}, got {shown(value)}")
+    raise BadRow(f"expected a field {' or '.join(map(repr, names))}, got the fields {shown(sorted(map(str, row)))}")
+
+
+def _storable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRow(
+            f"expected text of valid Unicode, got half of a surrogate pair at character {error.start} of {shown(text)}"
+        ) from None
+    return text
+
+
+def _gsm8k(row: Mapping[str, Any], problem_id: str) -> Problem:
+    solution = _text(row, "answer")
+    final = solution.rpartition("####")[2].strip()
+    value = parse_number(final)
+    if value is None:
+        raise BadRow(f"expected an answer that ends in '#### NUMBER', got {shown(solution[-SHOWN:])}")
+    return Problem(problem_id, _text(row, "question"), format_number(value), "number", {"solution": solution})
+
+
+def _math(row: Mapping[str, Any], problem_id: str) -> Problem:
+    question = _text(row, "problem", "question")
+    solution = row.get("solution")
+    if row.get("answer") is not None:
+        answer = _text(row, "answer")
+    else:
+        answer = next((s.span for s in statements(_text(row, "solution")) if s.declared and s.span), "")
+    if not answer:
+        raise BadRow(f"expected a solution with its answer in \\boxed{{...}}, got {shown(str(solution)[-SHOWN:])}")
+    facts = {"subject": row.get("subject", row.get("type")), "level": row.get("level"), "solution": solution}
+    return Problem(problem_id, question, answer, "expression", {k: v for k, v in facts.items() if isinstance(v, str)})
+
+
+def _choice(problem_id: str, stem: str, options: Any, label: Any, facts: Mapping[str, Any]) -> Problem:
+    if not isinstance(options, Sequence) or isinstance(options, str) or not 2 <= len(options) <= len(ascii_uppercase):
+        raise BadRow(f"expected a list of options, got {shown(options)}")
+    if not all(isinstance(option, str) for option in options):
+        raise BadRow(f"expected every option to be text, got {shown(list(options))}")
+    options = [_storable(option).strip() for option in options]
+    labels = ascii_uppercase[: len(options)]
+    lines = "\n".join(f"{name}. {option}" for name, option in zip(labels, options, strict=True))
+    metadata = {**facts, "options": options}
+    return Problem(problem_id, f"{stem.strip()}\n\n{lines}", _label(label, labels), "choice", metadata)
+
+
+def _label(label: Any, labels: str) -> str:
+    # an index of 0 is option A, not a missing answer
+    if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(labels):
+        return labels[label]
+    if isinstance(label, str):
+        text = label.strip().upper()
+        if len(text) == 1 and text in labels:
+            return text
+        if text.isascii() and text.isdigit() and len(text) == 1 and int(text) < len(labels):
+            return labels[int(text)]
+    raise BadRow(f"expected the index or the letter of one of {len(labels)} options, got {shown(label)}")
+
+
+def _first(row: Mapping[str, Any], *names: str) -> Any:
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+def _mmlu(row: Mapping[str, Any], problem_id: str) -> Problem:
+    subject = row.get("subject")
+    facts = {"subject": subject} if isinstance(subject, str) and subject else {}
+    return _choice(problem_id, _text(row, "question"), _first(row, "choices", "options"), row.get("answer"), facts)
+
+
+def _logiqa(row: Mapping[str, Any], problem_id: str) -> Problem:
+    stem = f"{_text(row, 'context', 'text', 'passage').strip()}\n\n{_text(row, 'query', 'question').strip()}"
+    label = _first(row, "correct_option", "answer", "label")
+    return _choice(problem_id, stem, _first(row, "options", "choices"), label, {})
+
+
+CONVERTERS: Mapping[str, Callable[[Mapping[str, Any], str], Problem]] = MappingProxyType(
+    {"gsm8k": _gsm8k, "math": _math, "mmlu": _mmlu, "logiqa": _logiqa}
+)
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {"gsm8k": "number", "math": "expression", "mmlu": "choice", "logiqa": "choice"}
+)
+
+
+# ----------------------------------------------------------------- loading
 
 _MOST_FAULTS = 20
 
@@ -255,6 +405,3 @@ def _partitions(name: str, benchmark: Benchmark, wanted: str, place: str | None)
         why = f"the folder {place} has no files named {wanted!r}; it holds {listing(path)}"
         raise DataNotFoundError(three_ways(name, why))
     return parts
-
-
-__all__ = ["BENCHMARKS", "TASK_NAMES", "Benchmark", "Problem", "load_table", "load_task"]

@@ -133,11 +133,6 @@ def judge(reference: str, answer: str) -> Judgement:
     return _worker.compare(reference, answer)
 
 
-def ask(reference: str, answer: str) -> SymbolicVerdict:
-    """Return the verdict of `judge` alone."""
-    return judge(reference, answer).verdict
-
-
 class _Worker:
     """Owns the worker process, which is started on demand and again after every failure."""
 

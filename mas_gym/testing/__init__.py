@@ -16,8 +16,7 @@ Nothing here imports the search package: planners, critics and their requests ar
 """
 
 from mas_gym.errors import ComplianceError
-from mas_gym.testing.critics import check_critic
-from mas_gym.testing.oracle import OracleCritic
+from mas_gym.testing.critics import OracleCritic, check_critic
 from mas_gym.testing.planners import check_planner
 from mas_gym.testing.policies import check_policy
 from mas_gym.testing.systems import check_mas

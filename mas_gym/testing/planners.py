@@ -13,8 +13,7 @@ from mas_gym.dynamics import Dynamics
 from mas_gym.errors import BudgetError
 from mas_gym.loading import MASSource, load_mas
 from mas_gym.state import Action, MASState
-from mas_gym.testing.episodes import Findings, ProposalLike, describe
-from mas_gym.testing.identities import check_apart, check_steady, stated, variants
+from mas_gym.testing.checks import Findings, ProposalLike, check_apart, check_steady, describe, stated, variants
 
 _QUESTION = "Maya has 3 apples and buys 4 more. How many apples does she have?"
 

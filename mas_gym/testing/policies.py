@@ -13,8 +13,7 @@ from mas_gym.loading import MASSource, load_mas
 from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest, StreamingPolicy
 from mas_gym.policies.loop import engine_loop
 from mas_gym.prompts import ChatMessage, chat_messages
-from mas_gym.testing.episodes import HOSTILE, ORDINARY, Findings, describe
-from mas_gym.testing.identities import check_apart, check_steady, stated
+from mas_gym.testing.checks import HOSTILE, ORDINARY, Findings, check_apart, check_steady, describe, stated
 
 _CAP = 16
 _MOST_STEPS = 100_000

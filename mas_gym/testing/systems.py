@@ -12,7 +12,7 @@ from mas_gym.graph import MAS
 from mas_gym.loading import MASSource, load_mas
 from mas_gym.state import MASState
 from mas_gym.tasks import Problem, ProblemTask
-from mas_gym.testing.episodes import HOSTILE, ORDINARY, Findings, walk
+from mas_gym.testing.checks import HOSTILE, ORDINARY, Findings, walk
 
 _QUESTION = "Maya has 3 apples and 4 pears. How many pieces of fruit?"
 

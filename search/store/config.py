@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mas_gym.errors import IdentityError
 from mas_gym.identity import digest_of, identity_of
 from mas_gym.tasks.base import Problem
-from mas_gym.tasks.problem_task import ProblemTask
-from mas_gym.tasks.procedural import ProceduralTask
+from mas_gym.tasks.sequences import ProblemTask, ProceduralTask
 
 if TYPE_CHECKING:
     from search.engine.setup import Setup
