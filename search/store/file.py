@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
+from contextlib import closing
+from functools import cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -90,6 +92,55 @@ PARTS = {"nodes": "node", "candidates": "rank", "moments": "step"}
 """The tables that hold parts of a search, with the column that orders them."""
 
 
+_TYPES = {"TEXT": (str,), "INTEGER": (int,), "REAL": (float,), "BLOB": (bytes,), "": (str, bytes)}
+_MAYBE_BYTES = {("searches", "problem"), ("searches", "error")}
+"""Columns of text that hold bytes if the text has lone surrogates."""
+
+
+class Damage(Exception):
+    """A stored row is not what was written."""
+
+
+def check_types(table: str, row: Sequence[Any]) -> None:
+    """Check that every value of a row has the type of its column; SQLite itself accepts any.
+
+    Raises:
+        Damage: A value has another type.
+    """
+    wrong = _wrong_type(table, *map(type, row))
+    if wrong is not None:
+        raise Damage(wrong)
+
+
+@cache
+def _wrong_type(table: str, *found: type) -> str | None:
+    for (column, types), kind in zip(_columns()[table], found, strict=False):
+        if kind not in types:
+            expected = " or ".join(t.__name__ for t in types)
+            return f"{table}.{column} is not what was written: expected {expected}, got {kind.__name__}"
+    return None
+
+
+@cache
+def _columns() -> dict[str, list[tuple[str, tuple[type, ...]]]]:
+    """Return the columns of each table with the types of their values, as `TABLES` declares them."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(TABLES)
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {
+            table: [
+                (name, _types_of(table, name, kind, required=bool(not_null or key)))
+                for _, name, kind, not_null, _, key in connection.execute(f"PRAGMA table_info({table})")
+            ]
+            for table in tables
+        }
+
+
+def _types_of(table: str, column: str, kind: str, *, required: bool) -> tuple[type, ...]:
+    also = (bytes,) if (table, column) in _MAYBE_BYTES else ()
+    return (*_TYPES[kind], *also, *(() if required else (type(None),)))
+
+
 def digest(*parts: str) -> bytes:
     """Return 16 bytes that stand for texts, equal on every machine."""
     state = blake2b(digest_size=16)
@@ -136,7 +187,9 @@ class Held(NamedTuple):
 
     def changed(self, mark: bytes | None, failed: int, by: int) -> Held:
         """Add a search (``by`` is 1), or take it away (-1)."""
-        return Held(self.searches + by, self.failed + by * failed, self.marks ^ int.from_bytes(mark or b"", "big"))
+        # A checksum of another type is damage; without it the searches held are not the same as written.
+        bits = int.from_bytes(mark, "big") if isinstance(mark, bytes) else 0
+        return Held(self.searches + by, self.failed + by * failed, self.marks ^ bits)
 
     def pack(self) -> bytes:
         """Return the stored form."""

@@ -10,8 +10,7 @@ from typing import Any
 
 from mas_gym.graph import MAS
 from search.plan import Usage
-from search.store.file import Held, checksum, digest
-from search.store.rows import Damage
+from search.store.file import Damage, Held, check_types, checksum, digest
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,7 @@ def read_run(connection: sqlite3.Connection, run: str) -> RunInfo | None:
     values = connection.execute("SELECT * FROM runs WHERE run = ?", (run,)).fetchone()
     if values is None:
         return None
+    check_types("runs", values)
     run, name, config, facts, *seals = values
     if digest(config).hex() != run:
         raise Damage("its config is not what was written")
@@ -78,6 +78,6 @@ def read_run(connection: sqlite3.Connection, run: str) -> RunInfo | None:
         info = RunInfo(run, name, json.loads(config), read, held.searches, held.failed)
         # What everything that lists runs goes by.
         _ = (info.label, info.spent, str(read["started"]))
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise Damage(f"its facts cannot be read: {error}") from error
     return info

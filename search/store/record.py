@@ -20,10 +20,10 @@ from mas_gym.policies.meter import money_of
 from mas_gym.tasks.base import Problem
 from search.plan import Plan, Usage
 from search.store.config import continues, differences, run_config, run_facts
-from search.store.file import FORMAT, Held, digest, explained, seal_run
+from search.store.file import FORMAT, Damage, Held, digest, explained, seal_run
 from search.store.info import RunInfo, read_run
 from search.store.lock import RunLock
-from search.store.rows import Damage, Reader, Writer, metadata_text, search_id
+from search.store.rows import Reader, Writer, metadata_text, search_id
 from search.store.store import Store
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from mas_gym.errors import ConfigError, MASGymError
 from mas_gym.state import MASState
 from mas_gym.tasks.base import Problem
 from search.plan import AnytimePoint, Candidate, Plan, Usage
-from search.store.file import PARTS, Held, checksum, digest, part_rows, seal_search
+from search.store.file import PARTS, Damage, Held, check_types, checksum, digest, part_rows, seal_search
 from search.tree import SCHEMA as TREE_SCHEMA
 from search.tree import Tree
 
@@ -24,10 +24,6 @@ Seeds = Mapping[tuple[bytes, str], int]
 """The seed of each message, by the digest of the state in which it was said and its text."""
 
 _USAGE = [field.name for field in fields(Usage)]
-
-
-class Damage(Exception):
-    """What is stored of one search is not what was written."""
 
 
 class NodeRow(NamedTuple):
@@ -201,7 +197,8 @@ class Reader:
             keys = self._connection.execute(query, (run,)).fetchall()
             return [(key, name_of(problem)) for key, problem in keys], f"the list of its searches is damaged: {error}"
         found = [(key, name_of(problem)) for key, problem, *_ in rows if key is not None]
-        held = Held.unpack(rows[0][4] or b"") if self.sealed and rows else None
+        stored = rows[0][4] if rows else None
+        held = Held.unpack(stored if isinstance(stored, bytes) else b"") if self.sealed and rows else None
         if held is not None and held != Held.of_rows(row[2:4] for row in rows if row[0] is not None):
             return found, f"expected {held.searches} searches as they were written, found {len(found)} or others"
         return found, ""
@@ -220,7 +217,7 @@ class Reader:
             if is_damage(error):
                 raise Damage(str(error)) from error
             raise
-        except (MASGymError, LookupError, TypeError, ValueError) as error:
+        except (MASGymError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
             raise Damage(f"its rows are not those of a search: {error}") from error
 
     def row(self, search: int) -> dict[str, Any] | None:
@@ -230,6 +227,7 @@ class Reader:
         values = cursor.fetchone()
         if values is None:
             return None
+        check_types("searches", values)
         if self.sealed and checksum(values[:-1]) != values[-1]:
             raise Damage("its row is not what was written")
         row = dict(zip(names, values, strict=True))
@@ -273,6 +271,9 @@ class Reader:
     def parts(self, row: Mapping[str, Any]) -> tuple[list[NodeRow], list[CandidateRow], list[tuple[Any, ...]]]:
         """Return a search's nodes, candidates and points of its curve, texts resolved."""
         rows = part_rows(self._connection, row["id"])
+        for table, values in zip(PARTS, rows, strict=True):
+            for value in values:
+                check_types(table, value)
         if self.sealed and checksum(rows) != row["parts"]:
             raise Damage("its tree is not what was written")
         texts = {None: None} | self._texts(row["id"])
@@ -296,6 +297,7 @@ class Reader:
 
 
 def _checked(key: bytes, stored: str | bytes) -> str:
+    check_types("texts", (key, stored))
     text = readable(stored)
     if digest(text) != key:
         raise Damage("a text is not what was written")

@@ -26,9 +26,9 @@ from mas_gym.errors import StoreError, UnknownNameError
 from mas_gym.tasks.base import Problem
 from search.plan import Plan
 from search.store.export import ExportedSearch, to_dataset, write_parquet
-from search.store.file import FORMAT, explained
+from search.store.file import FORMAT, Damage, explained
 from search.store.info import RunInfo, read_run
-from search.store.rows import Damage, Reader, name_of, search_id
+from search.store.rows import Reader, name_of, search_id
 
 logger = logging.getLogger("search.store")
 T = TypeVar("T")
