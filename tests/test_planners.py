@@ -457,7 +457,7 @@ def test_a_budget_ends_the_simulations_and_keeps_the_answer() -> None:
         (REBASE(15), lambda d: 15 * d),
         (REBASE(7, choose="best"), lambda d: 7 * d),
     ],
-    ids=str,
+    ids=["dvts-3-5", "rebase-15", "rebase-7-best"],
 )
 @pytest.mark.parametrize("depth", [1, 3, 4])
 def test_agent_calls_of_fixed_widths(planner: Any, calls: Any, depth: int) -> None:
