@@ -10,7 +10,6 @@ from search.compare import Comparison, compare
 from search.critics import ConstantCritic, PolicyLikelihood
 from search.engine.progress import Progress
 from search.engine.run import Run, run
-from search.engine.settings import Budget, Sampling
 from search.plan import AnytimePoint, Candidate, Plan, Usage
 from search.planners import (
     DVTS,
@@ -36,6 +35,7 @@ from search.protocol import (
     ScoringContext,
 )
 from search.registry import load_planner, planner_names, planner_spec
+from search.setup import Budget, Sampling
 from search.store import RunInfo, Store, open_store
 from search.tree import Node, Proposal, Tree
 

@@ -24,7 +24,7 @@ from mas_gym.tasks.base import Problem
 from search import MCTS, Budget, Sampling, SinglePass
 from search.engine.active import ActiveSearch
 from search.engine.scheduler import Scheduler, SearchFuture, Step
-from search.engine.setup import make_setup
+from search.setup import make_setup
 
 RPSV = chain(4)
 

@@ -55,7 +55,7 @@ class SearchPool:
         """Start without searches."""
         from search.engine.journal import Journal
         from search.engine.scheduler import Scheduler
-        from search.engine.setup import make_setup
+        from search.setup import make_setup
 
         self.service = service
         setup = make_setup(service.planner, service.mas, service.critic, budget=service.budget)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mas_gym.tasks.base import Problem
     from search.engine.fleet import Fleet
     from search.engine.progress import Progress
-    from search.engine.settings import Budget, Sampling
+    from search.setup import Budget, Sampling
 
 _ROUNDS = 8
 _LARGEST = 4096

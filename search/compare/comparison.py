@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mas_gym.policies import AsyncPolicy, Policy
     from mas_gym.tasks.base import Problem
     from search.engine.progress import Progress
-    from search.engine.settings import Budget, Sampling
+    from search.setup import Budget, Sampling
 
 CALIBRATION_PROBLEMS = 20
 _WIDTH = 120

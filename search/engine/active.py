@@ -18,8 +18,6 @@ from mas_gym.prompts import ChatMessage, chat_messages
 from mas_gym.seeding import derive_seed
 from mas_gym.state import Action, MASState
 from mas_gym.tasks.base import Problem
-from search.engine.settings import Budget
-from search.engine.setup import Setup
 from search.grading import Grader
 from search.plan import Plan, Usage
 from search.protocol import (
@@ -33,6 +31,7 @@ from search.protocol import (
     Reward,
     ScoringContext,
 )
+from search.setup import Budget, SampleRecord, Setup
 from search.tree import Proposal, Tree
 
 _RNG = b"planner"
@@ -43,13 +42,6 @@ MAX_LOCAL_ROUNDS = 100_000
 
 Messages = tuple[ChatMessage, ...]
 Prompt = tuple[Messages, Agent]
-
-
-class SampleRecord(NamedTuple):
-    """Where a message came from: the policy's proposal and the seed it was drawn with."""
-
-    proposal: Proposal
-    seed: int
 
 
 class PolicyCall(NamedTuple):

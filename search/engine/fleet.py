@@ -25,12 +25,11 @@ from mas_gym.policies.meter import Meter
 from mas_gym.tasks.base import Problem
 from search.engine.journal import Journal
 from search.engine.progress import Listener, Progress, listener
-from search.engine.settings import Budget, Sampling
-from search.engine.setup import make_setup, resolve_policy
 from search.engine.source import Source
 from search.engine.worker import Worker
 from search.plan import Plan, Usage
 from search.protocol import Critic, Planner
+from search.setup import Budget, Sampling, make_setup, resolve_policy
 from search.store import Store, open_record
 
 logger = logging.getLogger("search")

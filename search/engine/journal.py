@@ -13,10 +13,9 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from mas_gym.tasks.base import Problem
-from search.engine.active import SampleRecord
 from search.engine.progress import Listener, Progress
-from search.engine.setup import Setup
 from search.plan import Plan, Usage
+from search.setup import SampleRecord, Setup
 
 logger = logging.getLogger("search")
 

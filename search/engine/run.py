@@ -13,11 +13,10 @@ from mas_gym.tasks.base import Problem
 from search.engine.journal import Journal
 from search.engine.progress import Progress, listener
 from search.engine.scheduler import Scheduler, SearchFuture
-from search.engine.settings import Budget, Sampling
-from search.engine.setup import make_setup, resolve_policy
 from search.engine.source import Source
 from search.plan import Plan, Usage
 from search.protocol import Critic, Planner
+from search.setup import Budget, Sampling, make_setup, resolve_policy
 from search.store import Store, open_record
 
 

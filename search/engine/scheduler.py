@@ -34,13 +34,12 @@ from typing import Any, NamedTuple
 from mas_gym.errors import ConfigError, EngineUnavailableError, SearchError
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.tasks.base import Problem
-from search.engine.active import Account, ActiveSearch, PolicyCall, SampleRecord
+from search.engine.active import Account, ActiveSearch, PolicyCall
 from search.engine.journal import UPDATE_SECONDS, Journal
 from search.engine.ports import BATCH_DONE, CriticPort, Mail, PolicyPort, policy_port
-from search.engine.settings import Budget, Sampling
-from search.engine.setup import Setup
 from search.grading import Grader
 from search.plan import Plan, Usage
+from search.setup import Budget, SampleRecord, Sampling, Setup
 
 _CANCELLED, _WAKE = "cancelled", "wake"
 

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.policies.meter import Meter, meters_of
 from mas_gym.tasks.base import Problem
-from search.engine.active import SampleRecord
 from search.engine.scheduler import Scheduler
-from search.engine.setup import Setup
 from search.plan import Plan
 from search.protocol import Critic
+from search.setup import SampleRecord, Setup
 from search.store import engine_identity
 
 _CRITIC_FACTS = ("terminal_only", "free", "scores_actions")

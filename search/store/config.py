@@ -6,15 +6,13 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mas_gym.errors import IdentityError
 from mas_gym.identity import digest_of, identity_of
 from mas_gym.tasks.base import Problem
 from mas_gym.tasks.sequences import ProblemTask, ProceduralTask
-
-if TYPE_CHECKING:
-    from search.engine.setup import Setup
+from search.setup import Setup
 
 FORM = 2
 """The form of a run's config. In form 1, planners, policies and critics stated only a part of their identity."""

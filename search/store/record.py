@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mas_gym.database import transaction
 from mas_gym.dynamics import Dynamics
@@ -19,16 +19,13 @@ from mas_gym.graph import MAS
 from mas_gym.policies.meter import money_of
 from mas_gym.tasks.base import Problem
 from search.plan import Plan, Usage
+from search.setup import SampleRecord, Setup
 from search.store.config import continues, differences, run_config, run_facts
 from search.store.file import FORMAT, Damage, Held, digest, explained, seal_run
 from search.store.info import RunInfo, read_run
 from search.store.lock import RunLock
 from search.store.rows import Reader, Writer, metadata_text, search_id
 from search.store.store import Store
-
-if TYPE_CHECKING:
-    from search.engine.active import SampleRecord
-    from search.engine.setup import Setup
 
 logger = logging.getLogger("search.store")
 
