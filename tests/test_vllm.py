@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import itertools
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ if importlib.util.find_spec("vllm") is None:
 import local_models
 
 from mas_gym.errors import ConfigError, EngineUnavailableError
+from mas_gym.identity import identity_of
 from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
 from mas_gym.policies.base import AsyncPolicy
 from mas_gym.policies.local.policy import TransformersPolicy
@@ -219,27 +221,72 @@ def test_bad_adapters_and_late_ones(tmp_path: Path) -> None:
         engine.add_adapter("late")
 
 
-def test_the_critic_scores_as_transformers_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
+def test_a_policy_is_identified_by_its_weights_adapter_and_settings(
+    folder: Path, adapters: list[Path], both: tuple[VLLMPolicy, ...], tmp_path: Path
+) -> None:
+    base, first, second = (identity_of(policy) for policy in both)
+    assert base != first != second != base
+    moved = [tmp_path / "base", tmp_path / "adapter"]
+    for source, copy in zip((folder, adapters[0]), moved, strict=True):
+        shutil.copytree(source, copy)
+    equal = {f"vllm:{moved[0]}": base, f"vllm:{moved[0]}#lora={moved[1]}": first, f"vllm:{folder}": base}
+    for spec, identity in equal.items():
+        assert identity_of(load_policy(spec, dtype="float32", engine=ENGINE)) == identity
+    other = local_models.save(tmp_path / "other", hidden_size=128, seed=1)
+    different = [
+        load_policy(f"vllm:{other}", dtype="float32", engine=ENGINE),
+        load_policy(f"vllm:{folder}", dtype="bfloat16", engine=ENGINE),
+        load_policy(f"vllm:{folder}", dtype="float32", engine=ENGINE, max_model_len=64),
+    ]
+    assert all(identity_of(policy) not in (base, first, second) for policy in different)
 
-    # In this process it starts in seconds.
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+def save_critic(folder: Path, seed: int = 0) -> Path:
+    """Write an untrained critic whose head is drawn with ``seed``."""
+    import torch
 
     import mas_gym
     from mas_gym.tiny import path
-    from rewardmodels import load_critic
     from rewardmodels.data.dataset import graph_of
     from rewardmodels.model.backbone import load_scalar, load_tokenizer
     from rewardmodels.model.folder import save_folder
     from rewardmodels.model.info import CriticInfo
-    from search import ScoringContext
 
-    mas = mas_gym.load_mas("rpsv")
+    torch.manual_seed(seed)
     tokenizer = load_tokenizer(str(path()))
     model = load_scalar(str(path()), torch.float32, tokenizer.pad_token_id, new_head=True)
-    graphs: dict[str, dict[str, object]] = {"rpsv": graph_of(mas)}  # type: ignore[dict-item]
+    graphs: dict[str, dict[str, object]] = {"rpsv": graph_of(mas_gym.load_mas("rpsv"))}  # type: ignore[dict-item]
     info = CriticInfo("masprm", "bt", "full", 1024, graphs, ["arithmetic"], "tiny", {}, {}, {}, {})
-    save_folder(model, tokenizer, tmp_path, info, "A critic that was not trained.")
+    save_folder(model, tokenizer, folder, info, "A critic that was not trained.")
+    return folder
+
+
+def test_a_critic_is_identified_by_its_weights_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    from rewardmodels import load_critic
+
+    def stated(folder: Path, dtype: str = "float32") -> Any:
+        critic = load_critic(f"vllm:{folder}#dtype={dtype}&gpu_memory_utilization=0.3", engine=ENGINE)
+        critic.close()  # type: ignore[attr-defined]
+        return identity_of(critic)
+
+    one = save_critic(tmp_path / "one")
+    shutil.copytree(one, tmp_path / "copy")
+    identity = stated(one)
+    assert stated(tmp_path / "copy") == identity
+    assert stated(save_critic(tmp_path / "two", seed=1)) != identity != stated(one, "bfloat16")
+
+
+def test_the_critic_scores_as_transformers_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # In this process it starts in seconds.
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+    import mas_gym
+    from rewardmodels import load_critic
+    from search import ScoringContext
+
+    save_critic(tmp_path)
+    mas = mas_gym.load_mas("rpsv")
     dynamics = mas_gym.Dynamics(mas)
     contexts = []
     for problem in mas_gym.load_task("arithmetic", split="test")[:6]:
