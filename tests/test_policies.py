@@ -341,6 +341,30 @@ def test_recording_through_a_session_keeps_what_was_finished(tmp_path: Path) -> 
         replay.sample([request("q1")])
 
 
+def test_a_recorded_sample_is_not_requested_again(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def script(request: SamplingRequest, seed: int) -> str:
+        asked.append(seed)
+        return f"said {seed}"
+
+    policy = RecordingPolicy(ScriptedPolicy(script, name="echo"), tmp_path / "r.jsonl")
+    policy.sample([request("q", (1, 2))])
+    [reply] = policy.sample([request("q", (3, 2, 1))])
+    assert asked == [1, 2, 3] and [sample.text for sample in reply.samples] == ["said 3", "said 2", "said 1"]
+    session = policy.open()
+    session.submit("known", request("q", (2, 3)))
+    session.submit("partly", request("q", (3, 4)))
+    assert session.pending == 4
+    texts = {}
+    while session.pending:
+        for key, answer in session.step():
+            assert isinstance(answer, SamplingReply)
+            texts[key] = [sample.text for sample in answer.samples]
+    assert asked == [1, 2, 3, 4]
+    assert texts == {"known": ["said 2", "said 3"], "partly": ["said 3", "said 4"]}
+
+
 WRITER = """
     import sys
     from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy

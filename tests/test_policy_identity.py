@@ -18,8 +18,7 @@ from mas_gym.identity import identity_of
 from mas_gym.policies import RecordedPolicy, RecordingPolicy, ScriptedPolicy, load_policy
 from mas_gym.policies.adapters import as_async
 from mas_gym.policies.base import AsyncPolicy, SamplingReply, SamplingRequest
-from mas_gym.policies.cache import CachedPolicy
-from mas_gym.policies.recorded import sample_key
+from mas_gym.policies.replay import CachedPolicy, sample_key
 from mas_gym.policies.weights import ModelSource
 from mas_gym.prompts import ChatMessage
 

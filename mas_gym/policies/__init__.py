@@ -17,8 +17,8 @@ from mas_gym.policies.base import (
     SamplingSession,
     StreamingPolicy,
 )
-from mas_gym.policies.recorded import RecordedPolicy, RecordingPolicy
 from mas_gym.policies.registry import known_policies, load_policy
+from mas_gym.policies.replay import RecordedPolicy, RecordingPolicy
 from mas_gym.policies.scripted import ScriptedPolicy
 
 

@@ -32,7 +32,7 @@ _BUILTIN = {
 _CLASSES = {
     "tiny": "mas_gym.policies.local.policy:TransformersPolicy",
     "transformers": "mas_gym.policies.local.policy:TransformersPolicy",
-    "recorded": "mas_gym.policies.recorded:RecordedPolicy",
+    "recorded": "mas_gym.policies.replay:RecordedPolicy",
     "openai": "mas_gym.policies.openai.policy:OpenAIOptions",
     "vllm": "mas_gym.policies.vllm.policy:VLLMPolicy",
 }
@@ -155,7 +155,7 @@ def _per_agent(specs: Mapping[str, str | Policy | AsyncPolicy], options: Mapping
 
 
 def _cached(policy: Policy | AsyncPolicy, file: str) -> AsyncPolicy:
-    from mas_gym.policies.cache import CachedPolicy
+    from mas_gym.policies.replay import CachedPolicy
 
     return policy if isinstance(policy, CachedPolicy) else CachedPolicy(policy, file)
 
@@ -180,7 +180,7 @@ def _transformers(argument: str, **options: Any) -> Policy:
 
 
 def _recorded(argument: str, **options: Any) -> Policy:
-    from mas_gym.policies.recorded import RecordedPolicy
+    from mas_gym.policies.replay import RecordedPolicy
 
     if not argument:
         raise ConfigError("expected 'recorded:FILE', got no file")
