@@ -6,6 +6,7 @@ import pkgutil
 import random
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import permutations, product
 from pathlib import Path
 from re import _constants as op  # type: ignore[attr-defined]
@@ -150,9 +151,14 @@ def _piece(kind: Any, argument: Any, rng: random.Random, target: Any, size: int)
         return chr(argument)
     if kind in (op.IN, op.NOT_LITERAL, op.ANY):
         items = argument if kind is op.IN else [(op.NEGATE, None), (op.LITERAL, argument)]
-        fit = ALPHABET if kind is op.ANY else [c for c in ALPHABET if _inside(items, c)]
+        fit = ALPHABET if kind is op.ANY else _fitting(tuple(items))
         return rng.choice(fit) if fit else chr(items[0][1] if items[0][0] is op.LITERAL else items[0][1][0])
     return ""
+
+
+@lru_cache(maxsize=1024)
+def _fitting(items: tuple[Any, ...]) -> str:
+    return "".join(character for character in ALPHABET if _inside(items, character))
 
 
 def _inside(items: Any, character: str) -> bool:

@@ -1,5 +1,11 @@
-"""Final messages that are meant to hang, crash or mislead a grader, and patterns that could be made to."""
+"""Final messages that are meant to hang, crash or mislead a grader, and patterns that such messages could exploit.
 
+The random part is small. Run it in full, with 20,000 sentences, after a change to a pattern::
+
+    MAS_GYM_FUZZ=20 pytest tests/hostile/test_final_messages.py
+"""
+
+import os
 import random
 import re
 import signal
@@ -19,7 +25,8 @@ from mas_gym.tasks.equality import compare, normalise
 from tests.hostile.patterns import Use, attacks, inline_calls, uses
 
 SMALL, LARGE = 1000, 4000
-SENTENCES = 4_000  # 20,000 were tried once
+FUZZ = int(os.environ.get("MAS_GYM_FUZZ", "1"))
+SENTENCES = 1_000 * FUZZ
 NEGLIGIBLE = 1e-4  # seconds; a quadratic pattern takes several times that at the small size
 STEEPEST = 9.0  # four times the text: linear time grows by 4, quadratic time by 16
 PROBLEMS = {
@@ -61,30 +68,30 @@ def seconds(use: Use, text: str, tries: int) -> float:
     return best
 
 
-def growth(use: Use, small: str, large: str) -> float:
-    """Return how much longer the large text takes, as if it were four times the small one; the least of three."""
-    least = 1e9
-    for _ in range(3):
-        least = min(least, seconds(use, large, 3) / seconds(use, small, 5) * 4 * len(small) / len(large))
-        if least < STEEPEST:
-            break
-    return least
-
-
 def fault(use: Use) -> str | None:
     """Return the first text found on which a pattern is not linear; None if there is none."""
     for make in attacks(use.pattern, 6):
         small = make(SMALL)
         try:
-            with cpu_limit(1.0):
-                if seconds(use, small, 3) < NEGLIGIBLE:
-                    continue
-                if growth(use, small, make(LARGE)) < STEEPEST:
+            with cpu_limit(0.4):
+                before = seconds(use, small, 3)
+                if before < NEGLIGIBLE or growth(use, small, make(LARGE), before) < STEEPEST:
                     continue
         except OutOfTime:
             pass
         return f"{use.where}.{use.method} on {small[:60]!a}"
     return None
+
+
+def growth(use: Use, small: str, large: str, before: float) -> float:
+    """Return how much longer the large text takes, as if it were four times the small one; the least of nine."""
+    least = 1e9
+    for _ in range(9):
+        least = min(least, seconds(use, large, 1) / before * 4 * len(small) / len(large))
+        if least < STEEPEST:
+            break
+        before = seconds(use, small, 4)
+    return least
 
 
 def test_every_pattern_is_compiled_at_the_top_of_its_module() -> None:
@@ -194,7 +201,7 @@ TEXTS = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100 * FUZZ)
 @given(TEXTS, TEXTS)
 def test_no_text_raises(text: str, reference: str) -> None:
     for kind, mode in product(PROBLEMS, GRADING_MODES):
