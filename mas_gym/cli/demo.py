@@ -49,6 +49,7 @@ def demo(
     ] = False,
     seed: opt.Seed = 42,
     concurrency: opt.Concurrency = 64,
+    workers: opt.WorkerCount = None,
 ) -> None:
     """Let tiny agents solve word problems with the paper's search methods and critics: table, picture, tree to walk.
 
@@ -62,9 +63,14 @@ def demo(
     bench = Bench(task, mas_gym.load_mas("rpsv"), opt.read_policy("tiny"), seeds, concurrency, out / "runs.db")
     trained = from_scratch or full
     specs = _train(bench, out, number_of_trees) if trained else critic or _shipped()
-    arms = paper_arms({name: loaded for name, (_, loaded) in named_critics([opt.LIKELIHOOD, *specs]).items()})
+    loaded = named_critics([opt.LIKELIHOOD, *specs])
+    arms = [
+        replace(arm, critic_spec=loaded[arm.critic_name][0] if arm.critic_name else "")
+        for arm in paper_arms({name: critic for name, (_, critic) in loaded.items()})
+    ]
+    bench = replace(bench, workers=opt.read_workers(workers, "tiny", arms, len(task)))
     note(f"{len(task)} Arithmetic problems, four tiny agents (RPSV), {len(arms)} rows; results in {out}/")
-    telling = _Telling()
+    telling = _Telling(arms)
     outcomes: list[Outcome] = []
     stop: BaseException | None = None
     for one in seeds:
@@ -78,8 +84,8 @@ def demo(
         show(outcomes, title, files, {"command": "demo", "seeds": list(seeds), "critics": list(specs)})
     except MissingDependencyError as error:
         note(str(error), "yellow")
-    if telling.best is not None:
-        arm, plan, of = telling.best
+    if (best := telling.best()) is not None:
+        arm, plan, of = best
         write_page(plan, replace(bench, seeds=[of]), arm, out / "tree.html", graded=True)
     if stop is not None:
         end_early(stop, f"the same command goes on from {out}")
@@ -153,26 +159,41 @@ def _tables(out: Path, critics: Sequence[str], problems: int, number: int) -> No
 
 
 class _Telling:
-    """Picks the tree worth showing: right where the single pass was wrong, with right and wrong leaves, and large."""
+    """Picks the tree worth showing: right where the single pass was wrong, with right and wrong leaves, and large.
 
-    def __init__(self) -> None:
-        self.best: tuple[Arm, Plan, int] | None = None
+    The choice does not depend on the order in which searches end.
+    """
+
+    def __init__(self, arms: Sequence[Arm]) -> None:
+        self._places = {arm.label: place for place, arm in enumerate(arms)}
         self._single: dict[str, bool] = {}
-        self._score: tuple[bool, bool, bool, int, str] = (False, False, False, 0, "")
+        # By problem and whether it is right: the best tree, with its rank among them.
+        self._found: dict[tuple[str, bool], tuple[tuple[bool, bool, int, int], tuple[Arm, Plan, int]]] = {}
 
     def look(self, arm: Arm, plan: Plan, seed: int) -> None:
-        """Consider one finished search."""
+        """Consider one finished search; seeds come one after another."""
         if arm.name == "single":
             self._single.setdefault(plan.problem_id, bool(plan.correct))
         if plan.tree is None or plan.error is not None or not arm.name.startswith("mcts"):
             return
-        won = bool(plan.correct) and not self._single.get(plan.problem_id, True)
         mixed = len({candidate.correct for candidate in plan.candidates}) > 1
         learned = arm.critic is not None and not arm.critic.free and not arm.critic.terminal_only
-        # The problem's id settles ties, for searches may end in any order.
-        score = (won, mixed, learned, len(plan.tree), plan.problem_id)
-        if score > self._score:
-            self._score, self.best = score, (arm, plan, seed)
+        rank, key = (mixed, learned, len(plan.tree)), (plan.problem_id, bool(plan.correct))
+        known = self._found.get(key)
+        # The first row and the first seed settle ties.
+        place = -self._places[arm.label]
+        if known is None or rank > known[0][:3] or (known[1][2] == seed and (*rank, place) > known[0]):
+            self._found[key] = ((*rank, place), (arm, plan, seed))
+
+    def best(self) -> tuple[Arm, Plan, int] | None:
+        """Return the row, plan and seed of the tree to show; None if there is none."""
+
+        def score(key: tuple[str, bool]) -> tuple[bool, bool, bool, int, str]:
+            problem, right = key
+            mixed, learned, size, _ = self._found[key][0]
+            return right and not self._single.get(problem, True), mixed, learned, size, problem
+
+        return self._found[max(self._found, key=score)][1] if self._found else None
 
 
 def _next(out: Path, trained: bool) -> None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from mas_gym.policies import AsyncPolicy, Policy
     from mas_gym.policies.registry import PolicySpec
     from mas_gym.tasks.base import Task
-    from search import Critic, Plan
-    from search.compare import Arm, Bench, Match, Outcome, Remote
+    from search import Plan
+    from search.compare import Arm, Bench, Match, Outcome, Remote, Workers
     from search.engine.fleet import Fleet
     from search.engine.progress import Progress
 
@@ -66,6 +66,7 @@ def evaluate(
     ray: opt.RayAddress = None,
     actors: opt.Actors = None,
     gpus_per_actor: opt.GPUs = None,
+    workers: opt.WorkerCount = None,
     log_json: opt.LogJSON = None,
     metrics: opt.Metrics = None,
     grading: opt.Grading = "strict",
@@ -94,8 +95,11 @@ def evaluate(
     arms = pair_arms(planner or ["single"], critic)
     problems, system = opt.read_task(task, split, data, number, grading, option), mas_gym.load_mas(mas)
     spec = opt.chosen_policy(policy, system)
-    local, remote = engines(spec, cache, opt.read_fleet(ray, actors, gpus_per_actor))
-    bench = Bench(problems, system, local, numbers, concurrency, store, remote, *limits)
+    alone = {"--ray": ray, "--cache": cache, "--log-json": log_json, "--match": match}
+    shared = _workers(workers, alone, partial(opt.read_workers, workers, spec, arms, len(problems), len(numbers)))
+    fleet = opt.read_fleet(ray, actors, gpus_per_actor)
+    local, remote = engines(spec, cache, fleet) if shared is None else (None, None)
+    bench = Bench(problems, system, local, numbers, concurrency, store, remote, *limits, workers=shared)
     if target is not None:
         arms = _resize(arms, bench, target, opt.read_task(task, "dev", data, None, grading, option))
     _check_baseline(arms, baseline)
@@ -107,6 +111,14 @@ def evaluate(
     if stop is not None:
         goes_on = f"the same command goes on from {store}" if store else "with --store runs.db it would go on from here"
         end_early(stop, f"the table has what was finished; {goes_on}")
+
+
+def _workers(wanted: int | None, alone: Mapping[str, object], read: Callable[[], Workers | None]) -> Workers | None:
+    """Return the worker processes to use; None with options that need everything in this process."""
+    flags = [flag for flag, value in alone.items() if value is not None]
+    if flags and wanted is not None and wanted > 1:
+        raise ConfigError(f"--workers {wanted}: not possible with {' and '.join(flags)}; leave out one or the other")
+    return None if flags else read()
 
 
 def _resize(arms: Sequence[Arm], bench: Bench, target: Match, dev: Task) -> list[Arm]:
@@ -136,11 +148,7 @@ def engines(
     from search.compare import Remote
 
     make_policy = partial(opt.read_policy, spec, None if cache is None else cache.absolute())
-    return None, Remote(fleet, make_policy, _critic_maker)
-
-
-def _critic_maker(spec: str) -> Callable[[], Critic]:
-    return partial(opt.read_critic, spec)
+    return None, Remote(fleet, make_policy, opt.critic_maker)
 
 
 def pair_arms(planners: Sequence[str], critics: Sequence[str] | None = None) -> list[Arm]:

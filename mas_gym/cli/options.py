@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,9 +20,16 @@ if TYPE_CHECKING:
     from mas_gym.policies.registry import PolicySpec
     from mas_gym.tasks.base import Task
     from search import Budget, Critic, Planner
+    from search.compare import Arm, Workers
     from search.engine.fleet import Fleet
 
 LIKELIHOOD = "policy-likelihood"
+
+_SHIPPED = ("tiny", "tiny-masprm", "tiny-orm")
+# Models of this size compute on one core each (see mas_gym.policies.local.threads), at 2 bytes per parameter or more.
+_SMALL_BYTES = 100_000_000
+# A process takes some seconds to start.
+_SEARCHES_PER_WORKER = 50
 
 TaskName = Annotated[str, typer.Option("--task", help="Task: arithmetic, ordering, gsm8k, math, mmlu or logiqa.")]
 Data = Annotated[Path | None, typer.Option("--data", help="Local file or folder of the task, instead of the hub.")]
@@ -56,6 +65,15 @@ Actors = Annotated[
 ]
 GPUs = Annotated[
     float | None, typer.Option("--gpus-per-actor", min=0, help="With --ray: GPUs of each, fractions allowed.")
+]
+WorkerCount = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=1,
+        help="Processes that share the runs, of one planner, critic and seed each; by default one per core for small "
+        "local models, else 1.",
+    ),
 ]
 CriticNames = Annotated[
     list[str] | None,
@@ -209,6 +227,56 @@ def read_fleet(ray: str | None, actors: int | None, gpus: float | None) -> Fleet
     from search.engine.fleet import Fleet
 
     return Fleet(actors=2 if actors is None else actors, gpus=gpus or 0.0, address=ray)
+
+
+def read_workers(
+    wanted: int | None, policy: PolicySpec, arms: Sequence[Arm], problems: int, seeds: int = 1
+) -> Workers | None:
+    """Return the worker processes that share the runs; None if this process does them all.
+
+    Args:
+        wanted: The user's choice. By default one per core, but not more than runs or than are worth starting, if
+            policy and critics are small local models.
+        policy: What each process loads.
+        arms: The rows.
+        problems: Searches per run.
+        seeds: Runs per row.
+    """
+    from search.compare import Workers
+
+    runs = len(arms) * seeds
+    if wanted is None:
+        parts = [policy, *(arm.critic_spec for arm in arms if arm.critic is not None and not arm.critic.free)]
+        small = all(map(_is_small, parts)) and all(_is_shipped(arm.planner) for arm in arms)
+        wanted = min(_cores(), runs * problems // _SEARCHES_PER_WORKER) if small else 1
+    count = min(wanted, runs)
+    return Workers(count, partial(read_policy, policy), critic_maker) if count > 1 else None
+
+
+def critic_maker(spec: str) -> Callable[[], Critic]:
+    """Return what loads a critic, here or in another process."""
+    return partial(read_critic, spec)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _is_shipped(planner: Planner) -> bool:
+    """Whether another process can import the planner."""
+    return type(planner).__module__.startswith("search.")
+
+
+def _is_small(spec: PolicySpec) -> bool:
+    """Whether a policy or critic is a shipped model, or one in a folder that is no larger."""
+    if not isinstance(spec, str):
+        return False
+    name = spec.partition("#")[0]
+    if name in _SHIPPED:
+        return True
+    weights = Path(name.removeprefix("transformers:")).glob("*.safetensors")
+    sizes = [file.stat().st_size for file in weights]
+    return bool(sizes) and sum(sizes) <= _SMALL_BYTES
 
 
 def read_critic(spec: str) -> Critic:

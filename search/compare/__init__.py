@@ -1,10 +1,10 @@
 """Comparing planners and critics: `compare` gives a table with intervals and paired differences.
 
-`bench` runs the searches, `outcomes` reduces them to rows, `stats` has intervals and the paired
-bootstrap, `tables` and `plots` show rows, and `comparison` puts them together.
+`bench` runs the searches, `processes` has the worker processes for it, `outcomes` reduces searches to rows, `stats`
+has intervals and the paired bootstrap, `tables` and `plots` show rows, and `comparison` puts them together.
 """
 
-from search.compare.bench import Arm, Bench, Calibrated, Match, Remote, calibrate, measure
+from search.compare.bench import Arm, Bench, Calibrated, Match, Remote, Workers, calibrate, measure
 from search.compare.comparison import Comparison, compare, matched
 from search.compare.outcomes import HIT_RANKS, Outcome, ResultRow, Spread, differences, find_row, summarise
 from search.compare.plots import save_tradeoff, tradeoff_figure
@@ -24,6 +24,7 @@ __all__ = [
     "Remote",
     "ResultRow",
     "Spread",
+    "Workers",
     "calibrate",
     "compare",
     "differences",

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError, MASGymError
 from search.compare.outcomes import Outcome
+from search.compare.processes import run_jobs
 from search.plan import Plan
 from search.protocol import Critic, Planner, bind_planner, needs_critic
 from search.registry import load_planner, planner_spec
@@ -59,6 +61,17 @@ class Remote(NamedTuple):
     make_critic: Callable[[str], Callable[[], Critic]]
 
 
+class Workers(NamedTuple):
+    """Processes that take one run of an arm after another, and how each loads its policy and its critics.
+
+    Policies and critics that compute on one core then fill as many cores as there are processes.
+    """
+
+    processes: int
+    make_policy: Callable[[], Policy | AsyncPolicy]
+    make_critic: Callable[[str], Callable[[], Critic]]
+
+
 @dataclass(frozen=True)
 class Bench:
     """What all arms have in common.
@@ -66,7 +79,7 @@ class Bench:
     Attributes:
         task: The problems.
         mas: The system.
-        policy: Writes the messages; None if a fleet's actors load it.
+        policy: Writes the messages; None if a fleet's actors or worker processes load it.
         seeds: Run seeds.
         concurrency: Open searches at once.
         store: Keeps finished searches.
@@ -74,6 +87,7 @@ class Bench:
         budget: Limits of each search.
         run_budget: Limits of each run, of one arm with one seed.
         sampling: How agents sample; the paper's settings by default.
+        workers: Processes to run arms in, for planners that pickle and critics with a spec; None for this process.
     """
 
     task: Any
@@ -86,6 +100,7 @@ class Bench:
     budget: Budget | None = None
     run_budget: Budget | None = None
     sampling: Sampling | None = None
+    workers: Workers | None = None
 
 
 def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | Planner]) -> dict[str, Planner]:
@@ -187,13 +202,15 @@ def measure(
     Args:
         arms: The rows.
         bench: What they have in common.
-        look: Is called with every plan.
-        listen: Is called with the arm, the seed and every progress update; True for a bar per run.
+        look: Is called with every plan, in the order in which searches end.
+        listen: Is called with the arm, the seed and every progress update; True for a bar per run in this process.
 
     Returns:
         The outcomes of the searches that ended, and what ended the measurement early: Ctrl-C or an error that
         concerns all searches, such as an engine that is gone; None if it is complete.
     """
+    if bench.workers is not None:
+        return _measure_in_processes(arms, bench, bench.workers, look, listen)
     outcomes: list[Outcome] = []
     for arm in arms:
         for seed in bench.seeds:
@@ -213,6 +230,50 @@ def measure(
             if stop is not None:
                 return outcomes, stop
     return outcomes, None
+
+
+class _Loaded:
+    """What a worker process has loaded, and the runs that it does with it."""
+
+    def __init__(self, bench: Bench, workers: Workers) -> None:
+        self._bench, self._make_critic = replace(bench, policy=workers.make_policy()), workers.make_critic
+        self._critics: dict[str, Critic] = {}
+
+    def __call__(self, job: tuple[Arm, int], report: Callable[[Any], None]) -> BaseException | None:
+        arm, seed = job
+        if arm.critic_spec:
+            if arm.critic_spec not in self._critics:
+                self._critics[arm.critic_spec] = self._make_critic(arm.critic_spec)()
+            arm = replace(arm, critic=self._critics[arm.critic_spec])
+        return drain(start(arm, self._bench, seed, report), report)
+
+
+def _measure_in_processes(
+    arms: Sequence[Arm],
+    bench: Bench,
+    workers: Workers,
+    look: Callable[[Arm, Plan], None],
+    listen: Callable[[Arm, int, Progress], None] | bool,
+) -> tuple[list[Outcome], BaseException | None]:
+    for arm in arms:
+        if arm.critic is not None and not arm.critic_spec:
+            raise ConfigError(f"{arm.label}: worker processes load critics by name; name it, or use workers=1")
+    # Planners are usually listed from cheap to expensive: long runs that start first leave no core idle at the end.
+    rows = [(arm, seed) for arm in arms for seed in bench.seeds][::-1]
+    found: list[list[Outcome]] = [[] for _ in rows]
+
+    def take(index: int, message: Plan | Progress) -> None:
+        arm, seed = rows[index]
+        if isinstance(message, Plan):
+            found[index].append(outcome_of(message, arm, seed))
+            look(arm, message)
+        elif callable(listen):
+            listen(arm, seed, message)
+
+    prepare = partial(_Loaded, replace(bench, policy=None, workers=None), workers)
+    stop = run_jobs([(replace(arm, critic=None), seed) for arm, seed in rows], prepare, workers.processes, take)
+    ordered = [sorted(outcomes, key=lambda outcome: outcome.problem_id) for outcomes in found[::-1]]
+    return [outcome for outcomes in ordered for outcome in outcomes], stop
 
 
 def drain(run: Iterator[Plan], take: Callable[[Plan], None]) -> BaseException | None:
@@ -332,7 +393,7 @@ def calibrate(arm: Arm, bench: Bench, match: Match, problems: Sequence[Problem])
         match: The cost to reach.
         problems: The problems to search.
     """
-    bench = replace(bench, task=problems, store=None, seeds=bench.seeds[:1], run_budget=None)
+    bench = replace(bench, task=problems, store=None, seeds=bench.seeds[:1], run_budget=None, workers=None)
     setting = size_setting(arm.planner)
 
     def spent(candidate: Arm) -> float:

@@ -1,0 +1,163 @@
+"""Comparisons in worker processes: the same rows, Ctrl-C, processes that die, what does not pickle."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from search_worlds import HashCritic, chain, problems, talk, talker
+from typer.testing import CliRunner
+
+import search
+from mas_gym.cli import app
+from mas_gym.cli.options import read_workers
+from mas_gym.errors import ConfigError, SearchError
+from mas_gym.policies import ScriptedPolicy
+from search.compare import Arm, Bench, Outcome, Workers, measure
+from search.plan import Plan
+from search.planners import MCTS
+
+
+def critic_maker(spec: str) -> Callable[[], HashCritic]:
+    return HashCritic
+
+
+def workers(processes: int = 2, make_policy: Callable[[], Any] = talker) -> Workers:
+    return Workers(processes, make_policy, critic_maker)
+
+
+def arms() -> list[Arm]:
+    mcts = Arm("mcts:4,2", search.load_planner("mcts:4,2"), HashCritic(), "hash", "hash")
+    return [Arm("single", search.load_planner("single")), Arm("sc:3", search.load_planner("sc:3")), mcts]
+
+
+def bench(**settings: Any) -> Bench:
+    return replace(Bench(problems(6), chain(3), talker(), (1, 2), 8), **settings)
+
+
+def untimed(outcomes: list[Outcome]) -> list[Outcome]:
+    return [replace(outcome, seconds=0.0) for outcome in outcomes]
+
+
+def dies_at(path: Path, question: str) -> ScriptedPolicy:
+    """Kills its process at a question, the first time that it is asked."""
+
+    def talk_or_die(request: Any, seed: int) -> str:
+        if question in request.messages[-1].content and not path.exists():
+            path.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return talk(request, seed)
+
+    return ScriptedPolicy(talk_or_die, "talker", 1)
+
+
+def fails() -> ScriptedPolicy:
+    raise RuntimeError("no model here")
+
+
+@dataclass(frozen=True)
+class Unpicklable(MCTS):
+    pass
+
+
+Unpicklable.__qualname__ = "nowhere"
+
+
+def test_rows_are_those_of_one_process(tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    seen: list[tuple[str, str]] = []
+    done: dict[tuple[str, int], int] = {}
+
+    def look(arm: Arm, plan: Plan) -> None:
+        seen.append((arm.label, plan.problem_id))
+
+    def listen(arm: Arm, seed: int, now: search.Progress) -> None:
+        done[arm.label, seed] = now.done
+
+    alone, _ = measure(arms(), bench())
+    shared, stop = measure(arms(), bench(policy=None, workers=workers(), store=store), look, listen)
+    assert stop is None
+    assert untimed(shared) == untimed(alone)
+    assert len(seen) == 36 and set(done.values()) == {6} and len(done) == 6
+    stored: list[int] = []
+    again, stop = measure(arms(), bench(store=store), listen=lambda arm, seed, now: stored.append(now.stored))
+    assert stop is None and untimed(again) == untimed(alone) and stored[-1] == 6
+
+
+def test_ctrl_c_ends_all_processes_and_keeps_what_is_finished(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def look(arm: Arm, plan: Plan) -> None:
+        seen.append(plan.problem_id)
+        if len(seen) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    store = tmp_path / "runs.db"
+    long = bench(task=problems(400), policy=None, workers=workers(), store=store)
+    outcomes, stop = measure(arms(), long, look)
+    assert isinstance(stop, KeyboardInterrupt)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert 3 <= len(outcomes) == len(seen) < 2400
+    stored: dict[str, int] = {}
+    _, stop = measure(
+        arms()[2:],
+        replace(long, workers=None, policy=talker(), seeds=(2,)),
+        listen=lambda a, s, now: stored.update(a=now.stored),
+    )
+    assert stop is None and stored["a"] > 0
+
+
+def test_a_process_that_dies_is_reported_and_the_same_call_continues(tmp_path: Path) -> None:
+    mark, store = tmp_path / "died", tmp_path / "runs.db"
+    deadly = workers(make_policy=partial(dies_at, mark, "what is 5 modulo"))
+    outcomes, stop = measure(arms(), bench(policy=None, workers=deadly, store=store, concurrency=1))
+    assert isinstance(stop, SearchError) and "killed by signal 9" in str(stop) and "to continue" in str(stop)
+    assert len(outcomes) >= 5
+    again, stop = measure(arms(), bench(policy=None, workers=deadly, store=store))
+    assert stop is None
+    assert untimed(again) == untimed(measure(arms(), bench())[0])
+
+
+def test_an_error_in_a_process_says_what_it_was() -> None:
+    outcomes, stop = measure(arms(), bench(policy=None, workers=workers(make_policy=fails)))
+    assert outcomes == [] and isinstance(stop, SearchError)
+    assert "RuntimeError: no model here" in str(stop) and "in fails" in stop.__notes__[0]
+
+
+def test_what_does_not_pickle_or_has_no_name_is_refused() -> None:
+    shared = bench(policy=None, workers=workers())
+    with pytest.raises(ConfigError, match="pickle"):
+        measure([Arm("mine", Unpicklable(4, 2), HashCritic(), "hash", "hash")], shared)
+    with pytest.raises(ConfigError, match="by name"):
+        measure([Arm("mcts", search.load_planner("mcts:4,2"), HashCritic(), "hash")], shared)
+
+
+def test_small_local_models_get_a_process_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mas_gym.cli.options._cores", lambda: 4)
+    rows = [Arm("single", search.load_planner("single")), Arm("sc:3", search.load_planner("sc:3"))] * 3
+
+    def count(policy: Any, problems: int = 200, wanted: int | None = None, rows: list[Arm] = rows) -> int:
+        found = read_workers(wanted, policy, rows, problems)
+        return 1 if found is None else found.processes
+
+    assert count("tiny") == 4 and count("tiny", problems=20) == 2 and count("tiny", problems=2) == 1
+    assert count("openai:m@http://localhost/v1") == count({"*": "tiny"}) == count("transformers:no/such") == 1
+    assert count("tiny", wanted=9) == 6 and count("tiny", wanted=1) == 1
+    guided = Arm("mcts:4,2", search.load_planner("mcts:4,2"), HashCritic(), "hash", "vllm:large")
+    assert count("tiny", rows=[*rows, guided]) == 1
+    assert count("tiny", rows=[*rows, replace(guided, critic_spec="tiny-masprm")]) == 4
+    own = Arm("mine", Unpicklable(4, 2), HashCritic(), "hash", "tiny-orm")
+    assert count("tiny", rows=[*rows, own]) == 1
+
+
+def test_eval_refuses_workers_beside_options_of_one_process() -> None:
+    command = ["eval", "-n", "2", "--workers", "2", "--cache", "replies.db", "--policy", "tiny"]
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, command)
+    said = " ".join(result.output.split())
+    assert result.exit_code != 0 and "--workers 2: not possible with --cache" in said
