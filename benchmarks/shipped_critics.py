@@ -19,11 +19,11 @@ import mas_gym
 import mas_gym.tiny
 import rewardmodels
 import search
-from mas_gym.cli.scratch import ROLLOUTS, grow, teach, trees
 from mas_gym.policies import Policy, load_policy
 from rewardmodels.model.card import model_card
 from rewardmodels.model.folder import load_folder, save_folder
 from rewardmodels.training.config import CriticKind, Head
+from rewardmodels.training.recipe import ROLLOUTS, grow, teach, trees
 from search.compare import Bench, paired_bootstrap
 
 SEED = 42
@@ -92,7 +92,7 @@ def main() -> None:
     policy = load_policy("tiny")
     problems = mas_gym.load_task("arithmetic", split="train", limit=arguments.trees)
     bench = Bench(problems, mas_gym.load_mas("rpsv"), policy, (SEED,), CONCURRENCY, arguments.work / "rollouts.db")
-    if (stop := grow(bench)) is not None:
+    if (stop := grow(bench, listen=True)) is not None:
         raise stop
     halves = arguments.work / "float16"
     for kind, head in HEADS.items():

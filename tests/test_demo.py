@@ -9,9 +9,8 @@ from typer.testing import CliRunner, Result
 
 import search
 from mas_gym.cli import app
-from mas_gym.cli.demo import paper_arms
 from rewardmodels import load_critic
-from search.compare.bench import named_critics
+from search.compare import PAPER_PLANNERS, named_critics, named_planners, pair
 
 Run = Callable[..., Result]
 FILES = {"results.json", "results.csv", "accuracy-tokens.png", "tree.html", "runs.db"}
@@ -39,7 +38,8 @@ class Outcome:
 
 
 def test_the_rows_are_those_of_the_papers_table() -> None:
-    arms = paper_arms({"PL": search.PolicyLikelihood(), "ORM": Outcome(), "MASPRM": search.ConstantCritic()})
+    critics = {"PL": search.PolicyLikelihood(), "ORM": Outcome(), "MASPRM": search.ConstantCritic()}
+    arms = pair(named_planners(PAPER_PLANNERS), named_critics(critics))
     assert [(arm.name, arm.critic_name) for arm in arms] == [
         ("single", ""),
         ("sc:5", ""),

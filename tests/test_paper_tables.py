@@ -16,12 +16,13 @@ from benchmarks.paper.all import TABLES
 from benchmarks.paper.credit import Pass, blame_matrix, judges_of, largest_drop, shares
 from benchmarks.paper.lab import ORM, Lab, publish
 from benchmarks.paper.options import Options, read
-from benchmarks.paper.page import REASONS, Page, claim, claim_of, write_page
+from benchmarks.paper.page import REASONS, Claim, Page, claim, claim_of, write_page
 from benchmarks.tiny.truth import FirstError, first_error
 from mas_gym.errors import ConfigError
 from mas_gym.policies import load_policy
 from mas_gym.report import Series, save_curves, save_matrices
 from rewardmodels import stored_trees
+from search.compare import Difference
 
 
 @pytest.fixture(scope="module")
@@ -79,17 +80,24 @@ def spoken(context: search.ScoringContext) -> list[tuple[str, str]]:
 @pytest.mark.slow
 def test_the_main_table_has_the_papers_rows_and_goes_on_from_what_is_done(lab: Lab, options: Options) -> None:
     text = text_of(lab, main.run(lab))
-    rows = [line for line in text.splitlines() if line.startswith(("| single", "| sc:", "| sbs:", "| mcts:"))][:12]
+    rows = [
+        line for line in text.splitlines() if line.startswith(("| single", "| sc:", "| sbs:", "| mcts:", "| bon:"))
+    ][:16]
     assert [row.split("|")[1].strip() for row in rows] == [
         *("single", "sc:5"),
         *["sc:5,weights=critic"] * 3,
         *["sbs:5,1"] * 2,
         *["sbs:5,3"] * 2,
         *["mcts:10,3"] * 3,
+        *("bon:5", "bon:10", "mcts:20,2", "mcts:10,3,rank=leaf"),
     ]
     assert [row.split("|")[2].strip() for row in rows[2:]] == ["PL", "ORM", "MASPRM"] + ["PL", "MASPRM"] * 2 + [
-        *("PL", "ORM", "MASPRM")
+        *("PL", "ORM", "MASPRM"),
+        *("ORM", "ORM", "MASPRM", "ORM"),
     ]
+    for compared in ("MCTS(20,2) over best-of-5", "MCTS(10,3) over best-of-10", "MCTS(10,3) over ORM MCTS(10,3)"):
+        assert f"| MASPRM {compared}" in text
+    assert "SC@5: the gap from Hit@1 to Hit@5 shrinks with MASPRM | +6.6 to +12.7 |" in text
     assert "python -m benchmarks.paper.main -n 2 --seeds 42 --trees 8" in text
     assert text.count("MASPRM over") == 7
     assert (options.folder / "main.png").read_bytes().startswith(b"\x89PNG")
@@ -97,7 +105,7 @@ def test_the_main_table_has_the_papers_rows_and_goes_on_from_what_is_done(lab: L
     assert text_of(Lab(options), main.run(Lab(options))) == text
     assert {path: path.stat().st_mtime_ns for path in options.out.rglob("*.safetensors")} == stores
     document = json.loads((options.out / "results" / "main.json").read_text())
-    assert len(document["rows"]) == 12
+    assert len(document["rows"]) == 16
 
 
 @pytest.mark.slow
@@ -220,6 +228,34 @@ def test_a_claim_says_what_its_interval_says() -> None:
     assert claim("x", "+1", {"p": 1.0, "q": 0.0}, {"p": 0.0, "q": 1.0}).verdict == "undecided"
 
 
+@pytest.mark.parametrize("paper", ["+3.0 / +14.5", "+14.5 / +3.0", "+3.0 to +14.5"])
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.05, 0.06, "holds"),
+        (0.01, 0.04, "holds"),
+        (0.14, 0.20, "holds"),
+        (0.01, 0.20, "holds"),
+        (0.15, 0.20, "beyond"),
+        (0.01, 0.02, "below"),
+        (-0.01, 0.05, "undecided"),
+        (-0.05, -0.01, "**contrary**"),
+    ],
+)
+def test_a_verdict_judges_the_size_where_the_paper_has_a_range(
+    paper: str, low: float, high: float, verdict: str
+) -> None:
+    assert Claim("x", paper, Difference((low + high) / 2, low, high, 100)).verdict == verdict
+
+
+def test_a_verdict_on_one_figure_or_none_judges_the_sign() -> None:
+    assert Claim("x", "+5.5", Difference(0.4, 0.3, 0.5, 100)).verdict == "holds"
+    assert Claim("x", "not compared", Difference(0.4, 0.3, 0.5, 100)).verdict == "holds"
+    # A range on both sides of zero claims no sign, so a small negative difference agrees with it.
+    assert Claim("x", "-1.2 / +1.2", Difference(-0.01, -0.015, -0.005, 100)).verdict == "holds"
+    assert Claim("x", "-1.2 / +1.2", Difference(-0.07, -0.08, -0.05, 100)).verdict == "**contrary**"
+
+
 def test_a_statistic_of_several_accuracies_has_an_interval_over_their_problems() -> None:
     columns = [{f"p{i}": float(i % k == 0) for i in range(60)} for k in (1, 2, 3)]
     found = claim_of("range", "+9", columns, lambda means: means.max(axis=-1) - means.min(axis=-1))
@@ -254,6 +290,12 @@ def test_a_page_names_its_settings_and_no_place_on_this_machine(
     with pytest.raises(SystemExit):
         read("prog", "about", ["--seeds", "one"])
     assert "whole numbers with commas" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        read("prog", "about", ["--seeds", "1,1"])
+    assert "different seeds" in capsys.readouterr().err
+    assert options.training() == {"epochs": 1, "seed": 3}
+    with pytest.raises(ConfigError, match="expected KEY=VALUE"):
+        Options(settings=("epochs",)).training()
     assert read("prog", "about", ["main", "heads"], tuple(TABLES)).tables == ("main", "heads")
     with pytest.raises(SystemExit):
         read("prog", "about", ["mains"], tuple(TABLES))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.paper.lab import MCTS, Lab, command, keep_rows
+from benchmarks.paper.lab import MCTS, Lab, command, keep_rows, paper_arms
 from benchmarks.paper.main import VOTE, guide_claims
 from benchmarks.paper.page import Page, claim
-from mas_gym.cli.demo import paper_arms
 from search.compare import to_markdown
 
 PAPER = {

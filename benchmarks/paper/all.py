@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from benchmarks.paper import agents, clock, credit, curve, dylan, graphs, heads, main, tasks, views
-from benchmarks.paper.lab import Lab, publish
+from benchmarks.paper.lab import Lab, note, publish
 from benchmarks.paper.options import Options, read
 from benchmarks.paper.page import Page
-from mas_gym.cli.console import note
 
 TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
     {
@@ -40,10 +39,10 @@ def make(options: Options) -> list[str]:
         if options.tables and name not in options.tables:
             continue
         if (name == "credit" and options.task not in TRUTH) or (name in ("graphs", "dylan") and lab.home.mas != "rpsv"):
-            note(f"{name}: not for {options.task} with {lab.home.mas}", "yellow")
+            note(f"{name}: not for {options.task} with {lab.home.mas}")
             continue
         if name == "agents" and options.policy != "tiny" and not options.other_policy:
-            note("agents: left out; name other agents with --other-policy", "yellow")
+            note("agents: left out; name other agents with --other-policy")
             continue
         started, spent = time.perf_counter(), time.process_time()
         publish(lab, run(lab))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import search
 from benchmarks.paper.lab import MASPRM, ORM, Lab, Setting, command
-from benchmarks.paper.page import Claim, Page, claim, percent, span
+from benchmarks.paper.page import NEW, Claim, Page, claim, percent, span
 from benchmarks.tiny.truth import FirstError, first_error
 from mas_gym.graph import MAS
 from mas_gym.report import save_matrices
@@ -215,8 +215,8 @@ def _claims(failed: Sequence[Pass], judges: Mapping[str, Judge], critics: Sequen
     first, *others = critics
     baselines = {name: shares(failed, judges[name]) for name in ("commonest agent", "chance")}
     return [
-        *(claim(f"{first} over {other}, centred", "none", best[first], best[other]) for other in others),
-        *(claim(f"{first}, centred, over {name}", "none", best[first], base) for name, base in baselines.items()),
+        *(claim(f"{first} over {other}, centred", NEW, best[first], best[other]) for other in others),
+        *(claim(f"{first}, centred, over {name}", NEW, best[first], base) for name, base in baselines.items()),
     ]
 
 

@@ -8,19 +8,31 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mas_gym
 from benchmarks.paper.options import PARTNERS, SYSTEMS, Options, read
 from benchmarks.paper.page import Page, write_page
-from mas_gym.cli.console import note
-from mas_gym.cli.evaluate import measure
-from mas_gym.cli.options import read_pairs, read_planner, read_policy
-from mas_gym.cli.scratch import grow, teach, trees
 from mas_gym.identity import identity_of
+from mas_gym.policies import load_policy
+from mas_gym.render import printable
 from rewardmodels import LearnedCritic, load_critic
-from search.compare import Arm, Bench, Outcome, ResultRow, summarise, to_json
+from rewardmodels.training.recipe import grow, teach, trees
+from search.compare import (
+    PAPER_PLANNERS,
+    Arm,
+    Bench,
+    Outcome,
+    ResultRow,
+    measure,
+    named_critics,
+    named_planners,
+    pair,
+    summarise,
+    to_json,
+)
 
 if TYPE_CHECKING:
     from rewardmodels import LabelledTree
@@ -124,7 +136,7 @@ class Lab:
     def policy(self, spec: str) -> Any:
         """Load a policy once."""
         if spec not in self._policies:
-            self._policies[spec] = read_policy(spec)
+            self._policies[spec] = load_policy(spec)
         return self._policies[spec]
 
     @cached_property
@@ -162,7 +174,7 @@ class Lab:
         bench = self.bench(setting, split, number, (SEED,), given or mark.with_suffix(".db"))
         if not mark.exists() or int(mark.read_text()) < number:
             note(f"rollouts: {name}")
-            _go_on(grow(bench))
+            _go_on(grow(bench, listen=True))
             mark.write_text(str(number))
         return bench
 
@@ -174,7 +186,7 @@ class Lab:
         bench = self.rollouts(setting)
         number = recipe.trees or self.trees(setting)
         recipe = replace(recipe, trees=number)
-        settings = read_pairs(self.options.settings)
+        settings = self.options.training()
         if recipe.head != "bt":
             settings = {key: value for key, value in settings.items() if key not in PAIRWISE}
         if recipe.plain:
@@ -215,7 +227,7 @@ class Lab:
         options = self.options
         options.out.mkdir(parents=True, exist_ok=True)
         bench = self.bench(setting, "test", options.number, seeds or options.seeds, options.out / "searches.db")
-        outcomes, stop = measure(arms, bench)
+        outcomes, stop = measure(arms, bench, listen=True)
         _go_on(stop)
         groups: dict[tuple[str, str], list[Outcome]] = {}
         for outcome in outcomes:
@@ -238,14 +250,24 @@ class Lab:
             f"{options.number:,} problems of {options.task}, test split; run seeds {seeds}",
             f"MAS {Path(options.system).stem}; agents {Path(options.policy).name}",
             learned + (f"; {', '.join(used)}" if used else ""),
-            f"mas-gym {_version()}",
+            f"mas-gym {metadata.version('mas-gym')}",
         ]
+
+
+def note(message: str) -> None:
+    """Print a remark to stderr, with the control characters of paths and names escaped."""
+    print(printable(message), file=sys.stderr)
 
 
 def arm(spec: str, critic: Critic | None = None, name: str = "") -> Arm:
     """Return a row: a planner, with a critic and what the table calls it."""
-    label, planner = read_planner(spec)
+    [(label, planner)] = named_planners([spec]).items()
     return Arm(label, planner, critic, name)
+
+
+def paper_arms(guides: Mapping[str, Critic]) -> list[Arm]:
+    """Return the rows of the paper's main table: every search method with each critic that it can use."""
+    return pair(named_planners(PAPER_PLANNERS), named_critics(guides))
 
 
 def command(run: Callable[[Lab], Page], module: str, arguments: list[str] | None = None) -> Path:
@@ -285,7 +307,7 @@ SCORE_HEADER = ("Hit@1", "95% interval", "TOK", "AC", "RC")
 
 def _go_on(stop: BaseException | None) -> None:
     if isinstance(stop, KeyboardInterrupt):
-        note("Interrupted: the same command goes on from here.", "yellow")
+        note("Interrupted: the same command resumes from here.")
         raise SystemExit(130)
     if stop is not None:
         raise stop
@@ -293,9 +315,3 @@ def _go_on(stop: BaseException | None) -> None:
 
 def _digest(*parts: object) -> str:
     return hashlib.blake2b(repr(parts).encode(), digest_size=4).hexdigest()
-
-
-def _version() -> str:
-    from mas_gym.cli.console import version
-
-    return version()

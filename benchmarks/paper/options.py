@@ -7,6 +7,10 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
+
+from mas_gym.errors import ConfigError
+from mas_gym.user_code import read_settings
 
 SYSTEMS = {
     "arithmetic": "rpsv",
@@ -91,6 +95,17 @@ class Options:
         """The MAS of the main task."""
         return self.mas or SYSTEMS[self.task]
 
+    def training(self) -> dict[str, Any]:
+        """Return the training settings by name.
+
+        Raises:
+            ConfigError: One is not written as ``key=value``, or comes twice.
+        """
+        args, named = read_settings("--set", ",".join(self.settings), lambda key: key.replace("-", "_"))
+        if args:
+            raise ConfigError(f"--set: expected KEY=VALUE, such as epochs=2, got {args[0]!r}")
+        return named
+
     def shown(self) -> str:
         """Return the arguments that make these results, without the places of files on this machine."""
         words: list[str] = []
@@ -153,10 +168,12 @@ def read(prog: str, about: str, arguments: list[str] | None = None, tables: Sequ
 
 
 def _seeds(text: str) -> tuple[int, ...]:
-    from mas_gym.cli.options import read_seeds
-    from mas_gym.errors import ConfigError
-
     try:
-        return tuple(read_seeds(text))
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+        seeds = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"expected whole numbers with commas, such as 14,24,42, got {text!r}"
+        ) from error
+    if len(set(seeds)) < len(seeds):
+        raise argparse.ArgumentTypeError(f"expected different seeds, got {text!r}")
+    return seeds

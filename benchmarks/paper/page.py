@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +17,10 @@ from search.compare.stats import RESAMPLES
 REASONS = "## Where it differs, and why"
 """What stands below this heading is written by people and kept when the page is written again."""
 
+NEW = "not compared"
+"""Stands for the paper's figure where the paper makes no such comparison."""
+
+_RANGE = re.compile(r"([+-]\d+\.\d) (?:/|to) ([+-]\d+\.\d)")
 _OPEN = "Nothing is written here yet.\n"
 
 
@@ -23,7 +29,7 @@ class Claim(NamedTuple):
 
     Attributes:
         text: What should be larger than what.
-        paper: The paper's figure, in points.
+        paper: The paper's figure or range, in points.
         here: The difference here, in shares.
     """
 
@@ -33,10 +39,24 @@ class Claim(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """What the interval says."""
+        """What the interval says about the claim: its sign, and its size if the paper gives a range."""
+        lowest, highest = self.paper_range
         if not self.here.significant:
             return "undecided"
-        return "holds" if self.here.mean > 0 else "**contrary**"
+        if self.here.low <= highest and self.here.high >= lowest:
+            return "holds"
+        if self.here.low > highest:
+            return "beyond"
+        return "below" if self.here.low > 0 else "**contrary**"
+
+    @property
+    def paper_range(self) -> tuple[float, float]:
+        """The paper's range in shares, from ``"+3.0 / +14.5"`` or ``"+3.7 to +9.3"``; all above zero if it has none."""
+        found = _RANGE.fullmatch(self.paper)
+        if found is None:
+            return 0.0, math.inf
+        ends = [float(end) / 100 for end in found.groups()]
+        return min(ends), max(ends)
 
 
 def claim(text: str, paper: str, better: Mapping[str, float], worse: Mapping[str, float]) -> Claim:
@@ -134,8 +154,9 @@ def _claims(claims: Sequence[Claim]) -> str:
     ]
     header = ("difference, in points", "paper", "here", "95% interval", "verdict", "problems")
     note = (
-        "\nPaired bootstrap over problems, seeds averaged per problem. `holds`: the interval is above zero; "
-        "`undecided`: it includes zero; `contrary`: it is below zero.\n"
+        "\nPaired bootstrap over problems, seeds averaged per problem. `undecided`: the interval includes "
+        "zero. `holds`: it overlaps the paper's range, or is above zero where the paper has none. `beyond`: "
+        "it is above the range. `below`: it is positive and under it. `contrary`: it is negative and under it.\n"
     )
     return markdown_table(header, rows) + note
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,20 +14,17 @@ import typer
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
 from mas_gym.cli.evaluate import Files, end_early, measure, show
-from mas_gym.cli.scratch import grow, teach, trees
+from mas_gym.cli.progress import RunProgress
 from mas_gym.cli.solve import write_page
 from mas_gym.errors import MissingDependencyError
-from search.compare.bench import Arm, Bench, named_critics
+from search.compare.bench import PAPER_PLANNERS, Arm, Bench, named_critics, named_planners, pair
 from search.compare.outcomes import Outcome
 
 if TYPE_CHECKING:
-    from search import Critic, Plan
+    from search import Plan
 
 MASPRM, ORM = "tiny-masprm", "tiny-orm"
 """The critics that are shipped for the embedded agents."""
-
-GUIDED_PLANNERS = ("sc:5,weights=critic", "sbs:5,1", "sbs:5,3", "mcts:10,3")
-"""The search methods of the paper's Table 1 that a critic guides."""
 
 FULL_SEEDS, FULL_PROBLEMS = (14, 24, 42), 500
 
@@ -63,11 +60,7 @@ def demo(
     bench = Bench(task, mas_gym.load_mas("rpsv"), opt.read_policy("tiny"), seeds, concurrency, out / "runs.db")
     trained = from_scratch or full
     specs = _train(bench, out, number_of_trees) if trained else critic or _shipped()
-    loaded = named_critics([opt.LIKELIHOOD, *specs])
-    arms = [
-        replace(arm, critic_spec=loaded[arm.critic_name][0] if arm.critic_name else "")
-        for arm in paper_arms({name: critic for name, (_, critic) in loaded.items()})
-    ]
+    arms = pair(named_planners(PAPER_PLANNERS), named_critics([opt.LIKELIHOOD, *specs]))
     bench = replace(bench, workers=opt.read_workers(workers, "tiny", arms, len(task)))
     note(f"{len(task)} Arithmetic problems, four tiny agents (RPSV), {len(arms)} rows; results in {out}/")
     telling = _Telling(arms)
@@ -94,21 +87,6 @@ def demo(
     _next(out, trained)
 
 
-def paper_arms(critics: Mapping[str, Critic]) -> list[Arm]:
-    """Return the rows of the paper's main table: every search method with each critic that it can use.
-
-    Args:
-        critics: What tables call each critic, and the critic.
-    """
-    arms = [Arm(*opt.read_planner(spec)) for spec in ("single", "sc:5")]
-    for spec in GUIDED_PLANNERS:
-        label, planner = opt.read_planner(spec)
-        # An ORM scores finished transcripts only, so the paper has no beam search with it.
-        takes = {name: c for name, c in critics.items() if not (c.terminal_only and label.startswith("sbs"))}
-        arms += [Arm(label, planner, critic, name) for name, critic in takes.items()]
-    return arms
-
-
 def _shipped() -> list[str]:
     """Return the shipped critics, and say that they are."""
     note(
@@ -121,6 +99,7 @@ def _shipped() -> list[str]:
 def _train(bench: Bench, out: Path, number: int) -> list[str]:
     """Make rollouts and train both critics; what is already there is kept."""
     import mas_gym
+    from rewardmodels.training.recipe import ROLLOUTS, grow, teach, trees
 
     learning = replace(
         bench,
@@ -129,7 +108,8 @@ def _train(bench: Bench, out: Path, number: int) -> list[str]:
         store=out / "rollouts.db",
     )
     note(f"{number:,} training searches, MCTS(40, 3) with the true reward, into {learning.store}")
-    stop = grow(learning)
+    with RunProgress([f"{ROLLOUTS}, true reward"], len(learning.task)) as progress:
+        stop = grow(learning, listen=partial(progress.update, 0, 42))
     if stop is not None:
         end_early(stop, f"the same command goes on from {learning.store}")
     for kind, head in (("orm", "bce"), ("masprm", "bt")):

@@ -4,7 +4,20 @@
 has intervals and the paired bootstrap, `tables` and `plots` show rows, and `comparison` puts them together.
 """
 
-from search.compare.bench import Arm, Bench, Calibrated, Match, Remote, Workers, calibrate, measure
+from search.compare.bench import (
+    PAPER_PLANNERS,
+    Arm,
+    Bench,
+    Calibrated,
+    Match,
+    Remote,
+    Workers,
+    calibrate,
+    measure,
+    named_critics,
+    named_planners,
+    pair,
+)
 from search.compare.comparison import Comparison, compare, matched
 from search.compare.outcomes import HIT_RANKS, Outcome, ResultRow, Spread, differences, find_row, summarise
 from search.compare.plots import save_tradeoff, tradeoff_figure
@@ -13,6 +26,7 @@ from search.compare.tables import report, results_table, to_csv, to_html, to_jso
 
 __all__ = [
     "HIT_RANKS",
+    "PAPER_PLANNERS",
     "Arm",
     "Bench",
     "Calibrated",
@@ -32,6 +46,9 @@ __all__ = [
     "matched",
     "mean_std",
     "measure",
+    "named_critics",
+    "named_planners",
+    "pair",
     "paired_bootstrap",
     "report",
     "results_table",

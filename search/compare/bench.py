@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from search.engine.progress import Progress
     from search.setup import Budget, Sampling
 
+PAPER_PLANNERS = ("single", "sc:5", "sc:5,weights=critic", "sbs:5,1", "sbs:5,3", "mcts:10,3")
+"""The search methods of the paper's main table."""
+
 _ROUNDS = 8
 _LARGEST = 4096
 
