@@ -23,9 +23,12 @@ import rewardmodels
 import search
 from mas_gym.cli import app
 from mas_gym.cli.evaluate import pair_arms
+from mas_gym.cli.progress import RunProgress
 from mas_gym.cli.status import _covered
 from mas_gym.errors import ConfigError, PolicyError, UnknownNameError
 from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy, load_policy
+from search.engine.progress import Progress
+from search.plan import Usage
 
 PROBLEMS = 6
 HOSTILE = "\x1b[2J[red]</script><script>alert(1)</script>"
@@ -547,6 +550,18 @@ def test_debug_shows_the_exception_itself(run: Run) -> None:
     assert isinstance(run("--debug", "eval", "--mas", "rspv").exception, UnknownNameError)
 
 
+def test_debug_shows_where_a_search_failed(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(
+        "from mas_gym.errors import PolicyError\nfrom mas_gym.policies import ScriptedPolicy\n"
+        "def say(request, seed):\n    raise PolicyError('in my policy')\n"
+        "def make():\n    return ScriptedPolicy(say)\n"
+    )
+    done = shell("--debug", "eval", "-n", "1", "--policy", f"{tmp_path}/broken.py:make")
+    assert "Traceback" in done.stderr and 'broken.py", line 4, in say' in done.stderr
+    plain = shell("eval", "-n", "1", "--policy", f"{tmp_path}/broken.py:make")
+    assert "in my policy" in plain.stdout and "Traceback" not in plain.stderr
+
+
 def test_a_file_that_cannot_be_written_is_an_error_not_a_crash(run: Run, recording: str, tmp_path: Path) -> None:
     result = run("eval", "-n", 2, "--policy", recording, "--csv", tmp_path)
     assert result.exit_code == 2
@@ -579,13 +594,11 @@ def test_an_ascii_terminal_gets_question_marks_not_a_crash() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are a Unix thing")
-@pytest.mark.parametrize("no_color", [False, True])
-def test_a_terminal_sees_live_progress_and_keeps_the_table(recording: str, no_color: bool) -> None:
+def in_terminal(columns: int, *arguments: str, **env: str) -> str:
+    """Return what a command paints in a pseudo-terminal."""
     leader, follower = os.openpty()
-    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", **({"NO_COLOR": "1"} if no_color else {})}
-    command = [*CLI, "eval", "-n", "3", "--policy", recording, "--planner", "mcts:5,2"]
-    with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=env) as process:
+    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), **env}
+    with subprocess.Popen([*CLI, *arguments], stdin=follower, stdout=follower, stderr=follower, env=env) as process:
         os.close(follower)
         painted = b""
         while True:
@@ -598,7 +611,45 @@ def test_a_terminal_sees_live_progress_and_keeps_the_table(recording: str, no_co
             painted += chunk
     os.close(leader)
     assert process.returncode == 0
-    text = painted.decode()
+    return painted.decode()
+
+
+LONG_OWN = """
+from search.planners import SinglePass
+class PlannerWhoseNameIsLongerThanHalfOfATerminalOfEightyColumns(SinglePass):
+    pass
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are a Unix thing")
+def test_progress_lines_fit_eighty_columns(recording: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(LONG_OWN)
+    name = f"{tmp_path}/own.py:PlannerWhoseNameIsLongerThanHalfOfATerminalOfEightyColumns"
+    text = in_terminal(80, "eval", "-n", "3", "--policy", recording, "--planner", "mcts:5,2", "--planner", name)
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip() for line in re.split(r"[\r\n]+", text)]
+    progress = [line for line in lines if re.search(r"\d/3\b", line)]
+    assert any(line.startswith("mcts:5,2") and "TOK" in line for line in progress)
+    assert any("…" in line for line in progress)
+    assert max(map(len, progress)) < 80
+
+
+def test_large_figures_and_long_labels_fit_eighty_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    usage = Usage(agent_calls=12_345_678, generated_tokens=9_876_543_210, seconds=86_399.0)
+    with RunProgress(["sbs:40,8 + models/a-critic-with-a-very-long-name/checkpoint-1200"], 1319) as progress:
+        progress.update(0, 1, Progress(done=1319, total=1319, correct=1000, failed=12, stored=500, usage=usage))
+    [line] = capsys.readouterr().err.splitlines()
+    assert len(line) <= 80 and line.startswith("sbs:") and "…" in line
+    assert "1,319/1,319" in line and "12 failed" in line and "AC 12M" in line and "TOK 9.9G" in line
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are a Unix thing")
+@pytest.mark.parametrize("no_color", [False, True])
+def test_a_terminal_sees_live_progress_and_keeps_the_table(recording: str, no_color: bool) -> None:
+    colour = {"NO_COLOR": "1"} if no_color else {}
+    text = in_terminal(120, "eval", "-n", "3", "--policy", recording, "--planner", "mcts:5,2", **colour)
     assert "95% interval" in text
     assert ("\x1b[32m" in text) is (not no_color)
 

@@ -28,11 +28,15 @@ pytest.importorskip("fastapi", reason="the fastapi package is not installed")
 
 import openai
 from loopback import hash_policy, serving
+from loopback import make_app as make_model_server
 
 import mas_gym
 import search
 from mas_gym.errors import EngineUnavailableError, PolicyError
+from mas_gym.policies import load_policy
+from mas_gym.policies.adapters import PerAgentPolicy
 from mas_gym.policies.base import SamplingReply, SamplingRequest
+from mas_gym.policies.replay import CachedPolicy
 from mas_gym.service.app import make_app
 from mas_gym.service.pool import Service
 from mas_gym.service.server import HangsUpOnSilence
@@ -427,6 +431,42 @@ def test_stopping_the_server_ends_open_searches() -> None:
         wait_for(lambda: policy.open > 0)
     assert app.state.pool.active == 0 and policy.open == 0
     sock.close()
+
+
+def test_questions_that_cannot_fit_are_refused_before_they_are_tokenised(tmp_path: Path) -> None:
+    # The embedded model's window refuses them even without --max-question, and behind a cache.
+    tiny = load_policy("tiny")
+    for policy in (
+        tiny,
+        CachedPolicy(tiny, tmp_path / "replies.db"),
+        PerAgentPolicy({"Solver": hash_policy(), "*": tiny}),
+    ):
+        with serving(app_of(policy, "sc:2")) as base:
+            started = time.monotonic()
+            sent = [post(base, chat_body("word " * 200_000)) for _ in range(8)]
+            for status, content in map(status_of, sent):
+                assert status == 413 and "bytes" in content["error"]["message"]
+                assert content["error"]["code"] == "context_length_exceeded"
+            assert time.monotonic() - started < 5
+            # One that only the tokenizer can measure is the client's fault too, not the server's.
+            status, content = status_of(post(base, chat_body("7 " * 3000)))
+            assert status == 400 and "too long" in content["error"]["message"]
+
+
+def test_a_question_too_long_for_the_model_behind_a_server_is_the_clients_fault() -> None:
+    # Not even the system prompts fit this window.
+    with serving(make_model_server(hash_policy(), window=5)) as model, serving(app_of(policy_at(model))) as base:
+        status, content = status_of(post(base, chat_body(QUESTION)))
+    assert status == 400 and "maximum context length is 5 tokens" in content["error"]["message"]
+    assert content["error"]["code"] == "context_length_exceeded"
+
+
+def chat_body(question: str) -> bytes:
+    return json.dumps({"model": "mas-gym", "messages": [{"role": "user", "content": question}]}).encode()
+
+
+def policy_at(base: str) -> Any:
+    return load_policy(f"openai:served@{base}/v1")
 
 
 @pytest.mark.slow

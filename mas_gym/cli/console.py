@@ -92,15 +92,19 @@ def show_traceback(error: BaseException) -> None:
 
 
 def note(message: str, style: str = "dim") -> None:
-    """Print a remark to stderr."""
+    """Print a remark to stderr: wrapped between words in a terminal, as one line elsewhere."""
     from rich.text import Text
 
-    stderr().print(Text(message, style=style), soft_wrap=True)
+    console = stderr()
+    console.print(Text(message, style=style), soft_wrap=not console.is_terminal)
 
 
 class _Formatter(logging.Formatter):
+    """Escapes records; adds the traceback of a failed search, which its record carries as ``details``."""
+
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        details = getattr(record, "details", None)
+        return printable("\n".join(filter(None, (super().format(record), details))).rstrip())
 
 
 def log_handler(level: int) -> logging.Handler:

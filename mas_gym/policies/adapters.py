@@ -160,6 +160,12 @@ def as_async(policy: Policy | AsyncPolicy) -> AsyncPolicy:
     return policy if isinstance(policy, AsyncPolicy) else _SessionPolicy(policy)
 
 
+def prompt_bound(policy: Policy | AsyncPolicy) -> int | None:
+    """Return an upper bound on the UTF-8 bytes of a message that fits a policy's window; None if it states none."""
+    bound: int | None = getattr(policy, "max_prompt_bytes", None)
+    return bound
+
+
 class PerAgentPolicy:
     """An `AsyncPolicy` that sends each request to its acting agent's policy.
 
@@ -189,6 +195,12 @@ class PerAgentPolicy:
     def identity(self) -> dict[str, Policy | AsyncPolicy]:
         """Return the policy of each agent, each stated by its own identity."""
         return self.policies
+
+    @property
+    def max_prompt_bytes(self) -> int | None:
+        """The smallest bound of its policies on the bytes of a message that fits; None if none of them has one."""
+        bounds = [bound for bound in map(prompt_bound, self.policies.values()) if bound is not None]
+        return min(bounds, default=None)
 
     @property
     def meters(self) -> dict[str, Meter]:

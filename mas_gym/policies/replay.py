@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, Protocol
 from mas_gym.database import Format, transaction
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, IdentityError, PolicyError
 from mas_gym.identity import digest_of, identity_of
-from mas_gym.policies.adapters import as_async, open_session
+from mas_gym.policies.adapters import as_async, open_session, prompt_bound
 from mas_gym.policies.base import (
     AsyncPolicy,
     Policy,
@@ -284,6 +284,11 @@ class CachedPolicy:
     def meters(self) -> Mapping[str, Meter]:
         """The inner policy's meters; samples from the cache cost nothing."""
         return meters_of(self._inner)
+
+    @property
+    def max_prompt_bytes(self) -> int | None:
+        """The inner policy's bound on the bytes of a message that fits its window; None if it has none."""
+        return prompt_bound(self.identical_to)
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Answer one request. Raises `mas_gym.errors.PolicyError`."""

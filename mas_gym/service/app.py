@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from mas_gym.errors import EngineUnavailableError, PromptTooLongError
+from mas_gym.policies.adapters import prompt_bound
 from mas_gym.service.origin import foreign
 from mas_gym.service.pool import PoolFullError, SearchPool, Service
 from mas_gym.service.telemetry import Families, family, text_of
@@ -72,7 +73,7 @@ def make_app(
         max_question: Longest question, in UTF-8 bytes; None for whatever the body and the policy's window allow.
     """
     pool = SearchPool(service)
-    bounds = [n for n in (max_question, getattr(service.policy, "max_prompt_bytes", None)) if n is not None]
+    bounds = [n for n in (max_question, prompt_bound(service.policy)) if n is not None]
     front = _Front(pool, model, seed, key, max_body, min(bounds, default=None))
 
     @contextlib.asynccontextmanager

@@ -161,7 +161,8 @@ def _log_search(plan: Plan, fresh: bool) -> None:
             "usage": asdict(plan.usage),
         }
         words = ("search of %s failed: %s", plan.problem_id, plan.error) if plan.error is not None else None
-        logger.log(level, *(words or ("search of %s ended", plan.problem_id)), extra={"fields": fields})
+        extra = {"fields": fields, "details": plan.error_details}
+        logger.log(level, *(words or ("search of %s ended", plan.problem_id)), extra=extra)
 
 
 def _log_end(progress: Progress) -> None:

@@ -20,7 +20,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependencyError, PolicyError
+from mas_gym.errors import (
+    ConfigError,
+    EngineUnavailableError,
+    MissingDependencyError,
+    PolicyError,
+    PromptTooLongError,
+)
 from mas_gym.policies.base import SamplingReply, SamplingRequest
 from mas_gym.policies.loop import close_at_exit, engine_loop, on_engine_loop
 from mas_gym.policies.meter import Meter, Price
@@ -208,6 +214,7 @@ class OpenAIPolicy:
         """Answer one request.
 
         Raises:
+            PromptTooLongError: When the prompt does not fit the server's window however short its inputs are cut.
             PolicyError: When the server's faults outlast the retries, with the last fault's reason.
             EngineUnavailableError: When the server is gone, refuses the key or lacks the model.
         """
@@ -392,7 +399,9 @@ class OpenAIPolicy:
         where = f"{self.name} at {self._shown_url()}"
         if fault.hopeless:
             raise EngineUnavailableError(f"{where} cannot be used: {fault.reason}. {self._remedy(fault.status)}")
-        if fault.kind in ("refused", "too long"):
+        if fault.kind == "too long":
+            raise PromptTooLongError(f"{where} refused a request that cannot be shortened further: {fault.reason}")
+        if fault.kind == "refused":
             raise PolicyError(f"{where} refused a request: {fault.reason}")
         now = asyncio.get_running_loop().time()
         # A server that accepts calls but timed out twice, and answered no other call meanwhile, is as good as down.
