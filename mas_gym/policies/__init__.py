@@ -1,6 +1,6 @@
-"""Policies write the messages of agents; see `mas_gym.policies.base` for the contract.
+"""Policies generate the messages of agents; see `mas_gym.policies.base` for the contract.
 
-Importing this package loads no model and no torch; `load_policy` does when a policy needs it.
+Importing this package loads neither a model nor torch; `load_policy` imports torch only for policies that need it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mas_gym.policies.scripted import ScriptedPolicy
 
 
 def __getattr__(name: str) -> Any:
-    # Torch and transformers take seconds to import and are an extra.
+    # Torch and transformers are an optional extra and take seconds to import.
     if name == "TransformersPolicy":
         from mas_gym.policies.registry import local_module
 

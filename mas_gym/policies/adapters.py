@@ -1,4 +1,4 @@
-"""Policies in other shapes: batches as a session, anything as asynchronous, one policy per agent."""
+"""Adapters between policy shapes: batches as a session, any policy as asynchronous, one policy per agent."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from mas_gym.validation import ANYONE
 
 
 def open_session(policy: Policy) -> SamplingSession:
-    """Return the policy's own session if it has one, else one that collects batches of ``policy.max_batch`` samples."""
+    """Return the policy's own session, or one that collects batches of up to ``policy.max_batch`` samples."""
     return policy.open() if isinstance(policy, StreamingPolicy) else BatchSession(policy)
 
 
 class BatchSession:
-    """A session over `Policy.sample`: each step is one batch; see `mas_gym.policies.base.SamplingSession`."""
+    """A session over `Policy.sample` in which each step is one batch; see `mas_gym.policies.base.SamplingSession`."""
 
     def __init__(self, policy: Policy) -> None:
         """Start empty."""
@@ -36,7 +36,7 @@ class BatchSession:
         self.pending += len(request.seeds)
 
     def step(self) -> list[tuple[Hashable, SamplingReply | PolicyError]]:
-        """Answer the oldest requests, as many as make one batch."""
+        """Answer one batch of the oldest requests."""
         batch: list[tuple[Hashable, SamplingRequest]] = []
         size = 0
         while self._waiting and (not batch or size + len(self._waiting[0][1].seeds) <= self._policy.max_batch):
@@ -90,7 +90,7 @@ class _Waiting(NamedTuple):
 
 
 class _SessionPolicy:
-    """A batch policy's session behind an inbox; one worker thread at a time drives it, none while it is idle."""
+    """A batch policy's session behind an inbox; a worker thread drives it and stops while it is idle."""
 
     def __init__(self, policy: Policy) -> None:
         self.name = policy.name
@@ -110,7 +110,7 @@ class _SessionPolicy:
             self._inbox.append(waiting)
             start, self._busy = not self._busy, True
         if start:
-            # One loop iteration later, so that the requests of this iteration enter the batch together.
+            # Start one loop iteration later, so that all requests of this iteration enter the batch together.
             loop.call_soon(self._worker.submit, self._work)
         return await waiting.future
 
@@ -130,7 +130,7 @@ class _SessionPolicy:
                     assert isinstance(key, int)
                     open_ones.pop(key).deliver(outcome)
             except BaseException as error:
-                # The session's state is unknown: all its requests fail, and the next request opens a fresh one.
+                # The session's state is unknown: all its requests fail, and the next request opens a new session.
                 self._session = None
                 for waiting in open_ones.values():
                     waiting.deliver(error)
@@ -141,7 +141,7 @@ class _SessionPolicy:
                     return
 
     def _take(self, room: int) -> list[_Waiting]:
-        """Remove requests that were not cancelled from the inbox, up to a number of samples."""
+        """Take requests for up to ``room`` samples from the inbox, and discard cancelled ones."""
         taken: list[_Waiting] = []
         with self._lock:
             while self._inbox and room > 0:
@@ -153,7 +153,7 @@ class _SessionPolicy:
 
 
 def as_async(policy: Policy | AsyncPolicy) -> AsyncPolicy:
-    """Return ``policy`` itself if it is asynchronous, else an asynchronous view of it with the same replies.
+    """Return ``policy`` if it is asynchronous, else an asynchronous view of it with the same replies.
 
     Requests that arrive while the engine is busy join its batch (`StreamingPolicy`) or form its next one.
     """
@@ -170,19 +170,19 @@ class PerAgentPolicy:
     """An `AsyncPolicy` that sends each request to its acting agent's policy.
 
     Attributes:
-        name: The policies' names, each with its agents.
+        name: Each agent with its policy's name.
         max_concurrency: The sum over the policies.
-        policies: The policy of each key.
+        policies: As passed in.
     """
 
     def __init__(self, policies: Mapping[str, Policy | AsyncPolicy]) -> None:
         """Route by agent name.
 
         Args:
-            policies: From an agent's name, or ``"*"`` for all others, to its policy; agents may share one.
+            policies: Maps an agent's name, or ``"*"`` for all others, to its policy; agents may share one.
 
         Raises:
-            ConfigError: When there are none.
+            ConfigError: The mapping is empty.
         """
         if not policies:
             raise ConfigError("expected a policy for at least one agent, got none; name agents, or '*' for all")
@@ -193,7 +193,7 @@ class PerAgentPolicy:
         self.max_concurrency = sum(view.max_concurrency for view in views.values())
 
     def identity(self) -> dict[str, Policy | AsyncPolicy]:
-        """Return the policy of each agent, each stated by its own identity."""
+        """Return the policy of each agent, stated by its own identity."""
         return self.policies
 
     @property
@@ -204,7 +204,7 @@ class PerAgentPolicy:
 
     @property
     def meters(self) -> dict[str, Meter]:
-        """The meters of its policies, each with the first of its agents."""
+        """The meters of its policies, each named after the first agent that uses it."""
         first: dict[int, str] = {}
         for agent, policy in self.policies.items():
             first.setdefault(id(policy), agent)
@@ -215,7 +215,7 @@ class PerAgentPolicy:
         """Answer one request.
 
         Raises:
-            PolicyError: When the acting agent has no policy, or its policy cannot answer.
+            PolicyError: The acting agent has no policy, or its policy cannot answer.
         """
         policy = self._routes.get(request.agent) or self._routes.get(ANYONE)
         if policy is None:

@@ -3,17 +3,17 @@
 Three shapes are accepted everywhere, distinguished by the methods they define:
 
 * `Policy.sample(requests) -> replies`: a batch in, a batch out, in order;
-* `StreamingPolicy.open() -> session`: a policy that also takes requests while it works on others,
-  so that an engine never waits for the slowest row of a batch;
+* `StreamingPolicy.open() -> session`: a policy that also accepts requests while it works on others,
+  so that no engine waits for the slowest row of a batch;
 * `AsyncPolicy.sample_async(request) -> reply`: one request at a time, many awaited at once.
 
 A request carries its own seeds, one per sample, derived by the caller from
 (run seed, problem, transcript, sample index), so that a reply depends only on the
 request, as far as the engine allows.
 
-A policy states what its samples depend on with ``identity()`` (see `mas_gym.identity`),
-which response caches and run stores address samples by; many policies need no such
-method, because `mas_gym.identity.identity_of` states their attributes.
+A policy states what its samples depend on with ``identity()`` (see `mas_gym.identity`);
+response caches and run stores use it to decide which samples can be reused. Many policies
+need no such method, because `mas_gym.identity.identity_of` states their attributes.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ and greedy decoding differ only in near ties; far below it, dividing logits by t
 """
 
 MAX_TEMPERATURE = 100.0
-"""Highest temperature; at it, sampling is uniform for all practical purposes."""
+"""Highest temperature; sampling is practically uniform there."""
 
 MOST_TOKENS = 10**8
-"""Largest believable token count of one prompt or message."""
+"""Largest plausible token count of a prompt or message."""
 
 _LOWEST_LOGPROB = -1e6
 _LOGPROB_SLACK = 1e-3
@@ -55,17 +55,17 @@ def effective_temperature(value: float) -> float:
 
 
 def token_count(value: object) -> int:
-    """Return a token count that came from outside. Raises `ValueError` with what came if it is not believable."""
+    """Check a token count from an untrusted source. Raises `ValueError` with the value if it is not plausible."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_TOKENS:
         raise ValueError(shortened(value))
     return value
 
 
 def finite_logprob(value: object) -> float:
-    """Return a token's log-probability that came from outside, at most 0.
+    """Check a token's log-probability from an untrusted source; rounding errors above 0 become 0.
 
     Raises:
-        ValueError: It is not a number from -1e6 to 0, rounding errors of servers aside; the message says what came.
+        ValueError: It is not a number from -1e6 to 0; the message is the value.
     """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not _LOWEST_LOGPROB <= value <= _LOGPROB_SLACK:  # type: ignore[operator]
@@ -151,12 +151,12 @@ class Sample(NamedTuple):
 
 
 class SamplingReply(NamedTuple):
-    """The answer to one request.
+    """The reply to one request.
 
     Attributes:
         samples: In the order of the request's seeds.
         prompt_tokens: Tokens of the prompt, counted once however many samples were drawn.
-        cached_tokens: How many of them the engine had cached.
+        cached_tokens: Prompt tokens that the engine had cached.
         dropped_tokens: Tokens cut from the oldest input because the prompt did not fit the context window.
     """
 
@@ -171,8 +171,8 @@ class Policy(Protocol):
     """A policy that answers batches.
 
     Attributes:
-        name: What reports call it, such as ``"tiny"``.
-        max_batch: How many sequences it likes to get at once; the driver collects up to this many.
+        name: Name shown in reports, such as ``"tiny"``.
+        max_batch: Preferred number of sequences per call; the engine collects up to this many.
     """
 
     name: str
@@ -184,30 +184,31 @@ class Policy(Protocol):
 
 
 class SamplingSession(Protocol):
-    """A running engine: requests go in at any time, replies come out as they are finished.
+    """A running engine: it accepts requests at any time and returns replies as they finish.
 
     Not thread-safe; one caller alternates between `submit` and `step`.
-    A timeline with two rows of room::
+    Example timeline of an engine with room for two rows::
 
         submit("a", r1); submit("b", r2)   # pending == 2
-        step() -> []                       # one piece of work, nothing finished yet
+        step() -> []                       # one unit of work, nothing finished yet
         step() -> [("b", reply)]           # pending == 1
-        submit("c", r3)                    # joins while "a" is still being written
+        submit("c", r3)                    # joins while "a" is still being generated
     """
 
     @property
     def pending(self) -> int:
-        """Samples asked for (one per seed) whose request is not yet answered."""
+        """Requested samples (one per seed) whose request is not answered yet."""
         ...
 
     def submit(self, key: Hashable, request: SamplingRequest) -> None:
-        """Queue a request; cheap, never blocks. ``key`` comes back with the reply and is unique among the open ones."""
+        """Queue a request without blocking. ``key`` is returned with the reply and is unique among open requests."""
         ...
 
     def step(self) -> list[tuple[Hashable, SamplingReply | PolicyError]]:
-        """Do one short piece of work and return what it finished, often nothing; at once when nothing is pending.
+        """Do one short unit of work and return the requests that it finished, often none.
 
-        A request that cannot be answered comes back as a `PolicyError`; the others go on.
+        Returns at once if nothing is pending. A request that cannot be answered yields a `PolicyError`; the others
+        continue.
         """
         ...
 
@@ -218,20 +219,20 @@ class SamplingSession(Protocol):
 
 @runtime_checkable
 class StreamingPolicy(Policy, Protocol):
-    """A batch policy whose engine can also be kept full by continuous submission."""
+    """A batch policy whose engine can also be kept full by submitting requests continuously."""
 
     def open(self) -> SamplingSession:
-        """Start a session. Replies are the same, request by request, as those of `sample`."""
+        """Start a session. Each request gets the same reply as from `sample`."""
         ...
 
 
 @runtime_checkable
 class AsyncPolicy(Protocol):
-    """A policy that answers requests as they come; the driver keeps up to ``max_concurrency`` of them open.
+    """A policy that answers single requests; the engine keeps up to ``max_concurrency`` of them open.
 
     Attributes:
-        name: What reports call it.
-        max_concurrency: How many requests it likes to have open at once.
+        name: Name shown in reports.
+        max_concurrency: Preferred number of open requests.
     """
 
     name: str

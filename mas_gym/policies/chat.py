@@ -40,17 +40,17 @@ from mas_gym.errors import PolicyError, PromptTooLongError
 from mas_gym.prompts import ChatMessage
 
 MAX_STEPS = 200_000
-"""Loop passes, calls and operations of one rendering."""
+"""Limit on loop iterations, calls and operations of one rendering."""
 
 MAX_CHARS = 2**24
-"""Characters of one rendering, and length of any text or list that it builds."""
+"""Limit on the characters of one rendering, and on the length of any text or list that it builds."""
 
 MAX_SECONDS = 5.0
-"""Duration of one rendering."""
+"""Time limit of one rendering."""
 
 _MAX_SOURCE = 2**20
 _MAX_BITS = 4096
-# Operations whose result may be much longer than what they are given.
+# Operations whose result may be much longer than their arguments.
 _GROWING = {
     *("batch", "center", "expandtabs", "format", "format_map", "indent", "join", "ljust", "range", "replace", "rjust"),
     *("slice", "tojson", "translate", "truncate", "wordwrap", "xmlattr", "zfill", "*"),
@@ -59,10 +59,10 @@ _WIDE_FIELD = re.compile(r"\d{5}")
 
 
 class ChatTemplate:
-    """One template of one tokenizer."""
+    """The chat template of a tokenizer."""
 
     def __init__(self, source: str) -> None:
-        """Compile the template. Raises `PolicyError` if it is broken or longer than a megabyte."""
+        """Compile the template. Raises `PolicyError` if it is invalid or longer than `_MAX_SOURCE` characters."""
         if len(source) > _MAX_SOURCE:
             raise PolicyError(f"chat template: expected at most {_MAX_SOURCE:,} characters, got {len(source):,}")
         self._environment = _Environment()
@@ -75,12 +75,12 @@ class ChatTemplate:
         """Return the rendered messages, with the assistant's turn opened at the end.
 
         Args:
-            messages: Dicts with role and content.
+            messages: Mappings with role and content.
             variables: Further variables, such as the special tokens.
 
         Raises:
-            PolicyError: The template raises or goes beyond a limit; a `jinja2.TemplateError` is its cause where the
-                template refused the messages.
+            PolicyError: The template raises an error or exceeds a limit. Its cause is a `jinja2.TemplateError` if the
+                template rejected the messages.
         """
         self._environment.begin()
         given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True, **variables}
@@ -92,15 +92,15 @@ class ChatTemplate:
 
 def _explained(error: Exception) -> PolicyError:
     what = (str(error) if isinstance(error, _LimitError) else f"{type(error).__name__}: {error}")[:300]
-    return PolicyError(f"the model's chat template failed ({what!r}); mend chat_template in its tokenizer's files")
+    return PolicyError(f"the model's chat template failed ({what!r}); fix chat_template in the tokenizer's files")
 
 
 class _LimitError(Exception):
-    """A template went beyond a limit."""
+    """A template exceeded a limit."""
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox of transformers with counters; `begin` sets them back."""
+    """The sandbox of transformers with counters; `begin` resets them."""
 
     intercepted_binops = frozenset({"*", "+", "%", "**"})
 
@@ -111,16 +111,16 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.filters = {name: self._limited(name, function) for name, function in self.filters.items()}
         self.filters["tojson"] = self._limited("tojson", _tojson)
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        # It writes random words, which no prompt needs.
+        # It generates random words, which no prompt needs.
         del self.globals["lipsum"]
         self.begin()
 
     def begin(self) -> None:
-        """Start a rendering."""
+        """Reset the counters for a new rendering."""
         self._deadline, self._steps, self._chars = time.monotonic() + MAX_SECONDS, 0, 0
 
     def step(self, chars: int = 0) -> str:
-        """Count a loop pass, a call or an operation, and the characters that it writes."""
+        """Count a loop iteration, call or operation, and the characters that it outputs."""
         self._steps += 1
         self._chars += chars
         if self._steps > MAX_STEPS or time.monotonic() > self._deadline:
@@ -130,12 +130,12 @@ class _Environment(ImmutableSandboxedEnvironment):
         return ""
 
     def shown(self, value: Any) -> Any:
-        """Count what is written."""
+        """Count the output of an expression."""
         self.step(_size(value))
         return value
 
     def counted(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Count the passes of a loop, also those that its condition skips."""
+        """Count the iterations of a loop, including those that its condition skips."""
         for item in items:
             self.step()
             yield item
@@ -145,7 +145,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return str(self._fits("".join(map(str, parts))))
 
     def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a function of the template or a method."""
+        """Call a function or method of the template."""
         inner = getattr(function, "__wrapped__", function)
         owner = getattr(inner, "__self__", None)
         self._check(getattr(inner, "__name__", ""), (owner, *args, *kwargs.values()))
@@ -191,7 +191,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Counting(NodeTransformer):
-    """Writes calls of the environment's counters into a parsed template."""
+    """Inserts calls of the environment's counters into a parsed template."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -216,7 +216,7 @@ class _Counting(NodeTransformer):
 
 
 class _Generation(Extension):
-    """``{% generation %}``, which marks the assistant's text for training and has no effect here."""
+    """``{% generation %}``, which marks the assistant's text for training and is ignored here."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -230,7 +230,7 @@ def _call(method: str, arguments: list[Any]) -> nodes.Call:
 
 
 def _weight(value: Any) -> int:
-    """Return how long a result a value can ask for: an integer itself, a length plus the integers inside."""
+    """Return the result length that an argument can ask for: an integer, or a length plus the integers inside."""
     if isinstance(value, int):
         return abs(value)
     inner = value if isinstance(value, list | tuple) else value.values() if isinstance(value, dict) else ()
@@ -259,12 +259,12 @@ logger = logging.getLogger("mas_gym.policies")
 
 
 class Prompt(NamedTuple):
-    """A prompt ready for a model.
+    """An encoded prompt.
 
     Attributes:
         ids: Token ids, at least one.
-        room: Tokens that the window leaves for the answer.
-        dropped: Tokens cut from the oldest text to make it fit.
+        room: Tokens left in the window for the answer.
+        dropped: Tokens cut from the oldest text to make the prompt fit.
     """
 
     ids: list[int]
@@ -277,7 +277,7 @@ class ChatFormat:
 
     Args:
         tokenizer: Any tokenizer of transformers.
-        window: Tokens that the model can hold, prompt and answer together.
+        window: Context window in tokens, for prompt and answer together.
         options: Extra variables for the chat template, such as ``{"enable_thinking": False}``.
     """
 
@@ -305,7 +305,7 @@ class ChatFormat:
         return self.window * max(len(token.encode("utf-8", "replace")) for token in self.tokenizer.get_vocab())
 
     def _own_template(self) -> ChatTemplate | None:
-        """Return the Jinja template; None for a tokenizer without one, or one that renders messages in its own way."""
+        """Return the Jinja template; None without one, or if the tokenizer renders messages in its own way."""
         import transformers
 
         standard = transformers.PreTrainedTokenizerBase.apply_chat_template
@@ -343,7 +343,7 @@ class ChatFormat:
         return turns, {**self.tokenizer.special_tokens_map, **self._options}
 
     def _own(self, messages: Sequence[ChatMessage], tokenize: bool) -> Any:
-        """Render messages with a tokenizer that does so in its own way, such as Mistral's."""
+        """Render messages with a tokenizer that has its own method for it, such as Mistral's."""
         turns = [{"role": m.role, "content": m.content} for m in messages]
         options = {"add_generation_prompt": True, "return_dict": False, **self._options}
         try:
@@ -352,12 +352,12 @@ class ChatFormat:
             raise PolicyError(f"the tokenizer cannot render chat messages: {str(error)[:300]}") from error
 
     def encode(self, messages: Sequence[ChatMessage], cap: int) -> Prompt:
-        """Return the prompt's ids, shortened if they would not leave room for an answer.
+        """Return the prompt's ids, shortened if necessary to leave room for the answer.
 
-        Room is kept for ``cap`` tokens, but for no more than a quarter of the window.
+        Up to ``cap`` tokens are reserved for the answer, but at most a quarter of the window.
 
         Raises:
-            PromptTooLongError: The system prompt and the newest message alone do not fit.
+            PromptTooLongError: The system prompt and the newest message alone exceed the window.
             PolicyError: The template fails.
         """
         limit = self.window - min(cap, max(1, self.window // 4))
@@ -375,7 +375,7 @@ class ChatFormat:
         return Prompt(short, self.window - len(short), dropped)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return a message's text without special tokens, stripped; half a character at the end is dropped."""
+        """Return a message's text, stripped, without special tokens or an incomplete last character."""
         text = self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text).strip().rstrip("\ufffd")
 
@@ -404,7 +404,7 @@ class ChatFormat:
         return 0
 
     def _shorten(self, messages: Sequence[ChatMessage], limit: int, tokens: int) -> list[int]:
-        """Keep as much of the newest text as fits, from a word's beginning on."""
+        """Keep as much of the newest text as fits, starting at a word."""
         head = [m for m in messages[:1] if m.role == "system"]
         body = [ChatMessage(m.role, m.content.strip()) for m in messages[len(head) :]]
         total = sum(len(m.content) for m in body)
@@ -428,13 +428,13 @@ class ChatFormat:
 
 
 def _newest(messages: Sequence[ChatMessage], characters: int) -> list[ChatMessage]:
-    """Return the last ``characters`` characters of some messages, from where a word begins."""
+    """Return the last ``characters`` characters of the messages, starting at a word."""
     result: list[ChatMessage] = []
     for message in reversed(messages):
         text = message.content
         cut = max(len(text) - characters, 0)
         if 0 < cut < len(text) and not text[cut - 1].isspace():
-            # A number cut in the middle would be another number.
+            # A number cut in the middle would be a different number.
             word = re.search(r"\s\S", text[cut:])
             cut += word.start() + 1 if word else 0
         characters -= min(characters, len(text))

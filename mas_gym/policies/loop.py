@@ -2,7 +2,7 @@
 
 An HTTP pool or a vLLM engine belongs to the loop that opened it, while each call of
 `search.run` may use a loop of its own. Such engines therefore live on one daemon
-thread, started at first use; callers on any loop await them through `on_engine_loop`.
+thread, started at first use; callers on any other loop await them with `on_engine_loop`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _closers: list[Callable[[], Awaitable[None]]] = []
 
 
 def engine_loop() -> asyncio.AbstractEventLoop:
-    """Return the process's engine loop, starting its thread at the first call (and again after a fork)."""
+    """Return the process's engine loop; the first call (and the first after a fork) starts its thread."""
     global _running
     with _lock:
         if _running is None or _running[0] != os.getpid():
@@ -36,7 +36,7 @@ def engine_loop() -> asyncio.AbstractEventLoop:
 
 
 async def on_engine_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` on the engine loop and await it here; cancelling the caller cancels the work."""
+    """Run ``work`` on the engine loop and await it; cancelling the caller cancels the work."""
     loop = engine_loop()
     if asyncio.get_running_loop() is loop:
         return await work
@@ -47,7 +47,7 @@ def close_at_exit(closer: Callable[[], Awaitable[None]]) -> None:
     """Await ``closer`` on the engine loop when the interpreter exits."""
     engine_loop()
     _closers.append(closer)
-    # Exit handlers run in reverse order: registered last, this one runs before those of the engines' libraries.
+    # Exit handlers run in reverse order: re-registering makes this one run before those of the engines' libraries.
     atexit.unregister(_stop)
     atexit.register(_stop)
 

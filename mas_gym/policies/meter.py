@@ -11,7 +11,7 @@ _MILLION = 1_000_000
 
 
 class Price(NamedTuple):
-    """Money per million tokens, in whatever currency the user counts."""
+    """Price per million tokens, in any currency."""
 
     prompt: float
     cached: float
@@ -20,14 +20,14 @@ class Price(NamedTuple):
 
 @dataclass
 class Meter:
-    """Running totals of one policy over every call that the engine answered, retries included.
+    """Running totals of one policy over all answered calls, including retries.
 
     Attributes:
-        price: Prices for `money`; None if there are none.
+        price: Prices for `money`; None if unknown.
         calls: Calls with a usable reply.
-        prompt_tokens: Prompt tokens of all replies that state them, usable or not, cached ones included.
-        cached_tokens: How many of them the engine had cached.
-        generated_tokens: Tokens generated.
+        prompt_tokens: Prompt tokens, cached ones included, of all replies that report them, usable or not.
+        cached_tokens: Prompt tokens that the engine had cached.
+        generated_tokens: Generated tokens.
         faults: Number of faults of each kind.
     """
 
@@ -46,7 +46,7 @@ class Meter:
 
     @property
     def money(self) -> float | None:
-        """The cost at `price`; None without one."""
+        """Cost at `price`; None without prices."""
         if self.price is None:
             return None
         fresh = self.prompt_tokens - self.cached_tokens
@@ -54,7 +54,7 @@ class Meter:
         return (total + self.generated_tokens * self.price.generated) / _MILLION
 
     def __str__(self) -> str:
-        """Return the cost line."""
+        """Return a one-line summary."""
         parts = [
             f"{self.calls:,} calls",
             f"{self.prompt_tokens:,} prompt tokens ({self.cached_tokens:,} cached)",
@@ -68,12 +68,12 @@ class Meter:
 
 
 def meters_of(policy: object) -> Mapping[str, Meter]:
-    """Return the meters of the engines behind a policy by their names; local models have none."""
+    """Return the meters of a policy's engines by name; local models have none."""
     meters: Mapping[str, Meter] = getattr(policy, "meters", {})
     return meters
 
 
 def money_of(policy: object) -> float | None:
-    """Return the cost so far of the engines behind a policy; None if none of them has a price."""
+    """Return the cost of a policy's engines so far; None if none of them has a price."""
     charged = [meter.money for meter in meters_of(policy).values() if meter.money is not None]
     return sum(charged) if charged else None

@@ -1,4 +1,4 @@
-"""From a string such as ``"transformers:PATH#dtype=bfloat16"`` to a policy."""
+"""Load a policy from a string such as ``"transformers:PATH#dtype=bfloat16"``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mas_gym.policies.base import AsyncPolicy, Policy, shortened
 from mas_gym.user_code import is_user_code, load_user_code, unknown
 
 ENTRY_POINTS = "mas_gym.policies"
-"""Entry-point group of third parties; each names a loader ``(argument, **options) -> policy``."""
+"""Entry-point group for third parties; each entry names a loader ``(argument, **options) -> policy``."""
 
 Loader = Callable[..., Policy | AsyncPolicy]
 PolicySpec = str | Mapping[str, str | Policy | AsyncPolicy]
@@ -43,15 +43,15 @@ def load_policy(spec: PolicySpec, **options: Any) -> Policy | AsyncPolicy:
 
     Args:
         spec: ``"tiny"``, ``"transformers:PATH-OR-ID"``, ``"vllm:PATH-OR-ID"``, ``"openai:MODEL@URL"``,
-            ``"recorded:FILE"``, ``"FILE.py:NAME:SETTINGS"`` for your own (see `mas_gym.user_code`), or
-            ``"NAME:ARGUMENT"`` of a loader that is registered under the entry-point group ``mas_gym.policies``.
-            Options may also be written into it, as ``"transformers:PATH#dtype=bfloat16&max_batch=128"``. A mapping
-            from agents' names, or ``"*"`` for all others, to such strings or to loaded policies gives different
-            agents different policies; equal strings are loaded once. It may be written as a string, too:
-            ``"{Solver: 'openai:M@URL', '*': tiny}"``. The option ``cache=FILE`` puts a response cache before any
+            ``"recorded:FILE"``, ``"FILE.py:NAME:SETTINGS"`` for your own code (see `mas_gym.user_code`), or
+            ``"NAME:ARGUMENT"`` for a loader registered under the entry-point group ``mas_gym.policies``.
+            The string may contain options, as in ``"transformers:PATH#dtype=bfloat16&max_batch=128"``. A mapping
+            from agents' names, or ``"*"`` for all others, to such strings or to loaded policies gives each agent
+            its policy; equal strings are loaded once. The mapping may also be a string:
+            ``"{Solver: 'openai:M@URL', '*': tiny}"``. The option ``cache=FILE`` adds a response cache to any
             policy.
-        options: What the loader takes, such as ``max_batch``, ``threads``, ``device`` and ``window`` for local
-            models (`TransformersPolicy`), or what `OpenAIOptions` lists for servers.
+        options: Options of the loader, such as ``max_batch``, ``threads``, ``device`` and ``window`` for local
+            models (`TransformersPolicy`), or those of `OpenAIOptions` for servers.
 
     Raises:
         UnknownNameError: No loader has this name.
@@ -82,7 +82,7 @@ def known_policies() -> list[str]:
 
 
 def policy_makers() -> dict[str, Callable[..., Any]]:
-    """Return by name what states each policy's options: its class, or the loader if the class cannot be imported."""
+    """Return for each name the callable whose signature lists its options: a class, or the loader without one."""
     return {name: _class_of(name) for name in known_policies()}
 
 
@@ -112,12 +112,12 @@ def _loader(name: str) -> Loader:
 
 
 def local_module() -> Any:
-    """Import `mas_gym.policies.local.policy`, which needs torch; raises `MissingDependencyError` without it."""
+    """Import `mas_gym.policies.local.policy`. Raises `MissingDependencyError` if torch is not installed."""
     try:
         return import_module("mas_gym.policies.local.policy")
     except ImportError as error:
         raise MissingDependencyError(
-            f"policies that run a model here need torch and transformers ({error}): pip install 'mas-gym[local]'"
+            f"running a model in this process needs torch and transformers ({error}): pip install 'mas-gym[local]'"
         ) from error
 
 
@@ -129,12 +129,12 @@ def _written_mapping(spec: str) -> Mapping[str, str]:
 
 
 def _written_cache(spec: str) -> tuple[str, str | None]:
-    """Take the option ``cache=FILE``, which is every policy's, out of a policy string."""
+    """Remove the option ``cache=FILE``, which any policy takes, from a policy string."""
     found = re.search(r"[#&]cache=([^&]*)", spec)
     if found is None:
         return spec, None
     rest = spec[: found.start()] + spec[found.end() :]
-    # Where it was the first option, the next one takes over the sign that opens them.
+    # If it was the first option, the next one becomes the first and needs the '#'.
     return (rest.replace("&", "#", 1) if found[0][0] == "#" else rest), found[1]
 
 
@@ -189,7 +189,7 @@ def _recorded(argument: str, **options: Any) -> Policy:
 
 
 def build(policy: str, make: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
-    """Call ``make``, turning options that it does not take into a `ConfigError` that lists those it does."""
+    """Call ``make``; raise a `ConfigError` that lists the valid options if it does not accept one."""
     signature = inspect.signature(make)
     try:
         signature.bind(*arguments, **options)
@@ -200,10 +200,10 @@ def build(policy: str, make: Callable[..., Any], /, *arguments: Any, **options: 
 
 
 def written_options(argument: str) -> tuple[str, dict[str, Any]]:
-    """Split ``"ARGUMENT#option=value&option=value"``; values are read as YAML scalars.
+    """Split ``"ARGUMENT#option=value&option=value"``; values are YAML.
 
     Raises:
-        ConfigError: A piece has no ``=``, or a value is not one.
+        ConfigError: An option has no ``=``, or its value is not valid YAML.
     """
     head, _, fragment = argument.partition("#")
     options: dict[str, Any] = {}
@@ -216,9 +216,9 @@ def written_options(argument: str) -> tuple[str, dict[str, Any]]:
 
 
 def written_value(text: str, expected: str) -> Any:
-    """Read a YAML value from a policy string. Raises `ConfigError` with what was ``expected``."""
+    """Parse a YAML value of a policy string. Raises `ConfigError` with the text ``expected``."""
     try:
         return yaml.safe_load(text)
     except Exception as error:
-        # Beside its own errors, the parser raises KeyError, ValueError, AttributeError and RecursionError.
+        # The parser raises not only its own errors, but KeyError, ValueError, AttributeError and RecursionError too.
         raise ConfigError(f"{expected}, got {shortened(text, 200)}") from error

@@ -1,4 +1,4 @@
-"""A policy without a model, for tests and benchmarks of everything around one."""
+"""A policy without a model, for tests and benchmarks of the code around policies."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Script = Callable[[SamplingRequest, int], str | Sample]
 class ScriptedPolicy:
     """Answers each sample by calling ``script(request, seed)``.
 
-    A script that returns a text gets its words counted as tokens, and the log-probability -1 per token.
+    If the script returns a string, each word counts as one token with log-probability -1.
 
     Args:
-        script: A pure function, so that the same request has the same reply.
-        name: What reports call it.
+        script: A pure function, so that the same request gets the same reply.
+        name: Name shown in reports.
         max_batch: As in `mas_gym.policies.Policy`.
 
     Example:
@@ -32,7 +32,7 @@ class ScriptedPolicy:
         self.script, self.name, self.max_batch = script, name, max_batch
 
     def identity(self) -> dict[str, str | Script]:
-        """Return the name and the script; a script is stated by its source and what that refers to."""
+        """Return the name and the script, which is stated by its source code and what that refers to."""
         return {"name": self.name, "script": self.script}
 
     def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:

@@ -1,4 +1,4 @@
-"""The identity of a model on this machine: a digest of everything in its files."""
+"""Identity of a local model: a digest of the contents of its files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _READERS = 8
 
 
 class ModelFile(NamedTuple):
-    """One file as it was when it was listed: its path, size in bytes, and time of the last change in nanoseconds."""
+    """A file when it was listed: path, size in bytes, and modification time in nanoseconds."""
 
     path: Path
     size: int
@@ -23,22 +23,22 @@ class ModelFile(NamedTuple):
 
 
 class ModelSource:
-    """The folder or hub id of a model, with its files as they are now; make it before loading the model."""
+    """A model's folder or hub id with a list of its files; create it before loading the model."""
 
     def __init__(self, model: str) -> None:
-        """List the files of a folder; nothing is read yet."""
+        """List the files of a folder without reading them."""
         self._model, folder = model, Path(model)
         self._files: tuple[ModelFile, ...] | None = None
         if folder.is_dir():
             self._files = tuple(_listed(path) for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES)
 
     def identity(self) -> dict[str, str]:
-        """Return a digest of the names and whole contents of a folder's files, or a hub model's id and commit.
+        """Return a digest of the names and contents of a folder's files, or a hub model's id and commit.
 
-        A digest is equal on every machine, wherever the folder lies. The first call reads the files, in parallel.
+        The digest does not depend on the machine or the folder's path. The first call reads the files, in parallel.
 
         Raises:
-            PolicyError: A file was changed or removed since it was listed, or the hub's model cannot be found.
+            PolicyError: A file was changed or removed after it was listed, or the hub model cannot be found.
         """
         if self._files is None:
             return {"model": self._model, "commit": _commit(self._model)}
@@ -69,5 +69,5 @@ def _commit(model: str) -> str:
         config = cached_file(model, "config.json")
     except OSError as error:
         raise PolicyError(f"expected a local folder or a hub id that can be reached, got {model!r}: {error}") from error
-    # The hub's cache keeps each commit in a folder of its name.
+    # The hub's cache stores each commit in a folder named after it.
     return Path(str(config)).parent.name

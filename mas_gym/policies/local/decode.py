@@ -1,21 +1,21 @@
 """Continuous batching on any attention-only causal LM of transformers.
 
-A prompt is encoded once however many samples are drawn from it; rows leave the
+A prompt is encoded once, however many samples are drawn from it; rows leave the
 batch when they finish and waiting ones take their place; log-probabilities are
 computed from the same logits that were sampled from.
 
 **Same request, same reply.** A float32 forward pass depends slightly on the shape of
 the batch (about 1e-6 in a log-probability), and a draw within that error of a boundary
-could go either way. With ``exact`` such draws, and sums of log-probabilities that are as
-close to a rounding boundary, are settled by a reference: the same row alone, unpadded,
-in float64. A reply is then a function of its request alone, whatever the other rows,
-the order, the concurrency and the number of threads, as long as the error stays within
-the tolerances below; ``benchmarks/local_engine.py`` measures both.
+could go either way. With ``exact``, such draws, and sums of log-probabilities that are as
+close to a rounding boundary, are recomputed with a reference: the same row alone, unpadded,
+in float64. A reply then depends on its request alone, and not on the other rows, their
+order, the concurrency or the number of threads, as long as the error stays within the
+tolerances below; ``benchmarks/local_engine.py`` measures both.
 
-Without ``exact`` (bfloat16, float16, models that are large or cannot run in
-float64) replies have the same distribution, but a sample may occasionally change
-with the other rows of its batch; one request at a time (``max_batch=1``,
-``prefix_megabytes=0``) makes them equal again on the same machine.
+Without ``exact`` (bfloat16, float16, large models, or models that cannot run in
+float64), replies have the same distribution, but a sample may occasionally change
+with the other rows of its batch. Decoding one request at a time (``max_batch=1``,
+``prefix_megabytes=0``) reproduces them on the same machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mas_gym.policies.local.kv_cache import PrefixStore, Slots
 from mas_gym.policies.local.sampling import Draws, Floats, draw, uniforms
 
 GLOBAL_CAP = 1024
-"""No message is longer than this many tokens, whatever the request asks (paper, released settings)."""
+"""Cap on the tokens of every message, whatever the request's own cap (paper, released settings)."""
 
 LOGPROB_GRID = 2.0**-6
 """With ``exact``, log-probabilities of messages are rounded to multiples of this (nats)."""
@@ -48,7 +48,7 @@ _PREFILL_OVERHEAD = 32
 
 
 class Written(NamedTuple):
-    """The tokens of one sample (end token included), their summed log-probability, and why it ended.
+    """A sample's tokens (end token included), their summed log-probability, and why it ended.
 
     ``finish_reason`` is ``"error"`` if the model's logits are not finite.
     """
@@ -60,7 +60,7 @@ class Written(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One open request: its prompt's ids, its cap, and the samples written so far."""
+    """One open request: its prompt's ids, its cap, and the samples finished so far."""
 
     key: Hashable
     request: SamplingRequest
@@ -77,12 +77,12 @@ class DecodeStats:
 
     Attributes:
         prefills: Forward passes over prompts.
-        prompt_tokens: Prompt tokens, once per prompt however many samples were drawn.
-        reused_tokens: How many of them were reused from earlier prompts with the same beginning.
+        prompt_tokens: Prompt tokens, counted once per prompt however many samples were drawn.
+        reused_tokens: Prompt tokens reused from earlier prompts with the same prefix.
         steps: Decode steps.
-        row_steps: Rows summed over the decode steps.
-        tokens: Tokens sampled.
-        rechecks: Single-row reference passes made for exactness.
+        row_steps: Sum of the rows over all decode steps.
+        tokens: Sampled tokens.
+        rechecks: Single-row reference passes for exactness.
     """
 
     prefills: int = 0
@@ -95,12 +95,12 @@ class DecodeStats:
 
 
 class Decoder:
-    """A running batch: `submit` jobs, `step` until they come back."""
+    """A running batch: `submit` jobs, then `step` until they are returned."""
 
     def __init__(
         self, model: Model, rows: int, ends: frozenset[int], stats: DecodeStats, prefix_bytes: int = 0
     ) -> None:
-        """Hold up to ``rows`` samples at once; a token of ``ends`` ends a sample; keep encoded prompts for others."""
+        """Hold up to ``rows`` samples; a token in ``ends`` ends a sample; keep encoded prompts in ``prefix_bytes``."""
         self._model, self._rows, self._stats = model, rows, stats
         self._ends = np.array(sorted(ends), dtype=np.int64)
         self._slots = Slots(rows)
@@ -120,10 +120,10 @@ class Decoder:
         self._waiting.extend(samples[i : i + self._rows] for i in range(0, len(samples), self._rows))
 
     def step(self) -> list[Job]:
-        """Encode waiting prompts if enough rows are free, else write one token in every row; return finished jobs."""
+        """Encode waiting prompts if enough rows are free, else decode one token per row; return finished jobs."""
         with torch.inference_mode():
             groups = self._fitting()
-            # A small prefill has about the overhead of a decode step, so waiting prompts are collected first.
+            # A small prefill costs about as much overhead as a decode step, so waiting prompts are collected first.
             if groups and sum(map(len, groups)) >= len(self._running) // 8:
                 for _ in groups:
                     self._waiting.popleft()
@@ -138,7 +138,7 @@ class Decoder:
             return self._write(np.arange(n), logits)
 
     def _fitting(self) -> list[list[tuple[Job, int]]]:
-        """Return the waiting groups, oldest first, for which there are free rows; a group shares one prompt."""
+        """Return the oldest waiting groups that fit into the free rows; a group shares one prompt."""
         groups: list[list[tuple[Job, int]]] = []
         free = self._rows - len(self._running)
         for group in self._waiting:
@@ -166,7 +166,7 @@ class Decoder:
         return done
 
     def _chunks(self, groups: list[list[tuple[Job, int]]]) -> Iterator[list[list[tuple[Job, int]]]]:
-        """Group prompts with similar numbers of tokens left to encode, to save padding."""
+        """Group prompts with similar numbers of tokens left to encode, to reduce padding."""
         store = self._prefixes
         sized = []
         for group in groups:
@@ -247,7 +247,7 @@ class Decoder:
         if not self._model.exact or not np.isfinite(logprob):
             return logprob
         place = logprob / LOGPROB_GRID
-        # The error of a sum grows with its terms; measured, it stays under half of this.
+        # The error of a sum grows with its terms; the measured error is less than half of this.
         tolerance = _LOGPROB_TOLERANCE * (len(tokens) - logprob)
         if abs(place - np.floor(place) - 0.5) * LOGPROB_GRID < tolerance:
             ids = job.prompt + tokens

@@ -31,12 +31,12 @@ _CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 @contextmanager
 def threads_for(parameters: int, threads: int | None = None) -> Iterator[None]:
-    """Set the number of torch's threads for the body, as seen from this thread; wrap forward passes and training in it.
+    """Set torch's number of threads for the body, for this thread; wrap forward passes and training in it.
 
     Args:
-        parameters: Of the model.
-        threads: The user's own choice. By default one thread for a model of up to `SMALL_MODEL` parameters, and torch's
-            number for others or if ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS`` is set.
+        parameters: The model's number of parameters.
+        threads: The number of threads. By default one for a model of up to `SMALL_MODEL` parameters, and torch's own
+            number for larger ones or if ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS`` is set.
     """
     if threads is None and (parameters > SMALL_MODEL or any(name in os.environ for name in _CHOSEN)):
         yield
@@ -53,10 +53,10 @@ def threads_for(parameters: int, threads: int | None = None) -> Iterator[None]:
 
 
 class Model:
-    """A causal LM with the two calls that decoding needs, and the reference for doubtful draws."""
+    """A causal LM with the two calls that decoding needs, and a reference for ambiguous draws."""
 
     def __init__(self, model: Any, *, exact: bool) -> None:
-        """Wrap ``model``; ``exact`` turns the float64 reference on."""
+        """Wrap ``model``; ``exact`` enables the float64 reference."""
         self.model = model
         self.device = model.device
         self.exact = exact
@@ -64,13 +64,13 @@ class Model:
         accepted = inspect.signature(model.forward).parameters
         self._last = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self._positions = "position_ids" in accepted
-        # A shared beginning leaves unused columns, which a sliding window would count as tokens.
+        # A shared prefix leaves unused columns, which a sliding window would count as tokens.
         self.shares = not any(DynamicCache(config=model.config).is_sliding)
 
     def prefill(self, prompts: Sequence[list[int]], store: PrefixStore | None = None) -> tuple[torch.Tensor, Prefilled]:
         """Encode prompts together and return the next-token logits ``[n, V]``.
 
-        The batch is ``[shared beginnings, right-aligned | the rest, left-padded]``; only the rest is computed.
+        The batch is ``[shared prefixes, right-aligned | the rest, left-padded]``; only the rest is computed.
         """
         found = [store.longest(p) if store is not None else (None, 0) for p in prompts]
         cache, shared = gathered(found)
@@ -79,7 +79,7 @@ class Model:
         ids = np.zeros((len(prompts), rest), dtype=np.int64)
         for row, prompt in enumerate(prompts):
             ids[row, rest - lengths[row] + begun[row] :] = prompt[begun[row] :]
-        # Column and position of each token: the beginning ends at `shared`, the rest at `shared + rest`.
+        # Column and position of each token: the prefix ends at `shared`, the rest at `shared + rest`.
         place = np.arange(-int(lengths.max()), 0) + lengths[:, None]
         early = place < begun[:, None]
         columns = place + np.where(early, shared - begun[:, None], shared + rest - lengths[:, None])
@@ -114,7 +114,7 @@ class Model:
         return logits
 
     def has_reference(self) -> bool:
-        """Return whether the model can run in float64; some kernels, such as those of mixtures of experts, cannot."""
+        """Return whether the model runs in float64; some kernels, such as those of mixtures of experts, do not."""
         try:
             with torch.inference_mode():
                 return bool(torch.isfinite(self.reference([0, 1], 1)).all())
@@ -138,12 +138,12 @@ def _kept(prompt: list[int], prefilled: Prefilled, row: int) -> Encoded:
 
 
 def check(model: Model, vocabulary: int) -> None:
-    """Check that batched decoding with padding computes the same as one row at a time.
+    """Check that batched decoding with padding agrees with decoding one row at a time.
 
-    Turns `Model.shares` off if only the sharing of beginnings is wrong.
+    Disables `Model.shares` if only prefix sharing gives wrong results.
 
     Raises:
-        PolicyError: It does not, as with architectures whose state is more than keys and values.
+        PolicyError: It does not agree, as with architectures whose state is more than keys and values.
     """
     generator = np.random.default_rng(0)
     prompts = [generator.integers(0, vocabulary, size).tolist() for size in (5, 19, 3)]
@@ -177,5 +177,5 @@ def _tolerance(logits: torch.Tensor) -> float:
 def _unsupported(reason: str) -> str:
     return (
         "expected a causal LM whose only state is attention keys and values, so that rows can be batched with padding; "
-        f"this one is not: {reason}; serve it with vLLM or another server and use 'openai:MODEL@URL'"
+        f"this one cannot: {reason}; serve it with vLLM or another server and use 'openai:MODEL@URL'"
     )

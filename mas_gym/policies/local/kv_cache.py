@@ -27,7 +27,7 @@ _BLOCK = 8
 
 
 class _SlotLayer(DynamicLayer):  # type: ignore[misc]
-    """One layer's keys and values, ``[rows, H, capacity, D]``; writes in place instead of growing by copies."""
+    """One layer's keys and values, ``[rows, H, capacity, D]``, written in place instead of copied to grow."""
 
     def __init__(self, slots: Slots, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
@@ -37,28 +37,28 @@ class _SlotLayer(DynamicLayer):  # type: ignore[misc]
 
     @staticmethod
     def _empty(like: torch.Tensor, rows: int, capacity: int) -> torch.Tensor:
-        # A row's columns lie side by side, not head by head: attention then reads up to twice as fast.
+        # A row's columns are adjacent in memory, not grouped by head: attention reads them up to twice as fast.
         return like.new_zeros((rows, capacity, like.shape[1], like.shape[3])).transpose(1, 2)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write one new column and return the columns in view."""
+        """Write one new column and return the visible columns."""
         n, column, start = key_states.shape[0], self.slots.end, self.slots.start
         self.keys[:n, :, column] = key_states[:, :, 0]
         self.values[:n, :, column] = value_states[:, :, 0]
         return self.keys[:n, :, start : column + 1], self.values[:n, :, start : column + 1]
 
     def get_seq_length(self) -> int:
-        """Return the columns in view before the one being written."""
+        """Return the number of visible columns before the one being written."""
         return self.slots.end - self.slots.start
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return length and offset of the columns that a mask must cover."""
+        """Return the length and offset of the columns that a mask must cover."""
         return self.get_seq_length() + query_length, 0
 
     def relocate(self, n: int, columns: slice, to: int, rows: int, capacity: int) -> None:
-        """Move the columns in use of the first ``n`` rows, into larger memory if asked."""
+        """Move the used columns of the first ``n`` rows, into larger memory if the shape differs."""
         for name in ("keys", "values"):
             old = getattr(self, name)
             kept = old[:n, :, columns]
@@ -73,8 +73,8 @@ class Prefilled(NamedTuple):
     Attributes:
         cache: Their keys and values.
         lengths: ``[n]`` tokens of each prompt.
-        columns: ``[n, longest]`` where each prompt's tokens lie in the cache, right-aligned; padding points anywhere.
-        reused: Tokens, over all prompts, that were taken from earlier ones.
+        columns: ``[n, longest]`` cache column of each prompt's tokens, right-aligned; arbitrary for padding.
+        reused: Tokens of all prompts whose keys and values came from earlier prompts.
     """
 
     cache: DynamicCache
@@ -84,18 +84,18 @@ class Prefilled(NamedTuple):
 
 
 class Slots:
-    """Sequences that are decoded together, one column at a time; memory grows with need, in both directions.
+    """Sequences decoded together, one column at a time; rows and columns grow on demand.
 
     Attributes:
-        rows: Sequences for which there is memory.
-        capacity: Columns for which there is memory.
-        n: Sequences now held, in rows ``0 .. n-1``.
-        lengths: ``[rows]`` tokens held of each sequence.
-        cache: What to hand to the model as ``past_key_values``.
+        rows: Allocated rows, one per sequence.
+        capacity: Allocated columns.
+        n: Sequences currently held, in rows ``0 .. n-1``.
+        lengths: ``[rows]`` tokens of each sequence.
+        cache: The model's ``past_key_values``.
     """
 
     def __init__(self, most: int) -> None:
-        """Start empty, for up to ``most`` sequences; the first admission's shapes are copied."""
+        """Start empty, for up to ``most`` sequences; the first admission determines the shapes."""
         self._most = most
         self.rows = self.capacity = 0
         self.n = 0
@@ -105,11 +105,11 @@ class Slots:
 
     @property
     def start(self) -> int:
-        """The first column in view."""
+        """The first visible column."""
         return self.end - int(self.lengths[: self.n].max(initial=0))
 
     def admit(self, prompts: Prefilled, source: list[int]) -> None:
-        """Add sequences; ``source`` names each one's row in ``prompts``, and one prompt may serve several."""
+        """Add sequences; ``source`` gives each one's row in ``prompts``, and several may share a prompt."""
         lengths = prompts.lengths[source]
         longest = int(lengths.max())
         self._make_room(longest, len(source))
@@ -134,12 +134,12 @@ class Slots:
         return torch.from_numpy(mask).to(device), torch.from_numpy(lengths[:, None].copy()).to(device)
 
     def advance(self) -> None:
-        """Count the column that the model has just written."""
+        """Advance past the column that the model has just written."""
         self.end += 1
         self.lengths[: self.n] += 1
 
     def drop(self, finished: list[int]) -> list[tuple[int, int]]:
-        """Free rows and close the gaps with the last ones; return the moves ``(from, to)`` that were made."""
+        """Free rows and fill the gaps with the last rows; return the moves ``(from, to)``."""
         kept = self.n - len(finished)
         gone = set(finished)
         holes = [row for row in sorted(gone) if row < kept]
@@ -154,7 +154,7 @@ class Slots:
         return list(zip(movers, holes, strict=True))
 
     def _make_room(self, prompt: int, more: int) -> None:
-        """Make sure that ``more`` rows fit, ``prompt`` columns before the common end, and one after it."""
+        """Make room for ``more`` rows, ``prompt`` columns before the common end and one after it."""
         rows = self.rows if self.n + more <= self.rows else min(self._most, 2 * (self.n + more))
         if rows == self.rows and prompt <= self.end < self.capacity:
             return
@@ -169,31 +169,31 @@ class Slots:
 
 @dataclass(eq=False, slots=True)
 class Encoded:
-    """One prompt's tokens, and for each layer its keys and values ``[H, tokens, D]``."""
+    """A prompt's tokens, and each layer's keys and values ``[H, tokens, D]``."""
 
     tokens: list[int]
     layers: list[tuple[torch.Tensor, torch.Tensor]]
 
     @property
     def size(self) -> int:
-        """Bytes held."""
+        """Size in bytes."""
         return sum(t.numel() * t.element_size() for layer in self.layers for t in layer)
 
 
 class PrefixStore:
-    """The most recently used encoded prompts, up to a number of bytes."""
+    """The most recently used encoded prompts, up to a size in bytes."""
 
     def __init__(self, budget: int) -> None:
-        """Start empty; a budget of 0 keeps nothing."""
+        """Start empty, with a budget in bytes; 0 keeps nothing."""
         self._budget, self._held = budget, 0
         self._entries: OrderedDict[int, Encoded] = OrderedDict()
         self._owners: dict[int, Encoded] = {}
 
     def longest(self, prompt: list[int]) -> tuple[Encoded | None, int]:
-        """Return the entry that shares the longest beginning with a prompt, and the length of that beginning.
+        """Return the entry that shares the longest prefix with a prompt, and the length of that prefix.
 
-        Beginnings are looked up block by block, so one shorter than a block is not found. A prompt's last token
-        is never part of one: its logits are wanted.
+        Prefixes are looked up block by block, so one shorter than a block is not found. A prompt's last token is
+        never part of it, because its logits are needed.
         """
         best: Encoded | None = None
         for key in _keys(prompt):
@@ -209,7 +209,7 @@ class PrefixStore:
         return best, shared
 
     def add(self, entry: Encoded) -> None:
-        """Keep an entry, and evict the least recently used ones beyond the budget."""
+        """Add an entry and evict the least recently used ones beyond the budget."""
         if entry.size > self._budget:
             return
         self._entries[id(entry)] = entry
@@ -232,7 +232,7 @@ def _keys(tokens: list[int]) -> Iterator[int]:
 
 
 def gathered(found: list[tuple[Encoded | None, int]]) -> tuple[DynamicCache, int]:
-    """Return a cache whose row r ends with the shared beginning of prompt r, and its width (0 if nobody shares)."""
+    """Return a cache whose row r ends with the shared prefix of prompt r, and its width (0 if none is shared)."""
     cache = DynamicCache()
     width = max(length for _, length in found)
     if width == 0:

@@ -22,34 +22,33 @@ _WINDOWS = range(16, 10**8)
 
 
 class TransformersPolicy:
-    """Any attention-only causal LM of transformers, with continuous batching.
+    """Any causal LM of transformers whose only state is attention keys and values, with continuous batching.
 
     Args:
-        model: A local folder or a hub id. Weights are read from safetensors only.
-        name: What reports call it; the folder's or model's name by default.
-        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ...; ``"auto"`` takes a GPU if there is one.
-        dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is float32 on the CPU and the model's own elsewhere.
-        max_batch: Sequences decoded at once.
-        prefix_megabytes: Memory in which each session keeps encoded prompts, for others that begin alike; 0 for none.
-        window: Tokens of prompt and answer together; the model's own limit by default.
-        threads: CPU threads of torch for this model; by default one for models of up to 50 million parameters, unless
-            ``OMP_NUM_THREADS`` is set, and torch's own number for larger ones.
-        exact: Make replies independent of the batch to the last bit (see `mas_gym.policies.local.decode`), at the cost
-            of a float64 copy of the model. On by default for float32 models of up to 100 million parameters that can
-            run in float64.
+        model: A local folder or hub id. Weights are read from safetensors only.
+        name: Name shown in reports; by default the folder's or model's name.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ...; ``"auto"`` uses a GPU if there is one.
+        dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is float32 on the CPU and the model's own on a GPU.
+        max_batch: Sequences decoded together.
+        prefix_megabytes: Memory per session for encoded prompts, reused by prompts with the same prefix; 0 for none.
+        window: Context window in tokens, for prompt and answer together; by default the model's own.
+        threads: CPU threads of torch for this model. By default one for models of up to 50 million parameters, and
+            torch's own number for larger ones or if ``OMP_NUM_THREADS`` is set.
+        exact: Make replies independent of the batch (see `mas_gym.policies.local.decode`), at the cost of a float64
+            copy of the model. By default on for float32 models of up to 100 million parameters that run in float64.
         chat_options: Extra variables for the chat template.
-        trust_remote_code: Run Python code that comes with the model's files. Never asked for interactively.
+        trust_remote_code: Run Python code from the model's files. There is no interactive prompt for it.
 
     Attributes:
         name: As above.
         max_batch: As above.
-        stats: Counters of everything decoded so far.
+        stats: Counters of the work done so far.
         format: The tokenizer with its chat conventions.
-        end_tokens: Token ids that end a message: the generation config's and the tokenizer's.
+        end_tokens: Token ids that end a message, from the generation config and the tokenizer.
 
     Raises:
-        ConfigError: An option is wrong.
-        PolicyError: The model cannot be loaded, or cannot be batched.
+        ConfigError: An option is invalid.
+        PolicyError: The model cannot be loaded or batched.
     """
 
     def __init__(
@@ -97,10 +96,10 @@ class TransformersPolicy:
         }
 
     def identity(self) -> dict[str, Any]:
-        """Return the digest of the model's files and the settings that change samples; the first call reads the files.
+        """Return a digest of the model's files and the settings that affect samples; the first call reads the files.
 
         Raises:
-            PolicyError: The files changed since the model was loaded.
+            PolicyError: The files changed after the model was loaded.
         """
         return {"model": self._source.identity(), **self._settings}
 
@@ -115,7 +114,7 @@ class TransformersPolicy:
         return self.format.max_prompt_bytes
 
     def open(self) -> TransformersSession:
-        """Start a session; each session has a batch of its own."""
+        """Start a session with its own batch."""
         return TransformersSession(self)
 
     def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
@@ -160,7 +159,7 @@ class TransformersSession:
         self.pending += len(request.seeds)
 
     def step(self) -> list[tuple[Hashable, SamplingReply | PolicyError]]:
-        """Encode waiting prompts or write one token in every row; return the requests that this finished."""
+        """Encode waiting prompts or decode one token per row; return the requests that this finishes."""
         if self._decoder is None:
             raise PolicyError("the session is closed; open another")
         done, self._refused = self._refused, []
@@ -204,7 +203,7 @@ def _device(device: str) -> str:
 def _load(model: str, device: str, dtype: str, trust: bool) -> tuple[Any, Any]:
     """Return the model and its tokenizer."""
     kind: Any = "float32" if dtype == "auto" and device == "cpu" else dtype
-    # What is a folder is never looked for on the hub; asked for nothing, transformers would ask at the terminal.
+    # A folder is never looked up on the hub. Without trust_remote_code=False, transformers would ask at the terminal.
     options: dict[str, Any] = {"trust_remote_code": trust, "local_files_only": Path(model).is_dir()}
     bars = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
@@ -214,7 +213,7 @@ def _load(model: str, device: str, dtype: str, trust: bool) -> tuple[Any, Any]:
         _window(lm), _end_tokens(lm, tokenizer)
         return lm.to(device).eval().requires_grad_(False), tokenizer
     except BaseException as error:
-        # The tokenizers library panics on some broken files, which is no Exception.
+        # The tokenizers library panics on some broken files; the panic is not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         remedy = "; pass trust_remote_code=True to run the code in it" if "trust_remote_code" in str(error) else ""

@@ -1,13 +1,12 @@
-"""Draw tokens from batches of logits; each row's draw is independent of the batch.
+"""Sample tokens from batches of logits; each row's draw is independent of the batch.
 
-Each row has its own counter-based randomness: one uniform number per (seed,
-step), computed, not drawn from a stateful generator, so a row's draws do not
-depend on which rows surround it or when they came.
+Randomness is counter-based: each row's uniform number is computed from (seed, step)
+and not drawn from a stateful generator, so it does not depend on the other rows or
+on when they joined.
 
 Floating-point results depend slightly on the shape of the batch (about 1e-6 in
-float32). `draw` therefore also reports which rows are doubtful, because an error
-of that size could have changed the token; the caller settles those with a
-reference computation.
+float32). `draw` therefore also reports the ambiguous rows, whose token could have
+been changed by an error of that size; the caller recomputes them with a reference.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Draws(NamedTuple):
     Attributes:
         tokens: ``[n]`` token ids.
         logprobs: ``[n]`` log-probabilities at temperature 1 and without top-p, in nats.
-        doubtful: ``[n]`` whether an error within the tolerance could have changed the token.
+        doubtful: ``[n]`` whether the draw is ambiguous: an error within the tolerance could have changed the token.
     """
 
     tokens: Ints
@@ -63,14 +62,14 @@ def uniforms(seeds: npt.NDArray[np.uint64], steps: Ints) -> Floats:
 
 
 def draw(logits: torch.Tensor, temperature: Floats, top_p: Floats, uniform: Floats, tolerance: float) -> Draws:
-    """Sample one token per row by inverse CDF over the nucleus, in order of token id.
+    """Sample one token per row by inverse CDF over the nucleus, ordered by token id.
 
     Args:
         logits: ``[n, V]`` finite floats on any device.
         temperature: ``[n]`` softmax temperatures; below `MIN_TEMPERATURE` the most likely token is taken.
         top_p: ``[n]`` nucleus masses in ``(0, 1]``: the smallest set of most likely tokens with at least this mass.
         uniform: ``[n]`` numbers in ``[0, 1)``.
-        tolerance: Error in a probability, and relative error between two, up to which rows count as doubtful.
+        tolerance: Absolute error of a probability, and relative error between two, within which a draw is ambiguous.
     """
     import torch
 
@@ -109,14 +108,14 @@ class _Picked(NamedTuple):
 
 
 def _pick(scaled: Floats, ids: Ints, total: Floats, top_p: Floats, uniform: Floats, tolerance: float) -> _Picked:
-    """Return the chosen ids, the doubtful rows, and the rows whose nucleus these candidates surely contain.
+    """Return the chosen ids, the ambiguous rows, and the rows whose nucleus these candidates certainly contain.
 
     ``scaled`` and ``ids`` are ``[n, k]``, the most likely first; ``total`` is the log of the normaliser;
     ``top_p`` is 0 for the most likely token alone and infinite for every token.
     """
     p = np.exp(scaled - total[:, None])
     before = np.cumsum(p, axis=1) - p
-    # In order of id near-equal probabilities, whose order is not stable, do not swap places on the line.
+    # Ordered by id, candidates of nearly equal probability, whose ranking is unstable, do not swap places on the line.
     order = np.argsort(ids, axis=1)
     nth = np.arange(p.shape[1])
     size = np.maximum((before < top_p[:, None]).sum(axis=1), 1)
@@ -126,7 +125,7 @@ def _pick(scaled: Floats, ids: Ints, total: Floats, top_p: Floats, uniform: Floa
     following = np.minimum(size, p.shape[1] - 1)
     last = p[rows, size - 1]
     tie = (following == size) & (last - p[rows, following] < tolerance * last)
-    # Of three or more that tie at the edge, any may be the ones inside: no single swap speaks for them all.
+    # If three or more tie at the edge, any of them may be inside, so checking a single swap is not enough.
     doubtful |= tie & ((np.abs(p - last[:, None]) < tolerance * last[:, None]).sum(axis=1) > 2)
     for row in np.flatnonzero((edge | tie) & ~doubtful):
         one = slice(row, row + 1)
@@ -135,12 +134,12 @@ def _pick(scaled: Floats, ids: Ints, total: Floats, top_p: Floats, uniform: Floa
         for kept in (swapped,) if tie[row] else (narrow, wide):
             other, close = _place(p[one], order[one], kept[None], uniform[one], tolerance)
             doubtful[row] |= close[0] or other[0] != place[row]
-    # The last candidate must lie outside, or one that is not here might belong to the nucleus or tie with its last.
+    # The last candidate must lie outside, or a missing one might belong to the nucleus or tie with its last member.
     return _Picked(ids[rows, place], doubtful, before[:, -1] - tolerance > top_p)
 
 
 def _place(p: Floats, order: Ints, kept: Bools, uniform: Floats, tolerance: float) -> tuple[Ints, Bools]:
-    """Walk the line of kept candidates; return the column that each number hits, and whether it is near an edge."""
+    """Return the column of the kept candidate that each number selects, and whether it is close to an edge."""
     rows = np.arange(len(p))
     mass = np.where(kept, p, 0.0)[rows[:, None], order]
     line = np.cumsum(mass, axis=1)

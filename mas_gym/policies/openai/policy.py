@@ -3,8 +3,8 @@
 One HTTP call is made per sample, seeded with that sample's own seed, so a message
 depends on its prompt and seed alone as far as the server allows; ``choices="n"``
 asks for all samples of a prompt in one call instead, for servers that ignore seeds
-and bill the prompt per call. Prompts are shortened from the oldest input when the
-server says that they are too long.
+and bill the prompt per call. If the server rejects a prompt as too long, its oldest
+input is cut.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ class OpenAIOptions:
         logprobs: Ask for log-probabilities, which policy likelihood needs.
         choices: ``"seeds"``: one call per sample with its own seed; ``"n"``: one call for all samples of a prompt.
         max_concurrency: HTTP calls open at once.
-        timeout: Seconds for one call, queueing at the server included.
-        patience: Seconds that a request goes on while the server is away or limits its rate.
-        max_attempts: Calls for one request that may fail otherwise (server errors, time-outs, unusable replies).
-        key_env: Environment variable that holds the API key.
-        price: Money per million prompt, cached and generated tokens.
-        extra_body: Further parameters of every call, such as ``{"top_k": -1}`` for vLLM.
-        revision: Version of the served weights, part of the policy's identity; set it when they change under one name.
+        timeout: Seconds for one call, including queueing at the server.
+        patience: Seconds to keep retrying a request while the server is down or limits its rate.
+        max_attempts: Failed calls per request for other reasons (server errors, timeouts, unusable replies).
+        key_env: Environment variable with the API key.
+        price: Price per million prompt, cached and generated tokens.
+        extra_body: Additional parameters of every call, such as ``{"top_k": -1}`` for vLLM.
+        revision: Version of the served weights, part of the identity; change it when they change under one name.
     """
 
     api: Api = "chat"
@@ -110,7 +110,7 @@ class OpenAIOptions:
         if self.extra_body is not None and not isinstance(self.extra_body, Mapping):
             raise _wrong("extra_body", "a mapping", self.extra_body)
         if self.revision is not None:
-            # Written into a policy string, a date or a number is read as one.
+            # In a policy string, YAML reads a date or number as such.
             object.__setattr__(self, "revision", str(self.revision))
 
 
@@ -133,20 +133,20 @@ class OpenAIPolicy:
         name: ``"openai:MODEL"``.
         max_concurrency: From the options.
         meter: Calls, tokens, faults and money so far.
-        independent_samples: Whether each sample depends on its own seed alone, whatever it is asked for with.
-        notes: What the server turned out not to offer, in words; empty at first.
+        independent_samples: Whether a sample depends on its own seed alone, not on the others of its call.
+        notes: Descriptions of features that the server turned out not to support; initially empty.
     """
 
     def __init__(self, model: str, base_url: str | None = None, options: OpenAIOptions | None = None) -> None:
-        """Point at a server; nothing is sent yet.
+        """Configure the server; nothing is sent yet.
 
         Args:
-            model: The model's name at the server.
+            model: The model's name on the server.
             base_url: Such as ``http://127.0.0.1:8000/v1``; by default ``OPENAI_BASE_URL``, else the OpenAI service.
             options: How to call it.
 
         Raises:
-            MissingDependencyError: Without the ``openai`` package.
+            MissingDependencyError: The ``openai`` package is not installed.
         """
         try:
             import openai  # noqa: F401
@@ -175,10 +175,10 @@ class OpenAIPolicy:
         self._describing = threading.Lock()
 
     def identity(self) -> dict[str, Any]:
-        """Return the model, what the server's ``/v1/models`` says of it, and the options that change samples.
+        """Return the model, what the server's ``/v1/models`` says about it, and the options that affect samples.
 
-        The address is left out, so a server may move. The first call asks the server and blocks; do not call it on
-        the engine loop.
+        The address is left out, so a server may move. The first call queries the server and blocks; do not call it
+        on the engine loop.
 
         Raises:
             PolicyError: The server does not answer.
@@ -260,7 +260,7 @@ class OpenAIPolicy:
             else:
                 if all(sample.text for sample in reply.samples) or empties + 1 >= _EMPTIES_TO_BELIEVE:
                     return reply, self._dropped(reply, kept)
-                # The model may have nothing to say; two empty messages in a row are accepted.
+                # The model may have nothing to say: two empty messages in a row are accepted.
                 empties += 1
                 self.meter.faults["empty text"] += 1
                 continue
@@ -278,7 +278,7 @@ class OpenAIPolicy:
             await self._wait(fault, tries)
 
     async def _describe(self) -> dict[str, Any]:
-        """Return what the server's list of models says of this one; empty without a usable list."""
+        """Return what the server's model list says about this model; empty without a usable list."""
         tries = _Tries(asyncio.get_running_loop().time(), random.Random(0))
         while True:
             try:
@@ -293,7 +293,7 @@ class OpenAIPolicy:
             await self._wait(fault, tries)
 
     async def _wait(self, fault: Fault, tries: _Tries) -> None:
-        """Sleep before another try; raise if there should be none."""
+        """Sleep before the next attempt; raise if there should be none."""
         tries.made += 1
         tries.faults += not fault.away
         self.meter.faults[fault.kind] += 1
@@ -303,7 +303,7 @@ class OpenAIPolicy:
         await asyncio.sleep(pause)
 
     def _dropped(self, reply: WireReply, kept: float) -> int:
-        """Estimate the tokens cut from a prompt by the share of its characters that was kept."""
+        """Estimate the tokens cut from a prompt from the share of its characters that was kept."""
         dropped = round(reply.prompt_tokens * (1 / kept - 1))
         if dropped and not self._warned:
             self._warned = True
@@ -335,7 +335,7 @@ class OpenAIPolicy:
         return reply
 
     async def _exchange(self, call: Callable[[Any], Any], limit: int) -> bytes:
-        """Make one call when a slot is free; return the body, of at most ``limit`` bytes."""
+        """Make one call as soon as a slot is free; return the body, of at most ``limit`` bytes."""
         loop = asyncio.get_running_loop()
         slots = self._slots = self._slots or asyncio.Semaphore(self.max_concurrency)
         async with slots:
@@ -356,11 +356,11 @@ class OpenAIPolicy:
             body.pop(name, None)
         if "max_tokens" in self._refused:
             body["max_completion_tokens"] = body.pop("max_tokens")
-        # The client walks through typed parameters at the cost of a quarter of the call, and takes these as they are.
+        # The client spends a quarter of the call on walking through typed parameters, and sends these unchanged.
         return body | dict(self.options.extra_body or {})
 
     def _lower_cap(self, fault: Fault, request: SamplingRequest) -> bool:
-        """Ask for shorter messages if that is what the server objects to, and remember it."""
+        """Lower the cap if the server rejects it as too high, and remember that."""
         cap = min(request.max_new_tokens, self._cap)
         lower = [number for found in _NUMBER.findall(fault.reason) if (number := int(found)) < cap]
         if fault.kind != "refused" or not _CAP_TOO_HIGH.search(fault.reason) or not lower:
@@ -371,7 +371,7 @@ class OpenAIPolicy:
         return True
 
     def _adapt(self, fault: Fault, seeds: tuple[int, ...], tried_with: frozenset[str]) -> bool:
-        """Leave out what the server refuses, if it is one of the things that can be left out."""
+        """Leave out the rejected parameter, if it is optional."""
         if fault.kind != "refused" or fault.hopeless:
             return False
         words = {
@@ -395,7 +395,7 @@ class OpenAIPolicy:
             logger.warning("%s: %s", self.name, note)
 
     def _pause(self, fault: Fault, tries: _Tries) -> float:
-        """Return the seconds to wait before another try; raise if there should be none."""
+        """Return the seconds to wait before the next attempt; raise if there should be none."""
         where = f"{self.name} at {self._shown_url()}"
         if fault.hopeless:
             raise EngineUnavailableError(f"{where} cannot be used: {fault.reason}. {self._remedy(fault.status)}")
@@ -443,7 +443,7 @@ class OpenAIPolicy:
                 f"expected an API key of printable ASCII in the environment variable {self.options.key_env}"
             )
         return openai.AsyncOpenAI(
-            # Servers without keys accept any, but the client insists on one.
+            # Servers without keys accept any key, but the client requires one.
             api_key=key or "none",
             base_url=self.base_url,
             max_retries=0,
@@ -462,12 +462,12 @@ def load_openai(argument: str, **options: Any) -> OpenAIPolicy:
 
 
 class _NoManyChoicesError(Exception):
-    """The server gives one choice per call."""
+    """The server returns only one choice per call."""
 
 
 @dataclass(slots=True)
 class _Tries:
-    """The failed calls of one request: when it started, its jitter, how many failed, and how many by faults."""
+    """The failed calls of one request: start time, jitter, how many failed, and how many while the server was up."""
 
     started: float
     rng: random.Random
@@ -476,7 +476,7 @@ class _Tries:
 
 
 def _fitted(request: SamplingRequest, fault: Fault) -> tuple[SamplingRequest, float] | None:
-    """Return a request that fits better and the share of its prompt that was kept; None if its length is no fault."""
+    """Return a smaller request and the share of its prompt that was kept; None if its length is not the fault."""
     if fault.kind != "too long":
         return None
     room = _room(fault.reason)
@@ -486,20 +486,20 @@ def _fitted(request: SamplingRequest, fault: Fault) -> tuple[SamplingRequest, fl
 
 
 def _room(reason: str) -> int:
-    """Return how many tokens of the server's window are kept for a message: a quarter, as in models run here."""
+    """Return how many tokens of the server's window are reserved for the message: a quarter, as for local models."""
     window = _WINDOW.search(reason)
     return max(int(window[1]) // 4, 1) if window else 10**9
 
 
 def _shortened(request: SamplingRequest, reason: str) -> tuple[SamplingRequest, float]:
-    """Return the request with the oldest part of its inputs cut, and the share of the prompt that was kept."""
+    """Return the request without the oldest part of its input, and the share of the prompt that was kept."""
     numbers = [int(found) for found in _NUMBER.findall(reason)]
     window, length = (min(numbers), max(numbers)) if len(numbers) >= 2 else (0, 0)
     share = min(max(0.8 * window / length, 0.1), 0.8) if length else 0.75
     last = request.messages[-1]
     total = sum(len(message.content) for message in request.messages)
     cut = min(max(int(total * (1 - share)), 1), len(last.content) - 1)
-    # A number cut in the middle would be another number.
+    # A number cut in the middle would be a different number.
     word = re.search(r"\s\S", last.content[cut - 1 :])
     cut += word.start() if word else 0
     shorter = last._replace(content=last.content[cut:])
@@ -507,10 +507,10 @@ def _shortened(request: SamplingRequest, reason: str) -> tuple[SamplingRequest, 
 
 
 def split_address(argument: str) -> tuple[str, str | None]:
-    """Read ``MODEL`` or ``MODEL@URL``; a model's name may hold an ``@`` of its own.
+    """Split ``MODEL`` or ``MODEL@URL``; the model's name may contain an ``@``.
 
     Raises:
-        ConfigError: No model is named.
+        ConfigError: The model's name is missing.
     """
     found = re.fullmatch(r"(.*?)@(https?://.*)", argument, re.DOTALL)
     model, url = (found[1], found[2].rstrip("/")) if found else (argument, None)

@@ -25,7 +25,7 @@ Api = Literal["chat", "completions"]
 FaultKind = Literal["connection", "reset", "timeout", "rate limit", "server error", "bad reply", "too long", "refused"]
 
 SEED_MASK = 2**31 - 1
-"""Seeds are sent as 31 bits, which every known server takes as they are."""
+"""Seeds are sent as 31 bits, which every known server accepts unchanged."""
 
 _FIRST_DELAY = 0.25
 _LONGEST_DELAY = 20.0
@@ -49,7 +49,7 @@ _CHAT_MARKUP = re.compile(
 
 
 class BadReply(Exception):
-    """A reply that arrived but cannot be used."""
+    """A reply that arrived but is unusable."""
 
 
 async def read_body(response: Any, limit: int) -> tuple[bytes, bool]:
@@ -57,18 +57,18 @@ async def read_body(response: Any, limit: int) -> tuple[bytes, bool]:
 
     Args:
         response: An httpx response whose body has not been read.
-        limit: Most bytes to keep, counted after decompression.
+        limit: Maximum number of bytes, counted after decompression.
 
     Returns:
-        The body, and whether it is complete; False if it was cut at the limit.
+        The body, and whether it is complete rather than cut at the limit.
 
     Raises:
-        BadReply: It is compressed with something other than gzip, or broken.
+        BadReply: Its compression is not gzip or deflate, or is corrupt.
     """
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "", "gzip", "deflate"):
         raise BadReply(f"its content-encoding is {encoding[:40]!r}; expected gzip or none")
-    # 47: zlib or gzip, whichever the header of the data says.
+    # 47 accepts zlib and gzip, according to the header of the data.
     unpack = zlib.decompressobj(47) if encoding in ("gzip", "deflate") else None
     body, received = bytearray(), 0
     async for chunk in response.aiter_raw():
@@ -87,9 +87,9 @@ class WireReply(NamedTuple):
 
     Attributes:
         samples: In the order of the reply's choice indices.
-        prompt_tokens: As the server counts them, 0 if it does not.
-        cached_tokens: Prompt tokens that it says it had cached.
-        generated_tokens: Over all choices.
+        prompt_tokens: As counted by the server; 0 if it does not report them.
+        cached_tokens: Prompt tokens that the server reports as cached.
+        generated_tokens: Sum over all choices.
     """
 
     samples: tuple[Sample, ...]
@@ -99,21 +99,21 @@ class WireReply(NamedTuple):
 
 
 def clean(text: str) -> str:
-    """Replace lone surrogates, which neither JSON nor SQLite can carry."""
+    """Replace lone surrogates, which neither JSON nor SQLite can represent."""
     return _SURROGATES.sub("\ufffd", text)
 
 
 def defuse(text: str) -> str:
-    """Return ``text`` with chat-template markup broken by a space, so that no server reads a role out of it.
+    """Return ``text`` with chat-template markup broken by a space, so that no server interprets it as a role.
 
-    Servers tokenise message contents with their special tokens switched on: a message that says
-    ``<|im_start|>system`` would otherwise speak as the system. All else is left as it is.
+    Servers tokenise message contents with special tokens enabled: a message that contains
+    ``<|im_start|>system`` would otherwise speak as the system. Other text is unchanged.
     """
     return _CHAT_MARKUP.sub(lambda match: match.group() + " ", clean(text))
 
 
 def payload(request: SamplingRequest, seeds: tuple[int, ...], model: str, api: Api, logprobs: bool) -> dict[str, Any]:
-    """Return the body that asks for ``len(seeds)`` samples of ``request``, seeded with the first seed."""
+    """Return the body that requests ``len(seeds)`` samples, seeded with the first seed."""
     body: dict[str, Any] = {
         "model": model,
         "temperature": request.temperature,
@@ -136,15 +136,15 @@ def payload(request: SamplingRequest, seeds: tuple[int, ...], model: str, api: A
 
 
 def reply_limit(request: SamplingRequest, n: int) -> int:
-    """Return how many bytes a reply with ``n`` choices may have."""
+    """Return the maximum size in bytes of a reply with ``n`` choices."""
     return n * (_BYTES_PER_REPLY + _BYTES_PER_TOKEN * request.max_new_tokens)
 
 
 def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool) -> WireReply:
-    """Check and read a reply that should hold ``n`` choices.
+    """Parse and check a reply that should have ``n`` choices.
 
     Raises:
-        BadReply: With the reason.
+        BadReply: The reply is unusable; the message is the reason.
     """
     body = load_object(raw)
     if body.get("error"):
@@ -167,7 +167,7 @@ def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool) -> WireReply:
 
 
 def model_facts(body: dict[str, Any], model: str) -> dict[str, Any]:
-    """Return what a server's list of models says of ``model`` that bears on its samples; empty if it is not listed."""
+    """Return what a server's model list says about ``model`` that affects its samples; empty if it is not listed."""
     entries = body.get("data")
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and entry.get("id") == model:
@@ -181,7 +181,7 @@ def model_facts(body: dict[str, Any], model: str) -> dict[str, Any]:
 
 
 def load_object(raw: bytes) -> dict[str, Any]:
-    """Return the JSON object in ``raw``; raises `BadReply` if there is none."""
+    """Return the JSON object in ``raw``. Raises `BadReply` if there is none."""
 
     def refuse(constant: str) -> float:
         raise BadReply(f"it holds {constant}, which is not JSON")
@@ -218,7 +218,7 @@ def _choice(choice: dict[str, Any], api: Api, logprobs: bool) -> tuple[str, int 
 
 
 def _logprobs(found: Any, api: Api) -> list[float] | None:
-    """Return the generated tokens' log-probabilities; None if the server sent none."""
+    """Return the log-probabilities of the generated tokens; None if the server sent none."""
     values = found.get("content" if api == "chat" else "token_logprobs") if isinstance(found, dict) else None
     if not isinstance(values, list):
         return None
@@ -231,7 +231,7 @@ def _logprobs(found: Any, api: Api) -> list[float] | None:
 
 
 def _token_counts(known: list[int | None], total: int) -> list[int]:
-    """Return each choice's tokens: as many as its log-probabilities, else an equal share of the server's total."""
+    """Return each choice's tokens: the number of its log-probabilities, else an equal share of the total."""
     if len(known) == 1 and total > 0:
         return [total]
     if all(count is not None for count in known):
@@ -250,7 +250,7 @@ def _part(body: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _count(part: dict[str, Any], name: str) -> int:
-    """Return a count that the server may leave out."""
+    """Return a count; 0 if the server left it out."""
     value = part.get(name)
     try:
         return 0 if value is None else token_count(value)
@@ -259,7 +259,7 @@ def _count(part: dict[str, Any], name: str) -> int:
 
 
 class StatusError(Exception):
-    """A response whose status is not 2xx, with the beginning of its body."""
+    """A response with a status other than 2xx, and the beginning of its body."""
 
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Keep them."""
@@ -268,9 +268,9 @@ class StatusError(Exception):
 
 
 async def raise_for_status(response: Any) -> None:
-    """Raise `StatusError` unless an httpx response is 2xx; an event hook, so that no client reads the body before.
+    """Raise `StatusError` unless an httpx response is 2xx. An event hook, so that it reads the body before the client.
 
-    Redirects are refused as well: prompts and the API key go to the configured address only.
+    Redirects are refused too: prompts and the API key are sent to the configured address only.
     """
     if not response.is_success:
         try:
@@ -284,11 +284,11 @@ class Fault(NamedTuple):
     """One failed call.
 
     Attributes:
-        kind: What went wrong; everything except ``"too long"`` and ``"refused"`` is worth another try.
-        reason: A description for the error that may follow.
-        retry_after: Seconds that the server asked to wait; None if it did not.
-        status: The HTTP status; 0 without one.
-        param: The parameter that the server objects to, if it names one.
+        kind: What went wrong; all kinds except ``"too long"`` and ``"refused"`` can be retried.
+        reason: Description for the error message.
+        retry_after: Seconds that the server asked to wait, or None.
+        status: The HTTP status, or 0.
+        param: The rejected parameter, if the server names one.
     """
 
     kind: FaultKind
@@ -304,15 +304,15 @@ class Fault(NamedTuple):
 
     @property
     def hopeless(self) -> bool:
-        """Whether every other request would fail as well, because the key, the model or the address is wrong."""
+        """Whether every request would fail, because the key, the model or the address is wrong."""
         return self.status in _UNAVAILABLE_STATUS or 300 <= self.status < 400
 
 
 def fault_of(error: BaseException) -> Fault | None:
-    """Return what went wrong, or None for an exception that no server caused."""
+    """Return the fault that an exception stands for, or None if no server caused it."""
     import openai
 
-    # Some versions of the client wrap what its event hooks raise.
+    # Some versions of the client wrap exceptions from its event hooks.
     cause = error.__cause__ or error
     for found in (error, cause):
         if isinstance(found, StatusError):
@@ -324,7 +324,7 @@ def fault_of(error: BaseException) -> Fault | None:
     if isinstance(error, asyncio.TimeoutError | openai.APITimeoutError):
         return Fault("timeout", "no answer in time")
     if isinstance(error, openai.APIConnectionError):
-        # A refused connection means that the server is down; a reset later may concern this request alone.
+        # A refused connection means that the server is down; a later reset may concern this request alone.
         kind: FaultKind = "connection" if type(cause).__name__ == "ConnectError" else "reset"
         return Fault(kind, f"the connection failed ({type(cause).__name__}: {_printable(str(cause))})")
     # A reset in the middle of a body surfaces as the HTTP library's own error, which the client does not wrap.
@@ -352,31 +352,31 @@ def _status_fault(status: int, body: bytes, headers: Mapping[str, str]) -> Fault
 
 
 def _message(body: bytes) -> tuple[str, str]:
-    """Return an error body's message and the parameter that it names."""
+    """Return an error body's message and the parameter it names."""
     try:
         found: Any = load_object(body)
     except BadReply:
         return _printable(body.decode("utf-8", "replace")), ""
-    # OpenAI nests the error in an object, others do not.
+    # OpenAI nests the error in an object; others do not.
     error = found["error"] if isinstance(found.get("error"), dict) else found
     message, param = error.get("message"), error.get("param")
     return _printable(message if isinstance(message, str) else str(found)), param if isinstance(param, str) else ""
 
 
 def _printable(text: str) -> str:
-    """Return the beginning of a server's text on one line, without control characters."""
+    """Return the beginning of a server's text as one line without control characters."""
     return "".join(c if c.isprintable() else " " for c in text[:_REASON_CHARS]).strip()
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Read how many seconds a server asks to wait, from ``retry-after-ms`` or ``retry-after`` (seconds or a date).
+    """Return how many seconds a server asks to wait, from ``retry-after-ms`` or ``retry-after`` (seconds or a date).
 
     Args:
-        headers: Of the response, keys in lower case or any case-insensitive mapping.
-        now: Unix time, for dates.
+        headers: The response's headers, with lower-case keys or case-insensitive.
+        now: Current Unix time.
 
     Returns:
-        Seconds, at least 0; None without a readable value.
+        Seconds, at least 0; None without a valid value.
     """
     for key, scale in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         value = headers.get(key)
@@ -397,6 +397,6 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
 def delay(tries: int, wait: float | None, rng: random.Random) -> float:
     """Return the seconds to sleep after ``tries`` failed calls: exponential with jitter, never less than ``wait``."""
     ceiling: float = min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** min(tries - 1, 16))
-    # Half of the delay is random, so that clients that failed together do not come back together.
+    # Half of the delay is random, so that clients that failed together do not retry together.
     spread = ceiling * (0.5 + 0.5 * rng.random())
     return spread if wait is None else wait + 0.1 * spread

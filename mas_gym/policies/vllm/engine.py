@@ -1,4 +1,4 @@
-"""One vLLM engine per model and process, shared by policies that differ only in their adapter."""
+"""One vLLM engine per model and process, shared by policies that differ only in their adapters."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _SHUTDOWN_SECONDS = 15.0
 
 
 class VLLMEngine:
-    """An `AsyncLLM` that starts at the first request, when every adapter is known.
+    """An `AsyncLLM` that starts at the first request, when all adapters are known.
 
     Attributes:
-        model: Path or hub id.
-        adapters: LoRA folders, in the order in which they were asked for.
+        model: Local folder or hub id.
+        adapters: LoRA folders, in order of registration.
     """
 
     def __init__(self, model: str, arguments: Mapping[str, Any]) -> None:
-        """Keep the arguments; nothing starts yet."""
+        """Keep the arguments; the engine does not start yet."""
         self.model = model
         self.adapters: list[str] = []
         self._arguments = dict(arguments)
@@ -39,7 +39,7 @@ class VLLMEngine:
         """Register an adapter.
 
         Raises:
-            ConfigError: The engine is running already, or the folder holds no adapter.
+            ConfigError: The engine is already running, or the folder contains no adapter.
         """
         if folder in self.adapters:
             return
@@ -51,7 +51,7 @@ class VLLMEngine:
         self.adapters.append(folder)
 
     async def llm(self) -> Any:
-        """Return the running engine; call it on the engine loop."""
+        """Return the running engine; must be called on the engine loop."""
         if self._llm is None:
             if self._starting is None:
                 self._starting = asyncio.ensure_future(asyncio.to_thread(self._start))
@@ -69,7 +69,7 @@ class VLLMEngine:
 
         lora: dict[str, Any] = {}
         if self.adapters:
-            # If max_loras equals the number of adapters, rows of the base model silently get an adapter's output.
+            # If max_loras equals the number of adapters, rows of the base model silently use an adapter.
             lora = {"enable_lora": True, "max_loras": len(self.adapters) + 1}
             lora["max_lora_rank"] = max(_rank(folder) for folder in self.adapters)
         # A seeded request with a chunked prefill crashes vLLM's CPU worker: its generator cannot be rewound.
@@ -85,7 +85,7 @@ class VLLMEngine:
             ) from error
 
     def lora_request(self, folder: str) -> Any:
-        """Return vLLM's name for an adapter."""
+        """Return vLLM's request for an adapter."""
         from vllm.lora.request import LoRARequest
 
         index = self.adapters.index(folder) + 1
@@ -98,9 +98,9 @@ class VLLMEngine:
     async def _shut_down(self) -> None:
         llm, self._llm, self._starting = self._llm, None, None
         if llm is not None:
-            # Not in a thread: none can be started while the interpreter exits.
+            # Not in a thread, because none can be started while the interpreter exits.
             llm.shutdown(_SHUTDOWN_SECONDS)
-            # Its finaliser calls this again after the interpreter has unloaded the modules that it needs.
+            # Its finaliser calls shutdown again after the interpreter has unloaded modules that it needs.
             llm.shutdown = lambda: None
 
 
@@ -120,7 +120,7 @@ def shared_engine(model: str, arguments: Mapping[str, Any]) -> VLLMEngine:
 
 def require_vllm() -> None:
     """Check that vLLM can be imported. Raises `MissingDependencyError`."""
-    # Single-host engines need no address but the loopback.
+    # Single-host engines need only the loopback address.
     os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     try:
@@ -133,7 +133,7 @@ def require_vllm() -> None:
 
 
 def on_cpu() -> bool:
-    """Return whether vLLM runs on the CPU here."""
+    """Return whether vLLM runs on the CPU on this machine."""
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
@@ -142,8 +142,8 @@ def on_cpu() -> bool:
 def without_spinning(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return engine arguments under which one worker on a CPU shares the engine's process.
 
-    By default it gets its own process, for which the engine waits in a busy loop that takes one core. vLLM uses the
-    process to pin the worker's threads to cores, so this applies only if the user has turned pinning off.
+    By default the worker gets its own process, for which the engine waits in a busy loop that occupies one core. vLLM
+    uses that process to pin the worker's threads to cores, so this applies only if the user has disabled pinning.
     """
     sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
     alone = all(arguments.get(size, 1) == 1 for size in sizes)
@@ -162,5 +162,5 @@ def _rank(folder: str) -> int:
         raise ConfigError(f"expected a peft LoRA folder with its adapter_config.json at {folder!r}: {error}") from error
     if not isinstance(rank, int) or not 1 <= rank <= _MAX_RANK:
         raise ConfigError(f"expected a LoRA rank from 1 to {_MAX_RANK} in {file}, got {rank!r}")
-    # vLLM supports a few ranks and pads the others.
+    # vLLM supports these ranks only and pads others.
     return next(size for size in (8, 16, 32, 64, 128, 256, 320, 512) if rank <= size)

@@ -1,4 +1,4 @@
-"""Agents on a vLLM engine of this machine: continuous batching, prefix caching, a seed per sample, LoRA per agent."""
+"""Policies on a vLLM engine in this process: continuous batching, prefix caching, a seed per sample, LoRA per agent."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _numbers = itertools.count()
 class VLLMPolicy:
     """An `AsyncPolicy` over vLLM's asynchronous engine, which starts at the first request.
 
-    Policies of one model and equal engine arguments share one engine, whatever their
-    adapters, so agents with adapters of their own cost one copy of the weights.
+    Policies with the same model and engine arguments share one engine, whatever their
+    adapters, so agents with different adapters need only one copy of the weights.
 
     Attributes:
-        name: As given.
-        max_concurrency: As given.
+        name: Name shown in reports.
+        max_concurrency: Preferred number of open requests.
         meter: Calls and tokens so far.
     """
 
@@ -50,18 +50,18 @@ class VLLMPolicy:
 
         Args:
             model: A local folder or a hub id.
-            name: What reports call it; by default the model's name, with the adapter's.
+            name: Name shown in reports; by default the model's name, with the adapter's.
             lora: Folder of a peft adapter of the model.
-            max_concurrency: Requests open at once.
+            max_concurrency: Maximum number of open requests.
             max_model_len: Context window in tokens; by default the model's own.
             dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is the model's own.
-            gpu_memory_utilization: Share of the GPU's memory that this engine may take.
-            engine: Further arguments of vLLM's ``AsyncEngineArgs``.
+            gpu_memory_utilization: Share of the GPU's memory that this engine may use.
+            engine: Additional arguments of vLLM's ``AsyncEngineArgs``.
             chat_options: Extra variables for the chat template.
 
         Raises:
             MissingDependencyError: vLLM is not installed.
-            ConfigError: The adapter's folder holds none, or the engine is running already.
+            ConfigError: The adapter's folder contains no adapter, or the engine is already running.
         """
         arguments = {"max_model_len": max_model_len, "dtype": dtype, "gpu_memory_utilization": gpu_memory_utilization}
         arguments |= dict(engine or {})
@@ -84,17 +84,17 @@ class VLLMPolicy:
         self.meter = Meter()
 
     def identity(self) -> dict[str, Any]:
-        """Return the digests of the model's and the adapter's files and the settings that change samples.
+        """Return digests of the model's and the adapter's files and the settings that affect samples.
 
         Raises:
-            PolicyError: The files cannot be found, or changed since the policy was made.
+            PolicyError: The files cannot be found, or changed after the policy was created.
         """
         adapter = None if self._adapter is None else self._adapter.identity()
         return {"model": self._source.identity(), "adapter": adapter, **self._settings}
 
     @property
     def meters(self) -> dict[str, Meter]:
-        """Its meter, by its name."""
+        """Its meter, by name."""
         return {self.name: self.meter}
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
@@ -102,12 +102,12 @@ class VLLMPolicy:
 
         Raises:
             PolicyError: vLLM could not answer it.
-            EngineUnavailableError: The engine died or does not start.
+            EngineUnavailableError: The engine died or did not start.
         """
         return await on_engine_loop(self._answer(request))
 
     def close(self) -> None:
-        """Stop the engine, which the policies that share it would start again."""
+        """Stop the engine; the next request of any policy that shares it starts it again."""
         self._engine.close()
 
     async def _answer(self, request: SamplingRequest) -> SamplingReply:
@@ -133,7 +133,7 @@ class VLLMPolicy:
         return self._format.encode(request.messages, request.max_new_tokens)
 
     async def _one(self, llm: Any, prompt: Prompt, request: SamplingRequest, seed: int) -> tuple[Sample, int]:
-        """Return one sample and how many tokens of its prompt were cached."""
+        """Return one sample and the number of its cached prompt tokens."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -168,7 +168,7 @@ class VLLMPolicy:
         if isinstance(error, EngineDeadError):
             return EngineUnavailableError(
                 f"{self.name}: the vLLM engine died; its log above has the cause. "
-                "Repeat the command; what a run with a store has finished is kept in it"
+                "Repeat the command; a run with a store keeps its finished searches"
             )
         return PolicyError(f"{self.name}: vLLM refused a request: {type(error).__name__}: {error}")
 
