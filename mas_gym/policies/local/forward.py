@@ -177,5 +177,5 @@ def _tolerance(logits: torch.Tensor) -> float:
 def _unsupported(reason: str) -> str:
     return (
         "expected a causal LM whose only state is attention keys and values, so that rows can be batched with padding; "
-        f"this one cannot: {reason}; serve it with vLLM or another server and use 'openai:MODEL@URL'"
+        f"this model does not qualify: {reason}; serve it with vLLM or another server and use 'openai:MODEL@URL'"
     )
