@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import math
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +225,23 @@ def test_prompts_that_begin_alike_share_that_work_and_nothing_else_changes(folde
     assert sharing.sample(asked) == plain.sample(asked)
     assert plain.stats.reused_tokens == 0
     assert sharing.stats.reused_tokens > 0.7 * sharing.stats.prompt_tokens
+
+
+def test_memory_grows_with_what_rows_need_and_goes_with_the_session(policy: TransformersPolicy) -> None:
+    session = policy.open()
+    session.submit("one", request(20, (1, 2), max_new_tokens=100))
+    while session.pending:
+        session.step()
+        slots = session._decoder._slots
+        assert slots.rows <= 4 and slots.capacity <= slots.lengths.max() + 128
+    memory = weakref.ref(slots.cache.layers[0].keys)
+    del slots
+    gc.disable()
+    try:
+        session.close()
+        assert memory() is None
+    finally:
+        gc.enable()
 
 
 def test_a_sliding_window_forbids_sharing_beginnings() -> None:

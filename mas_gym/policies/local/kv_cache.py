@@ -12,6 +12,7 @@ that see the same question, and siblings in a search tree, have long common pref
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ import numpy.typing as npt
 import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-_GROWTH = 256
+_GROWTH = 64
 _BLOCK = 8
 
 
@@ -31,7 +32,8 @@ class _SlotLayer(DynamicLayer):  # type: ignore[misc]
 
     def __init__(self, slots: Slots, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
-        self.slots = slots
+        # No reference cycle: it would keep the memory of a finished batch until the garbage collector runs.
+        self.slots: Slots = weakref.proxy(slots)
         self.keys, self.values = (self._empty(t, slots.rows, slots.capacity) for t in (keys, values))
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
 

@@ -59,7 +59,7 @@ class TransformersPolicy:
         device: str = "auto",
         dtype: str = "auto",
         max_batch: int = 128,
-        prefix_megabytes: int = 128,
+        prefix_megabytes: int = 64,
         window: int | None = None,
         threads: int | None = None,
         exact: bool | None = None,
