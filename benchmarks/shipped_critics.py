@@ -20,8 +20,7 @@ import mas_gym.tiny
 import rewardmodels
 import search
 from mas_gym.policies import Policy, load_policy
-from rewardmodels.model.card import model_card
-from rewardmodels.model.folder import load_folder, save_folder
+from rewardmodels.model.folder import load_folder, model_card, save_folder
 from rewardmodels.training.config import CriticKind, Head
 from rewardmodels.training.recipe import ROLLOUTS, grow, teach, trees
 from search.compare import Bench, paired_bootstrap

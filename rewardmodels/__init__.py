@@ -6,9 +6,8 @@ them. torch is imported on first use.
 """
 
 from rewardmodels.critics import known_critics, load_critic
-from rewardmodels.data.dataset import Example, LabelledTree, RewardData, collect, histogram, merge, split
+from rewardmodels.data.dataset import Example, LabelledTree, RewardData, collect, histogram, merge, split, stored_trees
 from rewardmodels.data.mining import Labelled, Pair, outcomes, pairs, pointwise, process_targets
-from rewardmodels.data.rollouts import stored_trees
 from rewardmodels.data.serialise import state_parts, state_text
 from rewardmodels.model.learned import LearnedCritic
 from rewardmodels.training.config import PAPER, TINY, TrainingConfig

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from mas_gym.errors import ConfigError, MissingDependencyError, UnknownNameError
 from mas_gym.user_code import is_user_code, load_user_code, unknown
-from rewardmodels.model.info import META
+from rewardmodels.model.folder import META
 from rewardmodels.model.learned import LearnedCritic
 from search.critics import ConstantCritic, Ensemble, PolicyLikelihood
 from search.protocol import Critic
@@ -136,7 +136,7 @@ def _ensemble(argument: str, **options: Any) -> Critic:
 
 def _vllm(argument: str, **options: Any) -> Critic:
     """A folder saved by training, scored by vLLM's pooling runner."""
-    from rewardmodels.model.vllm_critic import VLLMCritic
+    from rewardmodels.model.learned import VLLMCritic
 
     return _build("vllm", VLLMCritic, argument, **options)
 

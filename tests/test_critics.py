@@ -468,9 +468,9 @@ def test_no_spec_reaches_the_oracle() -> None:
 def test_a_small_critic_scores_on_one_thread(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from rewardmodels.model import flat
+    from rewardmodels.model import prefixes
 
-    seen, forward = [], flat.forward
+    seen, forward = [], prefixes.forward_parts
 
     def watched(*args: Any) -> Any:
         seen.append(torch.get_num_threads())
@@ -479,7 +479,7 @@ def test_a_small_critic_scores_on_one_thread(folders: dict[str, Path], monkeypat
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     critic, before = LearnedCritic(folders["masprm"], device="cpu"), torch.get_num_threads()
-    monkeypatch.setattr(flat, "forward", watched)
+    monkeypatch.setattr(prefixes, "forward_parts", watched)
     torch.set_num_threads(3)
     try:
         critic.score(contexts([chain(["Facts: has 3."])]))
@@ -541,6 +541,6 @@ def test_a_store_without_training_runs_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_forwards_are_bounded(sizes: list[int], padded: bool, expected: list[list[int]]) -> None:
-    from rewardmodels.model.packing import chunks
+    from rewardmodels.model.encode import chunks
 
     assert chunks(range(len(sizes)), sizes, padded) == expected

@@ -27,12 +27,18 @@ import rewardmodels.training.trainer as trainer_module
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError
 from rewardmodels import PAPER, TINY, LearnedCritic, RewardData, Trained, TrainingConfig, collect, split, train
 from rewardmodels.model.backbone import can_share, load_scalar, logits_at
-from rewardmodels.model.encode import Encoder
-from rewardmodels.model.packing import collate_plain, pack
-from rewardmodels.training.batches import bundles, forward_passes, gather, model_input, schedule
+from rewardmodels.model.encode import Encoder, collate_plain, pack
 from rewardmodels.training.config import config_for
 from rewardmodels.training.metrics import auc, calibration, interval, outcome_metrics, pair_metrics, point_metrics
-from rewardmodels.training.trainer import last_checkpoint, loss_of
+from rewardmodels.training.trainer import (
+    bundles,
+    forward_passes,
+    gather,
+    last_checkpoint,
+    loss_of,
+    model_input,
+    schedule,
+)
 from search import ScoringContext
 
 QUICK: dict[str, Any] = {

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MissingDependencyError
-from rewardmodels.model.packing import ModelInput, collate, collate_plain, pack
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError
+from rewardmodels.model.encode import ModelInput, collate, collate_plain, pack
+from rewardmodels.optional import need
 
 if TYPE_CHECKING:
     import torch
@@ -29,18 +30,6 @@ def base_path(base: str) -> str:
 
         return str(mas_gym.tiny.path())
     return base
-
-
-def need(package: str, purpose: str) -> Any:
-    """Import an optional package; raises `MissingDependencyError` with the remedy."""
-    import importlib
-
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{purpose} needs {package}; install it with: pip install mas-gym[train]"
-        ) from error
 
 
 @contextmanager

@@ -1,9 +1,21 @@
-"""States to token ids, part by part; each distinct part is tokenized once."""
+"""States as token ids, part by part, and many states in few tokens: shared beginnings are written once.
+
+`Encoder` tokenizes each distinct part once. `merge_beginnings` turns states into a trie, for
+training and for scoring. Training lays the states of one tree out in one row of tokens, each node
+of their trie once; a mask lets each token see only its own ancestors, and positions count along the
+path. A decoder then computes for each state exactly what it would compute for that
+state alone, with a fraction of the tokens.
+
+Letters in shapes: R rows, S tokens of a row, K states.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mas_gym.errors import CriticError, DataError
 from mas_gym.graph import MAS
@@ -11,7 +23,9 @@ from mas_gym.state import MASState
 from rewardmodels.data.serialise import CUT, View, drop_oldest, state_parts
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase
+
 
 Ids = tuple[int, ...]
 
@@ -105,3 +119,158 @@ class Encoder:
         parts = (fitted.parts[0], marker + fitted.parts[1][-room:], *fitted.parts[2:])
         kept = sum(map(len, parts)) - len(marker)
         return Encoded(parts, length - kept)
+
+
+Ints = NDArray[np.int64]
+T = TypeVar("T")
+
+MOST_TOKENS = 8192
+"""Largest forward pass, in tokens; a single part or state may be larger."""
+
+
+class Packed(NamedTuple):
+    """One row.
+
+    Attributes:
+        ids: Token ids, shape (S,).
+        positions: Position of each token in its own state, shape (S,).
+        sees: Whether token i may look at token j, shape (S, S).
+        ends: For each state the place of its last token, shape (K,).
+    """
+
+    ids: Ints
+    positions: Ints
+    sees: NDArray[np.bool_]
+    ends: Ints
+
+
+class Trie(NamedTuple):
+    """States with their shared beginnings merged; a node is one part of a text after everything before it.
+
+    Attributes:
+        parents: Parent of each node, -1 for a first part; parents come before their children.
+        parts: Token ids of each node.
+        ends: Last node of each state, shape (K,).
+    """
+
+    parents: list[int]
+    parts: list[Ids]
+    ends: list[int]
+
+    def path(self, node: int) -> list[int]:
+        """Return a node's ancestors and itself, first part first."""
+        found = []
+        while node >= 0:
+            found.append(node)
+            node = self.parents[node]
+        return found[::-1]
+
+
+def merge_beginnings(states: Sequence[Sequence[Ids]]) -> Trie:
+    """Merge the shared beginnings of states; each state has parts, none of them empty."""
+    known: dict[tuple[int, Ids], int] = {}
+    trie = Trie([], [], [])
+    for state in states:
+        node = -1
+        for ids in state:
+            parent, node = node, known.setdefault((node, ids), len(trie.parts))
+            if node == len(trie.parts):
+                trie.parents.append(parent)
+                trie.parts.append(ids)
+        trie.ends.append(node)
+    return trie
+
+
+def pack(states: Sequence[Sequence[Ids]]) -> Packed:
+    """Lay out states in one row of tokens, each node of their trie once."""
+    trie = merge_beginnings(states)
+    starts = np.cumsum([0, *map(len, trie.parts)])
+    total = int(starts[-1])
+    ids_row = np.fromiter((i for part in trie.parts for i in part), np.int64, total)
+    positions = np.empty(total, np.int64)
+    sees = np.zeros((total, total), np.bool_)
+    for node, parent in enumerate(trie.parents):
+        a, b = int(starts[node]), int(starts[node + 1])
+        before = 0
+        if parent >= 0:
+            last = int(starts[parent + 1]) - 1
+            before = int(positions[last]) + 1
+            sees[a:b, : last + 1] = sees[last, : last + 1]
+        positions[a:b] = np.arange(before, before + b - a)
+        sees[a:b, a:b] = np.tri(b - a, dtype=np.bool_)
+    return Packed(ids_row, positions, sees, starts[1:][trie.ends] - 1)
+
+
+class ModelInput(NamedTuple):
+    """Rows of tokens as tensors, and where states end in them.
+
+    Attributes:
+        inputs: What the backbone takes: ``input_ids`` (R, S), and ``position_ids`` (R, S) with a 4-D additive
+            ``attention_mask`` (R, 1, S, S), or a plain 2-D mask.
+        rows: Row of each state, shape (K,).
+        columns: Place of each state's last token, shape (K,).
+    """
+
+    inputs: dict[str, torch.Tensor]
+    rows: torch.Tensor
+    columns: torch.Tensor
+
+
+def collate(rows: Sequence[Packed], pad: int, dtype: torch.dtype) -> ModelInput:
+    """Pad packed rows to one length.
+
+    Args:
+        rows: The rows.
+        pad: Id to pad with.
+        dtype: Of the additive mask: the model's.
+    """
+    import torch
+
+    count, width = len(rows), max(len(row.ids) for row in rows)
+    ids = np.full((count, width), pad, np.int64)
+    positions = np.zeros((count, width), np.int64)
+    sees = np.zeros((count, 1, width, width), np.bool_)
+    # A padded token must see something, or its softmax has nothing to sum over.
+    sees[:, :, :, 0] = True
+    for i, row in enumerate(rows):
+        size = len(row.ids)
+        ids[i, :size] = row.ids
+        positions[i, :size] = row.positions
+        sees[i, 0, :size, :size] = row.sees
+    mask = torch.zeros(sees.shape, dtype=dtype).masked_fill_(torch.from_numpy(~sees), torch.finfo(dtype).min)
+    inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": mask, "position_ids": torch.from_numpy(positions)}
+    where = np.concatenate([np.full(len(row.ends), i) for i, row in enumerate(rows)])
+    return ModelInput(inputs, torch.from_numpy(where), torch.from_numpy(np.concatenate([row.ends for row in rows])))
+
+
+def collate_plain(states: Sequence[Sequence[Ids]], pad: int) -> ModelInput:
+    """Write each state out whole, one row each, padded on the right; for models that take no mask of ours."""
+    import torch
+
+    lengths = [sum(map(len, state)) for state in states]
+    ids = np.full((len(states), max(lengths)), pad, np.int64)
+    for i, state in enumerate(states):
+        ids[i, : lengths[i]] = np.fromiter((token for part in state for token in part), np.int64, lengths[i])
+    mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
+    inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
+    return ModelInput(inputs, torch.arange(len(states)), torch.tensor(lengths) - 1)
+
+
+def chunks(items: Sequence[T], sizes: Sequence[int], padded: bool = False, limit: int = MOST_TOKENS) -> list[list[T]]:
+    """Cut items into forward passes of a bounded number of tokens.
+
+    Args:
+        items: In order.
+        sizes: Tokens of each; ascending, if ``padded``.
+        padded: Whether a forward pass pads all items to its longest.
+        limit: Largest number of tokens; an item that is larger gets a forward pass of its own.
+    """
+    cut: list[list[T]] = []
+    total = 0
+    for item, size in zip(items, sizes, strict=True):
+        total = size * (len(cut[-1]) + 1) if cut and padded else total + size
+        if not cut or total > limit:
+            cut.append([])
+            total = size
+        cut[-1].append(item)
+    return cut

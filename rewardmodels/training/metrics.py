@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewardmodels.data.dataset import Example
-from rewardmodels.model.backbone import need
+from rewardmodels.optional import need
 
 Floats = NDArray[np.float64]
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mas_gym.errors import DataError
-from rewardmodels.data.dataset import LabelledTree, RewardData, collect
-from rewardmodels.data.rollouts import stored_trees
+from rewardmodels.data.dataset import LabelledTree, RewardData, collect, stored_trees
 from rewardmodels.data.serialise import View
 from rewardmodels.training.config import CriticKind, Head, TrainingConfig
 from rewardmodels.training.run import Trained, train

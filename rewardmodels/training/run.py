@@ -19,15 +19,12 @@ from rewardmodels.model.backbone import (
     keep_layout,
     load_scalar,
     load_tokenizer,
-    need,
     quantize_config,
     quiet,
 )
-from rewardmodels.model.card import model_card
 from rewardmodels.model.encode import Encoder
-from rewardmodels.model.folder import load_folder, save_folder
-from rewardmodels.model.info import META, CriticInfo, read_info
-from rewardmodels.training.batches import bundles, schedule
+from rewardmodels.model.folder import META, CriticInfo, model_card, read_info, save_folder
+from rewardmodels.optional import need
 from rewardmodels.training.config import TrainingConfig, check_head, config_for
 
 if TYPE_CHECKING:
@@ -179,7 +176,16 @@ def _run(
     log: Callable[[str], None],
 ) -> Trained:
     from mas_gym.policies.local.forward import threads_for
-    from rewardmodels.training.trainer import CriticTrainer, Curves, HeldOut, Steps, arguments, last_checkpoint
+    from rewardmodels.training.trainer import (
+        CriticTrainer,
+        Curves,
+        HeldOut,
+        Steps,
+        arguments,
+        bundles,
+        last_checkpoint,
+        schedule,
+    )
 
     learned, held = split(data, config.held_out)
     encoder = Encoder(tokenizer, config.max_length, config.view)
@@ -225,7 +231,7 @@ def _calibration(
     points: RewardData, config: TrainingConfig, encoder: Encoder, rest: tuple[Any, ...], model: Any
 ) -> dict[str, Any]:
     from rewardmodels.training.metrics import point_metrics
-    from rewardmodels.training.trainer import HeldOut
+    from rewardmodels.training.trainer import HeldOut, bundles
 
     examples = split(points, config.held_out)[1].examples
     held: HeldOut = HeldOut(bundles(examples, encoder, config.batch_size, config.max_tokens), *rest)
@@ -274,6 +280,3 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-__all__ = ["Trained", "load_folder", "train"]

@@ -25,8 +25,7 @@ from mas_gym.identity import identity_of
 from rewardmodels import LearnedCritic, load_critic
 from rewardmodels.data.dataset import graph_of
 from rewardmodels.model.backbone import load_scalar, load_tokenizer
-from rewardmodels.model.folder import save_folder
-from rewardmodels.model.info import CriticInfo, read_info
+from rewardmodels.model.folder import CriticInfo, read_info, save_folder
 from search import ScoringContext
 
 STATE = [ScoringContext(chain(["Facts: has 3."]), MODEL.mas, None)]
