@@ -30,7 +30,7 @@ from mas_gym.tasks.grading import grade
 from search import MCTS, Budget, Proposal, Remaining, SinglePass, StepBeamSearch, open_store
 from search.store import RunRecord
 from search.store.file import FORMAT
-from search.store.lock import RunLock
+from search.store.record import RunLock
 
 RPSV = chain(4)
 PARTS = ("runs", "searches", "texts", "nodes", "candidates", "moments")
