@@ -1,4 +1,4 @@
-"""SQLite files of this project: how one is created, recognised, upgraded and opened, and what its errors mean."""
+"""SQLite files of this project: creating, recognising, upgrading and opening them, and explaining their errors."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Format:
     """A kind of file.
 
     Attributes:
-        name: What error messages call it, such as ``"store"``.
-        application: SQLite's application id of such files.
-        schema: The schema that is written, SQLite's user version.
+        name: The word for it in error messages, such as ``"store"``.
+        application: SQLite's application id for such files.
+        schema: The current schema version, SQLite's user version.
         tables: The statements that create its tables, each ended by ``;`` and a line break.
-        error: Raised for whatever is wrong with a file.
-        origin: How such a file comes to be, for the message about a missing one.
-        upgrades: For each older schema that can still be read, what turns it into the current one, in a transaction.
+        error: The error class for every problem with a file.
+        origin: How such a file is created, for the message about a missing one.
+        upgrades: For each older schema that can be read, the function that upgrades it, called in a transaction.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Format:
 
     @contextmanager
     def explained(self, path: Path) -> Iterator[None]:
-        """Turn SQLite's errors into ours, with the reason and the remedy. What was committed before is safe."""
+        """Turn SQLite's errors into ours, with the reason and the remedy. Earlier commits are safe."""
         try:
             yield
         except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
@@ -48,16 +48,16 @@ class Format:
 
         Args:
             path: The file.
-            create: Create it if it is missing or empty, and upgrade an older schema. Without it an older schema that
-                can be read stays as it is.
+            create: Create the file if it is missing or empty, and upgrade an older schema. Otherwise a readable
+                older schema stays as it is.
 
         Raises:
-            MASGymError: `error`: the file is missing, of another kind or schema, or cannot be opened.
+            MASGymError: As `error`, if the file is missing, of another kind or schema, or cannot be opened.
         """
         if not create and not path.is_file():
             raise self.error(f"{self.name} {path}: no such file; {self.origin}")
         with self.explained(path):
-            # SQLite serialises calls by itself; a run may read the problems of a store on another thread.
+            # SQLite serialises calls itself; a run may read a store's problems on another thread.
             connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
             with self.explained(path):
@@ -78,11 +78,11 @@ class Format:
         if version != self.schema and create:
             with transaction(connection):
                 self._create(connection, path)
-        # In WAL mode this survives the death of the process at any moment; only a power cut can lose the last commits.
+        # In WAL mode this survives a crash of the process at any time; only a power cut can lose the last commits.
         connection.execute("PRAGMA synchronous=NORMAL")
 
     def _create(self, connection: sqlite3.Connection, path: Path) -> None:
-        # Read again: another process may have done this while we waited for the lock.
+        # Read the version again: another process may have created the tables while we waited for the lock.
         version = self._version(connection, path)
         if version is None:
             for statement in self.tables.split(";\n"):
@@ -124,7 +124,7 @@ def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iter
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether an error of SQLite means that the file is damaged, and not that it is busy, full or read-only."""
+    """Whether an SQLite error means that the file is damaged, not busy, full or read-only."""
     text = str(error)
     damaged = ("malformed", "not a database", "Could not decode", "no such", "disk I/O", "corrupt", "too big")
     return isinstance(error, UnicodeDecodeError) or any(sign in text for sign in damaged)
@@ -141,5 +141,5 @@ def _remedy(error: Exception) -> str:
     if "readonly" in text or "unable to open" in text:
         return "check that its folder exists and that both may be written"
     if is_damage(error):
-        return "it is damaged or no SQLite file; use another path, or recover it with sqlite3's .recover"
-    return "use another path if this goes on"
+        return "it is damaged or not an SQLite file; use another path, or recover it with sqlite3's .recover"
+    return "if this persists, use another path"

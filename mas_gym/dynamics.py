@@ -5,11 +5,11 @@ Two schedules as in the paper, and one for systems with loops:
 * without conditions the schedule is fixed: one turn per agent in listed order,
   and routing only decides who reads what (Sec. "Preliminaries");
 * with conditions it is dynamic: in listed (topological) order an agent acts only
-  if each of its in-edges delivered, and a speaker after whom nobody can act
+  if each of its in-edges delivered. If no agent can act after a speaker, it
   routes to ``sink`` (App. "DyLAN-style dynamic scheduler");
 * with ``max_turns`` the first agent with an edge from the question begins, and then
-  agents act in the order in which messages reached them, any number of times. A
-  speaker after whom nobody waits, and the speaker of the last turn, routes to ``sink``.
+  agents act in the order in which messages reached them, any number of times. The
+  speaker of the last turn routes to ``sink``, as does one after whom no agent waits.
 
 Everything that depends only on the graph is precomputed, so a transition costs a
 few dictionary and list look-ups.
@@ -104,7 +104,7 @@ class Dynamics:
         """Return the nodes that an action reaches, in node order.
 
         The result is empty if `ALL` is chosen, no condition holds and other agents can
-        still act: the message then reaches nobody.
+        still act: the message then reaches no agent.
 
         Raises:
             EpisodeOverError: The state is terminal.

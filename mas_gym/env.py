@@ -422,10 +422,10 @@ def _read_action(action: Any) -> tuple[str, int]:
 
 
 class _TaskSource:
-    """Where an environment's problems come from: a task's name, checked at once and loaded late, or a task.
+    """The source of an environment's problems: a task, or a task's name, checked at once and loaded on first use.
 
     Attributes:
-        by_name: Whether the task can be loaded again from its name and options, in another process for example.
+        by_name: Whether the task can be loaded again from its name and options, for example in another process.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Every error that MAS-Gym raises, and the checks of names and arguments that raise the most common ones.
+"""Every error class of MAS-Gym, and the checks of names and arguments that raise the most common ones.
 
 Each class is a `MASGymError` and also the builtin that fits it, so both
 ``except MASGymError`` and, say, ``except ValueError`` catch it. A message says
@@ -37,7 +37,7 @@ class ConfigError(MASGymError, ValueError):
 
 
 class IdentityError(MASGymError, TypeError):
-    """A part cannot state what determines its results, so no store or cache may keep them."""
+    """A part cannot state what determines its results, so they must not be stored or cached."""
 
 
 class UnknownNameError(MASGymError, LookupError):

@@ -44,7 +44,7 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A test of a message's text that an edge needs before it delivers.
+    """A test that a message's text must pass for an edge to deliver it.
 
     Attributes:
         kind: ``"regex"``, ``"not_regex"``, ``"contains"`` or ``"not_contains"``.
@@ -58,7 +58,7 @@ class Condition:
     pattern: str
 
     def __post_init__(self) -> None:
-        """Compile the expression, which refuses what cannot be matched."""
+        """Compile the expression, so that an invalid one is rejected now."""
         if self.kind.endswith("regex"):
             matcher(self.pattern)
 
@@ -94,8 +94,8 @@ class MAS:
         max_turns: None for a schedule in which each agent acts at most once. With a number, edges may form cycles:
             an agent acts each time that messages have reached it, in the order of their arrival, and the episode
             ends after this many turns at the latest.
-        min_turns: With ``max_turns``, no message reaches ``sink`` before this turn unless nobody else can act.
-        history: What an agent's prompt holds beside the question: ``"inputs"``, the messages that reached it, or
+        min_turns: With ``max_turns``, no message reaches ``sink`` before this turn unless no other agent can act.
+        history: What an agent's prompt contains besides the question: ``"inputs"``, the messages that reached it, or
             ``"private"``, all messages that it sent or received, in order and with their speakers.
         policies: Pairs of an agent's name, or ``"*"`` for all others, and the policy string to use for its messages
             if a run names no policy. Not part of the system's identity: `to_dict`, the fingerprint and equality
@@ -146,7 +146,7 @@ class MAS:
             target = "sink" if edge.target == self.sink else edge.target
             edges.append([edge.source, target, *([] if edge.condition is None else [str(edge.condition)])])
         data = {"schema": SCHEMA, "name": self.name, "agents": agents, "edges": edges}
-        # Only what differs from the default, so that the fingerprints of systems without loops stay as they are.
+        # Defaults are left out, so that the fingerprints of systems without loops do not change.
         if self.max_turns is not None:
             data["max_turns"] = self.max_turns
         if self.min_turns != 1:

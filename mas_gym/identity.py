@@ -1,7 +1,7 @@
 """Identity: what determines a part's results, as JSON-able values.
 
-A run store hands back a stored search only if planner, MAS, policy, critic, grader, seed and
-sampling are the same as when it was made. Each part states what determines its results::
+A run store returns a stored search only if planner, MAS, policy, critic, grader, seed and
+sampling parameters are unchanged. Each part states what determines its results::
 
     class Judge:
         def __init__(self, client, prompt):
@@ -10,13 +10,14 @@ sampling are the same as when it was made. Each part states what determines its 
         def identity(self):
             return {"model": self.client.model, "prompt": self.prompt}
 
-Most parts need no such method, because `identity_of` states them by itself: dataclasses by
-their fields, other objects by their attributes, functions and classes of users by their
-source and by what that source refers to. It refuses what it cannot state, such as an open
-connection, with the path to it; define ``identity`` then, or run without a store.
+Most parts need no such method, because `identity_of` derives their identity: from the
+fields of a dataclass, the attributes of another object, and for user-defined functions and
+classes from their source and everything that the source refers to. It raises `IdentityError`
+for what it cannot state, such as an open connection, and names the path to it. In that case
+define ``identity``, or run without a store.
 
-A wrapper that changes no results, such as a cache, has an attribute ``identical_to``: the part
-that it wraps, whose identity it then shares.
+A wrapper that changes no results, such as a cache, sets the attribute ``identical_to`` to the
+part that it wraps, and so shares its identity.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ class Identified(Protocol):
     def identity(self) -> Any:
         """Return what determines this part's results.
 
-        The value may hold whatever `identity_of` can state, other parts included. Two instances
-        that can give different results for the same input must state different values; what
-        cannot change a result (a server's address, a batch size) is left out, or stored runs
-        would be orphaned when it changes.
+        The value may contain anything that `identity_of` can state, including other parts. Two
+        instances that can give different results for the same input must return different
+        values. Leave out what cannot change a result, such as a server's address or a batch
+        size; otherwise a change there would orphan stored runs.
         """
         ...
 
@@ -68,10 +69,10 @@ def identity_of(part: object) -> Any:
     """Return what determines a part's results: JSON-able, equal in every process for equal parts.
 
     Args:
-        part: A planner, policy, critic, task or grader, or a value inside of one.
+        part: A planner, policy, critic, task or grader, or a value inside one.
 
     Raises:
-        IdentityError: Something in it cannot be stated.
+        IdentityError: The part contains something that has no identity.
 
     >>> identity_of(functools.partial(round, ndigits=2))
     {'class': 'partial', 'function': 'builtins.round', 'args': [], 'keywords': {'ndigits': 2}}
@@ -84,7 +85,7 @@ def identity_of(part: object) -> Any:
 
 
 def digest_of(identity: Any) -> str:
-    """Return 32 hexadecimal digits that stand for an identity."""
+    """Return a digest of an identity, 32 hexadecimal digits."""
     return blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -116,7 +117,7 @@ def _text(value: Any) -> str:
 
 
 def _mapping(value: Mapping[Any, Any], path: str, inside: tuple[int, ...]) -> Any:
-    # A mapping that could pass for another kind of statement is written as pairs.
+    # A mapping that could be mistaken for another kind of value is written as pairs.
     if all(type(key) is str for key in value) and not _TAGS & set(value):
         return {key: _state(item, f"{path}[{key!r}]", inside) for key, item in value.items()}
     pairs = [
@@ -142,7 +143,7 @@ def _object(value: Any, path: str, inside: tuple[int, ...]) -> Any:
     if isinstance(value, type):
         return _code_of(value)
     if isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):
-        # What functools.lru_cache and the like return.
+        # The result of functools.lru_cache and similar decorators.
         return {"class": type(value).__qualname__, "of": _state(wrapped, f"{path}.__wrapped__", inside)}
     inner = getattr(value, "identical_to", None)
     if inner is not None:
@@ -157,7 +158,7 @@ def _called(identity: Callable[[], Any], path: str) -> Any:
     try:
         return identity()
     except PolicyError:
-        # A server that is down is its own error, with its own remedy.
+        # An unreachable server has its own error, with its own remedy.
         raise
     except Exception as error:
         raise IdentityError(f"{path}.identity() raised {type(error).__name__}: {error}") from error
@@ -168,7 +169,7 @@ def _fields(value: Any, path: str, inside: tuple[int, ...]) -> Any:
         names = [field.name for field in dataclasses.fields(value)]
         return {name: _state(getattr(value, name), f"{path}.{name}", inside) for name in names}
     try:
-        # What copy and pickle go by; it refuses what keeps its state out of Python's sight, as locks and sockets do.
+        # The protocol of copy and pickle; it fails for objects with hidden state, such as locks and sockets.
         reduced = value.__reduce_ex__(2)
     except Exception as error:
         raise IdentityError(
@@ -199,7 +200,7 @@ def _function(value: types.FunctionType, path: str, inside: tuple[int, ...]) -> 
 
 
 def _closure(function: types.FunctionType) -> dict[str, Any]:
-    """Return the variables that a function keeps of the function around it; those not set yet are left out."""
+    """Return the values of a function's closure variables; unset ones are left out."""
     cells = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):
@@ -207,14 +208,14 @@ def _closure(function: types.FunctionType) -> dict[str, Any]:
     return cells
 
 
-# ------------------------------------------------------------------ source of users' code
+# ------------------------------------------------------------------ source of user code
 
 _being_stated: ContextVar[tuple[int, ...]] = ContextVar("being_stated", default=())
-"""Classes and functions whose statement is under way: code that refers to itself is not stated in itself."""
+"""Classes and functions that are being stated now, to stop at code that refers to itself."""
 
 
 def _code_of(part: Any) -> dict[str, Any]:
-    """Name a class or function; for code of users with a digest of its source and of what that refers to."""
+    """Name a class or function; for user code, add a digest of its source and of what that refers to."""
     name = {"class" if isinstance(part, type) else "function": part.__qualname__}
     outer = _being_stated.get()
     if _is_users(part):
@@ -241,7 +242,7 @@ def _module_of(part: Any) -> str:
 
 
 def _is_users(part: Any) -> bool:
-    """Whether a class, function or module is neither this project's nor an installed package's."""
+    """Whether a class, function or module belongs neither to this project nor to an installed package."""
     name = part.__name__ if isinstance(part, types.ModuleType) else _module_of(part)
     if name.partition(".")[0] in (*_SHIPPED, "builtins"):
         return False
@@ -250,7 +251,7 @@ def _is_users(part: Any) -> bool:
 
 
 def _sources(part: Any, seen: set[int]) -> Iterator[str]:
-    """Yield the source of a class or function, then of the user's code and constants that it refers to."""
+    """Yield the source of a class or function, then of the user code and constants that it refers to."""
     if id(part) in seen or not _is_users(part):
         return
     seen.add(id(part))
@@ -263,7 +264,7 @@ def _sources(part: Any, seen: set[int]) -> Iterator[str]:
     for name, member in sorted(vars(part).items()):
         functions = _functions(member)
         for function in functions:
-            # Not only the class's source: a class can be changed after its definition, or made by a function.
+            # The class's source is not enough: a class can be changed after its definition, or built by a function.
             yield from _sources(function, seen)
             for variable, value in _closure(function).items():
                 yield from _variable(f"{name}.{variable}", value, seen, strict=True)
@@ -284,19 +285,19 @@ def _function_sources(function: types.FunctionType, seen: set[int]) -> Iterator[
 
 
 def _functions(member: Any) -> list[types.FunctionType]:
-    """Return the functions behind a member of a class: a method, property, cached property, ... has one or more."""
+    """Return the functions of a class member: a method, property or cached property has one or more."""
     parts = [member, *(getattr(member, name, None) for name in ("fget", "fset", "func", "__func__", "__wrapped__"))]
     return [part for part in parts if isinstance(part, types.FunctionType)]
 
 
 def _variable(name: str, value: Any, seen: set[int], strict: bool = False) -> Iterator[str]:
-    """Yield what code gets to see under a name: the source of code, the statement of values.
+    """Yield what a name means to the code that uses it: source if it is code, else its identity.
 
     Args:
         name: The name.
         value: Its value; None if there is none.
-        seen: Code that was yielded.
-        strict: Whether a value that cannot be stated is an error. Globals can be caches, clients and the like.
+        seen: Ids of the code already visited.
+        strict: Whether a value that cannot be stated is an error; globals may be caches or clients.
 
     Raises:
         IdentityError: ``strict``, and the value cannot be stated.
@@ -324,15 +325,15 @@ def _source(part: Any) -> str:
     try:
         if code is not None and code.co_name == "<lambda>":
             return _lambda_source(code)
-        # A function's own source: that of a decorated one would be that of what was decorated.
+        # From the code object: for a decorated function, getsource would return the inner function's source.
         return inspect.getsource(part if code is None else code)
     except (OSError, TypeError, SyntaxError):
-        # Typed at a prompt, or executed from a string: compare what was compiled instead.
+        # Typed at a prompt, or executed from a string: use the compiled code instead.
         return "" if code is None else _compiled(code)
 
 
 def _lambda_source(code: types.CodeType) -> str:
-    """Return the expression of a lambda; its lines may hold others too.
+    """Return the expression of a lambda, whose lines may contain others.
 
     Raises:
         OSError: It cannot be found.
@@ -355,5 +356,5 @@ def _compiled(code: types.CodeType) -> str:
 
 
 def _constant(value: object) -> str:
-    # A set of texts comes in another order in every process.
+    # The order of a set of strings differs between processes.
     return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)

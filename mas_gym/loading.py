@@ -20,7 +20,7 @@ MAX_DEPTH = 16
 MAX_VALUES = 600_000
 MAX_CHARACTERS = 16 * MAX_BYTES
 MAX_NUMBER = 100
-"""Limits on a file: its bytes, levels, values and text with aliases written out, and characters per number."""
+"""Limits on a file: its bytes, levels, values and text with aliases expanded, and characters per number."""
 
 _TAG = "tag:yaml.org,2002:"
 _STRING = _TAG + "str"
@@ -101,7 +101,7 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{path.name}: cannot be read ({error.strerror}); check its permissions") from error
     if len(raw) > MAX_BYTES:
-        raise ConfigError(f"{path.name}: larger than {MAX_BYTES} bytes; pass a dict if the MAS is really that large")
+        raise ConfigError(f"{path.name}: larger than {MAX_BYTES} bytes; pass a dict if the MAS is that large")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -125,7 +125,7 @@ def _parse(label: str, name: str, text: str) -> MAS:
 
 
 class _Size(NamedTuple):
-    """How large a value is when its aliases are written out."""
+    """The size of a value with its aliases expanded."""
 
     values: int
     characters: int
@@ -135,7 +135,7 @@ class _Size(NamedTuple):
 class _EventReader:
     """Builds plain data from YAML events, with the line of each value and limits on depth, numbers and aliases.
 
-    An alias shares the value that it names, and counts as if that were written out.
+    An alias shares the value that it names, but counts as much as a copy would.
     """
 
     def __init__(self, text: str) -> None:
@@ -187,7 +187,7 @@ class _EventReader:
 
     def alias(self, anchor: str, line: int, depth: int) -> tuple[Any, int]:
         if anchor not in self.anchors:
-            raise ValueError(f"line {line}: the alias {shown(anchor)} stands for nothing before it")
+            raise ValueError(f"line {line}: the alias {shown(anchor)} has no anchor before it")
         data, size = self.anchors[anchor]
         self.charge(size.values, size.characters, line)
         if depth + size.depth > MAX_DEPTH:

@@ -48,7 +48,7 @@ _NESTED = "is nested too deeply: drop groups that are not needed"
 
 
 class _RefusedError(Exception):
-    """What is wrong with a pattern, and the remedy."""
+    """The fault of a pattern, and the remedy."""
 
 
 @lru_cache(maxsize=256)
@@ -127,7 +127,7 @@ def _utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        # Lone surrogates have no UTF-8 form; the replacement character is as little a letter as they are.
+        # Lone surrogates have no UTF-8 form; the replacement character is not a letter either.
         return re.sub("[\ud800-\udfff]", "\ufffd", text).encode()
 
 

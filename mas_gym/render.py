@@ -57,7 +57,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: object) -> str:
-    r"""Return a name or a reason for a place in a line or a table: in one line, and not endless.
+    r"""Return a name or a reason as one printable line of bounded length, for messages and tables.
 
     >>> one_line("two\nlines")
     'two\\nlines'
@@ -218,7 +218,7 @@ class _Canvas:
 
     def wrapped(self, text: str, size: int, width: float, lines: int) -> list[str]:
         rows: list[str] = []
-        # No more can be visible, and measuring a megabyte would take seconds.
+        # No more than this is visible, and measuring a megabyte would take seconds.
         for paragraph in printable(text[:_LONGEST]).replace("\t", "    ").split("\n"):
             row = ""
             for word in paragraph.split(" "):

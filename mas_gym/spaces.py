@@ -28,7 +28,7 @@ T = TypeVar("T")
 MAX_SHARED_BYTES = 1 << 30
 _SAMPLE_CHARACTERS = 48
 _SAMPLE_ROWS = 4
-# Latin twice, as most text is; then accents, Greek, Hebrew (right to left), Chinese, emoji, tab and newline.
+# Latin twice, because most text is Latin; then accents, Greek, Hebrew (right to left), Chinese, emoji, whitespace.
 _BLOCKS = (
     (0x20, 0x7F),
     (0x20, 0x7F),

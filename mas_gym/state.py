@@ -50,7 +50,7 @@ class MASState:
     """A state ``s_t = (x, H_{t-1}, i_t)`` (paper, Sec. "Preliminaries").
 
     Immutable, hashable, picklable; ``copy`` and ``deepcopy`` return the object
-    itself. Two states are equal if question, transcript and acting agent are.
+    itself. Two states are equal if their question, transcript and acting agent are.
     Only `mas_gym.Dynamics` creates states.
 
     Attributes:

@@ -1,9 +1,9 @@
-"""Planners, critics and policies from a Python file of the user's: ``FILE.py:NAME`` or ``FILE.py:NAME:SETTINGS``.
+"""Planners, critics and policies from a user's Python file: ``FILE.py:NAME`` or ``FILE.py:NAME:SETTINGS``.
 
 ``NAME`` is a class or function at the top level of the file. It is called with the settings, which are separated by
 commas and given by position or as ``key=value``; whole numbers, decimals, ``true``, ``false`` and ``none`` are read as
-such, anything else is text. What it returns is the planner, critic or policy. A file is imported once per version of
-its contents, with its folder on ``sys.path``, so that it can import its neighbours.
+such, anything else is text. It returns the planner, critic or policy. A file is imported once per version of its
+contents, with its folder on ``sys.path``, so that it can import other files there.
 
 The code runs with the user's rights, as any script does: name only files that you trust.
 """
@@ -27,7 +27,7 @@ _WORDS = {"true": True, "false": False, "none": None}
 
 
 class UserCodeError(ConfigError):
-    """Code of the user's raised an error, or its file cannot be imported; the cause has the whole traceback."""
+    """User code raised an error, or its file cannot be imported; the cause has the whole traceback."""
 
 
 def is_user_code(spec: str) -> bool:
@@ -43,7 +43,7 @@ def load_user_code(what: str, spec: str) -> Any:
     """Import a file, find a class or function in it and call it.
 
     Args:
-        what: What it makes, for messages: ``"planner"``, ``"critic"`` or ``"policy"``.
+        what: The kind of part, for messages: ``"planner"``, ``"critic"`` or ``"policy"``.
         spec: ``FILE.py:NAME`` or ``FILE.py:NAME:SETTINGS``.
 
     Raises:
@@ -80,12 +80,12 @@ def read_settings(
     """Read ``"10,3,leaf=bootstrap"`` as positional and named arguments.
 
     Args:
-        place: Where they are written, for messages.
+        place: Their origin, for messages.
         settings: The text.
-        full: Maps an abbreviated name to the whole one.
+        full: Maps an abbreviated name to the full one.
 
     Raises:
-        ConfigError: A positional setting follows a named one, or a name comes twice.
+        ConfigError: A positional setting follows a named one, or a name occurs twice.
     """
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -104,7 +104,7 @@ def read_settings(
 
 
 def unknown(what: str, name: object, known: Iterable[str], group: str) -> UnknownNameError:
-    """Return the error for a name that is not known, with how to add one of one's own.
+    """Return the error for an unknown name, with a hint on how to add one.
 
     Args:
         what: The kind of thing, such as ``"planner"``.
@@ -117,7 +117,7 @@ def unknown(what: str, name: object, known: Iterable[str], group: str) -> Unknow
 
 
 def blame(error: BaseException, file: Path) -> str:
-    """Return an error in one line, with the last line of a file that it passed through."""
+    """Return an error in one line, with the last line of the file in its traceback."""
     lines = [
         frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file.resolve()
     ]
@@ -133,7 +133,7 @@ def _import(what: str, file: Path) -> Any:
     except (OSError, ValueError) as error:
         raise DataNotFoundError(f"{what}: expected a Python file at {str(file)!r}, found none ({error})") from error
     path = file.resolve()
-    # The contents are part of the name: a file that has changed is imported anew, one that has not keeps its classes.
+    # The name includes a digest of the contents: a changed file is imported again, an unchanged one is reused.
     stamp = hashlib.blake2b(str(path).encode("utf-8", "surrogateescape") + b"\0" + content, digest_size=8).hexdigest()
     name = f"mas_gym_user_{re.sub(r'[^0-9A-Za-z_]', '_', file.stem)}_{stamp}"
     if name in sys.modules:

@@ -85,7 +85,7 @@ class _Reader:
         self.faults.append(f"{self.where(place)}: {problem}")
 
     def near(self, word: object, known: Iterable[str]) -> str:
-        # Comparing names is slow, and nobody reads the hint of the hundredth fault.
+        # Comparing names is slow, and only the first faults are shown.
         return did_you_mean(word, known) if len(self.faults) < MOST_SHOWN else ""
 
     def read(self, data: object, name: str) -> MAS | None:
@@ -179,7 +179,7 @@ class _Reader:
         return None
 
     def policies(self, data: object, agents: Sequence[Agent | None]) -> tuple[tuple[str, str], ...]:
-        """Read which policy writes whose messages; whether it exists is checked when it is loaded."""
+        """Read the policy of each agent; whether it exists is checked when it is loaded."""
         if data is None:
             return ()
         if not isinstance(data, Mapping) or not data:
@@ -388,7 +388,7 @@ def _agent_faults(names: Sequence[str], edges: Sequence[ReadEdge], *, loops: boo
             continue
         later = next_sure[i + 1]
         if not outgoing[i] and later < sink:
-            problem = f"nobody reads {name}, and {names[later]} acts after it: add an edge from it or remove it"
+            problem = f"no agent reads {name}, and {names[later]} acts after it: add an edge from it or remove it"
             yield ("agents", i), problem
         if outgoing[i] == {sink} and i in ends_always and sure[i] and i + 1 < sink:
             yield ("agents", i), f"{name} always ends the episode, {names[i + 1]} never acts: remove its edge to sink"

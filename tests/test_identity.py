@@ -8,7 +8,7 @@ import math
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -252,14 +252,17 @@ def deeper(x):
 
 
 @pytest.fixture
-def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     monkeypatch.syspath_prepend(tmp_path)
+
+    def forget() -> None:
+        for name in ("mine", "helper"):
+            sys.modules.pop(name, None)
 
     def load(limits: Any = (1, 2), bound: int = 4, step: int = 1, deep: int = 2) -> Any:
         (tmp_path / "mine.py").write_text(MODULE.format(limits=limits, bound=bound))
         (tmp_path / "helper.py").write_text(HELPER.format(step=step, deep=deep))
-        for name in ("mine", "helper"):
-            monkeypatch.delitem(sys.modules, name, raising=False)
+        forget()
         importlib.invalidate_caches()
         sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
         try:
@@ -267,7 +270,8 @@ def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]
         finally:
             sys.dont_write_bytecode = before
 
-    return load
+    yield load
+    forget()
 
 
 @pytest.mark.parametrize(

@@ -469,7 +469,7 @@ def test_a_task_of_ones_own() -> None:
     assert isinstance(task, Task)
     assert task.grade(task.problem("b"), "Final Answer: y").correct
     assert pickle.loads(pickle.dumps(task))[1] == problems[1]
-    with pytest.raises(ConfigError, match="ids that differ"):
+    with pytest.raises(ConfigError, match="unique ids"):
         ProblemTask.of([problems[0], problems[0]])
 
 

@@ -108,7 +108,7 @@ noise = random.Random(0)
         ({"sample": 3}, "ordinary requests raised TypeError"),
         ({"sample": lambda self, r: []}, "requests got 0 replies"),
         ({"sample": lambda self, r: Careful().sample(r)[:-1] if r else []}, "requests got 3 replies"),
-        ({"sample": lambda self, r: Careful().sample(r) if r else [1]}, "no requests should get no replies"),
+        ({"sample": lambda self, r: Careful().sample(r) if r else [1]}, "an empty batch should get no replies"),
         ({"reply": lambda self, r: "text"}, "expected a SamplingReply, got 'text'"),
         ({"reply": lambda self, r: SamplingReply(())}, "3 seeds got 0 samples"),
         ({"reply": lambda self, r: Careful().reply(r)._replace(prompt_tokens=-1)}, "prompt_tokens: expected an int"),
@@ -120,7 +120,10 @@ noise = random.Random(0)
         ({"one": lambda self, r, s: Sample("a", 1, 0.5, "stop")}, "logprob: expected None or a finite float up to 0"),
         ({"one": lambda self, r, s: Sample("a", 1, float("nan"), "stop")}, "logprob: expected None or a finite"),
         ({"one": lambda self, r, s: Sample("a", 1, -1.0, "eos")}, "finish_reason: expected 'stop' or 'length'"),
-        ({"one": lambda self, r, s: Sample(str(noise.random()), 1, -1.0, "stop")}, "asked again, it gave other"),
+        (
+            {"one": lambda self, r, s: Sample(str(noise.random()), 1, -1.0, "stop")},
+            "the same requests gave other",
+        ),
         (
             {
                 "sample": lambda self, rs: [
@@ -234,9 +237,9 @@ def test_good_critics_comply() -> None:
         ({"value": lambda self, c: float("inf")}, "a value: expected a finite float, got inf"),
         ({"value": lambda self, c: "0.1"}, "a value: expected a finite float"),
         ({"value": lambda self, c: 1 / 0}, "states raised ZeroDivisionError"),
-        ({"value": lambda self, c: noise.random()}, "asked again, it gave other values"),
+        ({"value": lambda self, c: noise.random()}, "called again with the same states, it returned other values"),
         ({"score": lambda self, cs: [i / 10 for i, _ in enumerate(cs)]}, "the order of a batch changes the values"),
-        ({"score": lambda self, cs: [float(len(cs)) for _ in cs]}, "a state gets another value alone"),
+        ({"score": lambda self, cs: [float(len(cs)) for _ in cs]}, "a state has another value alone"),
     ],
 )
 def test_breaches_of_critics(changes, expected: str) -> None:
@@ -372,7 +375,7 @@ GO_ON = "return (yield from Greedy.plan(self, model, root, rng))"
             "self.count = getattr(self, 'count', 0) + 1\nyield [Propose(root, n=self.count)]\n" + GO_ON,
             "two searches with one seed and the same replies differ",
         ),
-        ("try:\n    yield [Propose(root)]\nexcept Exception:\n    pass\n" + GO_ON, "after BudgetError it went on"),
+        ("try:\n    yield [Propose(root)]\nexcept Exception:\n    pass\n" + GO_ON, "it continued after BudgetError"),
         (
             "plan = yield from Greedy.plan(self, model, root, rng)\nends = plan.candidates[0].state\n"
             "return Plan((Found(ends, 0.1), Found(ends, 0.2), Found(ends, 0.3)))",
@@ -432,7 +435,7 @@ class Hidden(Greedy):
 
 def test_two_planners_that_search_differently_state_different_identities() -> None:
     check_planner(Hidden("wide"))
-    assert "other instance has changes what it does" in breaches(check_planner, Hidden("wide"), other=Hidden("deep"))
+    assert "between the two instances changes" in breaches(check_planner, Hidden("wide"), other=Hidden("deep"))
     check_planner(Hidden("wide"), other=Hidden("wide"))
 
 
@@ -450,7 +453,7 @@ def test_two_policies_that_answer_differently_state_different_identities() -> No
             return "quiet"
 
     check_policy(Quiet("a"), other=Quiet("a"))
-    assert "other instance has changes what it does" in breaches(check_policy, Quiet("a"), other=Quiet("b"))
+    assert "between the two instances changes" in breaches(check_policy, Quiet("a"), other=Quiet("b"))
 
 
 def test_two_critics_that_score_differently_state_different_identities() -> None:
@@ -466,7 +469,7 @@ def test_two_critics_that_score_differently_state_different_identities() -> None
             return "scaled"
 
     check_critic(Scaled(1), other=Scaled(2))
-    assert "other instance has changes what it does" in breaches(check_critic, Vague(1), other=Vague(2))
+    assert "between the two instances changes" in breaches(check_critic, Vague(1), other=Vague(2))
 
 
 class Counting(Length):

@@ -1,7 +1,7 @@
 """Tasks: problems with reference answers, their splits, and the grading of a final message.
 
-`load_task` gives a task by name; `ProblemTask.of` makes one from problems of
-your own. Importing this package reads no data and needs no optional package.
+`load_task` loads a task by name; `ProblemTask.of` builds one from your own
+problems. Importing this package reads no data and needs no optional package.
 """
 
 from mas_gym.tasks.base import Grade, GradingMode, Kind, Problem, Task

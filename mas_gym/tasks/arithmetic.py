@@ -36,11 +36,11 @@ LIMIT = 99
 LARGE = 10
 
 Slip = tuple[str, int]
-"""A misreading: its kind, and the place (index of the fact, step or equation) where it happens."""
+"""A misreading: its kind, and the index of the fact, step or equation that it affects."""
 
 
 def step_of(fact: Fact) -> Step:
-    """Return the plan step that a fact stands for."""
+    """Return the plan step that a fact calls for."""
     kind, *numbers = fact
     match kind:
         case "has":
@@ -96,7 +96,7 @@ def equations_of(step: Step, value: int) -> list[Equation] | None:
 
 
 def apply(value: int, operator: str, operand: int) -> int | None:
-    """Apply one operator to whole numbers; None where the result is not whole."""
+    """Apply one operator to whole numbers; None if the result is not whole."""
     match operator:
         case "+":
             return value + operand
@@ -118,7 +118,7 @@ def reader_slips(facts: list[Fact], rival: tuple[int, int] | None) -> list[Slip]
 
     Args:
         facts: The true facts.
-        rival: Where another person's count stands (number of facts before it) and the count, if the story has one.
+        rival: Position of another person's count (number of facts before it) and the count, if the story has one.
     """
     slips = [("drop", i) for i, fact in enumerate(facts) if fact[0] == "finds" and int(fact[1]) >= LARGE]
     if rival is not None:
@@ -166,7 +166,7 @@ def solver_slips(plan: list[Step]) -> list[Slip]:
 
 
 def apply_solver_slips(plan: list[Step], slips: list[Slip]) -> list[Step]:
-    """Return the plan that a Solver with these slips in fact carries out."""
+    """Return the plan that a Solver with these slips carries out."""
     out = list(plan)
     for kind, place in slips:
         if kind == "copy":
@@ -182,7 +182,7 @@ def subsets(slips: list[Slip]) -> Iterator[list[Slip]]:
 
 
 def misread_answers(facts: list[Fact], rival: tuple[int, int] | None) -> list[int | None]:
-    """Return the final amount under every combination of slips but the empty one; None where one leaves the range."""
+    """Return the final amount under every non-empty combination of slips; None if one leaves the range."""
     answers: list[int | None] = []
     for reader in subsets(reader_slips(facts, rival)):
         read = apply_reader_slips(facts, rival, reader)
@@ -236,8 +236,8 @@ class Level(NamedTuple):
 
     Attributes:
         events: Fewest and most events after the first fact.
-        rival: Chance of a sentence with another person's count.
-        neutral: Chance of an irrelevant sentence.
+        rival: Probability of a sentence with another person's count.
+        neutral: Probability of an irrelevant sentence.
     """
 
     events: tuple[int, int]
@@ -256,7 +256,7 @@ LEVELS: Mapping[int, Level] = MappingProxyType(
 )
 DEFAULT_DIFFICULTY = 3
 
-# Chance of each kind of event; times, half and bags occur once at most, or results soon leave the range.
+# Probability of each kind of event; times, half and bags occur at most once, or results soon leave the range.
 EVENT_WEIGHTS: Mapping[str, float] = MappingProxyType(
     {"finds": 0.15, "buys": 0.23, "loses": 0.2, "gives": 0.2, "times": 0.1, "half": 0.05, "bags": 0.07}
 )
@@ -330,7 +330,7 @@ def _asides(story: Story, place: int, say: Any) -> list[str]:
 
 
 def is_sound(story: Story) -> bool:
-    """Return whether every reading, right or wrong, stays in range and no wrong one gives the right answer."""
+    """Return whether every reading stays in range and no misreading gives the right answer."""
     answer = answer_of(story.facts)
     if answer is None:
         return False
@@ -343,13 +343,13 @@ class Arithmetic(ProceduralTask):
 
     Args:
         split: ``"train"``, ``"dev"`` or ``"test"``; disjoint by the text of the question.
-        seed: Another seed gives other problems of the same kind.
+        seed: Seed of the problems.
         difficulty: 1 (two events) to 5 (five or six events and more irrelevant sentences).
         size: Number of problems in the split; each is generated on demand.
         grading: Grading mode, ``"strict"`` or ``"paper"``.
 
     Raises:
-        ConfigError: An argument is out of its range.
+        ConfigError: An argument is out of range.
     """
 
     name = "arithmetic"
@@ -393,6 +393,6 @@ def facts_of(problem: Problem) -> list[Fact]:
 
 
 def rival_of(problem: Problem) -> tuple[int, int] | None:
-    """Return where another person's count stands and the count, or None."""
+    """Return the position of another person's count and the count, or None."""
     rival = problem.metadata["rival"]
     return None if rival is None else (int(rival[0]), int(rival[1]))

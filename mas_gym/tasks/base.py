@@ -1,7 +1,7 @@
 """The `Task` protocol: an indexed sequence of problems that can grade a text.
 
-The environment and the search engine take their questions from a `Task`, which
-alone holds the reference answers. Planners, policies and critics never receive one.
+The environment and the search engine take their questions from a `Task`. Only the
+task holds the reference answers; planners, policies and critics never receive one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Problem:
         question: The text ``x`` that the question node holds. Options of a choice problem are part of it.
         answer: The reference answer ``y*``: a number, a LaTeX expression, or an option label such as ``"A"``.
         kind: How to grade: ``"number"``, ``"expression"`` (LaTeX, symbolic equality) or ``"choice"``.
-        metadata: JSON-able facts beside the question, such as the subject or the reference solution; read-only.
-            A choice problem lists the texts of its options, in the order of their labels, under ``"options"``.
+        metadata: Additional JSON-able data, such as the subject or the reference solution; read-only. A choice
+            problem lists the texts of its options under ``"options"``, in the order of their labels.
     """
 
     id: str
@@ -47,7 +47,7 @@ class Problem:
         return Problem, (self.id, self.question, self.answer, self.kind, dict(self.metadata))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Problem:
-        """Return the problem itself: it cannot change."""
+        """Return the problem itself, because it is immutable."""
         return self
 
 

@@ -30,10 +30,10 @@ from mas_gym.tasks.numerals import MAX_CHARS, format_number, parse_number, plain
 
 # ---------------------------------------------------------- canonical form
 
-# Every pattern here is linear in the text, also when it searches: repeats that could give back what they took are
-# possessive, and a run of spaces is entered only at its beginning.
+# Every pattern here is linear in the text, even when searching: repeats that could backtrack are possessive, and
+# a run of spaces is only matched from its beginning.
 _LEAD = r"(?:(?<!\s)\s++)?+"
-# The content of a formula ends at the next delimiter of its kind, so an opening one without an end costs nothing.
+# A formula ends at the next delimiter of its kind, so an unclosed one costs nothing.
 _MATH = re.compile(
     r"(?<!\\)\$\$(?P<a>(?:[^$\\]|\\.|\$(?!\$))++)\$\$"
     r"|(?<!\\)\$(?P<b>(?:[^$\\]|\\.)++)\$"
@@ -57,7 +57,7 @@ _DEGREES = re.compile(r"\^\s?\{?\s?\\(?:circ|degree)\s?\}?|\\(?:degree|deg)\b")
 _CURRENCY = re.compile(r"\\\$|^\s*[$€£¥₹]\s?(?=[-+.\d])|(?<=[-+])[$€£¥₹](?=[.\d])")
 _PERCENT = re.compile(r"\\?%")
 _TEXT_TAIL = re.compile(_LEAD + r"\\text\s?\{[^{}]*+\}\s?(?:\^\s?\{?\s?\d\s?\}?)?+[\s.]*+$")
-# Words after a number, a bracket or the letter i of "5i", "2\pi" and "2pi"; after the i of any word would be quadratic.
+# Words after a number, a bracket or the i of "5i", "2\pi" and "2pi"; allowing the i of any word would be quadratic.
 _WORD_TAIL = re.compile(
     r"(?:(?<=[\d})\]])|(?<=(?<![A-Za-z])i)|(?<=\\[px]i)|(?<=\\[pc]hi)|(?<=\\psi)|(?<=\dpi))\s++"
     r"[A-Za-z][A-Za-z.'-]++(?:[\s/]++[A-Za-z][A-Za-z.'-]++)*+[\s/]*+(?:\^\s?\{?\s?\d\s?\}?)?+[\s.]*+$"
@@ -93,7 +93,7 @@ def is_words(text: str) -> bool:
 
 
 def words_key(text: str) -> str:
-    r"""Reduce a word answer to the part that is compared: ``East.`` to ``east``, ``3:30 p.m.`` to ``3:30pm``."""
+    r"""Reduce an answer in words to what is compared: ``East.`` to ``east``, ``3:30 p.m.`` to ``3:30pm``."""
     inner = text.replace("\\text", " ").strip()
     return _LETTERS.sub("", inner.replace("{", " ").replace("}", " ")).casefold()
 
@@ -135,7 +135,7 @@ def normalise(text: str) -> str:
 
 
 def _without_frame(text: str) -> str:
-    """Drop brackets around the whole of an answer, unless a comma makes them a tuple, an interval or a set."""
+    """Drop brackets around a whole answer, unless a comma makes it a tuple, an interval or a set."""
     while len(text) > 2 and text[0] in "([" and text[-1] in ")]":
         depth = 0
         for place, sign in enumerate(text):
@@ -158,10 +158,10 @@ def _without_units(text: str) -> str:
 def read_expression(span: str) -> str | None:
     r"""Read the mathematical answer that a statement gives, in canonical form.
 
-    Formulas between delimiters win over the words around them; several joined
-    only by commas, "and" or "or" are one list. A chain ``a = b = c`` gives its
-    last link, and a computation ``2 + 3 = 5`` its result, but an equation such as
-    ``y = 2x + 3`` stays one.
+    Formulas between delimiters take precedence over the words around them. Several
+    joined only by commas, "and" or "or" form one list. A chain ``a = b = c`` gives
+    ``c``, and a computation ``2 + 3 = 5`` gives its result, but an equation such as
+    ``y = 2x + 3`` is kept.
     """
     if len(span) > MAX_CHARS:
         return None
@@ -214,7 +214,7 @@ def answers_equal(reference: str, answer: str, kind: Kind = "number", mode: Grad
 
     Args:
         reference: The right answer, as a problem gives it.
-        answer: The answer to judge, as `extract_answer` gives it or as a person would write it.
+        answer: The answer to judge, as `extract_answer` returns it or as a person would write it.
         kind: How to compare: by value, by mathematical meaning or by label.
         mode: ``"strict"``, or ``"paper"`` for the literal rule of the appendix.
 
@@ -264,9 +264,14 @@ _PLUS_MINUS = re.compile(r"\\pm|\\mp")
 
 
 def _compare(right: str, given: str, depth: int, rounded: bool, spent: list[float]) -> Verdict:
-    """Compare two normalised expressions, of which one may be a rounded decimal.
+    """Compare two normalised expressions.
 
-    ``spent`` collects the CPU seconds of every symbolic question of this comparison.
+    Args:
+        right: The reference.
+        given: The answer.
+        depth: Levels of nesting above them.
+        rounded: Whether one of them may be a rounded decimal.
+        spent: CPU seconds of the symbolic comparisons so far; extended in place.
     """
     if right == given:
         return "equal"

@@ -42,8 +42,8 @@ class Statement(NamedTuple):
 
     Attributes:
         span: The text that holds the answer, one line or the content of a box; may be empty.
-        firm: Whether the place is unmistakable; a loose one counts only if no firm one can be read.
-        declared: Whether it is a tag such as "Final Answer:", which rules out guessing if its span cannot be read.
+        firm: Whether this is clearly a statement of the answer; others count only if no firm one can be read.
+        declared: Whether it is a tag such as "Final Answer:". If its span cannot be read, nothing is guessed.
     """
 
     span: str
@@ -77,13 +77,13 @@ _HOLLOW = re.compile(r"[\s*_:#>`$~-]*(?:\\[\[(]|\\begin\{\w+\*?\})?[\s*_$]*")
 
 
 def statements(text: str) -> Iterator[Statement]:
-    """Yield the places where a message states an answer, from the last to the first.
+    """Yield the places where a message states an answer, last first.
 
     Args:
         text: The whole final message.
 
     Yields:
-        At most the last 32 of them.
+        The statements, at most 32.
     """
     for mark in reversed(deque(_MARK.finditer(text), maxlen=_MOST_STATEMENTS)):
         found = mark[0]
@@ -212,7 +212,7 @@ def read_label(span: str, options: Sequence[str] = ()) -> str | None:
 
     Args:
         span: The text after an answer tag.
-        options: The texts of the options, in the order of their labels; four unknown ones if empty.
+        options: The texts of the options, in the order of their labels; if empty, four options are assumed.
 
     Returns:
         The label in upper case, or None.
@@ -257,7 +257,7 @@ def _only_label(text: str, labels: str) -> str | None:
 
 
 def label_without_statement(text: str, options: Sequence[str] = ()) -> str | None:
-    """Read the option that a message settles on without an explicit statement."""
+    """Read the option that a message chooses without an explicit statement."""
     labels = ascii_uppercase[: len(options) or 4]
     tail = undress(text[-_TAIL:])
     crowned = [m[1] for m in _CROWNED.finditer(tail) if m[1] in labels]
@@ -285,7 +285,7 @@ def check_mode(mode: str) -> GradingMode:
 
 
 def extract_answer(problem: Problem, text: str, mode: GradingMode = "strict") -> str | None:
-    r"""Read the answer that a final message gives, in a form in which equal answers are mostly equal texts.
+    r"""Read the answer from a final message, normalised so that equal answers are mostly equal strings.
 
     Uses the kind of the problem and the texts of its options, never its reference answer.
 
@@ -326,7 +326,7 @@ _SHORT = 80
 
 
 def _guess(text: str, kind: Kind, options: Sequence[str]) -> str | None:
-    """Read a message that states no answer, by the paper's fallbacks; a short last line is read as a whole first."""
+    """Read a message that states no answer: a short last line as a whole, then the paper's fallbacks."""
     if kind == "choice":
         return label_without_statement(text, options)
     message = text[-4096:].strip() if kind == "expression" else ""
@@ -347,7 +347,7 @@ def grade(problem: Problem, text: str, mode: GradingMode = "strict") -> Grade:
         mode: ``"strict"`` or ``"paper"``.
 
     Returns:
-        The grade; a message without a readable answer, or one whose comparison runs out of time, is not correct.
+        The grade. A message without a readable answer is not correct, nor is one whose comparison times out.
 
     Raises:
         MissingDependencyError: The comparison needs math-verify, which is not installed.

@@ -186,14 +186,14 @@ _MOST_FAULTS = 20
 
 
 class Benchmark(NamedTuple):
-    """How the partitions of a released data set map to splits.
+    """How the partitions of a published data set map to splits.
 
     Attributes:
         hub: Its location on the hub.
-        pool: Partition that is the training pool.
-        evaluation: Partition that is the test split.
-        held_out: Rows held out for the test split if the whole data set is one partition; 0 if it never is.
-        whole: Sizes by partition from which a complete data set, to be split here, is recognised.
+        pool: Partition used as the training pool.
+        evaluation: Partition used as the test split.
+        held_out: Number of test rows to hold out if the data set comes as a whole; 0 if it never does.
+        whole: Partition sizes that identify a complete data set, which is then split here.
     """
 
     hub: Hub
@@ -232,23 +232,23 @@ def load_task(
     Args:
         name: ``"gsm8k"``, ``"math"``, ``"mmlu"``, ``"logiqa"``, ``"arithmetic"`` or ``"ordering"``.
         split: ``"train"``, ``"dev"`` or ``"test"``. Dev is the first 5% of the training pool shuffled with seed 42;
-            train is the rest. No run's seed changes this.
-        data: A local file or folder instead of the hub. A file is the split as it stands: the evaluation set for
-            ``"test"``, the training pool for ``"train"`` and ``"dev"``. A folder holds partitions by name. MATH is
-            divided into 10,500 and 2,000 problems where all 12,500 are there.
+            train is the rest. The seed of a run does not change this.
+        data: A local file or folder instead of the hub. A file holds the evaluation set for ``"test"`` and the
+            training pool for ``"train"`` and ``"dev"``. A folder holds partitions by name. A complete MATH data
+            set of 12,500 problems is divided into 10,500 and 2,000.
         grading: ``"strict"`` or ``"paper"``; see `mas_gym.tasks.grading`.
-        limit: Use only the first ``limit`` problems; of the test split, the first after a shuffle with seed 42, as
-            the paper does.
-        **options: Of procedural tasks only, such as ``difficulty`` and ``seed``.
+        limit: Use only the first ``limit`` problems. The test split is shuffled with seed 42 first, as in the
+            paper.
+        **options: Options of procedural tasks, such as ``difficulty`` and ``seed``.
 
     Returns:
         An immutable sequence of problems that can grade; its slices are tasks too.
 
     Raises:
         UnknownNameError: There is no such task.
-        ConfigError: An argument is out of its range, or an option is not the task's.
+        ConfigError: An argument is out of range, or the task has no such option.
         DataNotFoundError: The data is neither at ``data`` nor on the hub.
-        DataError: The data is malformed; the message names every bad row.
+        DataError: The data is malformed; the message lists up to 20 bad rows.
         MissingDependencyError: A package that this task or source needs is not installed.
     """
     if split not in SPLITS:
@@ -285,11 +285,11 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
 
     Args:
         name: The name, as `load_task` takes it.
-        options: Everything else but ``split`` and ``data``.
+        options: All other arguments of `load_task` except ``split`` and ``data``.
 
     Raises:
         UnknownNameError: There is no such task.
-        ConfigError: An option is not the task's, or out of its range.
+        ConfigError: The task has no such option, or its value is out of range.
     """
     if name not in TASK_NAMES:
         raise unknown_name("task", name, TASK_NAMES)
@@ -314,7 +314,7 @@ def _procedural(name: str) -> Any:
 
 
 def load_table(name: str, split: str, place: str | None, sample: bool) -> Table:
-    """Load the problems of one split, once per process and state of the data on disk.
+    """Load the problems of one split; cached until the data on disk changes.
 
     Args:
         name: Name of a benchmark.
@@ -326,7 +326,7 @@ def load_table(name: str, split: str, place: str | None, sample: bool) -> Table:
 
 
 def _stamp(place: Path) -> tuple[tuple[str, int, int], ...]:
-    """Return values that differ once a file, or a file of a folder, has changed."""
+    """Return values that change whenever the file, or a file in the folder, changes."""
     seen = [place, *(sorted(place.iterdir()) if place.is_dir() else ())]
     states = [(path.name, path.stat()) for path in seen if path.exists()]
     return tuple((name, state.st_mtime_ns, state.st_size) for name, state in states)

@@ -1,8 +1,8 @@
-r"""Numbers as people and models write them, read exactly and in bounded time.
+r"""Reads numbers as people and models write them, exactly and in bounded time.
 
 ``1,000``, ``$18.50``, ``-3/4``, ``1\frac{4}{5}``, ``6.72e-5`` and the like
-become a `Fraction`. Nothing is evaluated: ``3 + 4`` and ``9**9`` are unfinished
-work, and neither they nor their parts are an answer.
+become a `Fraction`. Nothing is evaluated: ``3 + 4`` and ``9**9`` are not numbers,
+and their parts are not answers.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _MARKUP = re.compile(r"\\[()\[\]]|`|(?<![\d)])\*\*|\*\*(?![\d(])")
 
 
 def plain(text: str) -> str:
-    """Rewrite typographic signs, invisible characters and LaTeX spacing as plain ASCII where there is a form."""
+    """Rewrite typographic signs, invisible characters and LaTeX spacing as plain ASCII where possible."""
     if not text.isascii():
         text = _ROOT_SIGN.sub(lambda m: rf"\sqrt{{{m[1] or m[2]}}}" if m[1] or m[2] else r"\sqrt", text)
         text = _RAISED_RUN.sub(lambda m: f"^{{{m[0].translate(_RAISED)}}}", text)
@@ -73,7 +73,7 @@ def plain(text: str) -> str:
 
 
 def bare(text: str) -> str:
-    """`plain`, and without currency, percent and degree signs, LaTeX delimiters and emphasis."""
+    """Apply `plain` and drop currency, percent and degree signs, LaTeX delimiters and emphasis."""
     text = plain(text)
     if "$" in text or not text.isascii():
         text = _OTHER_CURRENCY.sub(" ", _CURRENCY.sub("", text))
@@ -103,7 +103,7 @@ _REPEATING = re.compile(r"([-+]?)(\d{0,20})\.(\d{0,20})\\overline\{?\s?(\d{1,20}
 _SIMPLE = re.compile(r"-?\d{1,18}", re.ASCII)
 _LOOSE_SIGN = re.compile(r"([-+])\s+(?=[\d.\\])", re.ASCII)
 
-# Text that shows that the number before it is only part of something larger, so not the answer.
+# What follows a number that is only part of an expression, and so not the answer.
 _CONTINUES = re.compile(
     r"""[A-Za-z](?<![mgLlshdcCFJWV])(?![A-Za-z]) | \([\d\\] | :\d | _\s?\{?\d
     | \s*+(?:
@@ -113,7 +113,7 @@ _CONTINUES = re.compile(
     ) | \s+[xyzni](?![A-Za-z'])""",
     re.VERBOSE | re.ASCII,
 )
-# The same for the number after it.
+# What precedes such a number.
 _PRECEDED = re.compile(
     r"(?:[+*/^]|[\d)}]\s*-|\d:|\\(?:times|cdot|div|sqrt|pm)|(?<!boxed)(?<!text)(?<!textbf)(?<!mathbf)(?<!mathrm)\{)\s*$",
     re.ASCII,
@@ -121,7 +121,7 @@ _PRECEDED = re.compile(
 
 
 def continues(text: str, end: int) -> bool:
-    """Whether the number that ends at ``end`` is only a part of an expression, a list, a range or a time."""
+    """Whether the number that ends at ``end`` is only part of an expression, a list, a range or a time."""
     return end < len(text) and _CONTINUES.match(text, end) is not None
 
 
@@ -157,7 +157,7 @@ def value_of(match: re.Match[str]) -> Fraction | None:
 
 @lru_cache(maxsize=4096)
 def parse_number(text: str) -> Fraction | None:
-    r"""Read a text that is one number and nothing else; None if it is not.
+    r"""Read a text that is exactly one number; None if it is not.
 
     >>> parse_number(r"-1\frac{1}{2}"), parse_number("$1,000.50"), parse_number("3 + 4")
     (Fraction(-3, 2), Fraction(2001, 2), None)
@@ -183,7 +183,7 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def format_number(value: Fraction) -> str:
-    """Write a value so that equal values are equal texts: a whole number, a finite decimal, or ``p/q``.
+    """Format a value in its unique form: a whole number, a finite decimal, or ``p/q``.
 
     >>> format_number(Fraction(1, 2)), format_number(Fraction(2, 6)), format_number(Fraction(-4, 2))
     ('0.5', '1/3', '-2')
@@ -250,13 +250,13 @@ _TOKEN = re.compile(rf"(?<![\w.^\\])(?<!\^\{{)(?<!_\{{)(?<!\d,){NUMBER.pattern}"
 
 
 def read_number(span: str) -> str | None:
-    """Read the one number that a stated answer gives, such as ``$18 per day`` or ``9 * 2 = 18.``.
+    """Read the single number of a stated answer, such as ``$18 per day`` or ``9 * 2 = 18.``.
 
-    A span that starts with its number is that number; otherwise the last number
-    of its first sentence counts, unless it only says over how much an asserted
-    number was counted ("the total is 18 in 2 days"). Parts of one quantity are
+    If the span starts with a number, that is the answer. Otherwise the last number
+    of its first sentence is, unless that number is only a count that follows the
+    asserted answer ("the total is 18 in 2 days"). The parts of one quantity are
     one number in its first unit: "18 minutes and 30 seconds" is 18.5. An
-    unevaluated expression, a list and a hedge ("18 or 20") give no number.
+    unevaluated expression, a list or a hedge ("18 or 20") is not a number.
 
     Args:
         span: The text after an answer tag, at most `MAX_CHARS` characters.
@@ -293,9 +293,9 @@ def read_number(span: str) -> str | None:
 
 
 def _asserted_token(text: str) -> re.Match[str] | None:
-    """Return the last number of a sentence, or the one before a count such as "in 2 days" if a verb asserts that.
+    """Return the last number of a sentence, or the one before a count such as "in 2 days" if a verb asserts it.
 
-    The parts of a quantity count as one number, which begins at the first of them.
+    The parts of a quantity count as one number, which begins at the first part.
     """
     tokens = list(_TOKEN.finditer(text))
     count = None

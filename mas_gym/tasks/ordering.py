@@ -31,7 +31,7 @@ Slip = tuple[str, int]
 
 
 def follow(rule: Rule, state: State) -> State | None:
-    """Apply one rule; None if it refers to somebody who is not in the queue, or adds somebody who is."""
+    """Apply one rule; None if it refers to a person who is not in the queue, or adds one who already is."""
     kind, who = rule[0], rule[1]
     if kind == "swap":
         if who not in state or rule[2] not in state:
@@ -80,7 +80,7 @@ def apply_reader_slips(rules: list[Rule], slips: list[Slip]) -> list[Rule]:
 
 
 def builder_slips(rules: list[Rule]) -> list[Slip]:
-    """List what a builder may get wrong: "after" somebody in the middle as last, "last" as first."""
+    """List what a builder may get wrong: "after" a person in the middle as last, "last" as first."""
     states = states_of(rules) or []
     slips: list[Slip] = []
     for i, rule in enumerate(rules[: len(states)]):
@@ -92,13 +92,13 @@ def builder_slips(rules: list[Rule]) -> list[Slip]:
 
 
 def apply_builder_slips(rules: list[Rule], slips: list[Slip]) -> list[Rule]:
-    """Return the rules that a builder with these slips in fact follows."""
+    """Return the rules that a builder with these slips follows."""
     wrong = {i: ("last" if kind == "end" else "first") for kind, i in slips}
     return [(wrong[i], rule[1]) if i in wrong else rule for i, rule in enumerate(rules)]
 
 
 def misread_states(rules: list[Rule], phrases: list[str]) -> list[State | None]:
-    """Return the last state under every combination of slips but the empty one; None where rules cannot be followed."""
+    """Return the last state under every non-empty combination of slips; None if a rule cannot be followed."""
     out: list[State | None] = []
     for reader in _subsets(reader_slips(rules, phrases)):
         read = apply_reader_slips(rules, reader)
@@ -144,8 +144,8 @@ class Level(NamedTuple):
 
     Attributes:
         people: Number of people in the queue.
-        swap: Chance that two of them swap places.
-        aside: Chance of an irrelevant sentence.
+        swap: Probability that two of them swap places.
+        aside: Probability of an irrelevant sentence.
     """
 
     people: int
@@ -174,7 +174,7 @@ class Puzzle(NamedTuple):
 
 
 def draw_puzzle(rng: random.Random, difficulty: int) -> Puzzle:
-    """Draw the rules of a queue."""
+    """Sample a puzzle of the given difficulty."""
     level = LEVELS[difficulty]
     names = rng.sample(NAMES, level.people)
     rules: list[Rule] = [("first", names[0])]
@@ -206,7 +206,7 @@ def write_question(puzzle: Puzzle, order: State, rng: random.Random) -> tuple[st
 
 
 def is_sound(rules: list[Rule], phrases: list[str], place: int) -> bool:
-    """Return whether every misreading gives a queue with another person at the place asked for."""
+    """Return whether every misreading puts another person at the place asked for."""
     order = (states_of(rules) or [()])[-1]
     misread = misread_states(rules, phrases)
     return bool(order) and all(state is not None and state[place] != order[place] for state in misread)
@@ -217,13 +217,13 @@ class Ordering(ProceduralTask):
 
     Args:
         split: ``"train"``, ``"dev"`` or ``"test"``; disjoint by the text of the question.
-        seed: Another seed gives other puzzles of the same kind.
-        difficulty: 1 (four people, nobody swaps) to 5 (five people, swaps, irrelevant sentences).
+        seed: Seed of the puzzles.
+        difficulty: 1 (four people, no swaps) to 5 (five people, swaps, irrelevant sentences).
         size: Number of problems in the split; each is generated on demand.
         grading: Grading mode, ``"strict"`` or ``"paper"``.
 
     Raises:
-        ConfigError: An argument is out of its range.
+        ConfigError: An argument is out of range.
     """
 
     name = "ordering"

@@ -1,13 +1,13 @@
 r"""Extraction and equality exactly as in the paper's App. "Answer extraction and normalization".
 
-Kept beside the strict mode to reproduce the paper's figures and to measure what
-its literal rules get wrong: the first match of the tag wins, so "the answer is
-the larger one. ... Final Answer: 7" yields no 7; boxes, fractions and LaTeX
-have no rule; and the first standalone "a" of a message is option A.
+This mode reproduces the paper's figures and measures what its literal rules get
+wrong: the first match of the tag wins, so "the answer is the larger one. ...
+Final Answer: 7" does not give 7; boxes, fractions and LaTeX have no rule; and the
+first standalone "a" of a message is option A.
 
 Where the paper is silent: a number-like token is a decimal with an optional
-sign; a span that is not a number as a whole gives its last such token for
-problems with a numeric answer, and stays text for LaTeX answers.
+sign. If a span is not a number as a whole, its last such token is the answer of a
+numeric problem; LaTeX answers stay text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mas_gym.tasks.base import Kind
 TOLERANCE = Decimal("0.001")
 _MAX_CHARS = 100_000
 
-# The paper's expression; possessive repeats keep it linear and change no match with any content.
+# The paper's expression; possessive repeats make it linear without changing any non-empty match.
 _TAG = re.compile(r"\b(?:Final Answer|Answer)\s*+:?+\s*+(.+)", re.IGNORECASE)
 _TOKEN = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)", re.ASCII)
 _LABEL = re.compile(r"\b[ABCD]\b", re.IGNORECASE)
@@ -81,7 +81,7 @@ def same(reference: str, answer: str, kind: Kind) -> bool:
     right, given = normalise(reference), normalise(answer)
     if right == given:
         return True
-    # without traps a text that is no number is NaN, one too large is infinite, and neither compares as near
+    # without traps, text that is not a number becomes NaN and a number too large becomes infinite; neither is near
     context = Context(traps=[])
     difference = context.subtract(context.create_decimal(right), context.create_decimal(given))
     return not difference.is_nan() and abs(difference) <= TOLERANCE

@@ -21,15 +21,15 @@ class Table:
     """An immutable table of problems that many tasks share.
 
     Args:
-        problems: The problems, in order, with ids that differ.
-        origin: A function of this library that loads the table, and its arguments; with it, tasks are pickled as a
-            reference, without their data.
+        problems: The problems, in order, with unique ids.
+        origin: A function of this library that loads the table, and its arguments. Tasks with an origin are pickled
+            as a reference to it, without their data.
     """
 
     def __init__(
         self, problems: Iterable[Problem], origin: tuple[Callable[..., Table], tuple[Any, ...]] | None = None
     ) -> None:
-        """Keep the problems; everything else is computed on first use."""
+        """Store the problems; everything else is computed on first use."""
         self.problems = tuple(problems)
         self.origin = origin
 
@@ -47,7 +47,7 @@ class Table:
         return state.hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle how to load the table if that is known, else the problems."""
+        """Pickle the origin if there is one, else the problems."""
         if self.origin is None:
             return Table, (self.problems,)
         return _reload, (*self.origin, self.digest)
@@ -57,7 +57,8 @@ def _reload(make: Callable[..., Table], arguments: tuple[Any, ...], digest: str)
     table = make(*arguments)
     if table.digest != digest:
         raise DataError(
-            f"expected the data of {arguments} to be the same as when the task was pickled, got other problems"
+            f"expected the data of {arguments} to be the same as when the task was pickled, got other problems; "
+            "restore the data, or load the task again and pickle that"
         )
     return table
 
@@ -66,7 +67,7 @@ def _reload(make: Callable[..., Table], arguments: tuple[Any, ...], digest: str)
 class ProblemTask(Sequence[Problem]):
     """A `Task` over a table of problems; slices and copies share the table.
 
-    `ProblemTask.of` makes one from your own problems.
+    `ProblemTask.of` builds one from your own problems.
     """
 
     name: str
@@ -79,17 +80,17 @@ class ProblemTask(Sequence[Problem]):
     def of(
         cls, problems: Iterable[Problem], *, name: str = "custom", split: str = "test", grading: GradingMode = "strict"
     ) -> ProblemTask:
-        """Make a task from problems.
+        """Build a task from problems.
 
         Args:
-            problems: The problems, with ids that differ.
+            problems: The problems, with unique ids.
             name: Name of the task.
             split: ``"train"``, ``"dev"`` or ``"test"``.
             grading: ``"strict"`` or ``"paper"``.
 
         Raises:
             ConfigError: Two problems have the same id, a problem's kind does not exist, or an argument is out of
-                its range.
+                range.
 
         >>> task = ProblemTask.of([Problem("one", "1 + 1?", "2")])
         >>> task.grade(task[0], "It is 2.").correct
@@ -97,7 +98,7 @@ class ProblemTask(Sequence[Problem]):
         """
         table = Table(problems)
         if len(table.places) < len(table.problems):
-            raise ConfigError("expected problems with ids that differ, got the same id more than once")
+            raise ConfigError("expected problems with unique ids, got the same id more than once")
         for problem in table.problems:
             if problem.kind not in KINDS:
                 raise ConfigError(
@@ -126,18 +127,18 @@ class ProblemTask(Sequence[Problem]):
         return f"<task {self.name}/{self.split}: {len(self)} problems, grading {self.grading}>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ProblemTask:
-        """Return the task itself: it cannot change."""
+        """Return the task itself, because it is immutable."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by fields: a frozen class with slots needs to say so."""
+        """Pickle by fields, which a frozen class with slots must do explicitly."""
         return ProblemTask, (self.name, self.split, self.grading, self.table, self.rows)
 
     def problem(self, problem_id: str) -> Problem:
         """Return the problem with this id.
 
         Raises:
-            UnknownNameError: No problem of this sequence has it.
+            UnknownNameError: This sequence has no such problem.
         """
         place = self.table.places.get(problem_id)
         if place is None or place not in self.rows:
@@ -146,7 +147,7 @@ class ProblemTask(Sequence[Problem]):
         return self.table.problems[place]
 
     def identity(self) -> Any:
-        """Return what determines grading, whatever the problems: the mode; equal for every slice."""
+        """Return what determines grading: the mode alone, so every slice has the same identity."""
         return self.grading
 
     def extract(self, problem: Problem, text: str) -> str | None:
@@ -162,7 +163,7 @@ class ProblemTask(Sequence[Problem]):
 
 
 def split_of(question: str) -> str:
-    """Return the split of a question by a hash of its words: 80% train, 10% dev, 10% test."""
+    """Assign a question to a split by a hash of its words: 80% train, 10% dev, 10% test."""
     words = " ".join(question.casefold().split())
     bucket = hashlib.sha256(words.encode()).digest()[0] % 10
     return "test" if bucket == 0 else "dev" if bucket == 1 else "train"
@@ -173,11 +174,11 @@ class ProceduralTask(ABC, Sequence[Problem]):
 
     Args:
         split: ``"train"``, ``"dev"`` or ``"test"``.
-        seed: Another seed gives other problems.
+        seed: Seed of the problems.
         difficulty: The level; the subclass defines its meaning.
         size: Length of the sequence.
         grading: ``"strict"`` or ``"paper"``.
-        indices: The part of the split that this sequence shows; all of it by default.
+        indices: The part of the split that this sequence covers; all of it by default.
     """
 
     name: ClassVar[str]
@@ -200,7 +201,7 @@ class ProceduralTask(ABC, Sequence[Problem]):
 
     @abstractmethod
     def _draw(self, rng: random.Random, problem_id: str) -> Problem | None:
-        """Generate one candidate; None if it belongs to another split or is not sound."""
+        """Generate one candidate; None if it belongs to another split or is ambiguous."""
 
     def __len__(self) -> int:
         """Return the number of problems."""
@@ -231,7 +232,7 @@ class ProceduralTask(ABC, Sequence[Problem]):
         """Return the problem with this id.
 
         Raises:
-            UnknownNameError: The id is not one of this sequence.
+            UnknownNameError: This sequence has no such problem.
         """
         parts = problem_id.rsplit("/", 1)
         prefix = f"{self.name}/{self.split}/{self.seed}/{self.difficulty}"
@@ -245,7 +246,7 @@ class ProceduralTask(ABC, Sequence[Problem]):
         )
 
     def identity(self) -> Any:
-        """Return what determines grading, whatever the problems: the mode; equal for every slice."""
+        """Return what determines grading: the mode alone, so every slice has the same identity."""
         return self.grading
 
     def extract(self, problem: Problem, text: str) -> str | None:

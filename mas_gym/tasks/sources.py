@@ -53,7 +53,7 @@ class BadRow(Exception):
 
 
 def shown(value: object) -> str:
-    """Show a value of any kind and size in one short line of ASCII; only as much of it is read as is shown."""
+    """Show a value of any kind and size in one short line of ASCII; reads only the part that is shown."""
     text = ascii(value[: SHOWN + 1]) if isinstance(value, str | bytes) else _BRIEF.repr(value)
     text = text.encode("ascii", "backslashreplace").decode()
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
@@ -79,7 +79,7 @@ def read_file(path: Path, name: str) -> list[Row]:
     """Read the raw rows of one file.
 
     Raises:
-        DataError: The file cannot be read as what its suffix says.
+        DataError: The content does not match the file's suffix.
         MissingDependencyError: The file is Parquet and pyarrow is not installed.
     """
     reader = _READERS.get(path.suffix.lower())
@@ -96,7 +96,7 @@ def _text(path: Path) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # the byte order mark, if any, is not part of what the error counts
+        # the error's position does not count a byte order mark
         start = error.start + len(data) - len(error.object)
         line = data.count(b"\n", 0, start) + 1
         raise DataError(
@@ -220,8 +220,8 @@ def logiqa_block(lines: Sequence[str]) -> Mapping[str, Any]:
     """Read one block of LogiQA's release: the right letter, the passage, the question and four options.
 
     The letter names an option by its label. Some blocks list their options out
-    of order (A, C, B, D), and in some the translation has moved a label into its
-    sentence ("Most spirits on the C.S City market"); both are corrected.
+    of order (A, C, B, D), and in others the translation moved a label into its
+    sentence ("Most spirits on the C.S City market"). Both are corrected.
     """
     if len(lines) != 7:
         raise BadRow(
@@ -329,16 +329,16 @@ def read_saved(folder: Path, partition: str) -> list[Row] | None:
 
 
 def read_hub(hub: Hub, partition: str, name: str) -> list[Row]:
-    """Read a partition from the hub, or from its cache when the hub cannot be reached.
+    """Read a partition from the hub, or from its cache if the hub cannot be reached.
 
     Raises:
-        DataNotFoundError: It is neither reachable nor cached; raised within seconds.
+        DataNotFoundError: The hub is unreachable and the data is not cached; raised within seconds.
         MissingDependencyError: The datasets library is not installed.
     """
     try:
         import datasets
     except ImportError:
-        why = "the package datasets is not installed, so the hub cannot be asked"
+        why = "loading from the hub needs the package datasets, which is not installed"
         raise MissingDependencyError(three_ways(name, why)) from None
     offline = datasets.config.HF_HUB_OFFLINE or not _reachable(datasets.config.HF_ENDPOINT)
     try:

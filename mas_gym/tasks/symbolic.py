@@ -2,14 +2,14 @@ r"""Symbolic equality, computed by math-verify in a process that can be killed.
 
 math-verify (on sympy) limits its time with signals, which only a main thread
 receives, and no signal interrupts a big-integer power. So a worker process,
-started for the first comparison, does the work. It limits its own CPU time and
-memory, and the parent kills it if it does not answer in time; any thread may
-ask. Expressions that are clearly too large are refused before the worker sees
-them. No text is ever evaluated: math-verify parses LaTeX by a grammar.
+started at the first comparison, does the work for all threads. It limits its own
+CPU time and memory, and the parent kills it if it does not answer in time.
+Expressions that are clearly too large never reach the worker. No text is ever
+evaluated: math-verify parses LaTeX with a grammar.
 
 The worker is this file, run as a script: it reads one JSON pair ``[reference,
-answer]`` per line and writes one line ``verdict seconds`` for each. Therefore
-the top of the file imports nothing but the standard library.
+answer]`` per line and writes one line ``verdict seconds`` for each. Its top-level
+imports are therefore from the standard library only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any, Literal, NamedTuple, cast
 SymbolicVerdict = Literal["equal", "different", "timed out", "too complex"]
 
 START_SECONDS = 120.0
-CPU_SECONDS = 2.0  # of the worker, for all questions of one comparison; CPU time, so that load changes no result
+CPU_SECONDS = 2.0  # for all questions of one comparison; CPU time of the worker, so that machine load changes no result
 ANSWER_SECONDS = 30.0  # wall-clock time after which the worker is killed
 MEMORY_BYTES = 4 << 30
 TOLERANCE = 1e-3
@@ -48,7 +48,7 @@ _DIGITS = re.compile(r"\d+")
 _POWER_OF_GROUP = re.compile(r"[)}]\s*\^")
 _BIG_FACTORIAL = re.compile(r"\d{4}\s*+!|!\s*!|[)}\]]\s*!")
 _COUNT = re.compile(r"\\(?:binom|dbinom|tbinom|prod|sum)(?![A-Za-z])")
-# What the library would drop or misread rather than refuse: "5 5" as 10, "3:30am" as 1/10, "1 \\ldots 5" as 6.
+# What the library would drop or misread instead of rejecting: "5 5" as 10, "3:30am" as 1/10, "1 \\ldots 5" as 6.
 _FOREIGN = re.compile(
     r"[:;?\"'@#]|\.\.|(?<![_\d])\d++\s++[\d.]|\\(?:[lc]?dots|text|mathrm|p?mod|pmod|bmod|prime)(?![A-Za-z])"
     r"|(?<![\\A-Za-z])(?!(?:sin|cos|tan|cot|sec|csc|log|exp|arcsin|arccos|arctan|sinh|cosh|tanh)(?![A-Za-z]))[A-Za-z]{3}"
@@ -73,7 +73,7 @@ def require_math() -> None:
 
 
 def too_complex(text: str) -> bool:
-    """Whether an expression is refused unseen, for its length, nesting, digits, powers or factorials."""
+    """Whether an expression is too large to compare: its length, nesting, digits, powers or factorials."""
     if len(text) > _MAX_CHARS or _LONG_DIGITS.search(text) or _BIG_FACTORIAL.search(text):
         return True
     count = _COUNT.search(text)
@@ -97,7 +97,7 @@ def too_complex(text: str) -> bool:
 
 
 def _is_foreign(reference: str, answer: str) -> bool:
-    """Whether the library would misread one of the two; it also takes ``R`` and ``r`` for one variable."""
+    """Whether the library would misread one of the two; it also treats ``R`` and ``r`` as one variable."""
     letters = set(_COMMAND.sub(" ", reference + answer))
     mixed = any(letter.islower() and letter.upper() in letters for letter in letters)
     return mixed or any(_FOREIGN.search(text) is not None for text in (reference, answer))
@@ -107,8 +107,8 @@ class Judgement(NamedTuple):
     """The result of one symbolic comparison.
 
     Attributes:
-        verdict: What was found out.
-        seconds: CPU time that the worker needed.
+        verdict: The result.
+        seconds: CPU time used by the worker.
     """
 
     verdict: SymbolicVerdict
@@ -119,8 +119,8 @@ class Judgement(NamedTuple):
 def judge(reference: str, answer: str) -> Judgement:
     """Compare two normalised LaTeX expressions by meaning.
 
-    Any thread may call this. A comparison that runs out of time or memory is
-    ``"timed out"``, which grading counts as wrong.
+    Thread-safe. A comparison that runs out of time or memory is ``"timed out"``,
+    which grading counts as wrong.
 
     Raises:
         MissingDependencyError: math-verify is not installed.
@@ -134,7 +134,7 @@ def judge(reference: str, answer: str) -> Judgement:
 
 
 class _Worker:
-    """Owns the worker process, which is started on demand and again after every failure."""
+    """Owns the worker process: starts it on demand and restarts it after a failure."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -200,7 +200,7 @@ class _Worker:
     def forget(self) -> None:
         """In a forked child, forget the worker of the parent without touching it."""
         if self._process is not None:
-            # the parent waits for it; a return code keeps Popen from warning here
+            # the parent reaps the process; a return code keeps Popen from warning here
             self._process.returncode = 0
         self._lock = threading.Lock()
         self._process = None
@@ -242,7 +242,7 @@ def serve() -> None:
         start = time.process_time()
         try:
             if timed:
-                # it fires again and again, in case one exception is lost inside a finaliser
+                # the timer repeats, in case one exception is lost inside a finaliser
                 signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS, 0.1)
             verdict = "equal" if compare(*json.loads(line)) else "different"
             _stop_timer()

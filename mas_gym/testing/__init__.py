@@ -1,6 +1,6 @@
 """Checks for your own configs, policies, critics and planners.
 
-Put them into your tests; each raises `ComplianceError` with everything that it found::
+Call them in your tests. Each raises a `ComplianceError` that lists every violation::
 
     from mas_gym.testing import check_critic, check_mas, check_planner, check_policy
 
@@ -12,7 +12,7 @@ Put them into your tests; each raises `ComplianceError` with everything that it 
 
 `OracleCritic` scores terminal states by the reference answers, for tests of search.
 
-Nothing here imports the search package: planners, critics and their requests are recognised by their attributes.
+This package does not import `search`: planners, critics and requests are recognised by their attributes.
 """
 
 from mas_gym.errors import ComplianceError

@@ -24,7 +24,7 @@ ORDINARY = (
 
 
 class ProposalLike(NamedTuple):
-    """What a driver would send for one sampled message."""
+    """Stands in for the driver's proposal of one sampled message."""
 
     action: Action
     tokens: int
@@ -38,15 +38,15 @@ class ProposalLike(NamedTuple):
 
 
 class Findings:
-    """Collects breaches; `settle` raises them all."""
+    """Collects violations; `settle` raises them all."""
 
     def __init__(self, subject: str) -> None:
-        """Name what is being checked."""
+        """Start without faults; ``subject`` names the part in messages."""
         self.subject = subject
         self.faults: list[str] = []
 
     def expect(self, holds: bool, fault: str) -> bool:
-        """Note a fault, once, unless the expectation holds; return whether it does."""
+        """Record a fault, once, unless the expectation holds; return whether it does."""
         if not holds and fault not in self.faults:
             self.faults.append(fault)
         return holds
@@ -65,14 +65,14 @@ def walk(model: Dynamics, question: str, texts: Sequence[str], rng: random.Rando
     Args:
         model: The dynamics.
         question: The question.
-        texts: What agents may say.
+        texts: The messages that agents may send.
         rng: Chooses texts and recipients.
     """
     states = [model.initial_state(question)]
     while not model.is_terminal(states[-1]):
         text = rng.choice(texts)
         legal = model.legal_recipients(states[-1])
-        # ALL is what policies use, so half of the messages go there.
+        # Policies always use ALL, so half of the messages go there.
         recipient = model.mas.ALL if rng.random() < 0.5 else rng.choice(legal)
         try:
             states.append(model.transition(states[-1], Action(text, recipient)))
@@ -91,7 +91,7 @@ def describe(value: Any) -> str:
 
 
 def stated(findings: Findings, part: object) -> str:
-    """Return the digest of a part's identity; note a fault and return "" if it cannot state one."""
+    """Return the digest of a part's identity; record a fault and return "" if it cannot state one."""
     try:
         return digest_of(identity_of(part))
     except IdentityError as error:
@@ -100,7 +100,7 @@ def stated(findings: Findings, part: object) -> str:
 
 
 def check_steady(findings: Findings, part: object, before: str) -> None:
-    """Expect a part to state after its work what it stated before it."""
+    """Expect a part to state the same identity after its work as before."""
     if before:
         fault = "its identity changed while it worked: leave counters, caches and generators out of identity()"
         findings.expect(stated(findings, part) == before, fault)
@@ -116,7 +116,7 @@ def check_apart(findings: Findings, first: str, second: str, alike: bool, differ
 def variants(part: Any) -> Iterator[tuple[str, Any]]:
     """Yield copies of a part with one numeric setting changed, and the name of the setting.
 
-    A changed setting need not be valid: what such a copy raises says nothing about the part.
+    A changed setting may be invalid, so an error in such a copy is not a fault of the part.
     """
     names = [*getattr(part, "__dict__", {}), *getattr(type(part), "__slots__", ())]
     for name in dict.fromkeys(names):
@@ -130,7 +130,7 @@ def variants(part: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _changed(value: Any) -> Any:
-    """Return another value of the same kind; None if there is none to be had."""
+    """Return another value of the same type; None if it is not numeric."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):

@@ -27,7 +27,7 @@ from mas_gym.testing.checks import (
 
 
 class ContextLike(NamedTuple):
-    """What a driver would send with a state."""
+    """Stands in for the driver's `ScoringContext`."""
 
     state: MASState
     mas: MAS
@@ -55,19 +55,19 @@ def check_critic(
     seed: int = 0,
     other: CriticLike | None = None,
 ) -> None:
-    """Check a critic: the form of its values, their order, its identity, and that a value depends on its state alone.
+    """Check a critic: the type and order of its values, its identity, and that a value depends only on its state.
 
     Args:
         critic: The critic.
-        mas: The system whose states it gets.
-        question: A question that it should be able to read.
-        tolerance: How far batching may move a value.
+        mas: The system whose states it scores.
+        question: A question suitable for the critic.
+        tolerance: Maximum change of a value caused by batching.
         seed: Seed of the episodes.
-        other: Another instance, such as one of other weights: if its values differ, it must state another identity,
-            because a run store takes two critics of one identity for the same.
+        other: Another instance, such as one with other weights. If its values differ, it must state another
+            identity, because a run store treats two critics with one identity as the same.
 
     Raises:
-        ComplianceError: With everything that was found.
+        ComplianceError: Lists every violation.
     """
     name = getattr(critic, "name", None)
     findings = Findings(f"critic {name!r}")
@@ -82,15 +82,21 @@ def check_critic(
     identity = stated(findings, critic)
     values = _score(findings, critic, contexts)
     if values is not None:
-        _compare(findings, values, _score(findings, critic, contexts), 0.0, "asked again, it gave other values")
+        _compare(
+            findings,
+            values,
+            _score(findings, critic, contexts),
+            0.0,
+            "called again with the same states, it returned other values",
+        )
         mirrored = _score(findings, critic, contexts[::-1])
         _compare(findings, values, mirrored and mirrored[::-1], tolerance, "the order of a batch changes the values")
         alone = [_score(findings, critic, [context]) for context in contexts[:4]]
         singles = [value[0] for value in alone if value]
-        _compare(findings, values[:4], singles, tolerance, "a state gets another value alone than in a batch")
+        _compare(findings, values[:4], singles, tolerance, "a state has another value alone than in a batch")
         if other is not None:
             alike = _score(Findings("other"), other, contexts) == values
-            check_apart(findings, identity, stated(findings, other), alike, "what the other instance has")
+            check_apart(findings, identity, stated(findings, other), alike, "the difference between the two instances")
     _score(findings, critic, [])
     check_steady(findings, critic, identity)
     findings.settle()
@@ -141,7 +147,7 @@ def _compare(
 
 
 class ScoredState(Protocol):
-    """The part of `search.ScoringContext` that is read here."""
+    """The part of `search.ScoringContext` that the oracle reads."""
 
     @property
     def state(self) -> MASState:
@@ -155,17 +161,17 @@ class ScoredState(Protocol):
 
 
 class OracleCritic:
-    """The true reward of terminal states; every other state is refused.
+    """Scores terminal states by the true reward and rejects all others; for tests of planners.
 
-    `rewardmodels.load_critic` does not know it, so no spec, command or config can reach it: a
-    test constructs it, with the answers that it may use.
+    `rewardmodels.load_critic` cannot load it, so no spec, command or config can use it. A test
+    constructs it with the answers that it may use.
 
     Args:
         task: Grades the final messages.
-        answers: The reference answer of each problem that may be asked about, by problem id.
+        answers: The reference answer of each problem that it may score, by problem id.
 
     Raises:
-        CriticError: An answer is not the task's.
+        CriticError: An answer differs from the task's reference.
     """
 
     name = "oracle"
@@ -190,14 +196,16 @@ class OracleCritic:
         """Return +1.0 or -1.0 per terminal state.
 
         Raises:
-            CriticError: A state is not terminal, or its question is none of the problems'.
+            CriticError: A state is not terminal, or its question belongs to no problem in ``answers``.
         """
         return [self._reward(context) for context in contexts]
 
     def _reward(self, context: ScoredState) -> float:
         problem = self._problems.get(context.state.question)
         if problem is None:
-            raise CriticError(f"the oracle was given no answer to the question {context.state.question[:60]!r}")
+            raise CriticError(
+                f"the oracle has no answer to the question {context.state.question[:60]!r}; add it to answers"
+            )
         if context.state.acting != context.mas.sink:
             raise CriticError("the oracle scores terminal states only; use a learned critic for others")
         return 1.0 if self._task.grade(problem, context.state.text).correct else -1.0

@@ -27,7 +27,7 @@ class PlannerLike(Protocol):
 
 
 class _CriticFacts(NamedTuple):
-    """What a planner may ask of the run's critic in ``for_run``."""
+    """What a planner may read from the run's critic in ``for_run``."""
 
     name: str = "scripted"
     terminal_only: bool = False
@@ -43,21 +43,21 @@ def check_planner(
     seed: int = 0,
     other: PlannerLike | None = None,
 ) -> None:
-    """Check a planner: its requests, its plan, its identity, and that its results depend on its own generator alone.
+    """Check a planner: its requests, its plan, its identity, and that it draws only from its own generator.
 
-    A run store takes two planners of one identity for the same. So each numeric setting is changed in turn, on a
-    copy: if the copy searches differently, it must state another identity.
+    A run store treats two planners with one identity as the same. Each numeric setting is therefore changed in
+    turn on a copy; if the copy searches differently, it must state another identity.
 
     Args:
         planner: The planner.
         systems: The systems to search in.
-        training: Whether it may ask for the true reward.
+        training: Whether it may request the true reward.
         max_rounds: Rounds of requests after which a search counts as endless.
         seed: Seed of the searches and of the replies.
-        other: Another instance: if it searches differently, it must state another identity too.
+        other: Another instance; if it searches differently, it must state another identity too.
 
     Raises:
-        ComplianceError: With everything that was found.
+        ComplianceError: Lists every violation.
     """
     findings = Findings(f"planner {type(planner).__name__}")
     if not findings.expect(callable(getattr(planner, "plan", None)), "it has no method plan(model, root, rng)"):
@@ -78,7 +78,10 @@ def check_planner(
         )
         _check_budget(findings, planner, model, training, seed)
         if not findings.faults:
-            others = [*variants(planner), *([("what the other instance has", other)] if other is not None else [])]
+            others = [
+                *variants(planner),
+                *([("the difference between the two instances", other)] if other is not None else []),
+            ]
             for name, one in others:
                 alike = _behaves_like(alone, one, max_rounds)
                 check_apart(findings, before_all, stated(Findings(""), one), alike, name)
@@ -92,7 +95,7 @@ def _for_run(planner: Any, training: bool) -> Any:
 
 
 def _behaves_like(search: _Search, planner: PlannerLike, max_rounds: int) -> bool:
-    """Whether a planner asks and plans as a finished search did; one that fails says nothing."""
+    """Whether a planner repeats the requests and plan of a finished search; a failing one counts as alike."""
     ignored = Findings("variant")
     try:
         variant = _Search(ignored, planner, search.model, search.training, search.seed)
@@ -103,7 +106,7 @@ def _behaves_like(search: _Search, planner: PlannerLike, max_rounds: int) -> boo
 
 
 class _Search:
-    """One search and the replies to it, drawn from digests, so that they do not depend on timing."""
+    """One search with its replies, which depend on state digests and not on timing."""
 
     def __init__(self, findings: Findings, planner: PlannerLike, model: Dynamics, training: bool, seed: int) -> None:
         self.findings, self.model, self.training, self.seed = findings, model, training, seed
@@ -139,9 +142,9 @@ class _Search:
         return [candidate.state.digest.hex() for candidate in getattr(self.plan, "candidates", ())]
 
     def spend(self) -> Any:
-        """Raise `BudgetError` in the search, and return its plan or the error that it let through.
+        """Raise `BudgetError` in the search; return its plan or the error that it propagated.
 
-        Like the driver, this grants single messages that bring one path to its end.
+        Like the driver, this grants single messages to complete one path.
         """
         messages, self._left = self.model.max_depth, 0
         try:
@@ -190,7 +193,7 @@ class _Search:
         self._drawn[state] = first + request.n
         replies = []
         for i in range(first, first + request.n):
-            # Few different texts, so that proposals repeat as real ones do.
+            # Few distinct texts, because real proposals repeat too.
             number = int(4 * abs(self._draw(state, f"text {i}")))
             replies.append(ProposalLike(Action(f"Step. Final Answer: {number}", self.model.mas.ALL), 4, -2.0, "stop"))
         return replies
@@ -228,7 +231,7 @@ def _run_together(findings: Findings, searches: list[_Search], max_rounds: int) 
 
 
 def _check_budget(findings: Findings, planner: PlannerLike, model: Dynamics, training: bool, seed: int) -> None:
-    """`BudgetError` can arrive at any yield: the planner returns a plan, finishing one path if it must, or fails."""
+    """`BudgetError` can arrive at any yield: the planner returns a plan, completing one path if it must, or fails."""
     for rounds in (1, 2, 5):
         search = _Search(findings, planner, model, training, seed)
         for _ in range(rounds):
@@ -240,6 +243,6 @@ def _check_budget(findings: Findings, planner: PlannerLike, model: Dynamics, tra
         stopped = isinstance(ended, BudgetError) or hasattr(ended, "candidates")
         findings.expect(
             stopped,
-            "after BudgetError it went on: return the best plan so far, finishing one path with single messages "
-            "if none has ended, or let the error through",
+            "it continued after BudgetError: return the best plan so far, completing one path with single messages "
+            "if none has ended, or let the error propagate",
         )

@@ -28,21 +28,21 @@ def check_policy(
     batch_invariant: bool = True,
     other: Policy | AsyncPolicy | None = None,
 ) -> None:
-    """Check a policy: the form of its replies, seeds, caps, batching, odd prompts, and its identity.
+    """Check a policy: its replies, seeds, token caps, batching, unusual prompts, and its identity.
 
-    It is asked for some forty short messages of at most 16 tokens.
+    The policy samples about forty messages of at most 16 tokens.
 
     Args:
         policy: The policy.
-        mas: The system whose prompts it gets.
-        question: A question that it should be able to read.
+        mas: The system whose prompts are used.
+        question: A question suitable for the policy.
         reproducible: Whether the same request must get the same reply; False for engines without seeds.
         batch_invariant: Whether a reply must not depend on the other requests of its batch.
-        other: Another instance, such as one of other weights: if its replies differ, it must state another identity,
-            because a run store takes two policies of one identity for the same.
+        other: Another instance, such as one with other weights. If its replies differ, it must state another
+            identity, because a run store treats two policies with one identity as the same.
 
     Raises:
-        ComplianceError: With everything that was found.
+        ComplianceError: Lists every violation.
     """
     name = getattr(policy, "name", None)
     findings = Findings(f"policy {name!r}")
@@ -61,11 +61,11 @@ def check_policy(
             _check_reply(findings, request, reply)
         if not findings.faults and reproducible:
             _check_seeds(findings, policy, requests, replies, batch_invariant)
-        findings.expect(_ask(findings, policy, []) == [], "no requests should get no replies")
+        findings.expect(_ask(findings, policy, []) == [], "an empty batch should get no replies")
         if other is not None and reproducible and not findings.faults:
             samples = [reply.samples for reply in _ask(Findings("other"), other, requests)]
             alike = samples == [reply.samples for reply in replies]
-            check_apart(findings, identity, stated(findings, other), alike, "what the other instance has")
+            check_apart(findings, identity, stated(findings, other), alike, "the difference between the two instances")
     except Exception as error:
         findings.expect(False, f"ordinary requests raised {type(error).__name__}: {describe(str(error))}")
     _check_odd_prompts(findings, policy)
@@ -80,10 +80,12 @@ def _check_seeds(
     replies: list[SamplingReply],
     batch_invariant: bool,
 ) -> None:
-    # Samples alone: the number of cached prompt tokens may change from call to call.
+    # Compare samples only: the number of cached prompt tokens may change between calls.
     said = [reply.samples for reply in replies]
     again = [reply.samples for reply in _ask(findings, policy, requests)]
-    findings.expect(again == said, "asked again, it gave other samples: draw from a request's seeds alone")
+    findings.expect(
+        again == said, "the same requests gave other samples the second time: derive them from a request's seeds alone"
+    )
     if batch_invariant:
         mirrored = [reply.samples for reply in _ask(findings, policy, requests[::-1])]
         findings.expect(mirrored[::-1] == said, "the order of a batch changes the samples")
@@ -95,7 +97,7 @@ def _check_seeds(
 
 
 def _stream(findings: Findings, policy: StreamingPolicy, requests: list[SamplingRequest]) -> list[Any]:
-    """Return the samples of a session that requests join while others are being written."""
+    """Return the samples of a session in which requests join while others are being generated."""
     session = policy.open()
     samples: list[Any] = [None] * len(requests)
     waiting = list(enumerate(requests))
@@ -112,7 +114,7 @@ def _stream(findings: Findings, policy: StreamingPolicy, requests: list[Sampling
 
 
 def _requests(mas: MASSource, question: str) -> list[SamplingRequest]:
-    """Return one request per turn of an episode: the prompts that agents really get."""
+    """Return one request per turn of an episode, with the prompts that agents get."""
     system = load_mas(mas)
     model = Dynamics(system)
     state = model.initial_state(question)
@@ -174,7 +176,7 @@ def _check_odd_prompts(findings: Findings, policy: Policy | AsyncPolicy) -> None
         try:
             replies = _ask(findings, policy, [request])
         except PolicyError:
-            # A refusal with a reason is an answer; any other exception would bring down a run.
+            # A PolicyError is a valid answer; any other exception would end a run.
             continue
         except Exception as error:
             fault = f"a prompt with {describe(text)} raised {type(error).__name__}: answer it or raise PolicyError"

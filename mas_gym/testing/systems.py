@@ -18,20 +18,20 @@ _QUESTION = "Maya has 3 apples and 4 pears. How many pieces of fruit?"
 
 
 def check_mas(source: MASSource, *, texts: Sequence[str] = (), episodes: int = 50, seed: int = 0) -> MAS:
-    """Check a MAS config: it is valid, its episodes end, every agent can act, and it makes an environment.
+    """Check a MAS config: it is valid, its episodes end, every agent can act, and its environment works.
 
     Args:
         source: What `mas_gym.load_mas` takes.
-        texts: Messages that meet the conditions of your edges; those of ``contains:`` are tried anyway.
-        episodes: Random episodes to play.
-        seed: Seed of those.
+        texts: Messages that meet the conditions of your edges; patterns of ``contains:`` are tried automatically.
+        episodes: Number of random episodes to play.
+        seed: Seed of the episodes.
 
     Returns:
         The system.
 
     Raises:
         ConfigError: The config is not valid.
-        ComplianceError: It is valid and yet breaks a contract.
+        ComplianceError: The config is valid but violates a contract.
     """
     mas = load_mas(source)
     findings = Findings(f"MAS {mas.name!r}")
@@ -50,7 +50,7 @@ def check_mas(source: MASSource, *, texts: Sequence[str] = (), episodes: int = 5
         findings.expect(
             i in acted,
             f"agents[{i}] {agent.name!r} acted in none of {episodes} episodes: its conditions may exclude each other, "
-            "or need a message that texts= should give",
+            "or need a message that you should pass in texts=",
         )
     _check_env(findings, mas)
     findings.settle()
@@ -72,8 +72,8 @@ def _check_env(findings: Findings, mas: MAS) -> None:
     from mas_gym.env import MASEnv
 
     env = MASEnv(ProblemTask.of([Problem("check/0", _QUESTION, "7"), Problem("check/1", "1 + 1?", "2")]), mas)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         check_env(env, skip_render_check=True)
-    for warning in told:
+    for warning in caught:
         findings.expect(False, f"gymnasium's checker warns: {warning.message}")

@@ -30,7 +30,7 @@ class Candidate(NamedTuple):
 
 
 class ChoiceSnapshot(NamedTuple):
-    """A point in an episode, from `CandidateChoice.clone_state`: the base snapshot and the current proposals."""
+    """A snapshot of an episode, from `CandidateChoice.clone_state`: the base snapshot and the current proposals."""
 
     base: Snapshot
     seed: int

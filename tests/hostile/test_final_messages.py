@@ -73,7 +73,7 @@ def fault(use: Use) -> str | None:
     for make in attacks(use.pattern, 6):
         small = make(SMALL)
         try:
-            with cpu_limit(0.4):
+            with cpu_limit(0.25):
                 before = seconds(use, small, 3)
                 if before < NEGLIGIBLE or growth(use, small, make(LARGE), before) < STEEPEST:
                     continue

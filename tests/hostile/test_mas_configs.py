@@ -50,8 +50,8 @@ def test_tags_that_do_not_fit_their_values(tag: str, value: str, tmp_path) -> No
         ("name: " + "[" * 100_000, "own.yaml: line 1: nested more than 16 levels deep"),
         ("name: " + "{a: " * 100_000, "own.yaml: line 1: nested more than 16 levels deep"),
         ("- " * 50_000 + "x", "own.yaml: line 1: nested more than 16 levels deep"),
-        ("name: &a [*a]", "own.yaml: line 1: the alias 'a' stands for nothing before it"),
-        ("name: *b", "own.yaml: line 1: the alias 'b' stands for nothing before it"),
+        ("name: &a [*a]", "own.yaml: line 1: the alias 'a' has no anchor before it"),
+        ("name: *b", "own.yaml: line 1: the alias 'b' has no anchor before it"),
         ("name: !<" + "x" * 50_000 + "> y", "own.yaml: line 1: "),
         ("? " * 50_000 + "x", "own.yaml: line 1: a key must be a plain word"),
         ("a: 1\n---\nb: 2\n", "own.yaml: line 2: expected a single document, found another"),
@@ -89,7 +89,7 @@ def test_a_hundred_thousand_edges_are_read_soon(tmp_path) -> None:
     path.write_text(f"agents:\n{agents}edges: {json.dumps(edges, separators=(',', ':'))}\n", encoding="utf-8")
     begin = time.process_time()
     # A file of this size has no room for the edges of the first agents, so the graph is refused after reading it all.
-    with pytest.raises(ConfigError, match="nobody reads A0, and A1 acts after it"):
+    with pytest.raises(ConfigError, match="no agent reads A0, and A1 acts after it"):
         load_mas(path)
     assert time.process_time() - begin < SECONDS
 
