@@ -292,7 +292,7 @@ def test_with_three_in_ten_calls_failing_the_answers_are_the_same(url: str) -> N
     [
         (Fault.ERROR, "HTTP 500"),
         (Fault.TRUNCATED, "not whole JSON"),
-        (Fault.COUNT, "1 choices were asked for and 2 came"),
+        (Fault.COUNT, "expected 1 choices, got 2"),
         (Fault.EMPTY, "empty"),
         (Fault.NAN, "NaN"),
         (Fault.RESET, "the connection"),
@@ -390,7 +390,7 @@ CHOICE = {"index": 0, "finish_reason": "stop", "message": {"content": " hi "}, "
     [
         ({"choices": None}, "no list of choices"),
         ({"choices": [1]}, "no list of choices"),
-        ({"choices": []}, "1 choices were asked for and 0 came"),
+        ({"choices": []}, "expected 1 choices, got 0"),
         ({"error": {"message": "boom"}}, "boom"),
         ({"choices": [CHOICE | {"message": None}]}, "no message"),
         ({"choices": [CHOICE | {"message": {"content": 5}}]}, "not a string"),

@@ -199,7 +199,7 @@ class OpenAIPolicy:
 
     @property
     def former_address(self) -> str | None:
-        """What earlier versions addressed cached samples by; None with a ``revision``, which they did not know."""
+        """The address of samples cached by earlier versions; None with a ``revision``, which they did not support."""
         chosen = self.options
         if chosen.revision is not None:
             return None
@@ -207,16 +207,16 @@ class OpenAIPolicy:
 
     @property
     def meters(self) -> dict[str, Meter]:
-        """Its meter, by its name."""
+        """Its meter, by name."""
         return {self.name: self.meter}
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Answer one request.
 
         Raises:
-            PromptTooLongError: When the prompt does not fit the server's window however short its inputs are cut.
-            PolicyError: When the server's faults outlast the retries, with the last fault's reason.
-            EngineUnavailableError: When the server is gone, refuses the key or lacks the model.
+            PromptTooLongError: The prompt does not fit the server's window, however much of its input is cut.
+            PolicyError: The retries are exhausted; the message has the last fault's reason.
+            EngineUnavailableError: The server is down, rejects the key or does not have the model.
         """
         return await on_engine_loop(self._answer(request))
 
@@ -233,7 +233,7 @@ class OpenAIPolicy:
         try:
             return [await self._call(request, request.seeds)]
         except _NoManyChoicesError:
-            self._refuse("n", "it sends one choice however many are asked for: samples are asked for one by one")
+            self._refuse("n", "it returns only one choice per call: samples are requested one by one")
             return await self._one_by_one(request)
 
     async def _one_by_one(self, request: SamplingRequest) -> list[tuple[WireReply, int]]:
@@ -246,7 +246,7 @@ class OpenAIPolicy:
             await asyncio.gather(*calls, return_exceptions=True)
 
     async def _call(self, request: SamplingRequest, seeds: tuple[int, ...]) -> tuple[WireReply, int]:
-        """Return one usable reply, retried and adapted within the options, and the prompt tokens cut for it."""
+        """Return a usable reply, after retries and adaptations if needed, and the prompt tokens that were cut."""
         tries = _Tries(asyncio.get_running_loop().time(), random.Random(seeds[0]))
         changes, kept, empties = 0, 1.0, 0
         while True:
@@ -272,7 +272,8 @@ class OpenAIPolicy:
                 if self._lower_cap(fault, request) or self._adapt(fault, seeds, tried_with):
                     continue
                 changes -= 1
-            if len(seeds) > 1 and tries.faults + 1 >= _WRONG_COUNTS_BEFORE_SINGLES and "1 came" in fault.reason:
+            one_choice = len(seeds) > 1 and fault.reason.endswith("choices, got 1")
+            if one_choice and tries.faults + 1 >= _WRONG_COUNTS_BEFORE_SINGLES:
                 self.meter.faults[fault.kind] += 1
                 raise _NoManyChoicesError
             await self._wait(fault, tries)
@@ -417,7 +418,7 @@ class OpenAIPolicy:
             self._down = True
             raise EngineUnavailableError(
                 f"{where} does not answer, {said}. "
-                "Start the server again and repeat the command; a run with a store keeps what it has finished"
+                "Start the server again and repeat the command; a run with a store keeps its finished searches"
             )
         if tries.faults >= self.options.max_attempts:
             raise PolicyError(f"{where} failed {tries.faults} times for one request; the last time {fault.reason}")

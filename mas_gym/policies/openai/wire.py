@@ -153,7 +153,7 @@ def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool) -> WireReply:
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise BadReply("it has no list of choices")
     if len(choices) != n:
-        raise BadReply(f"{n} choices were asked for and {len(choices)} came")
+        raise BadReply(f"expected {n} choices, got {len(choices)}")
     choices = sorted(choices, key=lambda choice: _count(choice, "index"))
     found = [_choice(choice, api, logprobs) for choice in choices]
     usage = _part(body, "usage")
