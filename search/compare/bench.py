@@ -240,14 +240,16 @@ class _Loaded:
 
     def __init__(self, bench: Bench, workers: Workers) -> None:
         self._bench, self._make_critic = replace(bench, policy=workers.make_policy()), workers.make_critic
-        self._critics: dict[str, Critic] = {}
+        self._critic: tuple[str, Critic] | None = None
 
     def __call__(self, job: tuple[Arm, int], report: Callable[[Any], None]) -> BaseException | None:
         arm, seed = job
         if arm.critic_spec:
-            if arm.critic_spec not in self._critics:
-                self._critics[arm.critic_spec] = self._make_critic(arm.critic_spec)()
-            arm = replace(arm, critic=self._critics[arm.critic_spec])
+            if self._critic is None or self._critic[0] != arm.critic_spec:
+                # Only one at a time, because a critic keeps a cache.
+                self._critic = None
+                self._critic = arm.critic_spec, self._make_critic(arm.critic_spec)()
+            arm = replace(arm, critic=self._critic[1])
         return drain(start(arm, self._bench, seed, report), report)
 
 
