@@ -22,8 +22,8 @@ import mas_gym
 import rewardmodels
 import search
 from mas_gym.cli import app
+from mas_gym.cli.console import RunProgress
 from mas_gym.cli.evaluate import pair_arms
-from mas_gym.cli.progress import RunProgress
 from mas_gym.cli.status import _covered
 from mas_gym.errors import ConfigError, PolicyError, UnknownNameError
 from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy, load_policy

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mas_gym.cli import console, demo, evaluate, listings, play, rollouts, serve, solve, status, train, view
+from mas_gym.cli import console, demo, evaluate, listings, play, serve, solve, status, train, view
 from mas_gym.errors import MASGymError
 from mas_gym.render import printable
 
@@ -95,7 +95,7 @@ app.command("planners")(listings.planners)
 app.command("critics")(listings.critics)
 app.command("policies")(listings.policies)
 app.command("play")(play.play)
-app.command("rollouts")(rollouts.rollouts)
+app.command("rollouts")(train.rollouts)
 app.add_typer(train.app, name="train")
 app.command("status")(status.status)
 app.command("view")(view.view)

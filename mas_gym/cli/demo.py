@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mas_gym.cli import options as opt
-from mas_gym.cli.console import note, stdout
+from mas_gym.cli.console import RunProgress, note, stdout
 from mas_gym.cli.evaluate import Files, end_early, measure, show
-from mas_gym.cli.progress import RunProgress
 from mas_gym.cli.solve import write_page
 from mas_gym.errors import MissingDependencyError
-from search.compare.bench import PAPER_PLANNERS, Arm, Bench, named_critics, named_planners, pair
-from search.compare.outcomes import Outcome
 
 if TYPE_CHECKING:
     from search import Plan
+    from search.compare import Arm, Bench, Outcome
 
 MASPRM, ORM = "tiny-masprm", "tiny-orm"
 """The critics that are shipped for the embedded agents."""
@@ -53,6 +51,7 @@ def demo(
     Needs no GPU, no key and no network. Stopped and started again, it goes on where it was.
     """
     import mas_gym
+    from search.compare.bench import PAPER_PLANNERS, Bench, named_critics, named_planners, pair
 
     out.mkdir(parents=True, exist_ok=True)
     task = mas_gym.load_task("arithmetic", split="test", limit=number or (FULL_PROBLEMS if full else 200))

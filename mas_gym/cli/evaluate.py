@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 import typer
 
 from mas_gym.cli import options as opt
-from mas_gym.cli.console import note, stdout, version
-from mas_gym.cli.progress import RunProgress
+from mas_gym.cli.console import RunProgress, note, stdout, version
 from mas_gym.errors import ConfigError
 from mas_gym.render import one_line
 from mas_gym.service import telemetry

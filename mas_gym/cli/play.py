@@ -13,7 +13,7 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
-from mas_gym.cli.transcript import COLOURS, message_panel, shortened
+from mas_gym.cli.solve import COLOURS, message_panel, shortened
 from mas_gym.errors import unknown_name
 from mas_gym.render import one_line
 

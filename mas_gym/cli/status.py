@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from mas_gym.cli.console import stdout
-from mas_gym.cli.progress import clock
+from mas_gym.cli.console import clock, stdout
 from mas_gym.render import one_line
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""``mas-gym train``: reward models from the trees of ``mas-gym rollouts``."""
+"""``mas-gym rollouts`` and ``mas-gym train``: training trees with true rewards, and reward models trained on them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mas_gym.cli import options as opt
-from mas_gym.cli.console import note, stdout
+from mas_gym.cli.console import RunProgress, note, stdout
+from mas_gym.cli.evaluate import end_early, engines, note_stopped
+from mas_gym.errors import ConfigError
+from mas_gym.service import telemetry
 
 if TYPE_CHECKING:
     from rewardmodels import LabelledTree, Trained
+    from search import Plan
+    from search.compare import Arm, Bench
+    from search.engine.progress import Progress
 
 app = typer.Typer(no_args_is_help=True, help="Train a reward model on search trees.", rich_markup_mode="rich")
 
@@ -102,3 +108,110 @@ def _show(trained: Trained) -> None:
     console = stdout()
     console.print(table)
     console.print(Text(f"Saved to {trained.folder}. Next: mas-gym eval --critic {trained.folder} --planner mcts:10,3"))
+
+
+class _Harvest:
+    """Counts what the trees hold."""
+
+    def __init__(self) -> None:
+        self.trees = self.failed = self.nodes = self.right = self.wrong = self.mixed = 0
+
+    def add(self, plan: Plan) -> None:
+        """Count one search; a failed one has no tree to learn from."""
+        if plan.error is not None or plan.tree is None:
+            self.failed += 1
+            return
+        verdicts = [candidate.correct for candidate in plan.candidates]
+        self.trees += 1
+        self.nodes += len(plan.tree)
+        self.right += verdicts.count(True)
+        self.wrong += verdicts.count(False)
+        self.mixed += len(set(verdicts)) > 1
+
+
+def rollouts(
+    store: Annotated[
+        Path, typer.Option("--store", help="SQLite file for the trees; the same command resumes from it.")
+    ],
+    task: opt.TaskName = "arithmetic",
+    data: opt.Data = None,
+    split: Annotated[str, typer.Option("--split", help="train or dev; the test split stays unseen.")] = "train",
+    number: opt.Number = None,
+    mas: opt.MASName = "rpsv",
+    policy: opt.PolicyName = None,
+    planner: Annotated[str, typer.Option("--planner", help="A planner that takes the true reward.")] = "mcts:40,3",
+    seed: opt.Seed = 42,
+    concurrency: opt.Concurrency = 64,
+    budget: opt.SearchBudget = None,
+    run_budget: opt.RunBudget = None,
+    cache: opt.Cache = None,
+    ray: opt.RayAddress = None,
+    actors: opt.Actors = None,
+    gpus_per_actor: opt.GPUs = None,
+    option: opt.TaskOptions = None,
+    log_json: opt.LogJSON = None,
+    metrics: opt.Metrics = None,
+    export: Annotated[Path | None, typer.Option("--export", help="Also write every node to a Parquet file.")] = None,
+) -> None:
+    """Search training problems with the true reward at the leaves (paper: MCTS(40,3), c = 4.0) into a store."""
+    import mas_gym
+    import search
+    from search.compare import Arm, Bench
+
+    if split == "test":
+        raise ConfigError("expected --split train or dev: trees with true rewards of the test split would leak it")
+    opt.check_folder(store)
+    opt.check_folder(export)
+    opt.check_folder(log_json)
+    name, method = opt.read_planner(planner)
+    problems = opt.read_task(task, split, data, number, "strict", option)
+    system = mas_gym.load_mas(mas)
+    fleet = opt.read_fleet(ray, actors, gpus_per_actor)
+    local, remote = engines(opt.chosen_policy(policy, system), cache, fleet)
+    limits = opt.read_budget(budget, "--budget"), opt.read_budget(run_budget, "--run-budget")
+    bench = Bench(problems, system, local, [seed], concurrency, store, remote, *limits)
+    with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
+        harvest, stop = _reap(Arm(name, method), bench, watch)
+    _show_harvest(harvest, len(problems), store)
+    opt.note_costs(local)
+    if export is not None:
+        with search.open_store(store) as opened:
+            note(f"wrote {opened.export(export):,} nodes to {export}")
+    if stop is not None:
+        end_early(stop, f"the same command goes on from {store}")
+
+
+def _reap(arm: Arm, bench: Bench, watch: telemetry.Watch) -> tuple[_Harvest, BaseException | None]:
+    """Make the trees, showing progress; return what they hold and what ended it early."""
+    from search.compare.bench import drain, start
+
+    harvest = _Harvest()
+    label, seed = f"{arm.name}, true reward", bench.seeds[0]
+    stopped: dict[str, str] = {}
+    with RunProgress([label], len(bench.task)) as progress:
+
+        def listen(now: Progress) -> None:
+            progress.update(0, seed, now)
+            watch(label, seed, now)
+            if now.stopped is not None:
+                stopped[label] = now.stopped
+
+        stop = drain(start(arm, bench, seed, listen, training=True), harvest.add)
+    if stop is None:
+        note_stopped(stopped)
+    return harvest, stop
+
+
+def _show_harvest(harvest: _Harvest, wanted: int, store: Path) -> None:
+    from rich.text import Text
+
+    leaves = harvest.right + harvest.wrong
+    share = f", {100 * harvest.right / leaves:.1f}% of {leaves:,} leaves right" if leaves else ""
+    failed = f", {harvest.failed:,} searches failed" if harvest.failed else ""
+    line = (
+        f"{harvest.trees:,} of {wanted:,} trees with {harvest.nodes:,} nodes in {store}{share}; "
+        f"{harvest.mixed:,} trees hold right and wrong leaves{failed}."
+    )
+    stdout().print(Text(line))
+    if not harvest.failed and harvest.trees == wanted:
+        stdout().print(Text(f"Next: mas-gym train masprm --store {store} --out models/masprm", style="dim"))

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import typer
 
 from mas_gym.cli.console import note, show_traceback
-from mas_gym.cli.transcript import tree_view
+from mas_gym.cli.solve import tree_view
 from mas_gym.errors import ConfigError, MASGymError, StoreError
 from mas_gym.report.listing import Cell, Column, listing_page
 from mas_gym.report.page import tree_page

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError
-from search.compare.plots import COLOURS, INK, figure_class, plain_log_ticks, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,6 +40,8 @@ def save_curves(panels: Mapping[str, Sequence[Series]], x_label: str, path: Path
         ConfigError: There is nothing to draw, or the suffix names no format.
         MissingDependencyError: matplotlib is not installed.
     """
+    from search.compare.plots import COLOURS, INK, figure_class, plain_log_ticks, save_figure
+
     if not panels or not all(any(series.x for series in curves) for curves in panels.values()):
         raise ConfigError("expected at least one point in each panel, got none; there is nothing to plot")
     figure = figure_class()(figsize=(4.4 * len(panels), 3.6), dpi=200, layout="constrained")
@@ -76,6 +77,8 @@ def save_matrices(matrices: Mapping[str, Sequence[Sequence[float]]], names: Sequ
         ConfigError: There is nothing to draw, a matrix does not fit the names, or the suffix names no format.
         MissingDependencyError: matplotlib is not installed.
     """
+    from search.compare.plots import INK, figure_class, save_figure
+
     if not matrices or any({len(names)} != {len(rows), *map(len, rows)} for rows in matrices.values()):
         raise ConfigError(f"expected matrices of {len(names)} by {len(names)} shares, one row and column per agent")
     figure: Figure = figure_class()(figsize=(3.3 * len(matrices) + 0.6, 3.4), dpi=200, layout="constrained")
