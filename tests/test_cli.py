@@ -667,6 +667,30 @@ def test_help_needs_nothing_heavy(arguments: tuple[str, ...]) -> None:
     assert "Usage" in done.stdout
 
 
+COMMANDS = ["demo", "solve", "eval", "envs", "tasks", "planners", "critics", "policies"]
+COMMANDS += ["play", "rollouts", "status", "view", "serve"]
+
+
+@pytest.mark.parametrize("command", [*([name] for name in COMMANDS), ["train", "masprm"], ["train", "orm"]])
+def test_help_ends_with_two_examples_whose_options_exist(run: Run, command: list[str]) -> None:
+    shown = run(*command, "--help", COLUMNS="200").stdout
+    examples = [line.strip() for line in shown.partition("Examples:")[2].splitlines() if line.strip()]
+    assert len(examples) == 2
+    for example in examples:
+        assert f"mas-gym {' '.join(command)}" in example
+        for option in re.findall(r"(?<= )--?[a-z][a-z-]*", example):
+            assert re.search(rf"{option}\b", shown.partition("Examples:")[0])
+
+
+def test_help_names_every_planner_and_critic() -> None:
+    from mas_gym.cli.options import CRITICS, PLANNERS
+    from rewardmodels.critics import critic_makers
+    from search.registry import planner_makers
+
+    assert ", ".join(sorted(planner_makers())) == PLANNERS
+    assert ", ".join(sorted(critic_makers())) == CRITICS
+
+
 # examples
 
 

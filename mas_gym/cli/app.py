@@ -6,7 +6,7 @@ import contextlib
 import errno
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -86,20 +86,42 @@ def front(
         searches.addHandler(logging.NullHandler())
 
 
-app.command("demo")(demo.demo)
-app.command("solve")(solve.solve)
-app.command("eval")(evaluate.evaluate)
-app.command("envs")(listings.envs)
-app.command("tasks")(listings.tasks)
-app.command("planners")(listings.planners)
-app.command("critics")(listings.critics)
-app.command("policies")(listings.policies)
-app.command("play")(play.play)
-app.command("rollouts")(train.rollouts)
+_COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
+    "demo": (demo.demo, "mas-gym demo -n 50", "mas-gym demo --from-scratch --trees 200"),
+    "solve": (
+        solve.solve,
+        'mas-gym solve "Tom has 3 pens and buys 4. How many has he?"',
+        "mas-gym solve --task arithmetic --critic tiny-masprm --tree tree.html",
+    ),
+    "eval": (
+        evaluate.evaluate,
+        "mas-gym eval -n 100 --planner single --planner sc:5",
+        "mas-gym eval --planner mcts:10,3 --critic tiny-masprm --store runs.db",
+    ),
+    "envs": (listings.envs, "mas-gym envs", "mas-gym envs --json"),
+    "tasks": (listings.tasks, "mas-gym tasks", "mas-gym tasks --json"),
+    "planners": (listings.planners, "mas-gym planners", "mas-gym planners --json"),
+    "critics": (listings.critics, "mas-gym critics", "mas-gym critics --json"),
+    "policies": (listings.policies, "mas-gym policies", "mas-gym policies --json"),
+    "play": (play.play, "mas-gym play MAS-Arithmetic-v0", "mas-gym play MAS-Arithmetic-v0 --agent Solver"),
+    "rollouts": (
+        train.rollouts,
+        "mas-gym rollouts --store trees.db -n 200",
+        "mas-gym rollouts --store trees.db --task gsm8k --policy openai:MODEL@URL",
+    ),
+    "status": (status.status, "mas-gym status runs.db", "watch mas-gym status runs.db"),
+    "view": (view.view, "mas-gym view runs.db", "mas-gym view runs.db --port 0 --no-open"),
+    "serve": (
+        serve.serve,
+        "mas-gym serve --planner sc:5",
+        "mas-gym serve --planner mcts:10,3 --critic tiny-masprm --port 9000",
+    ),
+}
+"""Each command with the two examples at the end of its help."""
+
+for _name, (_command, *_examples) in _COMMANDS.items():
+    app.command(_name, epilog=console.examples(*_examples))(_command)
 app.add_typer(train.app, name="train")
-app.command("status")(status.status)
-app.command("view")(view.view)
-app.command("serve")(serve.serve)
 
 
 def main() -> None:

@@ -131,6 +131,11 @@ def escape_logs_and_warnings() -> None:
     warnings.formatwarning = lambda *parts, **more: printable(plain(*parts, **more))
 
 
+def examples(*commands: str) -> str:
+    """Return the end of a command's help: one example per paragraph, because help texts join the lines of one."""
+    return "\n\n".join(("Examples:", *commands))
+
+
 def version() -> str:
     """Return the version of the installed package; ``"unknown"`` in a checkout that is not installed."""
     from importlib import metadata

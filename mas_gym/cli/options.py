@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they load."""
+"""Options shared by several commands, and the functions that read and check their values."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from search.engine.fleet import Fleet
 
 LIKELIHOOD = "policy-likelihood"
+PLANNERS = "adaptive, bon, dvts, halving, mcts, puct, rebase, sbs, sc, single"
+CRITICS = "constant, ensemble, policy-likelihood, tiny-masprm, tiny-orm, vllm"
+"""The registered names, for help texts: asking the registries would load the search packages."""
 
 _SHIPPED = ("tiny", "tiny-masprm", "tiny-orm")
 # Models of this size compute on one core each (see mas_gym.policies.local.threads), at 2 bytes per parameter or more.
@@ -32,76 +35,82 @@ _SMALL_BYTES = 100_000_000
 _SEARCHES_PER_WORKER = 50
 
 TaskName = Annotated[str, typer.Option("--task", help="Task: arithmetic, ordering, gsm8k, math, mmlu or logiqa.")]
-Data = Annotated[Path | None, typer.Option("--data", help="Local file or folder of the task, instead of the hub.")]
+Data = Annotated[Path | None, typer.Option("--data", help="Read the task from this file or folder, not the hub.")]
 Split = Annotated[str, typer.Option("--split", help="train, dev or test.")]
 Number = Annotated[
     int | None,
     typer.Option(
-        "-n", "--number", min=1, help="Only N problems: the first, or a fixed sample of a benchmark's test split."
+        "-n", "--number", min=1, help="Use N problems: the first N, or a fixed sample of a benchmark's test split."
     ),
 ]
-Grading = Annotated[str, typer.Option("--grading", help="strict, or paper for the paper's letter.")]
+Grading = Annotated[str, typer.Option("--grading", help="Grading of answers: strict, or paper (as in the paper).")]
 TaskOptions = Annotated[
-    list[str] | None, typer.Option("-o", "--option", help="Option of the task, such as difficulty=3. Repeatable.")
+    list[str] | None, typer.Option("-o", "--option", help="Task option, such as difficulty=3. Repeatable.")
 ]
-MASName = Annotated[str, typer.Option("--mas", help="Shipped MAS (rpsv, refine, ...) or the path of a YAML file.")]
+MASName = Annotated[
+    str,
+    typer.Option("--mas", help="Shipped MAS, such as rpsv or debate, or a YAML file."),
+]
 PolicyName = Annotated[
     str | None,
     typer.Option(
         "--policy",
-        help="tiny, transformers:PATH, vllm:PATH, openai:MODEL@URL, recorded:FILE, my.py:make, ...; by default what "
-        "the MAS names under policies, else tiny.",
+        help="Policy: tiny, transformers:PATH, vllm:PATH, openai:MODEL@URL, recorded:FILE or my.py:make. The default "
+        "is the MAS's own policies, else tiny.",
     ),
 ]
-Cache = Annotated[
-    Path | None, typer.Option("--cache", help="SQLite file of the policy's replies; what it holds is not asked again.")
-]
+Cache = Annotated[Path | None, typer.Option("--cache", help="SQLite file that caches the policy's replies.")]
 RayAddress = Annotated[
     str | None,
-    typer.Option("--ray", metavar="local|ADDRESS", help="Search on Ray actors: of this machine, or of a cluster."),
+    typer.Option("--ray", metavar="local|ADDRESS", help="Run searches on Ray actors, on this machine or on a cluster."),
 ]
 Actors = Annotated[
-    int | None, typer.Option("--actors", min=1, help="With --ray: engines; each loads policy and critic. [default: 2]")
+    int | None,
+    typer.Option("--actors", min=1, help="With --ray: actors, each with policy and critics; by default 2."),
 ]
 GPUs = Annotated[
-    float | None, typer.Option("--gpus-per-actor", min=0, help="With --ray: GPUs of each, fractions allowed.")
+    float | None, typer.Option("--gpus-per-actor", min=0, help="With --ray: GPUs per actor; may be a fraction.")
 ]
 WorkerCount = Annotated[
     int | None,
     typer.Option(
         "--workers",
         min=1,
-        help="Processes that share the runs, of one planner, critic and seed each; by default one per core for small "
-        "local models, else 1.",
+        help="Worker processes; each runs one planner, critic and seed at a time. The default is one per core for "
+        "small local models, else 1.",
     ),
 ]
 CriticNames = Annotated[
     list[str] | None,
-    typer.Option("--critic", help=f"{LIKELIHOOD}, a folder saved by training, my.py:Mine. Repeatable."),
+    typer.Option("--critic", help=f"Critic, such as tiny-masprm: {CRITICS}, a trained folder, my.py:Mine. Repeatable."),
 ]
 CriticName = Annotated[
     str | None,
-    typer.Option("--critic", help=f"A critic, such as my.py:Mine; see mas-gym critics. By default {LIKELIHOOD}."),
+    typer.Option(
+        "--critic",
+        help=f"Critic, such as tiny-masprm: {CRITICS}, a trained folder, my.py:Mine. By default {LIKELIHOOD}.",
+    ),
 ]
 PlannerNames = Annotated[
-    list[str] | None, typer.Option("--planner", help="sc:5, sbs:5,3, mcts:10,3, my.py:Mine, ... Repeatable.")
+    list[str] | None,
+    typer.Option("--planner", help=f"Planner, such as mcts:10,3: {PLANNERS}, my.py:Mine. Repeatable."),
 ]
+PlannerName = Annotated[str, typer.Option("--planner", help=f"Planner, such as sc:5: {PLANNERS}, my.py:Mine.")]
+AnswerKind = Annotated[str, typer.Option("--kind", help="Kind of answer: number, expression or choice.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the run; the same seed gives the same result.")]
-Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Searches open at once.")]
+Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Maximum number of concurrent searches.")]
 Store = Annotated[
-    Path | None, typer.Option("--store", help="SQLite file that keeps every search; the same command resumes from it.")
+    Path | None, typer.Option("--store", help="SQLite file that stores every search; repeat the command to resume.")
 ]
 SearchBudget = Annotated[
     list[str] | None,
-    typer.Option("--budget", help="Limit of each search: calls=N, tokens=N or seconds=S. Repeatable."),
+    typer.Option("--budget", help="Limit per search: calls=N, tokens=N or seconds=S. Repeatable."),
 ]
 RunBudget = Annotated[
     list[str] | None,
-    typer.Option("--run-budget", help="Limit of each run, of one planner with one seed, likewise. Repeatable."),
+    typer.Option("--run-budget", help="Limit per run (one planner, critic and seed), in the same form. Repeatable."),
 ]
-LogJSON = Annotated[
-    Path | None, typer.Option("--log-json", help="Append what happens to a file, one JSON object per line.")
-]
+LogJSON = Annotated[Path | None, typer.Option("--log-json", help="Append events to a file, one JSON object per line.")]
 Metrics = Annotated[
     int | None,
     typer.Option("--metrics", min=1, max=65535, metavar="PORT", help="Serve Prometheus metrics on this loopback port."),
@@ -111,7 +120,7 @@ Metrics = Annotated[
 def read_task(
     name: str, split: str, data: Path | None, number: int | None, grading: str, options: Sequence[str] | None
 ) -> Task:
-    """Load a task, or its first problems."""
+    """Load a task, limited to ``number`` problems if it is given."""
     import mas_gym
 
     task: Task = mas_gym.load_task(name, split=split, data=data, grading=grading, limit=number, **read_pairs(options))
@@ -121,13 +130,13 @@ def read_task(
 
 
 def check_folder(path: Path | None) -> None:
-    """Refuse a file that could not be written, before time is spent on what should go into it."""
+    """Check that a file's folder exists before any work starts."""
     if path is not None and not path.parent.is_dir():
-        raise ConfigError(f"{path}: expected its folder to exist, got none; make it with: mkdir -p {path.parent}")
+        raise ConfigError(f"{path}: its folder does not exist; create it with: mkdir -p {path.parent}")
 
 
 def check_plot(path: Path | None) -> None:
-    """Refuse a picture that could not be drawn, before the run whose results it should show."""
+    """Check that a plot's format is supported before the run starts."""
     if path is None:
         return
     from search.compare.plots import figure_class
@@ -139,7 +148,7 @@ def check_plot(path: Path | None) -> None:
 
 
 def check_kind(kind: str) -> Any:
-    """Return a kind of answer; refuse what is none."""
+    """Check a kind of answer and return it."""
     if kind not in ("number", "expression", "choice"):
         raise ConfigError(f"--kind: expected number, expression or choice, got {kind!r}")
     return kind
@@ -157,7 +166,7 @@ def read_pairs(pairs: Sequence[str] | None) -> dict[str, Any]:
         try:
             read[key.replace("-", "_")] = yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise ConfigError(f"option {pair!r}: {value!r} is no plain value; quote it") from error
+            raise ConfigError(f"option {pair!r}: {value!r} is not a plain YAML value; quote it") from error
     return read
 
 
@@ -165,7 +174,7 @@ def read_budget(pairs: Sequence[str] | None, flag: str) -> Budget:
     """Read limits such as ``calls=200``.
 
     Raises:
-        ConfigError: There is no such limit, or it is no positive number.
+        ConfigError: A limit is unknown, or not a positive number.
     """
     from search import Budget
 
@@ -184,22 +193,22 @@ def read_seeds(text: str) -> list[int]:
     except ValueError as error:
         raise ConfigError(f"expected seeds as whole numbers with commas, such as 14,24,42, got {text!r}") from error
     if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"expected different seeds, got {text!r}: a seed that runs twice tells nothing new")
+        raise ConfigError(f"expected different seeds, got {text!r}: repeating a seed adds no information")
     return seeds
 
 
 def chosen_policy(spec: str | None, mas: MAS) -> PolicySpec:
-    """Return what a command was told to use, else what the MAS names, else the embedded model."""
+    """Return the policy of ``--policy``, else the MAS's own policies, else the embedded model."""
     return spec or dict(mas.policies) or "tiny"
 
 
 def policy_label(spec: PolicySpec) -> str:
-    """Return what titles call a policy."""
+    """Return a policy's name for titles."""
     return spec if isinstance(spec, str) else ", ".join(f"{agent}={policy}" for agent, policy in spec.items())
 
 
 def read_policy(spec: PolicySpec, cache: Path | None = None) -> Policy | AsyncPolicy:
-    """Load a policy, behind a response cache if there is a file for one."""
+    """Load a policy; with ``cache``, put it behind a response cache."""
     from mas_gym.policies import load_policy
 
     check_folder(cache)
@@ -207,7 +216,7 @@ def read_policy(spec: PolicySpec, cache: Path | None = None) -> Policy | AsyncPo
 
 
 def note_costs(policy: Policy | AsyncPolicy | None) -> None:
-    """Say what the engines behind a policy were asked for, what went wrong on the way and what it cost."""
+    """Print each engine's calls, tokens, faults and cost."""
     from mas_gym.policies.meter import meters_of
 
     for name, meter in meters_of(policy).items():
@@ -215,14 +224,14 @@ def note_costs(policy: Policy | AsyncPolicy | None) -> None:
 
 
 def read_fleet(ray: str | None, actors: int | None, gpus: float | None) -> Fleet | None:
-    """Return the fleet to search on; None for this process.
+    """Return the Ray fleet to search on; None to search in this process.
 
     Raises:
-        ConfigError: Actors were asked for and no place for them.
+        ConfigError: Fleet options are given without ``--ray``.
     """
     if ray is None:
         if actors is not None or gpus is not None:
-            raise ConfigError("--actors and --gpus-per-actor are of a Ray fleet: add --ray local, or --ray ADDRESS")
+            raise ConfigError("--actors and --gpus-per-actor need a Ray fleet: add --ray local, or --ray ADDRESS")
         return None
     from search.engine.fleet import Fleet
 
@@ -288,7 +297,7 @@ def read_critic(spec: str) -> Critic:
 
 
 def read_planner(spec: str) -> tuple[str, Planner]:
-    """Load a planner; return what tables call it, too."""
+    """Load a planner; return its name in tables, and the planner."""
     from search import load_planner, planner_spec
 
     planner = load_planner(spec)

@@ -18,13 +18,11 @@ _SPARE_CONNECTIONS = 64
 
 def serve(
     mas: opt.MASName = "rpsv",
-    planner: Annotated[
-        str, typer.Option("--planner", help="A planner, such as sc:5 or my.py:Mine; see mas-gym planners.")
-    ] = "mcts:10,3",
+    planner: opt.PlannerName = "mcts:10,3",
     policy: opt.PolicyName = None,
     cache: opt.Cache = None,
     critic: opt.CriticName = None,
-    kind: Annotated[str, typer.Option("--kind", help="How to read answers: number, expression or choice.")] = "number",
+    kind: opt.AnswerKind = "number",
     seed: opt.Seed = 42,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535)] = 8080,
@@ -32,7 +30,7 @@ def serve(
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Searches at work at once.")] = 32,
     queue: Annotated[int, typer.Option("--queue", min=0, help="Searches that may wait; more get status 429.")] = 256,
     seconds: Annotated[
-        float | None, typer.Option("--seconds", help="Limit of one search; then its best so far.")
+        float | None, typer.Option("--seconds", help="Time limit per search; it then returns its best so far.")
     ] = None,
     max_body: Annotated[int, typer.Option("--max-body", min=1024, help="Largest request body, in bytes.")] = 2**20,
     max_question: Annotated[

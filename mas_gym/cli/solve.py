@@ -33,16 +33,14 @@ _LONGEST = 20_000
 
 def solve(
     question: Annotated[str | None, typer.Argument(help="The question; '-' reads it from standard input.")] = None,
-    planner: Annotated[
-        str, typer.Option("--planner", help="A planner, such as sc:5 or my.py:Mine; see mas-gym planners.")
-    ] = "mcts:10,3",
+    planner: opt.PlannerName = "mcts:10,3",
     policy: opt.PolicyName = None,
     cache: opt.Cache = None,
     critic: opt.CriticName = None,
     mas: opt.MASName = "rpsv",
     seed: opt.Seed = 42,
     tree: Annotated[Path | None, typer.Option("--tree", help="Write the search tree as a page to walk in.")] = None,
-    kind: Annotated[str, typer.Option("--kind", help="How to read answers: number, expression or choice.")] = "number",
+    kind: opt.AnswerKind = "number",
     task: Annotated[str | None, typer.Option("--task", help="Solve a problem of this task instead.")] = None,
     problem_id: Annotated[str | None, typer.Option("--problem-id", help="Which problem; by default the first.")] = None,
     data: opt.Data = None,

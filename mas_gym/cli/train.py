@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mas_gym.cli import options as opt
-from mas_gym.cli.console import RunProgress, note, stdout
+from mas_gym.cli.console import RunProgress, examples, note, stdout
 from mas_gym.cli.evaluate import end_early, engines, note_stopped
 from mas_gym.errors import ConfigError
 from mas_gym.service import telemetry
@@ -34,7 +34,13 @@ Sets = Annotated[
 ]
 
 
-@app.command("masprm")
+@app.command(
+    "masprm",
+    epilog=examples(
+        "mas-gym train masprm --store trees.db",
+        "mas-gym train masprm --store trees.db --set learning_rate=1e-5",
+    ),
+)
 def masprm(
     store: Stores,
     out: Out = Path("models/masprm"),
@@ -48,7 +54,12 @@ def masprm(
     _train("masprm", head, store, out, base, view, device, setting)
 
 
-@app.command("orm")
+@app.command(
+    "orm",
+    epilog=examples(
+        "mas-gym train orm --store trees.db", "mas-gym train orm --store trees.db --head mse --out models/orm-mse"
+    ),
+)
 def orm(
     store: Stores,
     out: Out = Path("models/orm"),
