@@ -18,7 +18,7 @@ except ImportError:
     # The class must exist for `from mas_gym import *`; only building a game needs PettingZoo.
     AECEnv = object
 
-View = dict[str, Any]
+AgentObservation = dict[str, Any]
 
 
 def aec_env(env: str | MASEnv = "MAS-Arithmetic-v0", **kwargs: Any) -> MASAECEnv:
@@ -124,7 +124,7 @@ class MASAECEnv(AECEnv):  # type: ignore[misc]
         for own in self.infos.values():
             own["action_mask"] = (None, mask.copy())
 
-    def observe(self, agent: str) -> View:
+    def observe(self, agent: str) -> AgentObservation:
         """Return an agent's current local view."""
         index, state = self._index[agent], self.env.state
         question, transcript = self.env.dynamics.local_view(state, index)

@@ -57,14 +57,14 @@ def test_siblings_differ_in_the_last_message_alone(tmp_path: Path, capsys: pytes
     run = search.run("mcts:12,3", task, mas="rpsv", policy=load_policy("tiny"), training=True, store=store)
     assert len(list(run)) == 6
     pairs = [pair for item in stored_trees(store) for pair in siblings.siblings(item, task.problem(item.problem_id))]
-    assert len({pair.row.agent for pair in pairs}) > 1
-    for row, right, wrong in pairs:
-        problem = task.problem(row.problem_id)
+    assert len({pair.example.agent for pair in pairs}) > 1
+    for example, right, wrong in pairs:
+        problem = task.problem(example.problem_id)
         last = right.state.depth - 1
         assert right.state.parent == wrong.state.parent
         assert first_error(problem, spoken(right)) is None
         error = first_error(problem, spoken(wrong))
-        assert error is not None and (error.place, error.speaker) == (last, row.agent)
+        assert error is not None and (error.place, error.speaker) == (last, example.agent)
     siblings.judge("mine", search.ConstantCritic(), pairs)
     assert f"mine: 50.0 [50.0, 50.0] of {len(pairs)}" in capsys.readouterr().out
 

@@ -142,7 +142,7 @@ def faultless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordering_roles, "RATES", zero(ordering_roles.RATES, 0.0))
 
 
-def transcript(graph: str, problem: Problem, rng: random.Random) -> list[graphs.Turn]:
+def transcript(graph: str, problem: Problem, rng: random.Random) -> list[graphs.RoleTurn]:
     if graph in graphs.ORDERING_GRAPHS:
         return graphs.ORDERING_GRAPHS[graph](queue_world(problem), rng)
     return graphs.GRAPHS[graph](story_world(problem), rng)

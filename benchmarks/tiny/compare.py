@@ -8,7 +8,7 @@ from benchmarks.tiny.language import Hint
 from mas_gym.tasks.arithmetic import LARGE, Equation, Fact, Step, step_of
 
 
-class Fault(NamedTuple):
+class Departure(NamedTuple):
     """One place where a list of steps departs from the true one.
 
     Attributes:
@@ -56,16 +56,16 @@ def misreading(true: Step, made: Step) -> str | None:
     return None
 
 
-def faults(facts: list[Fact], made: list[Step]) -> list[Fault]:
+def faults(facts: list[Fact], made: list[Step]) -> list[Departure]:
     """List where the made steps depart from those of the true facts, in order."""
     true = [step_of(fact) for fact in facts]
     if not made or made[0] != true[0]:
-        return [Fault("start", 0, made[0] if made else true[0])]
-    found: list[Fault] = []
+        return [Departure("start", 0, made[0] if made else true[0])]
+    found: list[Departure] = []
     i = j = 1
     while i < len(true) or j < len(made):
         if j == len(made):
-            found.append(Fault("missing", i, true[i]))
+            found.append(Departure("missing", i, true[i]))
             i += 1
         elif i == len(true):
             found.append(_extra(true, i, made[j]))
@@ -73,25 +73,25 @@ def faults(facts: list[Fact], made: list[Step]) -> list[Fault]:
         elif true[i] == made[j]:
             i, j = i + 1, j + 1
         elif kind := misreading(true[i], made[j]):
-            found.append(Fault(kind, i, made[j]))
+            found.append(Departure(kind, i, made[j]))
             i, j = i + 1, j + 1
         elif len(made) - j < len(true) - i or made[j] in true[i + 1 :]:
-            found.append(Fault("missing", i, true[i]))
+            found.append(Departure("missing", i, true[i]))
             i += 1
         elif len(made) - j > len(true) - i:
             found.append(_extra(true, i, made[j]))
             j += 1
         else:
-            found.append(Fault("copy", i, made[j]))
+            found.append(Departure("copy", i, made[j]))
             i, j = i + 1, j + 1
     return found
 
 
-def _extra(true: list[Step], place: int, step: Step) -> Fault:
-    return Fault("repeat" if step == true[place - 1] else "extra", place, step)
+def _extra(true: list[Step], place: int, step: Step) -> Departure:
+    return Departure("repeat" if step == true[place - 1] else "extra", place, step)
 
 
-def hint_of(fault: Fault, facts: list[Fact]) -> Hint:
+def hint_of(fault: Departure, facts: list[Fact]) -> Hint:
     """Return the advice that would mend a fault."""
     if fault.kind in ("extra", "repeat"):
         return ("leave", fault.step[-1])

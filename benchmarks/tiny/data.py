@@ -13,7 +13,7 @@ from benchmarks.tiny import graphs
 from benchmarks.tiny.foreign import foreign_text, foreign_turns
 from benchmarks.tiny.tokenizer import CONTEXT, END, OUT, SYSTEM, USER, role_token
 from benchmarks.tiny.truth import queue_world, story_world
-from benchmarks.tiny.turns import Turn
+from benchmarks.tiny.turns import RoleTurn
 from mas_gym.tasks.arithmetic import Arithmetic
 from mas_gym.tasks.ordering import Ordering
 
@@ -59,7 +59,7 @@ class Batch(NamedTuple):
     targets: torch.Tensor
 
 
-def pack(question: str, turns: Sequence[Turn], tokenizer: Qwen2Tokenizer, width: int | None = None) -> Packed:
+def pack(question: str, turns: Sequence[RoleTurn], tokenizer: Qwen2Tokenizer, width: int | None = None) -> Packed:
     """Lay a question and its turns in one row; a turn attends to itself and, if it sees it, to the question.
 
     Args:
@@ -181,7 +181,7 @@ def add_noise(question: str, rng: random.Random) -> str:
     return ". ".join(sentences)
 
 
-def _spell(turn: Turn, rng: random.Random) -> Turn:
+def _spell(turn: RoleTurn, rng: random.Random) -> RoleTurn:
     """Now and then name the role in words, so that other system prompts than the shipped ones work too."""
     if turn.role is None or rng.random() >= SPELLED:
         return turn

@@ -132,7 +132,7 @@ def evaluate(
     return Result(graph, difficulty, right, votes, errors, calls, seconds)
 
 
-class Tree(NamedTuple):
+class TreeStats(NamedTuple):
     """What a full tree of three messages per agent holds, averaged over problems.
 
     Attributes:
@@ -144,7 +144,7 @@ class Tree(NamedTuple):
     differ: list[float]
 
 
-def full_tree(policy: Policy, graph: str, difficulty: int, n: int, seed: int, width: int = 3) -> Tree:
+def full_tree(policy: Policy, graph: str, difficulty: int, n: int, seed: int, width: int = 3) -> TreeStats:
     """Grow the full tree of a fixed graph on ``n`` problems."""
     task = load_task(GRAPHS[graph], split="test", difficulty=difficulty)
     model = Dynamics(load_mas(graph))
@@ -169,7 +169,7 @@ def full_tree(policy: Policy, graph: str, difficulty: int, n: int, seed: int, wi
             nodes[depth] += len(groups)
             differ[depth] += sum(max(group) - min(group) > 0.25 for group in groups)
             values = [sum(group) / width for group in groups]
-    return Tree(found / n, [d / count for d, count in zip(differ, nodes, strict=True)])
+    return TreeStats(found / n, [d / count for d, count in zip(differ, nodes, strict=True)])
 
 
 def _is_right(task: Task, problem: Problem, state: MASState) -> bool:

@@ -13,7 +13,7 @@ import random
 import re
 
 from benchmarks.tiny import language
-from benchmarks.tiny.turns import Turn
+from benchmarks.tiny.turns import RoleTurn
 from benchmarks.tiny.vocabulary import WORDS
 from mas_gym.tasks import arithmetic
 from mas_gym.tasks.arithmetic import Equation, Fact, Step
@@ -96,7 +96,7 @@ def work_in_range(plan: list[Step]) -> list[Equation]:
     return work or [(value, "+", 0, value)]
 
 
-def foreign_turns(question: str, rng: random.Random) -> list[Turn]:
+def foreign_turns(question: str, rng: random.Random) -> list[RoleTurn]:
     """Return turns of agents of all graphs on a foreign question."""
     facts = foreign_facts(question)
     plan = arithmetic.plan_of(facts)
@@ -107,23 +107,23 @@ def foreign_turns(question: str, rng: random.Random) -> list[Turn]:
     pick = rng.choice(LETTERS)
     rules, order = "Rules: 1) A front 2) B end", "Order: A front: A; B end: A B.\nSo A first B last."
     turns = [
-        Turn("Reader", True, [], read),
-        Turn("Planner", True, [read], language.write_plan(plan)),
-        Turn("Solver", False, [language.write_plan(plan)], done),
-        Turn("Verifier", True, [done], final),
-        Turn(rng.choice(("Single", "ArithmeticReasoner")), True, [], f"{done}\n{final}"),
-        Turn("RefineSolver", True, [], f"{language.write_facts(facts)}\n{done}\n{upper}"),
-        Turn("Reviser", True, ["TIP: keep all steps"], f"{done}\n{upper}"),
-        Turn(rng.choice(("SolverA", "SolverB")), True, [read], f"{done}\n{upper}"),
-        Turn("ConsensusJudge", True, [read, f"{done}\n{upper}", f"{done}\n{upper}"], final),
-        Turn("MathAnalyst", True, [], f"{language.write_facts(facts)}\n{done}\n{final}"),
-        Turn("AlgebraSolver", True, [], f"{language.write_plan(plan)}\n{done}\n{final}"),
-        Turn("DylanJudge", True, [f"{done}\n{final}"] * 3, f"VERDICT: AGREE\n{final}"),
-        Turn(rng.choice(("Angel", "Devil")), True, [], f"{order}\nI pick {pick}"),
-        Turn("DebateJudge", True, [f"{order}\nI pick {pick}"] * 2, f"Final Answer: {pick}"),
-        Turn("ConstraintExtractor", True, [], rules),
-        Turn("WorldBuilder", False, [rules], order),
-        Turn("QueryChecker", True, [order], f"Final Answer: {pick}"),
+        RoleTurn("Reader", True, [], read),
+        RoleTurn("Planner", True, [read], language.write_plan(plan)),
+        RoleTurn("Solver", False, [language.write_plan(plan)], done),
+        RoleTurn("Verifier", True, [done], final),
+        RoleTurn(rng.choice(("Single", "ArithmeticReasoner")), True, [], f"{done}\n{final}"),
+        RoleTurn("RefineSolver", True, [], f"{language.write_facts(facts)}\n{done}\n{upper}"),
+        RoleTurn("Reviser", True, ["TIP: keep all steps"], f"{done}\n{upper}"),
+        RoleTurn(rng.choice(("SolverA", "SolverB")), True, [read], f"{done}\n{upper}"),
+        RoleTurn("ConsensusJudge", True, [read, f"{done}\n{upper}", f"{done}\n{upper}"], final),
+        RoleTurn("MathAnalyst", True, [], f"{language.write_facts(facts)}\n{done}\n{final}"),
+        RoleTurn("AlgebraSolver", True, [], f"{language.write_plan(plan)}\n{done}\n{final}"),
+        RoleTurn("DylanJudge", True, [f"{done}\n{final}"] * 3, f"VERDICT: AGREE\n{final}"),
+        RoleTurn(rng.choice(("Angel", "Devil")), True, [], f"{order}\nI pick {pick}"),
+        RoleTurn("DebateJudge", True, [f"{order}\nI pick {pick}"] * 2, f"Final Answer: {pick}"),
+        RoleTurn("ConstraintExtractor", True, [], rules),
+        RoleTurn("WorldBuilder", False, [rules], order),
+        RoleTurn("QueryChecker", True, [order], f"Final Answer: {pick}"),
     ]
     turns = [turn._replace(text=language.vary(turn.text, rng)) for turn in turns]
     return rng.sample(turns, len(turns))

@@ -12,7 +12,7 @@ from benchmarks.tiny.compare import faults, hint_of, steps_of
 from benchmarks.tiny.ordering_roles import ORDERING_ROLES, QueueWorld, read_order, read_rules
 from benchmarks.tiny.roles import ROLES, World
 from benchmarks.tiny.team_roles import TEAM_ROLES
-from benchmarks.tiny.turns import Turn
+from benchmarks.tiny.turns import RoleTurn
 from mas_gym.tasks.arithmetic import step_of
 
 FOREIGN = "foreign"
@@ -31,17 +31,17 @@ class Mix(NamedTuple):
     graphs: Mapping[str, float]
 
 
-def _turn(role: str, sees_question: bool, inputs: list[str], world: World, rng: random.Random) -> Turn:
+def _turn(role: str, sees_question: bool, inputs: list[str], world: World, rng: random.Random) -> RoleTurn:
     write = ROLES[role] if role in ROLES else TEAM_ROLES[role]
-    return Turn(role, sees_question, inputs, language.vary(write(world, inputs, rng), rng))
+    return RoleTurn(role, sees_question, inputs, language.vary(write(world, inputs, rng), rng))
 
 
-def single(world: World, rng: random.Random) -> list[Turn]:
+def single(world: World, rng: random.Random) -> list[RoleTurn]:
     """Write a transcript of the single-agent baseline."""
     return [_turn("Single", True, [], world, rng)]
 
 
-def rpsv(world: World, rng: random.Random) -> list[Turn]:
+def rpsv(world: World, rng: random.Random) -> list[RoleTurn]:
     """Write a transcript of Reader, Planner, Solver, Verifier."""
     read = _turn("Reader", True, [], world, rng)
     plan = _turn("Planner", True, [read.text], world, rng)
@@ -49,7 +49,7 @@ def rpsv(world: World, rng: random.Random) -> list[Turn]:
     return [read, plan, work, _turn("Verifier", True, [work.text], world, rng)]
 
 
-def refine(world: World, rng: random.Random) -> list[Turn]:
+def refine(world: World, rng: random.Random) -> list[RoleTurn]:
     """Write a transcript of Solver, Evaluator, Reflector, Reviser."""
     draft = _turn("RefineSolver", True, [], world, rng)
     verdict = _turn("Evaluator", False, [draft.text], world, rng)
@@ -57,7 +57,7 @@ def refine(world: World, rng: random.Random) -> list[Turn]:
     return [draft, verdict, tip, _turn("Reviser", True, [tip.text], world, rng)]
 
 
-def consensus(world: World, rng: random.Random) -> list[Turn]:
+def consensus(world: World, rng: random.Random) -> list[RoleTurn]:
     """Write a transcript of Reader, two Solvers and Judge."""
     read = _turn("Reader", True, [], world, rng)
     first = _turn("SolverA", True, [read.text], world, rng)
@@ -65,7 +65,7 @@ def consensus(world: World, rng: random.Random) -> list[Turn]:
     return [read, first, second, _turn("ConsensusJudge", True, [read.text, first.text, second.text], world, rng)]
 
 
-def dylan(world: World, rng: random.Random) -> list[Turn]:
+def dylan(world: World, rng: random.Random) -> list[RoleTurn]:
     """Write a transcript of three solvers, Judge and, where it disagrees, three refiners and the final judge."""
     drafts = [_turn(role, True, [], world, rng) for role in ("MathAnalyst", "AlgebraSolver", "ArithmeticReasoner")]
     verdict = _turn("DylanJudge", True, [draft.text for draft in drafts], world, rng)
@@ -78,11 +78,11 @@ def dylan(world: World, rng: random.Random) -> list[Turn]:
     return [*drafts, verdict, *refined, _turn("FinalJudge", True, [turn.text for turn in refined], world, rng)]
 
 
-def audit(world: World, rng: random.Random) -> list[Turn]:
+def audit(world: World, rng: random.Random) -> list[RoleTurn]:
     """Write an audit of a part of an RPSV transcript: the first fault, never missed."""
     turns = rpsv(world, rng)[: rng.randint(1, 4)]
     texts = [turn.text for turn in turns]
-    return [Turn("Auditor", True, texts, audit_text(world, texts))]
+    return [RoleTurn("Auditor", True, texts, audit_text(world, texts))]
 
 
 def audit_text(world: World, texts: list[str]) -> str:
@@ -99,28 +99,28 @@ def audit_text(world: World, texts: list[str]) -> str:
     return "CORRECT"
 
 
-GRAPHS: Mapping[str, Callable[[World, random.Random], list[Turn]]] = MappingProxyType(
+GRAPHS: Mapping[str, Callable[[World, random.Random], list[RoleTurn]]] = MappingProxyType(
     {"single": single, "rpsv": rpsv, "refine": refine, "consensus": consensus, "dylan": dylan, "audit": audit}
 )
 
 
-def debate(world: QueueWorld, rng: random.Random) -> list[Turn]:
+def debate(world: QueueWorld, rng: random.Random) -> list[RoleTurn]:
     """Write a transcript of Angel, Devil and Judge."""
     angel, devil = (_queue_turn(role, True, [], world, rng) for role in ("Angel", "Devil"))
     return [angel, devil, _queue_turn("DebateJudge", True, [angel.text, devil.text], world, rng)]
 
 
-def logic(world: QueueWorld, rng: random.Random) -> list[Turn]:
+def logic(world: QueueWorld, rng: random.Random) -> list[RoleTurn]:
     """Write a transcript of Constraint Extractor, World Builder and Query Checker."""
     rules = _queue_turn("ConstraintExtractor", True, [], world, rng)
     order = _queue_turn("WorldBuilder", False, [rules.text], world, rng)
     return [rules, order, _queue_turn("QueryChecker", True, [order.text], world, rng)]
 
 
-def audit_logic(world: QueueWorld, rng: random.Random) -> list[Turn]:
+def audit_logic(world: QueueWorld, rng: random.Random) -> list[RoleTurn]:
     """Write an audit of a part of a Logic transcript: the first rule that is misread or misplaced."""
     texts = [turn.text for turn in logic(world, rng)[: rng.randint(1, 3)]]
-    return [Turn("Auditor", True, texts, audit_logic_text(world, texts))]
+    return [RoleTurn("Auditor", True, texts, audit_logic_text(world, texts))]
 
 
 def audit_logic_text(world: QueueWorld, texts: list[str]) -> str:
@@ -139,11 +139,11 @@ def audit_logic_text(world: QueueWorld, texts: list[str]) -> str:
     return "CORRECT"
 
 
-def _queue_turn(role: str, sees_question: bool, inputs: list[str], world: QueueWorld, rng: random.Random) -> Turn:
-    return Turn(role, sees_question, inputs, language.vary(ORDERING_ROLES[role](world, inputs, rng), rng))
+def _queue_turn(role: str, sees_question: bool, inputs: list[str], world: QueueWorld, rng: random.Random) -> RoleTurn:
+    return RoleTurn(role, sees_question, inputs, language.vary(ORDERING_ROLES[role](world, inputs, rng), rng))
 
 
-ORDERING_GRAPHS: Mapping[str, Callable[[QueueWorld, random.Random], list[Turn]]] = MappingProxyType(
+ORDERING_GRAPHS: Mapping[str, Callable[[QueueWorld, random.Random], list[RoleTurn]]] = MappingProxyType(
     {"debate": debate, "logic": logic, "audit-logic": audit_logic}
 )
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from benchmarks.tiny import language
-from benchmarks.tiny.compare import Fault, faults, steps_of
+from benchmarks.tiny.compare import Departure, faults, steps_of
 from benchmarks.tiny.language import Hint
 from mas_gym.tasks import arithmetic
 from mas_gym.tasks.arithmetic import LARGE, Equation, Fact, Slip, Step
@@ -119,7 +119,7 @@ def verifier(world: World, inputs: list[str], rng: random.Random) -> str:
     return language.write_answer(conclude(work, "Verifier", rng))
 
 
-def _visible_kind(fault: Fault, world: World) -> str:
+def _visible_kind(fault: Departure, world: World) -> str:
     fact = world.facts[min(fault.place, len(world.facts) - 1)]
     large_find = fact[0] == "finds" and int(fact[1]) >= LARGE
     return "drop" if fault.kind == "missing" and large_find else fault.kind

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from benchmarks.tiny import language
-from benchmarks.tiny.compare import Fault, faults, hint_of, steps_of
+from benchmarks.tiny.compare import Departure, faults, hint_of, steps_of
 from benchmarks.tiny.language import Hint
 from benchmarks.tiny.roles import Role, World, carry_out, make_plan, read_story, solve
 from mas_gym.tasks import arithmetic
@@ -41,7 +41,7 @@ TIP_RATE = 0.6
 HEED_RATE = 0.65
 
 
-def notice(role: str, found: list[Fault], facts: list[Fact], rng: random.Random) -> list[Hint]:
+def notice(role: str, found: list[Departure], facts: list[Fact], rng: random.Random) -> list[Hint]:
     """Return hints for those faults that the role notices."""
     return [hint_of(fault, facts) for fault in found if rng.random() < NOTICES[role].get(fault.kind, 0.0)]
 
@@ -146,7 +146,7 @@ def refiner(world: World, inputs: list[str], rng: random.Random) -> str:
     return f"{language.write_work(work)}\n{language.write_answer(work[-1][3])}"
 
 
-def rebuild(facts: list[Fact], left: list[Fault]) -> list[Step]:
+def rebuild(facts: list[Fact], left: list[Departure]) -> list[Step]:
     """Return the true steps with these faults left in."""
     steps: list[Step] = []
     for place, step in enumerate(arithmetic.plan_of(facts)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Turn(NamedTuple):
+class RoleTurn(NamedTuple):
     """One agent's turn: what it saw and what it wrote.
 
     Attributes:

@@ -1,5 +1,5 @@
 """Wrappers around `mas_gym.MASEnv`."""
 
-from mas_gym.wrappers.candidate_choice import Candidate, CandidateChoice, ChoiceSnapshot
+from mas_gym.wrappers.candidate_choice import CandidateChoice, ChoiceSnapshot, ProposedMessage
 
-__all__ = ["Candidate", "CandidateChoice", "ChoiceSnapshot"]
+__all__ = ["CandidateChoice", "ChoiceSnapshot", "ProposedMessage"]

@@ -22,7 +22,7 @@ from mas_gym.spaces import Records, utf8_length
 _MOST_TOKENS = 1 << 31
 
 
-class Candidate(NamedTuple):
+class ProposedMessage(NamedTuple):
     """One proposed message and the number of its tokens."""
 
     text: str
@@ -42,7 +42,7 @@ class CandidateChoice(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
 
     The selected message goes to `ALL`. The action space is ``Discrete(n)``, so any discrete agent or planner works.
 
-    **Observation**: the environment's, plus ``candidates``, a tuple of `Candidate`; empty after the end.
+    **Observation**: the environment's, plus ``candidates``, a tuple of `ProposedMessage`; empty after the end.
 
     **Info**: ``action_mask`` has length n and is 0 for a proposal that repeats an earlier one or is too long for
     the environment; ``logprobs`` is a float vector of length n, minus infinity if the policy reports none and
@@ -89,7 +89,7 @@ class CandidateChoice(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         inner = self.mas_env.observation_space
         assert isinstance(inner, spaces.Dict)
         self.observation_space = spaces.Dict(
-            {**inner.spaces, "candidates": Records(Candidate, (None, _MOST_TOKENS), n, room)}
+            {**inner.spaces, "candidates": Records(ProposedMessage, (None, _MOST_TOKENS), n, room)}
         )
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
@@ -165,7 +165,7 @@ class CandidateChoice(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             seen.add(sample.text)
             if sample.logprob is not None:
                 logprobs[i] = sample.logprob
-            candidates.append(Candidate(sample.text if fits else "", sample.tokens))
+            candidates.append(ProposedMessage(sample.text if fits else "", sample.tokens))
         observation = {**observation, "candidates": tuple(candidates)}
         return observation, {**info, "action_mask": mask, "logprobs": logprobs}
 

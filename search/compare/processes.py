@@ -20,7 +20,7 @@ from mas_gym.errors import ConfigError, MASGymError, SearchError
 _PATIENCE = 30.0
 
 
-class Work(Protocol):
+class JobRunner(Protocol):
     """Does jobs; `report` sends a message to the parent. Returns what ended a job early, None if it is complete."""
 
     def __call__(self, job: Any, report: Callable[[Any], None]) -> BaseException | None:
@@ -29,7 +29,7 @@ class Work(Protocol):
 
 
 def run_jobs(
-    jobs: Sequence[Any], prepare: Callable[[], Work], count: int, take: Callable[[int, Any], None]
+    jobs: Sequence[Any], prepare: Callable[[], JobRunner], count: int, take: Callable[[int, Any], None]
 ) -> BaseException | None:
     """Do jobs in processes of their own, in order as processes become free.
 
@@ -65,7 +65,7 @@ def run_jobs(
 class _Pool:
     def __init__(
         self,
-        prepare: Callable[[], Work],
+        prepare: Callable[[], JobRunner],
         count: int,
         take: Callable[[int, Any], None],
         todo: deque[tuple[int, Any]],
@@ -177,7 +177,7 @@ class _Parent:
             raise KeyboardInterrupt
 
 
-def _work(pipe: Connection, prepare: Callable[[], Work]) -> None:
+def _work(pipe: Connection, prepare: Callable[[], JobRunner]) -> None:
     """Do jobs until the parent has none left; the main function of a process."""
     parent, index = _Parent(pipe), -1
     # A parent that is gone needs no answer.
