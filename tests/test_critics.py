@@ -6,6 +6,7 @@ import json
 import math
 import random
 import shutil
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from mas_gym.policies import load_policy
 from mas_gym.state import Action, MASState
 from mas_gym.testing import OracleCritic, check_critic
 from rewardmodels import Ensemble, LearnedCritic, collect, known_critics, load_critic, stored_trees, train
+from rewardmodels.data.dataset import graph_of
+from rewardmodels.model.folder import META, model_card
 from rewardmodels.training.metrics import auc
 from search import ConstantCritic, Critic, PolicyLikelihood, Proposal, ScoringContext
 
@@ -211,9 +214,31 @@ def test_another_graph_is_refused_unless_forced(folders: dict[str, Path]) -> Non
     assert forced.notes == ["forced onto the graph single; trained on others"]
 
 
-def test_other_prompts_are_the_same_graph(folders: dict[str, Path]) -> None:
-    from dataclasses import replace
+LOOPS: list[dict[str, Any]] = [
+    {"max_turns": 6},
+    {"max_turns": 6, "min_turns": 2},
+    {"max_turns": 6, "history": "private"},
+]
 
+
+@pytest.mark.parametrize("loops", LOOPS, ids=str)
+def test_loops_are_part_of_the_graph(loops: dict[str, Any], folders: dict[str, Path], tmp_path: Path) -> None:
+    mas = replace(MAS_RPSV, **loops)
+    graph = graph_of(mas)
+    assert {name: graph[name] for name in graph if name not in graph_of(MAS_RPSV)} == loops
+    with pytest.raises(CriticError, match=r"not on rpsv \(other agents, edges or loops\).*force=True"):
+        LearnedCritic(folders["masprm"], device="cpu").score(contexts([chain(["Facts: has 3."])], mas))
+    looped = shutil.copytree(folders["masprm"], tmp_path / "looped")
+    info = json.loads((looped / META).read_text(encoding="utf-8")) | {"graphs": {"rpsv": graph}}
+    (looped / META).write_text(json.dumps(info), encoding="utf-8")
+    critic = LearnedCritic(looped, device="cpu")
+    critic.score(contexts([chain(["Facts: has 3."])], mas))
+    assert ", ".join(f"{name} {value}" for name, value in loops.items()) in model_card(critic.info)
+    with pytest.raises(CriticError, match="force=True"):
+        critic.score(contexts([chain(["Facts: has 3."])]))
+
+
+def test_other_prompts_are_the_same_graph(folders: dict[str, Path]) -> None:
     agents = tuple(replace(agent, system_prompt="Be brief.") for agent in MAS_RPSV.agents)
     critic = LearnedCritic(folders["masprm"], device="cpu")
     critic.score(contexts([chain(["Facts: has 3."])], replace(MAS_RPSV, agents=agents)))

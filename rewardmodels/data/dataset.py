@@ -29,6 +29,9 @@ from search.store import RunInfo, open_store
 
 DataKind = Literal["pairs", "points", "outcomes"]
 
+LOOPS: dict[str, object] = {"max_turns": None, "min_turns": 1, "history": "inputs"}
+"""The settings of a MAS with loops and their defaults; a graph's description names those that differ."""
+
 _SHOWN = 5
 
 
@@ -111,9 +114,10 @@ class RewardData:
 
 
 def graph_of(mas: MAS) -> dict[str, object]:
-    """Return the part of a MAS that a critic depends on: names and edges, not prompts."""
+    """Return the part of a MAS that a critic depends on: names, edges and loops, not prompts."""
     edges = [[e.source, e.target, *([] if e.condition is None else [str(e.condition)])] for e in mas.edges]
-    return {"name": mas.name, "agents": [agent.name for agent in mas.agents], "edges": sorted(edges, key=str)}
+    loops = {name: getattr(mas, name) for name, default in LOOPS.items() if getattr(mas, name) != default}
+    return {"name": mas.name, "agents": [agent.name for agent in mas.agents], "edges": sorted(edges, key=str), **loops}
 
 
 def collect(
@@ -294,7 +298,7 @@ def _trees(plans: Iterator[Plan], info: RunInfo, expected: MAS | None, path: str
     if expected is not None and graph_of(expected) != graph_of(mas):
         raise DataError(
             f"expected trees of the MAS {expected.name!r} in {path}, but run {info.run[:8]} is of {mas.name!r} with "
-            "other agents or edges; make rollouts with the MAS that the critic is for, or name another run"
+            "other agents, edges or loops; make rollouts with the MAS that the critic is for, or name another run"
         )
     task, seed = str(info.facts.get("task") or "problems"), int(info.config["seed"])
     for plan in plans:

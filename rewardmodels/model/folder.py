@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError
-from rewardmodels.data.dataset import DataKind
+from mas_gym.validation import MAX_TURNS
+from rewardmodels.data.dataset import LOOPS, DataKind
 from rewardmodels.data.serialise import FORMAT, View
 from rewardmodels.model.backbone import load_scalar, load_tokenizer, quiet
 from rewardmodels.optional import need
@@ -61,7 +62,7 @@ class CriticInfo:
         head: The loss that it was trained with.
         view: What it sees of a state.
         max_length: Longest state, in tokens.
-        graphs: The MAS graphs that it was trained on, by name, each with its agents and edges.
+        graphs: The MAS graphs that it was trained on, by name, each with its agents, edges and loops.
         tasks: The tasks that it was trained on.
         base: Name of the backbone.
         settings: Hyper-parameters.
@@ -169,7 +170,8 @@ def _faults(fields: Mapping[str, Any]) -> Iterator[str]:
         "max_length": (_is_length, f"an integer from 64 to {MAX_LENGTH}"),
         "graphs": (
             _are_graphs,
-            'an object of graphs, each with "name", "agents" (names) and "edges" (pairs of indices)',
+            'an object of graphs, each with "name", "agents" (names) and "edges" (pairs of indices), and '
+            '"max_turns", "min_turns" and "history" if it has loops',
         ),
         "tasks": (lambda v: _is_list(v, _is_name), "a list of task names"),
         "base": (_is_base, "the name of a model or a hub id, not a path"),
@@ -220,7 +222,12 @@ def _are_graphs(value: Any) -> bool:
 
 def _is_graph(value: Any) -> bool:
     """Return whether a value has the form of `rewardmodels.data.dataset.graph_of`."""
-    if not isinstance(value, dict) or set(value) != {"name", "agents", "edges"}:
+    required = {"name", "agents", "edges"}
+    if not isinstance(value, dict) or not required <= set(value) <= required | set(LOOPS):
+        return False
+    if not all(_is_int(value.get(turns, 1), 1, MAX_TURNS) for turns in ("max_turns", "min_turns")):
+        return False
+    if value.get("history", "inputs") not in ("inputs", "private"):
         return False
     agents = value["agents"]
     if not _is_name(value["name"]) or not _is_list(agents, _is_name) or not agents:
@@ -466,7 +473,7 @@ def model_card(info: CriticInfo) -> str:
             "",
             "## Graphs",
             "",
-            *(f"- {graph['name']}: {' -> '.join(map(str, graph['agents']))}" for graph in info.graphs.values()),  # type: ignore[call-overload]
+            *map(_graph_line, info.graphs.values()),
             "",
             "## Training data",
             "",
@@ -492,6 +499,11 @@ def model_card(info: CriticInfo) -> str:
             "",
         ]
     )
+
+
+def _graph_line(graph: Mapping[str, Any]) -> str:
+    loops = [f"{name} {graph[name]}" for name in LOOPS if name in graph]
+    return f"- {graph['name']}: {' -> '.join(graph['agents'])}{''.join(f', {text}' for text in loops)}"
 
 
 def _table(values: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from mas_gym.errors import ConfigError, CriticError
 from mas_gym.graph import MAS
 from mas_gym.state import MASState
-from rewardmodels.data.dataset import graph_of
+from rewardmodels.data.dataset import LOOPS, graph_of
 from rewardmodels.data.serialise import View
 from rewardmodels.model.backbone import load_tokenizer
 from rewardmodels.model.encode import Encoded, Encoder
@@ -170,12 +170,13 @@ class LearnedCritic:
         if mas.fingerprint in self._checked:
             return
         graph = graph_of(mas)
-        if not any(known["agents"] == graph["agents"] and known["edges"] == graph["edges"] for known in self._graphs):
+        keys = ("agents", "edges", *LOOPS)
+        if not any(all(known.get(key) == graph.get(key) for key in keys) for known in self._graphs):
             if not self._force:
                 names = ", ".join(str(known["name"]) for known in self._graphs)
                 raise CriticError(
-                    f"this critic was trained on the graph {names}, not on {mas.name} (other agents or edges); train "
-                    "one on this graph, or load it with force=True"
+                    f"this critic was trained on the graph {names}, not on {mas.name} (other agents, edges or loops); "
+                    "train one on this graph, or load it with force=True"
                 )
             self.notes.append(f"forced onto the graph {mas.name}; trained on others")
         self._checked.add(mas.fingerprint)
