@@ -91,7 +91,7 @@ def critic_makers() -> dict[str, Callable[..., Any]]:
 
 
 def known_critics() -> list[str]:
-    """Return the names that `load_critic` accepts beside folders, including third parties'."""
+    """Return the names that `load_critic` accepts in addition to folders, including third parties'."""
     return sorted(_known())
 
 

@@ -69,7 +69,7 @@ class Sampling:
     Attributes:
         temperature: Softmax temperature; 0 is greedy decoding, and so is anything below 0.01.
         top_p: Nucleus mass in ``(0, 1]``.
-        max_new_tokens: Cap on one message, beside the agent's own cap.
+        max_new_tokens: Maximum length of one message; an agent's own maximum also applies.
     """
 
     temperature: float = 0.7

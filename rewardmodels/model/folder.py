@@ -317,7 +317,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _config_faults(config: dict[str, Any], tensors: int) -> Iterator[str]:
-    """Yield what is impossible in a ``config.json`` beside weights of this many tensors."""
+    """Yield the faults of a ``config.json``, given the number of tensors in the weights."""
     for key, value in _integers(config):
         if not -_LARGEST <= value < _LARGEST:
             yield f"config.json: {key}: expected an integer of at most 31 bits, got {show(value)}"

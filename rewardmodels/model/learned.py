@@ -46,14 +46,14 @@ class LearnedCritic:
         memory: Size of the cache of encoded prefixes, in megabytes.
         max_batch: Preferred number of states per call.
         share: Encode shared beginnings once; False encodes each state whole.
-        concurrent: Score in a thread of its own, beside generation; None does so on a GPU. On a CPU it pays if a core
-            is free.
+        concurrent: Score in a separate thread while agents generate; None does so on a GPU. On a CPU this helps if a
+            core is free.
 
     Attributes:
         name: ``"masprm"`` or ``"orm"``.
         terminal_only: True for an ORM, unless ``prefixes``.
         free: False.
-        concurrent: Whether scoring runs beside generation.
+        concurrent: Whether scoring overlaps with generation.
         info: Description of the critic.
         counts: Cost of scoring so far.
         notes: Checks overridden by ``force``, for reports.
@@ -190,7 +190,7 @@ def open_learned(folder: str, **options: Any) -> LearnedCritic:
 class VLLMCritic(LearnedCritic):
     """Scores states with a trained model inside vLLM: ``tanh`` of its raw logit, as `LearnedCritic` does.
 
-    vLLM's prefix cache shares common beginnings; scoring runs beside generation.
+    vLLM's prefix cache shares common prefixes; scoring overlaps with generation.
 
     Args:
         folder: A folder that training wrote.

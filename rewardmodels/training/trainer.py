@@ -61,7 +61,7 @@ class Bundle(NamedTuple):
 def bundles(examples: Sequence[Example], encoder: Encoder, most: int, max_tokens: int) -> list[Bundle]:
     """Encode examples tree by tree.
 
-    Bundles are small beside a batch, so that a batch holds many trees, which are more diverse than the
+    Bundles are small compared to a batch, so that a batch holds many trees, which are more diverse than the
     examples of one; neighbours in a bundle begin alike.
 
     Args:
@@ -216,7 +216,7 @@ def loss_of(config: TrainingConfig, logits: torch.Tensor, tensors: dict[str, Any
 
 
 def weight_of(config: TrainingConfig, tensors: dict[str, Any]) -> float:
-    """Return the weight of a forward pass in its step: 1 per pair, 1 per point, or ``anchor`` beside pairs."""
+    """Return the weight of a forward pass in its step: 1 per pair, and 1 per point (``anchor`` if there are pairs)."""
     point = config.anchor if config.head == "bt" else 1.0
     return len(tensors["worse"]) + point * len(tensors["points"])
 

@@ -1,4 +1,4 @@
-"""What determines a run's results, and what is worth knowing of it beside that."""
+"""What determines a run's results, and further facts worth storing with it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def engine_identity(role: str, engine: Any) -> dict[str, Any]:
         IdentityError: It cannot state its identity.
     """
     stated = getattr(engine, "identity", None)
-    # A value instead of a method was stated by the process that holds the engine.
+    # Another process that holds the engine has already computed its identity.
     identity = _stated(role, engine) if stated is None or callable(stated) else stated
     return {"name": engine.name, "identity": identity}
 
@@ -59,7 +59,7 @@ def _grading(problems: Iterable[Problem]) -> Any:
     if callable(getattr(problems, "identity", None)):
         return _stated("task", problems)
     if hasattr(problems, "grade") and hasattr(problems, "extract"):
-        # Somebody's own task: its attributes hold its problems too, which is too much to keep.
+        # A user's own task: its attributes include its problems, so only a digest is stored.
         return {"task": digest_of(_stated("task", problems))}
     return "strict"
 

@@ -142,7 +142,7 @@ def _types_of(table: str, column: str, kind: str, *, required: bool) -> tuple[ty
 
 
 def digest(*parts: str) -> bytes:
-    """Return 16 bytes that stand for texts, equal on every machine."""
+    """Return a 16-byte digest of texts, the same on every machine."""
     state = blake2b(digest_size=16)
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")
@@ -172,7 +172,7 @@ class Held(NamedTuple):
 
     @classmethod
     def of(cls, connection: sqlite3.Connection, run: str) -> Held:
-        """Return what is there of a run."""
+        """Return what the store has of a run."""
         # The table itself, which a damaged index does not hide.
         query = "SELECT checksum, error IS NOT NULL FROM searches NOT INDEXED WHERE run = ?"
         return cls.of_rows(connection.execute(query, (run,)))
@@ -202,7 +202,7 @@ class Held(NamedTuple):
 
 
 def seal_search(connection: sqlite3.Connection, search: int) -> bytes:
-    """Write the digests of a search whose rows are in place, and return its checksum."""
+    """Write the digests of a search after its rows, and return its checksum."""
     parts = checksum(part_rows(connection, search))
     connection.execute("UPDATE searches SET parts = ?, checksum = NULL WHERE id = ?", (parts, search))
     row = _written(connection.execute("SELECT * FROM searches WHERE id = ?", (search,)))

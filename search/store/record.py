@@ -35,7 +35,7 @@ _HELD: set[str] = set()
 class RunLock:
     """Keeps a second writer out of a run; the system releases it when its process dies.
 
-    The lock is an exclusive `flock` on a file of the run's own beside the store, which belongs to
+    The lock is an exclusive `flock` on a separate file for the run next to the store, which belongs to
     this handle: closing other handles, in this process or in another, leaves it in place. On Windows
     it is a lock on the file's first byte, with the same property, and the empty file stays behind.
     """
@@ -62,7 +62,7 @@ class RunLock:
         if self._file.closed:
             return
         if os.getpid() == self._owner:
-            # Before unlocking, so that whoever waits for this file finds it gone and creates another.
+            # Before unlocking, so that a process waiting for this file finds it deleted and creates another.
             with suppress(OSError):
                 os.unlink(self._path)
             _unlock(self._file)
@@ -137,7 +137,7 @@ class RunRecord:
             config: All that determines the run's results.
             facts: What does not.
             name: What to call the run.
-            policy: The policy whose money is spent on this run from now on, if its engines have a price.
+            policy: The policy whose cost in money is recorded for this run, if its engines have a price.
 
         Raises:
             StoreError: The store cannot be written, the run is being written by another process, or the name and the
@@ -179,7 +179,7 @@ class RunRecord:
                 f"use run_name={found.name!r}, or none"
             )
         self._facts: dict[str, Any] = dict(facts if found is None else found.facts)
-        # A run that is resumed with more problems is to search that many.
+        # Resuming with more problems raises the number to search.
         wanted = max(facts.get("problems") or 0, self._facts.get("problems") or 0) or None
         self._held = Held.of(self._connection, self.run)
         if found is not None and (wrong := self._reader.searches(self.run)[1]):
@@ -188,7 +188,7 @@ class RunRecord:
         self._note(problems=wanted)
 
     def _known(self) -> RunInfo | None:
-        """Return the run's row; None if there is none, or if it is damaged and is to be written anew."""
+        """Return the run's row; None if there is none, or if it is damaged and must be rewritten."""
         try:
             return read_run(self._connection, self.run)
         except Damage as damage:
@@ -284,13 +284,13 @@ class RunRecord:
             with explained(self.path), transaction(self._connection):
                 self._spend(usage)
         except StoreError as error:
-            # The run is at its end, perhaps for this very reason.
-            logger.warning("what dropped searches have cost is not counted: %s", error)
+            # The run is ending, perhaps because of this error.
+            logger.warning("the cost of dropped searches is not counted: %s", error)
 
     def _spend(self, usage: Usage) -> None:
         self._fresh += usage
         total = replace(self.spent + self._fresh, seconds=self.spent.seconds + perf_counter() - self._opened)
-        # What open requests have cost by now is noted too: the servers will not give it back.
+        # This includes the cost so far of open requests, which servers do not refund.
         money = money_of(self._policy)
         paid = {} if money is None else {"money": self._money + money - self._paid}
         self._note(spent=asdict(total), **paid)

@@ -22,7 +22,7 @@ from search.tree import SCHEMA as TREE_SCHEMA
 from search.tree import Tree
 
 Seeds = Mapping[tuple[bytes, str], int]
-"""The seed of each message, by the digest of the state in which it was said and its text."""
+"""The seed of each message, by the digest of the state that it was sampled in, and its text."""
 
 _USAGE = [field.name for field in fields(Usage)]
 
@@ -326,7 +326,7 @@ def _tree(question: str, nodes: list[NodeRow], dynamics: Dynamics) -> Tree:
 
 
 def recipients_of(node: NodeRow) -> list[int]:
-    """Return the nodes that heard a node's message."""
+    """Return the graph nodes (agents or the sink) that received a node's message."""
     return [int(index) for index in node.recipients.split(",")] if node.recipients else []
 
 
@@ -374,7 +374,7 @@ class RunInfo:
         run: The digest of its config, 32 hexadecimal digits.
         name: Its name; None if it was given none.
         config: What determines its results: planner, MAS, policy, critic, seed, sampling, budget, grading.
-        facts: What does not: versions, task, when it was first started, how many ``problems`` it is to search (None if
+        facts: What does not: versions, task, when it was first started, how many ``problems`` it searches (None if
             unknown), what was ``spent`` on it, and the ``money`` spent, if the policy has a price.
         searches: How many searches it holds, failed ones included.
         failed: How many of them failed.
@@ -429,7 +429,7 @@ def read_run(connection: sqlite3.Connection, run: str) -> RunInfo | None:
     try:
         read = json.loads(facts)
         info = RunInfo(run, name, json.loads(config), read, held.searches, held.failed)
-        # What everything that lists runs goes by.
+        # Listing runs relies on these.
         _ = (info.label, info.spent, str(read["started"]))
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise Damage(f"its facts cannot be read: {error}") from error

@@ -1,10 +1,9 @@
 """An open store, for reading and for export as Parquet or a Hugging Face data set.
 
-A store holds any number of runs. A run is what one `search.run` call does, told
-apart by everything that determines its results; the same call again resumes it.
-Each search is written in one transaction when it ends, so that a process may die
-at any moment. Digests guard every row: what is not as it was written is reported,
-and the rest can be read.
+A store holds any number of runs. A run is one `search.run` call, identified by
+everything that determines its results; the same call again resumes it. Each search
+is written in one transaction when it ends, so a process may die at any moment.
+Digests guard every row: damaged rows are reported, and the rest can be read.
 
     with open_store("runs.db") as store:
         for run in store.runs():
@@ -213,7 +212,7 @@ class Store:
     def export(self, path: str | os.PathLike[str], run: str | None = None) -> int:
         """Write the nodes of one run's trees as a Parquet file and return how many there are.
 
-        The file is written beside ``path`` and renamed when it is complete.
+        The file is written next to ``path`` and renamed when it is complete.
 
         Raises:
             MissingDependencyError: Without pyarrow.
