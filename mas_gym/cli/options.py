@@ -29,7 +29,7 @@ CRITICS = "constant, ensemble, policy-likelihood, tiny-masprm, tiny-orm, vllm"
 """The registered names, for help texts: asking the registries would load the search packages."""
 
 _SHIPPED = ("tiny", "tiny-masprm", "tiny-orm")
-# Models of this size compute on one core each (see mas_gym.policies.local.threads), at 2 bytes per parameter or more.
+# Models of this size compute on one core each (see mas_gym.policies.local.forward), at 2 bytes per parameter or more.
 _SMALL_BYTES = 100_000_000
 # A process takes some seconds to start.
 _SEARCHES_PER_WORKER = 50
