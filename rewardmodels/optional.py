@@ -1,4 +1,4 @@
-"""Packages that only some uses need."""
+"""Optional packages."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def part_rows(connection: sqlite3.Connection, search: int) -> list[list[tuple[An
 
 
 class Held(NamedTuple):
-    """Which searches a run holds: equal if and only if they are the same ones, as they were written."""
+    """A summary of the searches that a run holds; it changes whenever one is added, lost or damaged."""
 
     searches: int = 0
     failed: int = 0

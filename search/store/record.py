@@ -279,7 +279,7 @@ class RunRecord:
             self._spend(plan.usage)
 
     def spend(self, usage: Usage) -> None:
-        """Count what was spent on searches that are not saved: those that a stop drops."""
+        """Add the cost of searches that are dropped at a stop, and thus not saved."""
         try:
             with explained(self.path), transaction(self._connection):
                 self._spend(usage)

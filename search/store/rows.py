@@ -169,7 +169,7 @@ class Writer:
 class Reader:
     """Reads searches back, each in one snapshot, and checks them against their digests; stores of schema 1 have none.
 
-    What cannot be read, or is not what was written, raises `Damage`.
+    Rows that cannot be read, or differ from what was written, raise `Damage`.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -179,9 +179,9 @@ class Reader:
         self.sealed = version > 1
 
     def searches(self, run: str) -> tuple[list[tuple[int, str]], str]:
-        """Return the keys and names of a run's searches by problem id, and what is wrong with them, normally nothing.
+        """Return the keys and names of a run's searches by problem id, and a message if some are damaged.
 
-        The names are for messages alone; nothing guards them.
+        The names are only for messages; no checksum covers them.
         """
         columns = "s.checksum, s.error IS NOT NULL, r.held" if self.sealed else "NULL, 0, NULL"
         query = (
