@@ -1,6 +1,6 @@
 """Makes the critics that come with the package: rollouts, MASPRM, ORM, figures on the dev split, cards.
 
-Run with one thread; the same command goes on where it was stopped::
+Run with one thread; the same command resumes an interrupted run::
 
     OMP_NUM_THREADS=1 python -m benchmarks.shipped_critics --work models/shipped --out rewardmodels/shipped
 """
@@ -32,7 +32,7 @@ HEADS: Mapping[CriticKind, Head] = {"masprm": "bt", "orm": "bce"}
 
 
 def measure(work: Path, policy: Policy, problems: int) -> list[str]:
-    """Search the dev split, of which nothing was learned, and return the figures as Markdown."""
+    """Search the dev split, on which nothing was trained, and return the figures as Markdown."""
     dev = mas_gym.load_task("arithmetic", split="dev", limit=problems)
     critics = {
         "masprm": rewardmodels.load_critic(str(work / "masprm")),
@@ -105,7 +105,7 @@ def main() -> None:
         model, tokenizer, info = load_folder(halves / kind, torch.float16)
         card = model_card(info) + "\n" + card_tail(figures, arguments.trees, arguments.problems)
         save_folder(model, tokenizer, arguments.out / kind, info, card)
-        # safetensors writes for its owner alone; an installed package is read by all.
+        # safetensors makes files readable by their owner only; an installed package must be readable by all.
         (arguments.out / kind / "model.safetensors").chmod(0o644)
 
 

@@ -11,15 +11,15 @@ from search.plan import AnytimePoint, Plan
 
 
 class Grader:
-    """Grades the messages of one problem, each distinct text once.
+    """Grades the final messages of one problem, each distinct text once.
 
     Args:
-        problems: The task, or any iterable of problems, whose grading applies.
+        problems: The task, whose own grading is used if it has one, or any iterable of problems.
         problem: The problem.
     """
 
     def __init__(self, problems: Iterable[Problem], problem: Problem) -> None:
-        """Take the task's own grading if it has one, else the strict one."""
+        """Use the task's own grading if it has one, otherwise strict grading."""
         self._task: Any = problems if hasattr(problems, "grade") and hasattr(problems, "extract") else None
         self._problem = problem
         self._grades: dict[str, Grade] = {}
@@ -52,7 +52,7 @@ class Grader:
         return 1.0 if self.grade(text).correct else -1.0
 
     def graded(self, plan: Plan, calls: int, tokens: int) -> Plan:
-        """Return the plan with the answers of its candidates and of its curve read and graded.
+        """Return the plan with the answers of its candidates and its anytime curve extracted and graded.
 
         A plan without a curve gets one point, at its agent calls and tokens.
         """
@@ -61,7 +61,7 @@ class Grader:
             replace(candidate, answer=grade.extracted, correct=grade.correct)
             for candidate, grade in zip(plan.candidates, grades, strict=True)
         )
-        anytime = tuple(self._graded(moment) for moment in plan.anytime)
+        anytime = tuple(self._graded(point) for point in plan.anytime)
         best = candidates[0] if candidates else None
         if best is not None and not anytime:
             anytime = (AnytimePoint(calls, tokens, best.state, best.node, best.answer, best.correct),)
@@ -74,8 +74,8 @@ class Grader:
             correct=bool(best.correct) if best else False,
         )
 
-    def _graded(self, moment: AnytimePoint) -> AnytimePoint:
-        if moment.state is None:
-            return moment
-        grade = self.grade(moment.state.text)
-        return moment._replace(answer=grade.extracted, correct=grade.correct)
+    def _graded(self, point: AnytimePoint) -> AnytimePoint:
+        if point.state is None:
+            return point
+        grade = self.grade(point.state.text)
+        return point._replace(answer=grade.extracted, correct=grade.correct)

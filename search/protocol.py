@@ -1,4 +1,4 @@
-"""What planners, critics and the driver say to each other.
+"""The protocol between planners, critics and the driver.
 
 A planner is a generator. It yields lists of requests, is sent the list of
 replies in the same order, and returns a `Plan`; it does no I/O, reads no clock
@@ -53,7 +53,7 @@ class Propose:
 class Evaluate:
     """Ask the critic for the values of ``states``; the reply is a list of floats.
 
-    A state is scored once in a search, however often it is asked for.
+    A state is scored once in a search, however often it is requested.
     """
 
     states: Sequence[MASState]
@@ -63,7 +63,7 @@ class Evaluate:
 class Extract:
     """Ask for the answers in the last messages of ``states``; the reply is a list of strings and Nones.
 
-    Equal answers come back as equal strings, so that they can be counted. The reference answer is not looked at.
+    Equal answers come back as equal strings, so that they can be counted. The reference answer is not used.
     """
 
     states: Sequence[MASState]
@@ -148,7 +148,7 @@ class Critic(Protocol):
     `mas_gym.testing.check_critic`.
 
     Attributes:
-        name: What reports call it, such as ``"masprm"``.
+        name: Its name in reports, such as ``"masprm"``.
         terminal_only: True for outcome critics (ORM), which are defined on terminal states alone.
         free: True when scoring costs no model call (policy likelihood), so that RC stays 0.
     """
@@ -163,12 +163,12 @@ class Critic(Protocol):
 
 
 class ScoringContext(NamedTuple):
-    """A state with what the driver knows of it.
+    """A state to score, with its context.
 
     Attributes:
         state: The state to score.
         mas: The system that it belongs to.
-        proposal: The proposal whose message made the state; None if no policy produced it.
+        proposal: The proposal whose message led to the state; None if no policy produced it.
     """
 
     state: MASState
@@ -177,7 +177,7 @@ class ScoringContext(NamedTuple):
 
 
 def bind_planner(planner: Planner, critic: Critic | None, training: bool) -> Planner:
-    """Return the planner that runs: what its ``for_run`` makes of it, if it has one.
+    """Return the planner to run: the result of its ``for_run`` if it has one, else itself.
 
     Raises:
         ConfigError: The planner refuses the critic.
@@ -188,10 +188,10 @@ def bind_planner(planner: Planner, critic: Critic | None, training: bool) -> Pla
 
 
 def needs_critic(planner: Planner) -> bool:
-    """Return whether a planner cannot run without a critic; True for a planner that does not say."""
+    """Return whether a planner cannot run without a critic; True for a third-party planner without ``for_run``."""
     for_run = getattr(planner, "for_run", None)
     if for_run is None:
-        # Shipped planners without for_run ask for no values; any other may.
+        # Shipped planners without for_run request no values; others may.
         return not type(planner).__module__.startswith("search.")
     try:
         for_run(None, False)
@@ -201,7 +201,7 @@ def needs_critic(planner: Planner) -> bool:
 
 
 def value_kind(critic: Critic | None, training: bool = False) -> ValueKind | None:
-    """Return what a planner may take a run's values for; None when nothing scores states."""
+    """Return the kind of a run's values; None if nothing scores states."""
     if training:
         return "reward"
     if critic is None:

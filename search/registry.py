@@ -50,7 +50,7 @@ def planner_names() -> list[str]:
 
 
 def load_planner(spec: str) -> Planner:
-    """Make a planner from its short form.
+    """Build a planner from its short form.
 
     Args:
         spec: A name, then after a colon its settings in order or by name: ``"single"``, ``"sc:5"``,
@@ -108,7 +108,7 @@ def _settings(planner: Planner) -> str:
     for parameter in inspect.signature(type(planner)).parameters.values():
         value = getattr(planner, parameter.name)
         leading = leading and isinstance(parameter.default, int)
-        # The run and its critic determine the kind of values, and tables name the critic beside the planner.
+        # The critic determines the kind of values, and tables name the critic next to the planner.
         if parameter.name == "values" or (not leading and value == parameter.default):
             continue
         short = f"{value:g}" if isinstance(value, float) else str(value).lower()

@@ -1,4 +1,4 @@
-"""Every table, one after another; stopped and started again, it goes on where it was."""
+"""Every table, one after another; an interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
         "agents": agents.run,
     }
 )
-"""In the order in which they are made; the ones that need a second task or model come late."""
+"""In the order in which they run; tables that need a second task or model come last."""
 
 TRUTH = ("arithmetic", "ordering")
 """Tasks whose first errors are known."""
 
 
 def make(options: Options) -> list[str]:
-    """Make every table that the task can have; return the names."""
+    """Run every table that applies to the task; return their names."""
     lab = Lab(options)
     made: list[str] = []
     for name, run in TABLES.items():

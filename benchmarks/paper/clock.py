@@ -20,7 +20,7 @@ reward call on V100s, a ratio of 118, and about 11 minutes per GSM8K problem for
 
 
 class Cost(NamedTuple):
-    """What one pass cost.
+    """The cost of one measurement.
 
     Attributes:
         planner: The search method.
@@ -42,7 +42,7 @@ class Cost(NamedTuple):
 
 
 class Timed:
-    """A critic with two clocks."""
+    """A critic that measures its wall-clock and CPU time."""
 
     free = False
 
@@ -62,7 +62,7 @@ class Timed:
 def run(lab: Lab) -> Page:
     page = Page("clock", "Wall clock", ASKS)
     problems = min(PROBLEMS, lab.options.number)
-    _measure(lab, MCTS, 2, 2)  # the first calls of a process warm up what later ones use
+    _measure(lab, MCTS, 2, 2)  # warm-up: the first calls of a process are slower
     costs = [
         _measure(lab, planner, concurrency, problems if concurrency > 1 else max(1, problems // 4))
         for planner in (MCTS, "sbs:5,3")

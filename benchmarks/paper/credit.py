@@ -21,7 +21,7 @@ from search import ScoringContext
 from search.compare import Difference, paired_bootstrap
 
 FEWEST = 20
-"""Kinds of error that are rarer are counted together."""
+"""Rarer kinds of error are counted together."""
 
 ASKS = """
 In a procedural task the first wrong message of every transcript is known. For single passes that failed: how often is
@@ -29,10 +29,10 @@ the largest drop in value from one prefix to the next at the message that was wr
 from the final answer alone and cannot be checked like this on its benchmarks.
 
 A value after message t is compared with the value before it, for the first message with the mean value after first
-messages. `drop`: the largest fall. `centred`: the same after taking from each value the mean over all transcripts at
-its depth, so that what is usual at a depth is no fall. The ORM scores unfinished transcripts here, which it was not
-trained for. Policy likelihood scores the message itself. `commonest agent` always blames the agent that errs most
-often, which it is told; `chance` blames any.
+messages. `drop`: the largest fall. `centred`: the same after subtracting from each value the mean over all transcripts
+at its depth, so that a fall that is usual at a depth does not count. The ORM scores unfinished transcripts
+here, which it was not trained for. Policy likelihood scores the message itself. `commonest agent` always blames the
+agent that errs most often, known from the truth; `chance` blames each agent equally.
 """
 
 
@@ -100,7 +100,7 @@ def collect_passes(lab: Lab, setting: Setting, critics: Mapping[str, Any]) -> li
 
 
 def context_of(node: Any, mas: MAS) -> ScoringContext:
-    """Return what critics are told of a stored node, the log-probability of its message included."""
+    """Return the scoring context of a stored node, with the log-probability of its message."""
     action = Action(node.state.text, mas.ALL)
     return ScoringContext(node.state, mas, search.Proposal(action, node.tokens, node.logprob))
 
@@ -146,7 +146,7 @@ def _means(rows: Sequence[Sequence[float]]) -> list[float]:
 
 
 def hit(one: Pass, judge: Judge) -> float:
-    """Return how much of the blame falls on the message that was wrong first."""
+    """Return the share of the blame that falls on the first wrong message."""
     assert one.error is not None
     return float(judge(one)[one.error.place])
 
@@ -174,7 +174,7 @@ def _overall(page: Page, failed: Sequence[Pass], judges: Mapping[str, Judge], ag
 
 
 def blame_matrix(failed: Sequence[Pass], judge: Judge, agents: Sequence[str]) -> list[list[float]]:
-    """Return for each agent that erred first how the blame spreads over the agents; zeros where one never errs."""
+    """Return, for each agent that erred first, how the blame spreads over the agents; zeros for one that never errs."""
     matrix = np.zeros((len(agents), len(agents)))
     for one in failed:
         assert one.error is not None

@@ -13,11 +13,11 @@ from rewardmodels import LearnedCritic, load_critic
 
 PAIRS = (1, 2, 4, 8)
 FEWEST = 4
-"""Trees; fewer may hold no pair on one side of the split."""
+"""Trees; fewer may leave one side of the split without pairs."""
 
 ASKS = """
 MASPRM (BT) learned from fewer trees, and from fewer pairs per tree of all trees. The paper shows no such curve; it
-tells whether more data would help. Pairs are of the dev split, the same for every point.
+shows whether more data would help. Pairs are of the dev split, the same for every point.
 """
 
 

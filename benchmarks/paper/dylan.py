@@ -6,8 +6,8 @@ from benchmarks.paper.lab import MCTS, SCORE_HEADER, Lab, arm, command, keep_row
 from benchmarks.paper.page import Page, claim
 
 ASKS = """
-Three solvers and a Judge; where the Judge disagrees, three refiners and a final judge act too. Rollouts and MASPRM are
-made afresh for each system. The paper reports it as a feasibility check on GSM8K: 51.2 against 47.2 for a single pass,
+Three solvers and a Judge; where the Judge disagrees, three refiners and a final judge act too. Each system has its
+own rollouts and MASPRM. The paper reports it as a feasibility check on GSM8K: 51.2 against 47.2 for a single pass,
 84.6 against 82.9 for MCTS(10,3), at 93.8 agent calls against 34.4.
 """
 

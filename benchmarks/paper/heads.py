@@ -13,7 +13,7 @@ RECIPES = {
     "MASPRM, MSE": Recipe("masprm", "mse"),
 }
 PLAIN = {"MASPRM, BT alone": Recipe(plain=True)}
-"""Added where the recipe of this backbone anchors the Bradley-Terry loss to the targets."""
+"""Added if the recipe of this backbone anchors the Bradley-Terry loss to the targets."""
 
 ASKS = """
 MCTS(10,3) with each critic trained on the same trees with two losses. The paper finds Bradley-Terry best for MASPRM on
@@ -31,7 +31,7 @@ def run(lab: Lab) -> Page:
     scores = lab.measure(lab.home, [arm(MCTS, critic, name) for name, critic in critics.items()])
     found = dict(zip(critics, scores, strict=True))
     page.table(("head", *SCORE_HEADER), [(name, *score_cells(score)) for name, score in found.items()])
-    page.blocks.append("On trees of the dev split, which none of them learned from:\n")
+    page.blocks.append("On trees of the dev split, on which none of them was trained:\n")
     aucs = {name: outcome_auc(lab, lab.home, critic) for name, critic in critics.items()}
     process = {name: critic for name, critic in critics.items() if not critic.terminal_only}
     pairs = {name: pair_accuracy(lab, lab.home, critic) for name, critic in process.items()}

@@ -1,4 +1,4 @@
-"""Critics outside search: how they rank and judge the states of dev-split trees, which none of them learned from."""
+"""Critics outside search: how they rank the states of dev-split trees, on which none of them was trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tables share: rollouts once per setting, critics once per recipe, each search once, all kept in a folder."""
+"""What the tables share: rollouts per setting, critics per recipe and searches, each done once and kept in a folder."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OTHER_SIZE = ("--hidden", "128", "--layers", "4")
 
 
 class Setting(NamedTuple):
-    """A task that a system of agents plays.
+    """A task and the multi-agent system that solves it.
 
     Attributes:
         task: The task's name.
@@ -66,7 +66,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a critic is trained, beside the settings of the run.
+    """How a critic is trained, in addition to the settings of the run.
 
     Attributes:
         kind: ``"masprm"`` or ``"orm"``.
@@ -90,7 +90,7 @@ ORM = Recipe("orm", "bce")
 
 
 class Score(NamedTuple):
-    """What a method came to: a row of the table, and the outcomes behind it."""
+    """The result of a method: a row of the table, and the outcomes behind it."""
 
     row: ResultRow
     outcomes: tuple[Outcome, ...]
@@ -114,10 +114,10 @@ class Score(NamedTuple):
 
 
 class Lab:
-    """A folder of finished work and the ways to add to it; everything is made once and read back afterwards."""
+    """A folder of finished work and the methods that add to it; everything is computed once and then read back."""
 
     def __init__(self, options: Options) -> None:
-        """Keep the options; nothing is done yet."""
+        """Keep the options; work starts on demand."""
         self.options = options
         self._policies: dict[str, Any] = {}
         self.notes: list[str] = []
@@ -141,7 +141,7 @@ class Lab:
 
     @cached_property
     def other_policy(self) -> str:
-        """The other agents; a second tiny model is trained if none are named, and goes on if it was stopped."""
+        """The other agents; a second tiny model is trained if none are named; interrupted training resumes."""
         if self.options.other_policy:
             return self.options.other_policy
         out = self.options.out / "other-tiny"
@@ -153,7 +153,7 @@ class Lab:
         return f"transformers:{out}"
 
     def bench(self, setting: Setting, split: str, number: int | None, seeds: Sequence[int], store: Path) -> Bench:
-        """Put together what searches of a setting have in common."""
+        """Return what the searches of a setting have in common."""
         task = mas_gym.load_task(setting.task, split=split, data=setting.data, limit=number)
         system = mas_gym.load_mas(setting.mas)
         return Bench(task, system, self.policy(setting.policy), seeds, self.options.concurrency, store)
@@ -164,7 +164,7 @@ class Lab:
         return min(most, self.options.trees)
 
     def rollouts(self, setting: Setting, split: str = "train") -> Bench:
-        """Make the training searches of a setting, or find them made."""
+        """Run the training searches of a setting unless they are stored."""
         number = self.trees(setting) if split == "train" else self.options.dev_trees
         stamp = _digest(setting, identity_of(self.policy(setting.policy)))
         name = f"{setting.task}-{Path(setting.mas).stem}-{split}-{stamp}"
@@ -179,7 +179,7 @@ class Lab:
         return bench
 
     def folder(self, setting: Setting, recipe: Recipe = MASPRM) -> Path:
-        """Train a critic, or find it trained; return its folder."""
+        """Train a critic unless it is trained; return its folder."""
         chosen = {MASPRM: self.options.masprm, ORM: self.options.orm}.get(recipe)
         if chosen and setting == self.home:
             return Path(chosen)
@@ -207,7 +207,7 @@ class Lab:
         return teach(source, out, *made, pairs_per_tree=recipe.pairs, log=note, **settings).folder
 
     def critic(self, setting: Setting, recipe: Recipe = MASPRM, **options: Any) -> LearnedCritic:
-        """Load a critic, trained first if it is not."""
+        """Load a critic, training it first if needed."""
         critic: Any = load_critic(str(self.folder(setting, recipe)), **options)
         return critic
 
@@ -220,7 +220,7 @@ class Lab:
         """Run the searches of a table's rows on the test split, or read them back; in the order of the rows.
 
         Args:
-            setting: What is played.
+            setting: Task, system and agents.
             arms: The rows.
             seeds: Run seeds; the run's own if empty.
         """
@@ -237,11 +237,11 @@ class Lab:
         return [by_key[arm.name, arm.critic_name] for arm in arms]
 
     def dev_trees(self, setting: Setting) -> Iterator[LabelledTree]:
-        """Read searches of the dev split, which no critic has learned from."""
+        """Read searches of the dev split, on which no critic was trained."""
         return trees(self.rollouts(setting, "dev"))
 
     def facts(self) -> list[str]:
-        """Return what every page says of how its figures came about."""
+        """Return the facts that every page states about its run."""
         options = self.options
         seeds = ", ".join(map(str, options.seeds))
         used = [f"given: {Path(path).name}" for path in (options.masprm, options.orm) if path]
@@ -260,7 +260,7 @@ def note(message: str) -> None:
 
 
 def arm(spec: str, critic: Critic | None = None, name: str = "") -> Arm:
-    """Return a row: a planner, with a critic and what the table calls it."""
+    """Return a row: a planner, with a critic and its name in the table."""
     [(label, planner)] = named_planners([spec]).items()
     return Arm(label, planner, critic, name)
 
@@ -271,7 +271,7 @@ def paper_arms(guides: Mapping[str, Critic]) -> list[Arm]:
 
 
 def command(run: Callable[[Lab], Page], module: str, arguments: list[str] | None = None) -> Path:
-    """Make one table: what ``python -m benchmarks.paper.MODULE`` does."""
+    """Write one table: the body of ``python -m benchmarks.paper.MODULE``."""
     about = (sys.modules[run.__module__].__doc__ or "").split("\n")[0]
     lab = Lab(read(f"python -m benchmarks.paper.{module}", about, arguments))
     return publish(lab, run(lab))

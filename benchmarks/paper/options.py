@@ -1,4 +1,4 @@
-"""What the table scripts are told on the command line."""
+"""Command-line options of the table scripts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PARTNERS = {
     "mmlu": "logiqa",
     "logiqa": "mmlu",
 }
-"""The task that a scorer is transferred to and from."""
+"""The task that a critic is transferred to and from."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Options:
     """The settings of a run of tables; the defaults are the miniature.
 
     Attributes:
-        out: Folder for stores, critics and pages; the same folder goes on where it was.
+        out: Folder for stores, critics and pages; a run with the same folder resumes.
         pages: Folder of the pages.
         task: The task of every table.
         data: Its local file or folder.
@@ -52,9 +52,9 @@ class Options:
         dev_trees: Searches of the dev split, on which critics are compared outside search.
         concurrency: Searches open at once.
         settings: Fields of `rewardmodels.TrainingConfig` as ``key=value``.
-        masprm: A trained MASPRM to use wherever the main recipe's is meant; trained here if empty.
+        masprm: A trained MASPRM to use in place of the main recipe's; trained here if empty.
         orm: The same for the ORM.
-        rollouts: A store with training searches of the main task and system; what it lacks is added.
+        rollouts: A store with training searches of the main task and system; missing searches are added.
         partner: The other task of the transfer.
         partner_data: Its local file or folder.
         other_policy: The other agents of the transfer; a second tiny model, trained here, if empty.
@@ -107,7 +107,7 @@ class Options:
         return named
 
     def shown(self) -> str:
-        """Return the arguments that make these results, without the places of files on this machine."""
+        """Return the arguments that reproduce these results, without file paths of this machine."""
         words: list[str] = []
         for field in fields(self):
             value = getattr(self, field.name)
@@ -135,7 +135,7 @@ def read(prog: str, about: str, arguments: list[str] | None = None, tables: Sequ
     known = Options()
     number, path = {"type": int, "metavar": "N"}, {"type": Path, "metavar": "PATH"}
     add = parser.add_argument
-    add("--out", help="stores, critics and pages; the same command goes on from it [paper-tables]", **path)
+    add("--out", help="stores, critics and pages; the same command resumes from it [paper-tables]", **path)
     add("--pages", help="folder of the pages [OUT/pages]", **path)
     add("--task", choices=sorted(SYSTEMS), help=f"[{known.task}]")
     add("--data", help="local file or folder of the task, instead of the hub", **path)
@@ -151,7 +151,7 @@ def read(prog: str, about: str, arguments: list[str] | None = None, tables: Sequ
     add("--set", dest="settings", action="append", metavar="KEY=VALUE", help="a training setting; repeatable")
     add("--masprm", help="a trained MASPRM, instead of training the main recipe's here")
     add("--orm", help="a trained ORM, likewise")
-    add("--rollouts", help="store with training searches of the task, which are made otherwise", **path)
+    add("--rollouts", help="existing store with training searches of the task", **path)
     add("--partner", choices=sorted(SYSTEMS), help="other task of the transfer [its partner in the paper]")
     add("--partner-data", help="its local file or folder", **path)
     add("--other-policy", help="other agents of the transfer [a second tiny model, trained here]")

@@ -1,4 +1,4 @@
-"""One table as one Markdown page: what the paper says, what came out, how sure it is, and room for the reason."""
+"""One table as one Markdown page: the paper's figures, the measured ones, their uncertainty, and room for comments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from search.compare import Difference, paired_bootstrap
 from search.compare.stats import RESAMPLES
 
 REASONS = "## Where it differs, and why"
-"""What stands below this heading is written by people and kept when the page is written again."""
+"""Text below this heading is written by hand and kept when the page is regenerated."""
 
 NEW = "not compared"
 """Stands for the paper's figure where the paper makes no such comparison."""
@@ -28,7 +28,7 @@ class Claim(NamedTuple):
     """A difference that the paper claims, measured here.
 
     Attributes:
-        text: What should be larger than what.
+        text: The claim: what is larger than what.
         paper: The paper's figure or range, in points.
         here: The difference here, in shares.
     """
@@ -70,7 +70,7 @@ def claim_of(
     """Measure a statistic of several accuracies' means with a bootstrap interval over their common problems.
 
     Args:
-        text: What is claimed to be positive.
+        text: The claim that the statistic is positive.
         paper: The paper's figure.
         columns: Problem id to share, one mapping per accuracy.
         statistic: From means, shape (..., columns), to numbers, shape (...).
@@ -85,7 +85,7 @@ def claim_of(
 
 @dataclass
 class Page:
-    """A page in the making.
+    """A page under construction.
 
     Attributes:
         name: Of the module and the file.
@@ -133,7 +133,7 @@ def span(low: float, high: float) -> str:
 
 
 def write_page(page: Page, folder: Path, command: str, facts: Sequence[str]) -> Path:
-    """Write a page and its pictures; reasons that somebody has written into an earlier version stay."""
+    """Write a page and its pictures; reasons written by hand into an earlier version are kept."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{page.name}.md"
     for name, write in page.files.items():

@@ -107,10 +107,10 @@ class Bench:
 
 
 def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | Planner]) -> dict[str, Planner]:
-    """Load planners; return them by what tables call them.
+    """Load planners and return them by their name in tables.
 
     Args:
-        planners: Planners or their short forms, or a mapping from names of one's own.
+        planners: Planners or their short forms, or a mapping from your own names.
 
     Raises:
         ConfigError: Two different planners have one name.
@@ -134,7 +134,7 @@ def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | 
 
 
 def named_critics(critics: Mapping[str, Critic] | Iterable[str | Critic]) -> dict[str, tuple[str, Critic]]:
-    """Load critics; return each spec and critic by what tables call it.
+    """Load critics and return each spec and critic by its name in tables.
 
     That is the critic's name, or its spec if several critics have that name.
     """
@@ -153,7 +153,7 @@ def named_critics(critics: Mapping[str, Critic] | Iterable[str | Critic]) -> dic
 
 def load_critic(spec: str) -> Critic:
     """Load a critic by its name or folder."""
-    # rewardmodels is built on search, so it is looked up by name and only when a critic must be loaded.
+    # rewardmodels depends on search, so it is imported by name, when a critic is loaded.
     critic: Critic = import_module("rewardmodels").load_critic(spec)
     return critic
 
@@ -282,7 +282,7 @@ def _measure_in_processes(
 
 
 def drain(run: Iterator[Plan], take: Callable[[Plan], None]) -> BaseException | None:
-    """Take every plan of a run; after Ctrl-C or an error the finished ones. Return what ended it early."""
+    """Take every plan of a run, or after Ctrl-C or an error every finished one; return what ended it early."""
     stop: BaseException | None = None
     while True:
         try:
@@ -290,7 +290,7 @@ def drain(run: Iterator[Plan], take: Callable[[Plan], None]) -> BaseException | 
                 take(plan)
             return stop
         except (KeyboardInterrupt, MASGymError) as error:
-            # The run still hands out what had finished.
+            # The run still yields the plans that had finished.
             stop = stop or error
 
 
@@ -387,10 +387,10 @@ class Calibrated(NamedTuple):
 
 
 def calibrate(arm: Arm, bench: Bench, match: Match, problems: Sequence[Problem]) -> tuple[Arm, Calibrated]:
-    """Return an arm whose planner has the size that comes nearest to a cost.
+    """Return an arm whose planner has the size with the closest cost.
 
     The size is the planner's first setting that is a whole number, such as the number of
-    passes or simulations. Sizes are chosen by what searches cost, never by whether they are right.
+    passes or simulations. Sizes are chosen by cost alone, never by correctness.
 
     Args:
         arm: The arm.

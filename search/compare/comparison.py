@@ -50,7 +50,7 @@ class Comparison:
 
     Attributes:
         rows: The rows, in the order of planners and critics.
-        outcomes: The single searches behind them.
+        outcomes: The searches behind them.
         baseline: The label of the row that the others are compared with.
         title: The line above the table.
         meta: JSON-able facts about the run.
@@ -112,7 +112,7 @@ class Comparison:
         """Draw accuracy against tokens, with the frontier of the best rows, to a file (png, svg, pdf).
 
         Raises:
-            ConfigError: The name's suffix is of no known format, or no search has ended.
+            ConfigError: The file suffix is not a known format, or no search has ended.
             MissingDependencyError: matplotlib is not installed.
         """
         from search.compare.plots import save_tradeoff
@@ -167,11 +167,11 @@ def compare(
     Each planner that needs a critic runs with every critic; the others run once. A failed search counts as wrong.
 
     Args:
-        planners: Planners or their short forms, or a mapping from names of one's own.
+        planners: Planners or their short forms, or a mapping from your own names.
         problems: A task, or any problems with distinct ids.
         mas: The system, or what `mas_gym.load_mas` takes.
         policy: Writes the messages; by default what the MAS names under ``policies``.
-        critics: Critics or their names, or a mapping from names of one's own.
+        critics: Critics or their names, or a mapping from your own names.
         seeds: Run seeds; accuracies are averaged over them per problem.
         baseline: The row to compare the others with, by its label or its planner; the first by default.
         match: ``"tokens=650"`` or ``"calls=40"``: choose each planner's size, its first setting that is a whole

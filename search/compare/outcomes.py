@@ -34,7 +34,7 @@ class Outcome:
         reward_calls: Critic forwards (RC).
         error: Why the search failed; None if it did not.
         anytime: The anytime curve: tokens spent at each change of the answer, and whether that answer was right.
-        seconds: Wall-clock seconds from start to end, with everything that ran beside it.
+        seconds: Wall-clock seconds from start to end, including time spent on concurrent searches.
     """
 
     planner: str
@@ -72,17 +72,17 @@ class ResultRow:
         critic: Name of the critic, ``""`` for none.
         seeds: Seeds that have outcomes, ascending.
         searches: Searches that ended.
-        hits: ``k`` to Hit@k in ``[0, 1]``, mean and deviation over seeds; empty ranks are left out for methods that
-            return one candidate.
+        hits: ``k`` to Hit@k in ``[0, 1]``, mean and deviation over seeds; only Hit@1 for methods that return one
+            candidate.
         interval: 95% interval of Hit@1.
         tokens: TOK per problem.
         agent_calls: AC per problem.
         reward_calls: RC per problem.
-        seconds: Wall-clock seconds per search; they depend on the machine and on what ran beside.
+        seconds: Wall-clock seconds per search; depends on the machine and on its load.
         failures: Reason to number of failed searches, most frequent first.
         shares: Problem id to the share of its searches that were right.
-        curve: Tokens per problem and Hit@1 if every search had stopped at one budget, for growing budgets; empty for
-            methods whose answer never changes.
+        curve: Tokens per problem and Hit@1 if every search had stopped at the same budget, for increasing budgets;
+            empty for methods whose answer never changes.
     """
 
     planner: str
@@ -143,7 +143,7 @@ def differences(rows: Sequence[ResultRow], baseline: str = "") -> list[tuple[Res
         For each other row: the row, the baseline, and the difference row - baseline.
 
     Raises:
-        ConfigError: No row, or more than one, is called so.
+        ConfigError: No row has that name, or several do.
     """
     first = find_row(rows, baseline)
     return [
@@ -157,7 +157,7 @@ def find_row(rows: Sequence[ResultRow], name: str = "") -> ResultRow:
     """Return the row with a label, or the only row of a planner; the first row without a name.
 
     Raises:
-        ConfigError: No row, or more than one, is called so.
+        ConfigError: No row has that name, or several do.
     """
     if not name:
         return rows[0]
@@ -197,7 +197,7 @@ def _row(planner: str, critic: str, group: list[Outcome]) -> ResultRow:
 
 
 def _curve(group: list[Outcome]) -> tuple[tuple[float, float], ...]:
-    """Average the anytime answers at growing token budgets, from where nearly all searches have an answer."""
+    """Average the anytime answers at increasing token budgets, starting where nearly all searches have an answer."""
     changing = [outcome for outcome in group if outcome.anytime]
     if not changing or len(changing) < _ANSWERED * len(group) or max(len(o.anytime) for o in changing) < 2:
         return ()

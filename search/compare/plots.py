@@ -1,4 +1,4 @@
-"""Accuracy against cost as a picture, like the paper's first figure."""
+"""Accuracy against cost, plotted as in the paper's first figure."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def tradeoff_figure(rows: Sequence[ResultRow], title: str = "") -> Figure:
     """Draw Hit@1 with its 95% interval against generated tokens per problem; colour is critic, marker search method.
 
     A line that ends in a marker shows what that search would have reached with fewer tokens. The dotted line is the
-    frontier: the rows that no other row beats with as few tokens.
+    frontier: the rows that no other row beats at the same cost or less.
 
     Args:
-        rows: From `mas_gym.report.summarise`.
-        title: Heading of the picture.
+        rows: From `search.compare.summarise`.
+        title: Title of the figure.
 
     Raises:
-        ConfigError: No row has a search that ended.
+        ConfigError: No row has a finished search.
         MissingDependencyError: matplotlib is not installed.
     """
     make = figure_class()
@@ -106,7 +106,7 @@ def _draw_row(axes: Any, row: ResultRow, colour: str, marker: str) -> None:
         axes.plot(spent, [100 * hit for hit in hits], color=colour, linewidth=1.4, alpha=0.55, zorder=2)
     hit = 100 * row.hits[1].mean
     below, above = (abs(100 * end - hit) for end in row.interval)
-    # Broad pale bars stay readable where methods of one budget share a place on the axis.
+    # Wide, pale bars stay readable when methods with equal budgets overlap.
     axes.errorbar(row.tokens.mean, hit, yerr=[[below], [above]], fmt="none", ecolor=colour, elinewidth=3, alpha=0.35)
     axes.plot(row.tokens.mean, hit, marker, color=colour, ms=9, mec="white", mew=1.2, zorder=3)
 

@@ -3,7 +3,7 @@
 The unit is the problem. A run over several seeds asks each problem several
 times, and those answers are not independent, so they are averaged per problem
 first and only the problems are treated as a sample. A failed search counts as a
-wrong answer, so that a configuration cannot gain by failing on what is hard.
+wrong answer, so that failing on hard problems never improves a result.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ def paired_bootstrap(
 ) -> Difference:
     """Return the difference of two accuracies with a paired bootstrap interval over problems.
 
-    Problems are drawn with replacement and both sides keep the same draw, so that what makes a problem hard cancels
+    Problems are drawn with replacement, and both sides use the same draw, so that problem difficulty cancels
     (percentile method of Efron and Tibshirani, 1993, ch. 13; paired as in Koehn, 2004, EMNLP).
 
     Args:
         a: Problem id to the share of its searches that were right.
-        b: The same for the other side; only problems of both are compared.
+        b: The same for the other side; only problems that both have are compared.
         level: Confidence level.
         resamples: Bootstrap samples.
         seed: Seed of the resampling.

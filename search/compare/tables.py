@@ -62,15 +62,15 @@ def cells(row: ResultRow, deviations: bool = True) -> tuple[str, ...]:
 
 
 def results_table(rows: Sequence[ResultRow], title: str = "", width: int = 120) -> RenderableType:
-    """Return the table for a terminal, with as much as its width can hold; the best Hit@1 is in bold.
+    """Return the table for a terminal, fitted to its width; the best Hit@1 is in bold.
 
-    Columns that say nothing in any row are left out. A narrower terminal loses the deviations first, then Hit@3 and
-    Hit@5, then gets one paragraph per row.
+    Columns that are empty in every row are omitted. As the terminal narrows, the deviations go first, then Hit@3
+    and Hit@5, then RC; after that each row becomes a paragraph.
 
     Args:
-        rows: From `mas_gym.report.summarise`.
+        rows: From `search.compare.summarise`.
         title: Line above the table.
-        width: Columns of the terminal.
+        width: Terminal width in characters.
     """
     from rich.console import Console
 
@@ -131,7 +131,7 @@ def _cards(rows: Sequence[ResultRow], title: str) -> RenderableType:
 
 
 def caption(rows: Sequence[ResultRow]) -> str:
-    """Return the sentence that says what the table's figures are."""
+    """Return the sentence that explains the table's figures."""
     sizes = sorted({row.problems for row in rows})
     problems = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
     seeds = sorted({seed for row in rows for seed in row.seeds})
@@ -207,7 +207,7 @@ def to_csv(rows: Sequence[ResultRow]) -> str:
 
 
 def to_latex(rows: Sequence[ResultRow], title: str = "") -> str:
-    """Return the table in LaTeX, with rules of the package booktabs; the best Hit@1 is in bold."""
+    """Return the table in LaTeX, with booktabs rules; the best Hit@1 is in bold."""
     shown = [i for i in range(len(COLUMNS)) if any(cells(row)[i] != _DASH for row in rows)]
     best = max((row.hits[1].mean for row in rows), default=0.0)
     lines = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{''.join('l' if i < 2 else 'r' for i in shown)}}}"]
@@ -261,7 +261,7 @@ def to_json(rows: Sequence[ResultRow], meta: Mapping[str, Any] | None = None, ba
     """Return rows, per-problem shares and differences as one JSON document of schema `SCHEMA`.
 
     Args:
-        rows: From `mas_gym.report.summarise`.
+        rows: From `search.compare.summarise`.
         meta: JSON-able facts about the run: task, MAS, policy, versions.
         baseline: The row that the others are compared with; the first by default.
     """

@@ -86,7 +86,7 @@ class _Growth:
             self.squares[node] += value * value
 
     def _sample(self, path: list[int]) -> Steps:
-        """Go to the child that a fresh message leads to, which may be one that is there already."""
+        """Extend the path by the child that a new message leads to, which may already exist."""
         tree, parent = self.tree, path[-1]
         [[proposal]] = yield [Propose(tree.states[parent], 1)]
         child = child_of(tree, self.model, parent, proposal)
@@ -96,7 +96,7 @@ class _Growth:
         path.append(child)
 
     def _choose(self, node: int) -> int | None:
-        """Return the child whose sampled mean is largest; None when a new message's is, or there is no child."""
+        """Return the child with the largest sampled mean; None if a new message has it, or there is no child."""
         tree = self.tree
         best, best_sample = None, -math.inf
         children = tree.children(node)

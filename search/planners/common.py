@@ -88,7 +88,7 @@ def child_of(tree: Tree, model: Model, node: int, proposal: Proposal) -> int:
 
 
 def evaluate(tree: Tree, nodes: Sequence[int]) -> Steps:
-    """Ask the critic for the values of nodes and write them into the tree."""
+    """Request the critic's values of nodes and write them into the tree."""
     if nodes:
         [values] = yield [Evaluate([tree.states[node] for node in nodes])]
         for node, value in zip(nodes, values, strict=True):

@@ -4,10 +4,10 @@
 paper's loop and `Search.select` is Eq. 1. `ParallelSearch` runs several simulations of one
 tree at once.
 
-In the code, as in the paper: ``N`` visits and ``W`` total value of a child, that is of the
+Notation, as in the paper: ``N`` visits and ``W`` total value of a child, that is of the
 edge that leads to it, ``V`` the critic's value of a state, ``D`` the scheduled depth.
 
-Where the paper leaves a choice open:
+Choices that the paper leaves open:
 
 * Eq. 1 ranks children with N > 0. Children with N = 0, which exist only without virtual
   visits, are tried first, in sample order. Among equals the oldest child wins.
@@ -283,7 +283,7 @@ class Search:
         return tree.values[node]
 
     def score(self, path: list[int]) -> Steps:
-        """Ask for the value of the terminal state at the end of ``path``."""
+        """Request the value of the terminal state at the end of ``path``."""
         tree, node = self.tree, path[-1]
         if self.kind == "reward":
             [[tree.values[node]]] = yield [Reward([tree.states[node]])]
@@ -308,7 +308,7 @@ class Search:
     def note(self) -> None:
         """Add a point to the anytime curve if the answer has changed since the last one.
 
-        Call it before spending more, when all simulations at the present cost are done, and at the end.
+        Call it before spending more, once all simulations at the current cost are done, and at the end.
         """
         if not self.calls:
             return
@@ -319,7 +319,7 @@ class Search:
             self.curve.append(anytime_point(self.tree, self.calls, self.tokens, node))
 
     def complete(self) -> Steps:
-        """Bring the greedy path to its end with single messages, if the tree has no scored terminal state."""
+        """Complete the greedy path with single messages if the tree has no scored terminal state."""
         if self.leads[0]:
             return
         self.note()
