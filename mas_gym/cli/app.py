@@ -20,7 +20,7 @@ _USAGE_ERROR: Any = typer.BadParameter.__base__
 
 
 class _Front(TyperGroup):
-    """Shows errors that users can fix as one panel and exits with code 2."""
+    """Shows an error that the user can fix in one panel and exits with code 2."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         """Parse the command line."""
@@ -39,13 +39,13 @@ class _Front(TyperGroup):
         except OSError as error:
             if ctx.params.get("debug") or error.errno in (None, errno.EPIPE):
                 raise
-            console.show_error(f"{error.filename or 'the system'}: {error.strerror}; choose another path or fix it")
+            console.show_error(f"{error.filename or 'the system'}: {error.strerror}; fix or change the path")
         raise typer.Exit(2)
 
 
 @contextlib.contextmanager
 def _escaped_usage() -> Iterator[None]:
-    """Escape what the parser repeats of a wrong command line, because it prints without our console."""
+    """Escape the user's input in usage errors, which typer prints without our console."""
     try:
         yield
     except _USAGE_ERROR as error:

@@ -35,7 +35,7 @@ _SHORTEST_LABEL = 8
 
 
 def stdout() -> Console:
-    """Return the console for results; a pipe gets a width that keeps tables whole."""
+    """Return the console for results; in a pipe it is wide enough for whole tables."""
     return _console(stderr=False)
 
 
@@ -53,16 +53,16 @@ def _console(stderr: bool) -> Console:
 
 @functools.cache
 def _safe_console() -> type[Console]:
-    """Return the class of consoles; made on demand, because importing rich takes longer than ``--version`` should."""
+    """Return the console class; defined on demand, because importing rich would slow down ``--version``."""
     from rich.console import Console
     from rich.segment import Segment
     from rich.text import Text
 
     class SafeConsole(Console):
-        """Shows control characters instead of sending them to the terminal."""
+        """Prints control characters as escapes instead of sending them to the terminal."""
 
         def render(self, renderable: Any, options: Any = None) -> Any:
-            # Text is escaped before it is laid out, so that it wraps where it should.
+            # Text is escaped before layout, so that lines wrap at the right width.
             if isinstance(renderable, str):
                 renderable = printable(renderable)
             elif isinstance(renderable, Text):
@@ -117,7 +117,7 @@ class _Formatter(logging.Formatter):
 
 
 def log_handler(level: int) -> logging.Handler:
-    """Return a handler that prints escaped records from a level on to stderr."""
+    """Return a handler that prints escaped records of at least ``level`` to stderr."""
     handler = logging.StreamHandler()
     handler.setLevel(level)
     handler.setFormatter(_Formatter("%(levelname)s:%(name)s:%(message)s"))
@@ -125,7 +125,7 @@ def log_handler(level: int) -> logging.Handler:
 
 
 def escape_logs_and_warnings() -> None:
-    """Escape what Python prints by itself: warnings, and log records that no handler takes."""
+    """Escape what Python itself prints: warnings, and log records without a handler."""
     logging.lastResort = log_handler(logging.WARNING)
     plain = warnings.formatwarning
     warnings.formatwarning = lambda *parts, **more: printable(plain(*parts, **more))

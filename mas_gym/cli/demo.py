@@ -1,4 +1,4 @@
-"""``mas-gym demo``: the paper's comparison in miniature, with the embedded agents, on a laptop and offline."""
+"""``mas-gym demo``: a small version of the paper's comparison with the embedded agents, on a laptop and offline."""
 
 from __future__ import annotations
 
@@ -22,33 +22,34 @@ if TYPE_CHECKING:
     from search.compare import Arm, Bench, Outcome
 
 MASPRM, ORM = "tiny-masprm", "tiny-orm"
-"""The critics that are shipped for the embedded agents."""
+"""The shipped critics for the embedded agents."""
 
 FULL_SEEDS, FULL_PROBLEMS = (14, 24, 42), 500
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder for the table, the picture and the page.")] = Path("demo"),
-    number: Annotated[int | None, typer.Option("-n", "--number", min=1, help="Problems.  [default: 200]")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for table, plot and tree page.")] = Path("demo"),
+    number: Annotated[int | None, typer.Option("-n", "--number", min=1, help="Problems; by default 200.")] = None,
     critic: Annotated[
         list[str] | None, typer.Option("--critic", help="Critics to compare instead of the shipped ones. Repeatable.")
     ] = None,
     from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Make rollouts and train MASPRM and ORM first, into --out.")
+        bool, typer.Option("--from-scratch", help="First generate rollouts and train MASPRM and ORM in --out.")
     ] = False,
     number_of_trees: Annotated[
-        int, typer.Option("--trees", min=2, help="Training searches, with --from-scratch.")
+        int, typer.Option("--trees", min=2, help="Number of training searches with --from-scratch.")
     ] = 600,
     full: Annotated[
-        bool, typer.Option("--full", help="From scratch, 500 problems, three seeds, then the paper's other tables.")
+        bool,
+        typer.Option("--full", help="From scratch: 500 problems, three seeds, then the paper's other tables."),
     ] = False,
     seed: opt.Seed = 42,
     concurrency: opt.Concurrency = 64,
     workers: opt.WorkerCount = None,
 ) -> None:
-    """Let tiny agents solve word problems with the paper's search methods and critics: table, picture, tree to walk.
+    """Compare the paper's planners and critics on word problems with tiny agents: a table, a plot and a search tree.
 
-    Needs no GPU, no key and no network. Stopped and started again, it goes on where it was.
+    Needs no GPU, API key or network. An interrupted demo resumes when started again.
     """
     import mas_gym
     from search.compare.bench import PAPER_PLANNERS, Bench, named_critics, named_planners, pair
@@ -62,11 +63,11 @@ def demo(
     arms = pair(named_planners(PAPER_PLANNERS), named_critics([opt.LIKELIHOOD, *specs]))
     bench = replace(bench, workers=opt.read_workers(workers, "tiny", arms, len(task)))
     note(f"{len(task)} Arithmetic problems, four tiny agents (RPSV), {len(arms)} rows; results in {out}/")
-    telling = _Telling(arms)
+    trees_seen = _BestTree(arms)
     outcomes: list[Outcome] = []
     stop: BaseException | None = None
     for one in seeds:
-        more, stop = measure(arms, replace(bench, seeds=[one]), partial(telling.look, seed=one))
+        more, stop = measure(arms, replace(bench, seeds=[one]), partial(trees_seen.look, seed=one))
         outcomes += more
         if stop is not None:
             break
@@ -76,7 +77,7 @@ def demo(
         show(outcomes, title, files, {"command": "demo", "seeds": list(seeds), "critics": list(specs)})
     except MissingDependencyError as error:
         note(str(error), "yellow")
-    if (best := telling.best()) is not None:
+    if (best := trees_seen.best()) is not None:
         arm, plan, of = best
         write_page(plan, replace(bench, seeds=[of]), arm, out / "tree.html", graded=True)
     if stop is not None:
@@ -87,16 +88,16 @@ def demo(
 
 
 def _shipped() -> list[str]:
-    """Return the shipped critics, and say that they are."""
+    """Return the shipped critics, with a note that they are shipped."""
     note(
-        f"Critics: {ORM} and {MASPRM}, shipped with this package, which have learned from training problems; "
-        "--from-scratch trains them here, --critic compares others."
+        f"Critics: {ORM} and {MASPRM}, shipped with this package and trained on training problems; "
+        "--from-scratch trains new ones, --critic compares others."
     )
     return [ORM, MASPRM]
 
 
 def _train(bench: Bench, out: Path, number: int) -> list[str]:
-    """Make rollouts and train both critics; what is already there is kept."""
+    """Generate rollouts and train both critics; existing results are kept."""
     import mas_gym
     from rewardmodels.training.recipe import ROLLOUTS, grow, teach, trees
 
@@ -118,7 +119,7 @@ def _train(bench: Bench, out: Path, number: int) -> list[str]:
 
 
 def _tables(out: Path, critics: Sequence[str], problems: int, number: int) -> None:
-    """Run the paper's other tables, which live beside the package in a checkout."""
+    """Run the scripts of the paper's other tables, which only a source checkout has."""
     import subprocess
 
     import mas_gym
@@ -133,11 +134,11 @@ def _tables(out: Path, critics: Sequence[str], problems: int, number: int) -> No
     made = ["--orm", orm, "--masprm", masprm, "--rollouts", str((out / "rollouts.db").resolve())]
     done = subprocess.run([*command, *made], cwd=checkout, check=False)
     if done.returncode:
-        note("The paper's tables were not finished; the same command goes on from there.", "yellow")
+        note("The paper's tables were not finished; repeat the command to resume.", "yellow")
         raise typer.Exit(done.returncode)
 
 
-class _Telling:
+class _BestTree:
     """Picks the tree worth showing: right where the single pass was wrong, with right and wrong leaves, and large.
 
     The choice does not depend on the order in which searches end.
@@ -146,7 +147,7 @@ class _Telling:
     def __init__(self, arms: Sequence[Arm]) -> None:
         self._places = {arm.label: place for place, arm in enumerate(arms)}
         self._single: dict[str, bool] = {}
-        # By problem and whether it is right: the best tree, with its rank among them.
+        # The best tree and its rank, by problem and whether its answer is right.
         self._found: dict[tuple[str, bool], tuple[tuple[bool, bool, int, int], tuple[Arm, Plan, int]]] = {}
 
     def look(self, arm: Arm, plan: Plan, seed: int) -> None:
@@ -179,7 +180,7 @@ def _next(out: Path, trained: bool) -> None:
     from rich.text import Text
 
     lines = [
-        f"Open {out / 'tree.html'} in a browser to walk a search tree; {out / 'accuracy-tokens.png'} has the picture.",
+        f"Open {out / 'tree.html'} in a browser to explore a search tree; the plot is {out / 'accuracy-tokens.png'}.",
         "Next: mas-gym solve --task arithmetic --tree tree.html, or mas-gym eval --help",
     ]
     if trained:

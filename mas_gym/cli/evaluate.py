@@ -1,4 +1,4 @@
-"""``mas-gym eval``: several planners and critics on the problems of one task, to a table with intervals."""
+"""``mas-gym eval``: planners and critics compared on one task, in a table with intervals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Files(NamedTuple):
-    """Where to write the table, beside the terminal."""
+    """Files to write the table to, in addition to the terminal."""
 
     json: Path | None = None
     csv: Path | None = None
@@ -36,14 +36,15 @@ class Files(NamedTuple):
     latex: Path | None = None
 
 
-JSONFile = Annotated[Path | None, typer.Option("--json", help="Write rows, intervals and differences.")]
-CSVFile = Annotated[Path | None, typer.Option("--csv", help="Write the rows.")]
-PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw accuracy against tokens (png, svg, pdf).")]
+JSONFile = Annotated[Path | None, typer.Option("--json", help="Write rows, intervals and differences as JSON.")]
+CSVFile = Annotated[Path | None, typer.Option("--csv", help="Write the rows as CSV.")]
+PlotFile = Annotated[Path | None, typer.Option("--plot", help="Plot accuracy against tokens (png, svg, pdf).")]
 MarkdownFile = Annotated[Path | None, typer.Option("--markdown", help="Write the table as Markdown.")]
-LatexFile = Annotated[Path | None, typer.Option("--latex", help="Write the table in LaTeX.")]
-BaselineName = Annotated[str, typer.Option("--baseline", help="The row to compare with; by default the first.")]
+LatexFile = Annotated[Path | None, typer.Option("--latex", help="Write the table as LaTeX.")]
+BaselineName = Annotated[str, typer.Option("--baseline", help="Row to compare the others with; by default the first.")]
 MatchedCost = Annotated[
-    str | None, typer.Option("--match", help="tokens=N or calls=N: size planners on dev problems to spend so much.")
+    str | None,
+    typer.Option("--match", help="tokens=N or calls=N: size planners on dev problems to this cost."),
 ]
 
 
@@ -56,7 +57,7 @@ def evaluate(
     policy: opt.PolicyName = None,
     critic: opt.CriticNames = None,
     planner: opt.PlannerNames = None,
-    seeds: Annotated[str, typer.Option("--seeds", help="Run seeds, with commas.")] = "42",
+    seeds: Annotated[str, typer.Option("--seeds", help="Run seeds, separated by commas.")] = "42",
     concurrency: opt.Concurrency = 64,
     store: opt.Store = None,
     budget: opt.SearchBudget = None,
@@ -121,7 +122,7 @@ def _workers(wanted: int | None, alone: Mapping[str, object], read: Callable[[],
 
 
 def _resize(arms: Sequence[Arm], bench: Bench, target: Match, dev: Task) -> list[Arm]:
-    """Give each planner the size that spends the target on dev problems, and print what it is."""
+    """Set each planner's size so that it spends the target cost on dev problems, and print the sizes."""
     from search.compare import matched
     from search.compare.comparison import CALIBRATION_PROBLEMS
 
@@ -141,7 +142,7 @@ def _check_baseline(arms: Sequence[Arm], name: str) -> None:
 def engines(
     spec: PolicySpec, cache: Path | None, fleet: Fleet | None
 ) -> tuple[Policy | AsyncPolicy | None, Remote | None]:
-    """Load the policy here, or say how a fleet's actors load it."""
+    """Load the policy in this process, or describe how a fleet's actors load it."""
     if fleet is None:
         return opt.read_policy(spec, cache), None
     from search.compare import Remote
@@ -151,14 +152,14 @@ def engines(
 
 
 def pair_arms(planners: Sequence[str], critics: Sequence[str] | None = None) -> list[Arm]:
-    """Pair planners with the critics that they take; pairs that cannot work are left out with a remark.
+    """Pair planners with the critics that they take; incompatible pairs are skipped with a note.
 
     Args:
         planners: Short forms.
         critics: Names or folders; policy likelihood by default.
 
     Raises:
-        ConfigError: No pair is left, or no planner takes a critic although one is named.
+        ConfigError: No pair is left, or a critic is named but no planner takes one.
     """
     from search.compare.bench import named_critics, named_planners, pair
     from search.protocol import needs_critic
@@ -181,9 +182,9 @@ def measure(
 
     Args:
         arms: The rows.
-        bench: What they have in common.
-        look: Is called with every plan.
-        watch: Is called with every progress update.
+        bench: The setup shared by all rows.
+        look: Called with every plan.
+        watch: Called with every progress update.
     """
     from search.compare.bench import measure as measure_arms
 
@@ -204,7 +205,7 @@ def measure(
 
 
 def note_stopped(stopped: Mapping[str, str]) -> None:
-    """Say which runs met their budget."""
+    """Report the runs that reached their budget."""
     for label, reason in stopped.items():
         note(f"{one_line(label)}: {one_line(reason)}; only what ended before it counts", "yellow")
 
@@ -213,8 +214,8 @@ def end_early(stop: BaseException, remark: str) -> NoReturn:
     """End a command whose run was cut short.
 
     Args:
-        stop: What ended it, Ctrl-C or an error.
-        remark: What is kept, and how to go on.
+        stop: What ended the run: Ctrl-C or an error.
+        remark: What was kept, and how to resume.
     """
     if isinstance(stop, KeyboardInterrupt):
         note(f"Interrupted: {remark}.", "yellow")
@@ -228,7 +229,7 @@ def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[st
     from search.compare import Comparison, summarise
 
     rows = tuple(summarise(outcomes))
-    # A run cut short may not have the baseline's row.
+    # An interrupted run may lack the baseline's row.
     baseline = baseline if any(baseline in (row.label, row.planner) for row in rows) else ""
     table = Comparison(rows, tuple(outcomes), baseline, title, meta)
     console = stdout()

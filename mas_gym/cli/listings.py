@@ -1,4 +1,4 @@
-"""``mas-gym envs``, ``tasks``, ``planners``, ``critics`` and ``policies``: what can be named, with its settings."""
+"""``mas-gym envs``, ``tasks``, ``planners``, ``critics`` and ``policies``: the registered names and their settings."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class Entry(NamedTuple):
-    """Something that can be named.
+    """A registered name.
 
     Attributes:
         name: Its name.
-        summary: One line on what it is.
-        settings: Its settings in order, as ``name=default``, or ``name`` where one is required.
+        summary: One line of description.
+        settings: Its settings in order, as ``name=default``, or ``name`` if required.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Entry(NamedTuple):
 
 
 def envs(json: AsJSON = False) -> None:
-    """List the registered environments: task, MAS, agents, the data that each needs, and whether it is here."""
+    """List the registered environments: task, MAS, agents, required data and whether it is available here."""
     rows = [_env_row(spec) for spec in registered().values()]
     if json:
         typer.echo(jsonlib.dumps(rows, indent=2))
@@ -53,12 +53,12 @@ def envs(json: AsJSON = False) -> None:
     console = stdout()
     console.print(table)
     if any(not row["available"] for row in rows):
-        lines = 'Data that is not here: give a file, gym.make(ID, data="test.jsonl") or --data FILE; or go online once.'
+        lines = 'For missing data, give a file with gym.make(ID, data="test.jsonl") or --data FILE, or go online once.'
         console.print(Text(lines, style="dim"))
 
 
 def planners(json: AsJSON = False) -> None:
-    """List the planners that --planner takes, with their settings in order."""
+    """List the planners for --planner, with their settings in order."""
     from search.registry import planner_makers
 
     made = (_entry(name, make) for name, make in planner_makers().items())
@@ -66,7 +66,7 @@ def planners(json: AsJSON = False) -> None:
 
 
 def critics(json: AsJSON = False) -> None:
-    """List the critics that --critic takes beside folders saved by training."""
+    """List the critics for --critic, in addition to trained folders."""
     from rewardmodels.critics import critic_makers
 
     made = (_entry(name, make) for name, make in sorted(critic_makers().items()))
@@ -79,7 +79,7 @@ def critics(json: AsJSON = False) -> None:
 
 
 def policies(json: AsJSON = False) -> None:
-    """List the policies that --policy takes, with their options."""
+    """List the policies for --policy, with their options."""
     from mas_gym.policies.registry import policy_makers
 
     made = (_entry(name, make) for name, make in policy_makers().items())
@@ -92,7 +92,7 @@ def policies(json: AsJSON = False) -> None:
 
 
 def tasks(json: AsJSON = False) -> None:
-    """List the tasks that --task takes, with their options."""
+    """List the tasks for --task, with their options."""
     from mas_gym.tasks.loading import BENCHMARKS, TASK_NAMES, _procedural
 
     made = [
@@ -154,7 +154,7 @@ def _env_row(spec: EnvSpec) -> dict[str, Any]:
 
 
 def _data(task: str, given: Any) -> tuple[str, bool]:
-    """Return what data a task needs, and whether it is there without a network."""
+    """Return the data that a task needs, and whether it is available offline."""
     from pathlib import Path
 
     from mas_gym.tasks.loading import BENCHMARKS

@@ -1,4 +1,4 @@
-"""``mas-gym play``: a person plays one agent, or all, in a terminal or through a pipe."""
+"""``mas-gym play``: play one agent, or all of them, in a terminal or through a pipe."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ EVERYONE = "all"
 
 
 class _Gone(Exception):
-    """The input has ended."""
+    """The input ended."""
 
 
 def play(
     env_id: Annotated[str, typer.Argument(metavar="ENV-ID", help="A registered id, such as MAS-Arithmetic-v0.")],
-    agent: Annotated[str, typer.Option("--agent", help="The agent that you play; 'all' for every agent.")] = EVERYONE,
+    agent: Annotated[str, typer.Option("--agent", help="Agent to play; 'all' for every agent.")] = EVERYONE,
     policy: Annotated[str, typer.Option("--policy", help="Policy of the other agents.")] = "tiny",
     problem_id: Annotated[
-        str | None, typer.Option("--problem-id", help="The problem; by default drawn with --seed.")
+        str | None, typer.Option("--problem-id", help="Problem; by default drawn with --seed.")
     ] = None,
     seed: opt.Seed = 42,
     data: opt.Data = None,
@@ -214,7 +214,7 @@ def _sample(env: MASEnv, observation: dict[str, Any], policy: Policy | AsyncPoli
 
 
 def answer(policy: Policy | AsyncPolicy, request: SamplingRequest) -> str:
-    """Return the one message that a policy gives to a request."""
+    """Return the policy's message for a request with one seed."""
     from mas_gym.policies import AsyncPolicy
 
     if isinstance(policy, AsyncPolicy):

@@ -1,4 +1,4 @@
-"""``mas-gym serve``: an OpenAI-compatible endpoint whose answers are found by search."""
+"""``mas-gym serve``: an OpenAI-compatible endpoint that answers by search."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def serve(
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535)] = 8080,
     model: Annotated[str, typer.Option("--model", help="Model name that clients ask for.")] = "mas-gym",
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Searches at work at once.")] = 32,
-    queue: Annotated[int, typer.Option("--queue", min=0, help="Searches that may wait; more get status 429.")] = 256,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Maximum concurrent searches.")] = 32,
+    queue: Annotated[int, typer.Option("--queue", min=0, help="Maximum waiting searches; more get status 429.")] = 256,
     seconds: Annotated[
         float | None, typer.Option("--seconds", help="Time limit per search; it then returns its best so far.")
     ] = None,
@@ -46,7 +46,7 @@ def serve(
     ] = "MAS_GYM_SERVE_KEY",
     log_json: opt.LogJSON = None,
 ) -> None:
-    """Answer OpenAI chat requests by search; any chat client works against it unchanged."""
+    """Answer OpenAI chat requests by search; any OpenAI client works unchanged."""
     import mas_gym
     from search import Budget
     from search.protocol import needs_critic
@@ -88,11 +88,11 @@ def _web() -> tuple[Any, Any, Any]:
 
 
 def _key(variable: str, host: str) -> str | None:
-    """Return the API key; demand one where other machines can connect."""
+    """Return the API key; require one if other machines can connect."""
     key = os.environ.get(variable) or None
     if key is None and not is_loopback(host):
         raise ConfigError(
-            f"--host {host}: expected an API key where other machines can reach the service; set one with "
+            f"--host {host}: expected an API key because other machines can reach the service; set one with "
             f"export {variable}=..., or leave out --host"
         )
     return key

@@ -1,4 +1,4 @@
-"""``mas-gym solve``: one question, one search, the chosen transcript and what it cost."""
+"""``mas-gym solve``: search one question and print the chosen transcript, the answer and the cost."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _LONGEST = 20_000
 
 
 def solve(
-    question: Annotated[str | None, typer.Argument(help="The question; '-' reads it from standard input.")] = None,
+    question: Annotated[str | None, typer.Argument(help="Question; '-' reads it from standard input.")] = None,
     planner: opt.PlannerName = "mcts:10,3",
     policy: opt.PolicyName = None,
     cache: opt.Cache = None,
     critic: opt.CriticName = None,
     mas: opt.MASName = "rpsv",
     seed: opt.Seed = 42,
-    tree: Annotated[Path | None, typer.Option("--tree", help="Write the search tree as a page to walk in.")] = None,
+    tree: Annotated[Path | None, typer.Option("--tree", help="Write the search tree as an HTML page.")] = None,
     kind: opt.AnswerKind = "number",
     task: Annotated[str | None, typer.Option("--task", help="Solve a problem of this task instead.")] = None,
-    problem_id: Annotated[str | None, typer.Option("--problem-id", help="Which problem; by default the first.")] = None,
+    problem_id: Annotated[str | None, typer.Option("--problem-id", help="Its problem; by default the first.")] = None,
     data: opt.Data = None,
     split: opt.Split = "test",
     option: opt.TaskOptions = None,
@@ -128,7 +128,7 @@ def _cost(plan: Plan) -> str:
 
 
 def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, graded: bool) -> None:
-    """Write a plan's search tree as a page, and note the file, or why there is none."""
+    """Write a plan's search tree as a page; print the file, or why there is none."""
     from mas_gym.report import write_tree_page
 
     if plan.tree is None:
@@ -148,7 +148,7 @@ def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, graded: bool) -> 
 
 
 def shortened(text: str) -> str:
-    """Return at most the first 20,000 characters of a message, saying how many more there are."""
+    """Return the first 20,000 characters of a message, and how many were cut."""
     more = len(text) - _LONGEST
     return text[:_LONGEST] + (f" ... ({more:,} more characters)" if more > 0 else "")
 
@@ -159,12 +159,12 @@ def names(mas: MAS, recipients: tuple[int, ...]) -> str:
 
 
 def message_panel(mas: MAS, speaker: int, recipients: tuple[int, ...], text: str, remark: str = "") -> RenderableType:
-    """Return one message in a box whose colour is its speaker's.
+    """Return one message in a box with its speaker's colour.
 
     Args:
         mas: The system.
         speaker: Node index; -1 for the question node.
-        recipients: Nodes that it reached.
+        recipients: Nodes that received it.
         text: The message.
         remark: Text at the lower edge.
     """
@@ -212,8 +212,8 @@ def tree_view(plan: Plan, mas: MAS, facts: Mapping[str, str], reference: str | N
     Args:
         plan: The plan of a planner that keeps its tree.
         mas: The system that was searched.
-        facts: Facts for the head of the page, beside the usage.
-        reference: The right answer, for problems that have one.
+        facts: Facts for the head of the page, in addition to the usage.
+        reference: The reference answer; None if the problem has none.
     """
     assert plan.tree is not None
     nodes = list(plan.tree)

@@ -1,4 +1,4 @@
-"""``mas-gym status``: what a run store holds."""
+"""``mas-gym status``: the runs of a store."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class _Figures(NamedTuple):
     Attributes:
         right: Searches with the right answer.
         reasons: Number of failed searches by reason.
-        sound: Usage of those that did not fail.
-        tokens: Generated tokens of all.
+        sound: Usage of the searches that did not fail.
+        tokens: Generated tokens of all searches.
         active: Seconds in which at least one search was running.
         last: When the last search ended, in Unix time; None if none has.
     """
@@ -45,7 +45,7 @@ class _Figures(NamedTuple):
     last: float | None
 
 
-def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="A store that --store wrote.")]) -> None:
+def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store written with --store.")]) -> None:
     """Show the runs of a store: progress, speed, accuracy, cost, and why searches failed."""
     from rich.text import Text
 
@@ -55,7 +55,7 @@ def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="A stor
         found = [(run, _figures(opened, run)) for run in opened.runs()]
     console = stdout()
     if not found:
-        console.print(Text(f"{store} holds no run yet."))
+        console.print(Text(f"{store} has no runs yet."))
         return
     paid = any("money" in run.facts for run, _ in found)
     console.print(_table(_RESULTS, 3, ((run, _results(run, figures)) for run, figures in found)))
@@ -88,7 +88,7 @@ def _figures(store: Store, run: RunInfo) -> _Figures:
 
 
 def _covered(spans: Sequence[tuple[float, float]]) -> float:
-    """Return the length of the union of spans, which come in order of their starts."""
+    """Return the length of the union of spans, given in order of their starts."""
     total, reached = 0.0, float("-inf")
     for start, end in spans:
         total += max(0.0, end - max(start, reached))

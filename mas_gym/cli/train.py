@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Train a reward model on search trees.", rich_markup_mode="rich")
 
 Stores = Annotated[list[Path], typer.Option("--store", help="Store with training trees. Repeatable, to mix tasks.")]
-Out = Annotated[Path, typer.Option("--out", help="Folder of the critic; the same command resumes in it.")]
-Base = Annotated[str, typer.Option("--base", help="tiny, or the folder or hub id of a decoder.")]
-View = Annotated[str, typer.Option("--view", help="What the critic reads: full transcript, or local view.")]
-Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; by default a GPU if there is one.")]
+Out = Annotated[Path, typer.Option("--out", help="Folder for the critic; repeat the command to resume.")]
+Base = Annotated[str, typer.Option("--base", help="Base model: tiny, or the folder or hub id of a decoder.")]
+View = Annotated[str, typer.Option("--view", help="Input of the critic: full (transcript) or local (view).")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; by default a GPU if available.")]
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", help="Hyper-parameter, such as learning_rate=1e-5. Repeatable.")
+    list[str] | None, typer.Option("--set", help="Hyperparameter, such as learning_rate=1e-5. Repeatable.")
 ]
 
 
@@ -50,7 +50,7 @@ def masprm(
     device: Device = None,
     setting: Sets = None,
 ) -> None:
-    """Train MASPRM, the process reward model of states."""
+    """Train MASPRM, the process reward model, which scores every state."""
     _train("masprm", head, store, out, base, view, device, setting)
 
 
@@ -69,7 +69,7 @@ def orm(
     device: Device = None,
     setting: Sets = None,
 ) -> None:
-    """Train the ORM, the outcome reward model of finished transcripts."""
+    """Train the ORM, the outcome reward model, which scores finished transcripts."""
     _train("orm", head, store, out, base, view, device, setting)
 
 
@@ -122,7 +122,7 @@ def _show(trained: Trained) -> None:
 
 
 class _Harvest:
-    """Counts what the trees hold."""
+    """Counts over the trees of a run."""
 
     def __init__(self) -> None:
         self.trees = self.failed = self.nodes = self.right = self.wrong = self.mixed = 0
@@ -141,16 +141,14 @@ class _Harvest:
 
 
 def rollouts(
-    store: Annotated[
-        Path, typer.Option("--store", help="SQLite file for the trees; the same command resumes from it.")
-    ],
+    store: Annotated[Path, typer.Option("--store", help="SQLite file for the trees; repeat the command to resume.")],
     task: opt.TaskName = "arithmetic",
     data: opt.Data = None,
-    split: Annotated[str, typer.Option("--split", help="train or dev; the test split stays unseen.")] = "train",
+    split: Annotated[str, typer.Option("--split", help="train or dev; the test split must stay unseen.")] = "train",
     number: opt.Number = None,
     mas: opt.MASName = "rpsv",
     policy: opt.PolicyName = None,
-    planner: Annotated[str, typer.Option("--planner", help="A planner that takes the true reward.")] = "mcts:40,3",
+    planner: Annotated[str, typer.Option("--planner", help="Planner that uses the true reward.")] = "mcts:40,3",
     seed: opt.Seed = 42,
     concurrency: opt.Concurrency = 64,
     budget: opt.SearchBudget = None,
@@ -193,7 +191,7 @@ def rollouts(
 
 
 def _reap(arm: Arm, bench: Bench, watch: telemetry.Watch) -> tuple[_Harvest, BaseException | None]:
-    """Make the trees, showing progress; return what they hold and what ended it early."""
+    """Run the searches with progress; return the counts, and what ended the run early if anything did."""
     from search.compare.bench import drain, start
 
     harvest = _Harvest()

@@ -1,4 +1,4 @@
-"""``mas-gym view``: walk the trees of a run store and compare its runs in a browser, served on this machine alone."""
+"""``mas-gym view``: explore the trees of a run store and compare its runs in a browser, on this machine only."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _CONNECTIONS = 64
 
 
 def view(
-    store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="A store that --store wrote.")],
+    store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store written with --store.")],
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")
+        int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1; 0 picks a free one.")
     ] = 8765,
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the browser.")] = True,
 ) -> None:
-    """Walk search trees and compare runs in the browser; Ctrl-C stops it."""
+    """Explore search trees and compare runs in the browser; Ctrl-C stops the server."""
     from search import open_store
 
     open_store(store).close()
@@ -64,7 +64,7 @@ def view(
 
 
 class _Server(ThreadingHTTPServer):
-    """A server with a bounded number of connections, which reports only what is its own fault."""
+    """A server with a bounded number of connections that reports only its own errors."""
 
     daemon_threads = True
     request_queue_size = _CONNECTIONS
@@ -74,21 +74,21 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), partial(_Handler, Pages(store)))
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer on a thread of its own, if there is room for one more."""
+        """Answer on a new thread, or close the connection if there are too many."""
         if self._room.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, then make room."""
+        """Answer, then release the connection's slot."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that leave or fall silent."""
+        """Ignore clients that disconnect or stop sending."""
         error = sys.exception()
         if error is not None and not isinstance(error, OSError):
             show_traceback(error)
@@ -100,7 +100,7 @@ def make_server(store: Path, port: int) -> ThreadingHTTPServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET for the listing and for trees."""
+    """Answers GET requests for the listing and for trees."""
 
     timeout = _IDLE_SECONDS
     # Without a version in a request, the reply would have no status line.
@@ -111,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*rest)
 
     def setup(self) -> None:
-        """Hang up on clients whose request does not arrive as a whole in time, however steadily they send."""
+        """Close connections whose request is not complete in time, even if they keep sending."""
         super().setup()
         self._deadline = threading.Timer(_HEAD_SECONDS, self._hang_up)
         self._deadline.daemon = True
@@ -134,8 +134,8 @@ class _Handler(BaseHTTPRequestHandler):
         super().finish()
 
     def do_GET(self) -> None:
-        """Send a page, or why there is none."""
-        # A page of another site could reach this server under its own name; it must not read the store.
+        """Send a page, or the reason why there is none."""
+        # Another site's page could reach this server through DNS rebinding; it must not read the store.
         refusal = foreign(self.headers.get("Host"), self.headers.get("Origin"))
         if refusal is not None:
             self._send(403, _error_page(refusal))
@@ -169,10 +169,10 @@ def _error_page(message: str) -> str:
 
 
 class Pages:
-    """The pages of a store. How its searches ended is read once per run, and again only for runs that have changed."""
+    """The pages of a store. Each run's outcomes are read once, and again only when the run has changed."""
 
     def __init__(self, path: Path) -> None:
-        """Read nothing yet."""
+        """Keep the path; nothing is read yet."""
         self._path = path
         self._lock = threading.Lock()
         self._stamp: object = None
@@ -183,8 +183,8 @@ class Pages:
         """Return the page at a place: ``/``, or ``/tree/RUN`` with ``problem`` in the query.
 
         Raises:
-            ConfigError: There is no such place.
-            MASGymError: The run or the problem is not there.
+            ConfigError: There is no such page.
+            MASGymError: There is no such run or problem.
         """
         from search import open_store
 
@@ -199,10 +199,10 @@ class Pages:
         raise ConfigError(f"expected / or /tree/RUN?problem=ID, got {place[:80]!r}")
 
     def _listing(self) -> tuple[list[Column], list[str], int]:
-        """Return the runs that are read, what is damaged, and how many runs are unread for want of time."""
+        """Return the runs read so far, damage found, and the number of runs not read yet for lack of time."""
         from search import open_store
 
-        # One thread reads; those that ask meanwhile get what it has read.
+        # One thread reads at a time; the others wait, then get its result.
         with self._lock:
             stamp = [(file.stat().st_mtime_ns, file.stat().st_size) for file in self._files()]
             unread = 0

@@ -1,6 +1,6 @@
-"""Pictures and pages of finished searches: curves, matrices, and a page on which a search tree can be walked.
+"""Plots and pages of finished searches: curves, matrices, and an HTML page to explore a search tree.
 
-The input is plain data. Tables, intervals and the picture of accuracy against cost are in `search.compare`.
+The input is plain data. Tables, intervals and the plot of accuracy against cost are in `search.compare`.
 """
 
 from mas_gym.report.curves import Series, save_curves, save_matrices

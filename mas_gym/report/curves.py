@@ -1,4 +1,4 @@
-"""Pictures of shares: curves with intervals side by side, and matrices of who was blamed for whose error."""
+"""Plots of shares: curves with intervals, side by side, and blame matrices."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Series(NamedTuple):
     """One curve.
 
     Attributes:
-        name: In the legend.
-        x: Where its points stand.
+        name: Label in the legend.
+        x: Positions of the points.
         y: Shares in ``[0, 1]``.
-        intervals: Low and high end for each point.
+        intervals: Lower and upper bound of each point.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Series(NamedTuple):
 
 
 def save_curves(panels: Mapping[str, Sequence[Series]], x_label: str, path: Path) -> Path:
-    """Draw panels side by side, in per cent over a logarithmic axis; return the path.
+    """Draw panels side by side, in percent over a logarithmic axis; return the path.
 
     Args:
         panels: Label of the vertical axis to curves; a curve keeps its colour in all panels.
@@ -66,7 +66,7 @@ def save_curves(panels: Mapping[str, Sequence[Series]], x_label: str, path: Path
 
 
 def save_matrices(matrices: Mapping[str, Sequence[Sequence[float]]], names: Sequence[str], path: Path) -> Path:
-    """Draw square matrices of shares side by side; each row adds up to one; return the path.
+    """Draw square matrices of shares, whose rows sum to one, side by side; return the path.
 
     Args:
         matrices: Title to rows: for each agent that erred, the share of the blame each agent got.

@@ -1,4 +1,4 @@
-"""The front page of a run store as plain HTML: runs side by side, problem by problem, with a link to every tree."""
+"""The front page of a run store as plain HTML: runs as columns, problems as rows, with a link to every tree."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Column:
     """One run.
 
     Attributes:
-        key: Identifies it in links.
+        key: Identifies the run in links.
         label: Its heading.
         facts: Its figures by name, such as Hit@1.
-        cells: How the search of each problem ended, by problem id.
+        cells: Outcome of each search, by problem id.
     """
 
     key: str
@@ -55,9 +55,9 @@ def listing_page(
         title: Its heading.
         columns: The runs.
         shown: Which problems: one of `SHOWN`.
-        page: Which `PAGE` of them, from 0.
-        faults: What could not be read.
-        unread: Runs that are still to be read; the page then reloads itself.
+        page: Page number, from 0, of `PAGE` problems each.
+        faults: Messages about runs that could not be read.
+        unread: Number of runs not read yet; if positive, the page reloads itself.
     """
     shown = shown if shown in SHOWN else "all"
     problems = _problems(columns, shown)
@@ -94,7 +94,7 @@ def _wanted(cells: Sequence[Cell | None], shown: str) -> bool:
 
 
 def _natural(problem: str) -> list[tuple[int, str]]:
-    # Numbers of thousands of digits are names, which int() would refuse.
+    # int() refuses very long digit strings, so those sort as names.
     return [(int(part), "") if part.isdecimal() and len(part) < 20 else (-1, part) for part in problem.split("/")]
 
 

@@ -1,8 +1,7 @@
-"""A search tree as one HTML file that needs nothing else: no network, no other file, no server.
+"""A search tree as one self-contained HTML file: no network, other files or server needed.
 
-The tree travels as JSON in a data block and is shown as text only, so that what a
-model wrote can never run; a content security policy that names the page's own
-script by its hash forbids everything else.
+The tree is embedded as JSON and shown as text only, so model output can never run as
+code; a content security policy allows only the page's own script, by its hash.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass
 class TreeNodes:
-    """The nodes of a tree as columns of equal length; node 0 is the root, a parent comes before its children.
+    """The nodes of a tree as columns of equal length; node 0 is the root and parents precede their children.
 
     Attributes:
         parent: Index of the parent, -1 for the root.
         speaker: Agent that wrote the node's message; -1 for the root.
         text: The message; empty for the root.
-        recipients: Nodes that the message reached.
+        recipients: Nodes that received the message.
         visits: N; None for planners without visits.
         q: Mean backed-up value, None where unknown; the whole column None for planners without it.
         value: Value by the critic, None where not scored.
@@ -57,24 +56,24 @@ class TreeNodes:
     correct: Sequence[bool | None] | None = None
 
     def columns(self) -> dict[str, Sequence[Any]]:
-        """Return the columns that are there, by name."""
+        """Return the columns that are present, by name."""
         return {name: column for name, column in vars(self).items() if column is not None}
 
 
 @dataclass
 class TreeView:
-    """All that the page shows.
+    """Everything that the page shows.
 
     Attributes:
         question: The question.
         agents: Agent names, in index order.
-        sees_question: For each agent, whether it hears the question.
+        sees_question: For each agent, whether it sees the question.
         nodes: The tree.
         chosen: Node of the answer, None if there is none.
         answer: The chosen answer.
         correct: Whether it is right; None if not graded.
         reference: The right answer, if it may be shown.
-        facts: Name and value of what else the head of the page states, such as planner and usage.
+        facts: Further names and values for the head of the page, such as planner and usage.
         title: Title of the page.
     """
 
@@ -144,8 +143,8 @@ def _data(view: TreeView) -> str:
     columns["text"] = [pool.setdefault(text, len(pool)) for text in view.nodes.text]
     document = {name: value for name, value in vars(view).items() if name not in ("nodes", "title")}
     document |= {"schema": SCHEMA, "facts": list(view.facts.items()), "texts": list(pool), "nodes": columns}
-    # Without "<" the text can neither close the script element nor open a comment in it; half a surrogate pair, which
-    # models can emit, is no character.
+    # Without "<" the text can neither close the script element nor open a comment in it. A lone surrogate, which
+    # models can emit, is not a valid character.
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     return _LONE_SURROGATE.sub("\ufffd", text.replace("<", "\\u003c"))
 

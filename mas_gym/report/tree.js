@@ -58,7 +58,7 @@
     return path.reverse();
   };
 
-  // Colours run over the values that this tree has, from orange (worst) through grey to green (best).
+  // Colours span the values of this tree, from orange (worst) through grey to green (best).
   let low = Infinity;
   let high = -Infinity;
   for (let i = 1; i < size; i++) {
@@ -215,7 +215,7 @@
       cell.append(element("dt", "", name), element("dd", "", typeof value === "number" ? short(value) : value));
       box.append(cell);
     };
-    add("visits N", column("visits", i), "simulations that passed here");
+    add("visits N", column("visits", i), "simulations through this node");
     add("Q", column("q", i), "mean of the values backed up");
     add("value V", column("value", i), "value by the critic");
     add("mean logprob", column("logprob", i), "mean log-probability per token, nats");
@@ -232,8 +232,8 @@
     if (data.sees_question[agent]) parts.push(...message("question", -1, data.question));
     const seen = path.slice(1).filter((j) => nodes.speaker[j] === agent || nodes.recipients[j].includes(agent));
     for (const j of seen.slice(-200)) parts.push(...message(`${who(nodes.speaker[j])} → ${nodes.recipients[j].map(who).join(", ")}`, nodes.speaker[j], text(j)));
-    if (seen.length > 200) parts.unshift(element("p", "dim", `${seen.length - 200} older messages left out`));
-    return parts.length ? parts : [element("p", "dim", "Nothing: no message reached this agent.")];
+    if (seen.length > 200) parts.unshift(element("p", "dim", `${seen.length - 200} older messages not shown`));
+    return parts.length ? parts : [element("p", "dim", "Nothing: this agent received no message.")];
   }
 
   function showDetail() {
@@ -250,7 +250,7 @@
     } else parts.push(element("h2", "", "Root"), stats(0), element("h3", "", "Question"), ...message("", -1, data.question).slice(1));
     if (data.agents.length) {
       const agent = viewer ?? (i ? nodes.speaker[i] : 0);
-      // The speaker saw what was there before it spoke; anyone else sees the transcript up to this node.
+      // The speaker saw the transcript before its message; every other agent sees it up to this node.
       const before = i && agent === nodes.speaker[i] ? path.slice(0, -1) : path;
       const pickAgent = element("div", "pick-agent");
       const choice = element("select");
@@ -272,7 +272,7 @@
     box.scrollTop = 0;
   }
 
-  // The map: one band per depth, a node's share of its parent's width is its share of the visits.
+  // The map: one band per depth; a node's share of its parent's width is its share of the visits.
   let cells = [];
   let band = 18;
   function drawMap() {

@@ -70,7 +70,7 @@ def make_app(
         seed: The seed of requests that set none.
         key: The bearer token that clients must send; None for none.
         max_body: Largest request body, in bytes.
-        max_question: Longest question, in UTF-8 bytes; None for whatever the body and the policy's window allow.
+        max_question: Longest question, in UTF-8 bytes; None for the limit of the body and the policy's window.
     """
     pool = SearchPool(service)
     bounds = [n for n in (max_question, prompt_bound(service.policy)) if n is not None]
@@ -94,7 +94,7 @@ def make_app(
 
 
 class _LocalOnly:
-    """Refuses requests that a web page of another origin made, or that reached this machine under another name."""
+    """Refuses requests from web pages of other origins, and requests addressed to another host name."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -172,7 +172,7 @@ class _Front:
         loop = asyncio.get_running_loop()
 
         def announce() -> None:
-            # The loop is closed if the server stops while a search is still at work.
+            # The loop is closed if the server stops while a search is still running.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(changed.set)
 
@@ -271,7 +271,7 @@ class _Front:
                 changed.clear()
                 line = f"{step.agent}: {step.agent_calls} agent calls, {step.generated_tokens} tokens\n"
                 yield sse(chunk(ident, self.model, {"reasoning_content": line}))
-                # A slow reader, or a fast search, gets fewer lines, not a longer queue.
+                # Slow readers and fast searches get fewer lines, not a longer queue.
                 await asyncio.wait((search,), timeout=_PROGRESS_SECONDS)
             finished = True
             try:
@@ -332,7 +332,7 @@ def _refusal(error: ApiError) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Answer for a path or a method that does not exist."""
+    """Answer a request for an unknown path or method."""
     assert isinstance(error, HTTPException)
     refusal = ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}")
     return _json(refusal.body(), refusal.status, dict(error.headers or {}), _Lingering)
@@ -343,7 +343,7 @@ def _stopping() -> ApiError:
 
 
 async def _left(request: Request) -> None:
-    """Return when the client has closed the connection; the body was read before."""
+    """Wait until the client closes the connection; the body has already been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

@@ -1,4 +1,4 @@
-"""Whether a request comes from this machine: the defence of local servers against web pages and DNS rebinding."""
+"""Check that a request comes from this machine: protects local servers from web pages and DNS rebinding."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def is_loopback(host: str) -> bool:
 def foreign(host: str | None, origin: str | None) -> str | None:
     """Return why a request to a loopback server is refused; None if it comes from this machine.
 
-    A web page reaches a local server across origins (``Origin`` then names the page's site) or under a name of its own
-    that resolves to 127.0.0.1 (``Host`` then is that name).
+    A web page can reach a local server across origins (``Origin`` then names the page's site), or through its own host
+    name that resolves to 127.0.0.1 (``Host`` then is that name).
 
     Args:
         host: The header ``Host``.
-        origin: The header ``Origin``; None where there is none.
+        origin: The header ``Origin``; None if absent.
     """
     if not _local(f"//{host}"):
         return f"expected Host to be 127.0.0.1, localhost or [::1], got {(host or '')[:80]!r}"
@@ -39,8 +39,8 @@ def foreign(host: str | None, origin: str | None) -> str | None:
 def _local(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018 - raises where it is no number
-        # Nothing but a name and a port: no user, path or query, and no character that urlsplit drops.
+        parts.port  # noqa: B018 - raises if it is not a number
+        # Only a name and a port: no user, path or query, and no characters that urlsplit drops.
         return is_loopback(parts.hostname or "") and not parts.username and url.partition("//")[2] == parts.netloc
     except ValueError:
         return False

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from search.engine.scheduler import SearchFuture
 
 PROBLEM_ID = "question"
-"""The id that `mas-gym solve` gives a question, so that both give the same answer for the same seed."""
+"""The problem id that `mas-gym solve` uses too, so that both give the same answer for the same seed."""
 
 
 class PoolFullError(Exception):
@@ -25,17 +25,17 @@ class PoolFullError(Exception):
 
 @dataclass(frozen=True)
 class Service:
-    """What every search of a service has in common.
+    """The setup shared by all searches of a service.
 
     Attributes:
         planner: The search algorithm.
         mas: The system.
         policy: Writes the messages.
         critic: Scores states; None for planners that need none.
-        kind: How answers are read.
+        kind: Kind of answer.
         budget: Limits of one search.
         concurrency: Maximum number of open searches.
-        queue: Maximum number of searches that wait.
+        queue: Maximum number of waiting searches.
     """
 
     planner: Planner
@@ -49,7 +49,7 @@ class Service:
 
 
 class SearchPool:
-    """A running scheduler with a bounded queue; not thread-safe, used by the server's event loop alone."""
+    """A running scheduler with a bounded queue; not thread-safe, used only by the server's event loop."""
 
     def __init__(self, service: Service) -> None:
         """Start without searches."""
@@ -69,7 +69,7 @@ class SearchPool:
 
     @property
     def waiting(self) -> int:
-        """Searches that have not begun."""
+        """Searches that have not started."""
         return self._scheduler.waiting
 
     def submit(self, question: str, seed: int, sampling: Sampling, changed: Callable[[], None]) -> SearchFuture:
@@ -77,7 +77,7 @@ class SearchPool:
 
         Args:
             question: The question.
-            seed: With the question it determines the answer, as far as the engine allows.
+            seed: Determines the answer together with the question, as far as the engine allows.
             sampling: How the agents sample.
             changed: Called on another thread after each message.
 
@@ -90,5 +90,5 @@ class SearchPool:
         return self._scheduler.submit(problem, seed=seed, sampling=sampling, on_progress=lambda step: changed())
 
     def close(self) -> None:
-        """End every search and wait for the scheduler's thread."""
+        """Cancel every search and wait for the scheduler's thread."""
         self._scheduler.close()

@@ -24,7 +24,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class HangsUpOnSilence(H11Protocol):
-    """Closes connections that stay without a complete request, so that idle clients cannot occupy all of them."""
+    """Closes connections without a complete request, so that idle clients cannot occupy all of them."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection."""
@@ -39,7 +39,7 @@ class HangsUpOnSilence(H11Protocol):
             self.loop.call_later(HEAD_SECONDS, self._look, self.cycle)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP with a JSON error, as everything else is answered."""
+        """Answer invalid HTTP with a JSON error, like every other error."""
         body = json.dumps(ApiError(400, msg).body()).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         reply = h11.Response(status_code=400, headers=[*headers, (b"connection", b"close")], reason=b"Bad Request")
@@ -66,20 +66,20 @@ class _Server(uvicorn.Server):
         """Begin to stop; a second signal ends the process at once, even while it waits for threads at exit."""
         if self.should_exit:
             os._exit(128 + sig)
-        # uvicorn logs a traceback for every request that the exit cuts off.
+        # uvicorn would log a traceback for every request that the exit interrupts.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
         self._app.state.stop()
         super().handle_exit(sig, frame)
 
 
 def listen(app: FastAPI, host: str, port: int, limit: int) -> None:
-    """Serve an app until SIGINT or SIGTERM, whose handlers stay installed; the last thing that a process does.
+    """Serve an app until SIGINT or SIGTERM. The signal handlers stay installed, so call it last in a process.
 
     Args:
         app: The service.
         host: Address to listen on.
         port: Port to listen on.
-        limit: Open connections at most; further ones get status 503.
+        limit: Maximum number of open connections; further ones get status 503.
     """
     config = uvicorn.Config(
         app,

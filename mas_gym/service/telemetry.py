@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from search.engine.progress import Progress
 
 SCHEMA = 1
-"""The version of the lines that `json_lines` writes, in their field ``schema``."""
+"""Version of the lines that `json_lines` writes, in their field ``schema``."""
 
 Watch = Callable[[str, int, "Progress"], None]
 """Called with a run's name, its seed and its latest snapshot."""
@@ -45,7 +45,7 @@ class _Lines(logging.Formatter):
 
 @contextlib.contextmanager
 def json_lines(file: Path | None) -> Iterator[None]:
-    """Append log records of `search` and `mas_gym`, from level INFO on, to a file: one JSON object per line."""
+    """Append log records of `search` and `mas_gym` of level INFO and above to a file, one JSON object per line."""
     if file is None:
         yield
         return
@@ -107,14 +107,14 @@ def require_prometheus() -> Any:
 
 
 class Families:
-    """A collector that asks a function for its metrics at each scrape."""
+    """A collector that calls a function for its metrics at each scrape."""
 
     def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
         """Keep the function."""
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics as they are now."""
+        """Return the current metrics."""
         return self._families()
 
 

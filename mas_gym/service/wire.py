@@ -99,7 +99,7 @@ class ChatRequest(BaseModel):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self) -> Sampling:
-        """Return the sampling settings: the paper's, overridden by the client's; the token cap is per message."""
+        """Return the paper's sampling settings with the client's overrides; the token limit is per message."""
         from search import Sampling
 
         cap = self.max_completion_tokens or self.max_tokens
@@ -111,7 +111,7 @@ def parse_chat(raw: bytes, model: str) -> ChatRequest:
     """Parse a request body.
 
     Raises:
-        ApiError: 400 with each fault and its place; 404 for another model.
+        ApiError: 400 with each error and its location; 404 for another model.
     """
     try:
         content = json.loads(raw.decode("utf-8"), parse_constant=_not_json)
@@ -132,11 +132,11 @@ def _not_json(constant: str) -> NoReturn:
 
 
 def check_question(question: str, limit: int | None) -> None:
-    """Refuse a question that cannot fit before anything tokenises it.
+    """Reject a question that cannot fit before it is tokenised.
 
     Args:
         question: The question.
-        limit: UTF-8 bytes that it may have; None for any number.
+        limit: Maximum number of UTF-8 bytes; None for no limit.
 
     Raises:
         ApiError: 413.
