@@ -70,7 +70,7 @@ class LearnedCritic:
         prefixes: bool = False,
         device: str | None = None,
         dtype: Literal["float32", "float64", "bfloat16"] | None = None,
-        memory: int = 128,
+        memory: int = 64,
         max_batch: int = 64,
         share: bool = True,
         concurrent: bool | None = None,
