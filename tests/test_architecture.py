@@ -74,6 +74,78 @@ def test_nothing_imports_the_command_line() -> None:
     assert not importers
 
 
+FLOORS = [
+    "mas_gym",
+    "mas_gym.tiny",
+    "mas_gym.tasks",
+    "mas_gym.policies",
+    "mas_gym.policies.local",
+    "mas_gym.policies.openai",
+    "mas_gym.policies.vllm",
+    "mas_gym.env",
+    "mas_gym.wrappers",
+    "mas_gym.aec",
+    "mas_gym.testing",
+    "search",
+    "search.planners",
+    "search.ask_tell",
+    "search.registry",
+    "search.setup",
+    "search.store",
+    "search.engine",
+    "search.compare",
+    "rewardmodels.data",
+    "rewardmodels.model",
+    "rewardmodels.training",
+    "rewardmodels",
+    "mas_gym.report",
+    "mas_gym.service",
+    "mas_gym.cli",
+]
+"""From the ground up: a module imports from its own floor and from those below."""
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def modules_imported(path: Path) -> set[str]:
+    """Return the project's modules that a file imports anywhere, for type checking too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found.update(name if name in MODULES else node.module for name in names)
+    return (found & set(MODULES)) - {module_of(path)}
+
+
+def floor(module: str) -> int:
+    return max((len(name), i) for i, name in enumerate(FLOORS) if module == name or module.startswith(name + "."))[1]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_nobody_imports_from_a_floor_above(path: Path) -> None:
+    module = module_of(path)
+    # A package's __init__ is its front, and may show whatever the package holds.
+    own = f"{module}." if path.name == "__init__.py" else "nothing"
+    above = {name for name in modules_imported(path) if floor(name) > floor(module) and not name.startswith(own)}
+    assert not above
+
+
+def test_no_import_circle() -> None:
+    left = {module: modules_imported(path) for module, path in MODULES.items()}
+    while free := [module for module, imports in left.items() if not imports & set(left)]:
+        for module in free:
+            del left[module]
+    assert not {module: imports & set(left) for module, imports in left.items()}
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_and_functions_stay_short(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
