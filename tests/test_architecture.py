@@ -44,25 +44,6 @@ def test_arrows_point_down(path: Path) -> None:
         assert not any(name.startswith("mas_gym.service") for name in imported(path))
 
 
-BELOW = {
-    "rewardmodels/data": ("rewardmodels.model", "rewardmodels.training"),
-    "rewardmodels/model": ("rewardmodels.training",),
-    "search/store": ("search.engine", "search.compare"),
-    "search/planners": ("search.engine", "search.compare", "search.store"),
-}
-"""For each room the ones above it, which it never imports."""
-
-
-@pytest.mark.parametrize("room", BELOW)
-def test_rooms_have_no_circle(room: str) -> None:
-    paths = [path for path in FILES if ROOT / room in path.parents]
-    assert paths
-    importers = [
-        str(path.relative_to(ROOT)) for path in paths for name in imported(path) if name.startswith(BELOW[room])
-    ]
-    assert not importers
-
-
 def test_nothing_imports_the_command_line() -> None:
     scripts = [path for folder in ("benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
     assert len(scripts) > 20
