@@ -75,6 +75,7 @@ FLOORS = [
     "search.store",
     "search.engine",
     "search.compare",
+    "rewardmodels.optional",
     "rewardmodels.data",
     "rewardmodels.model",
     "rewardmodels.training",
