@@ -30,7 +30,7 @@ Hit@1 and Hit@5. Its figures are those of GSM8K with 1.5B and 7B critics; for th
 with the 7B critic.
 
 Four rows are not in the paper. Best-of-N with the ORM spends about as many tokens as the tree searches that MASPRM
-guides: best-of-5 as MCTS(20,2), whose size was chosen by its cost on the dev split, and best-of-10 as MCTS(10,3). With
+guides: best-of-5 as MCTS(20,2), whose size was chosen on the dev split, and best-of-10 as MCTS(10,3). With
 `rank=leaf`, MCTS ranks its candidates by the ORM's value of the finished transcript instead of by the path score.
 """
 
