@@ -2,7 +2,9 @@
 
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -26,3 +28,17 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no benchmark files at {folder.resolve()}")
     return folder.resolve()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    # Reports travel between test processes as UTF-8, and hostile tests log what UTF-8 cannot hold.
+    return _encodable((yield))
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return type(value)(map(_encodable, value)) if type(value) in (list, tuple) else value

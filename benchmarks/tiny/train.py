@@ -53,8 +53,8 @@ def load_start(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, folder: Path)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    old = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    old_ids = AutoTokenizer.from_pretrained(folder).get_vocab()
+    old = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+    old_ids = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).get_vocab()
     state = old.state_dict()
     rows = model.state_dict()["model.embed_tokens.weight"].clone()
     for token, new in tokenizer.get_vocab().items():
