@@ -475,7 +475,7 @@ def test_the_oracle_knows_the_rewards_that_it_was_given() -> None:
     assert oracle.score(contexts([right, wrong])) == [1.0, -1.0]
     with pytest.raises(CriticError, match="terminal states only"):
         oracle.score(contexts([chain(["a"], problem.question)]))
-    with pytest.raises(CriticError, match="given no answer"):
+    with pytest.raises(CriticError, match="has no answer to the question"):
         oracle.score(contexts([chain(["a", "b", "c", "d"], task[1].question)]))
     with pytest.raises(CriticError, match="expected the reference answer"):
         OracleCritic(task, {problem.id: "-1"})

@@ -89,7 +89,7 @@ def test_the_main_table_has_the_papers_rows_and_goes_on_from_what_is_done(lab: L
         *["sbs:5,1"] * 2,
         *["sbs:5,3"] * 2,
         *["mcts:10,3"] * 3,
-        *("bon:5", "bon:10", "mcts:20,2", "mcts:10,3,rank=leaf"),
+        *("bon:5", "bon:10", "mcts:20,2", "mcts:10,3,answer=best"),
     ]
     assert [row.split("|")[2].strip() for row in rows[2:]] == ["PL", "ORM", "MASPRM"] + ["PL", "MASPRM"] * 2 + [
         *("PL", "ORM", "MASPRM"),

@@ -297,6 +297,21 @@ def test_candidates_are_ranked_by_path_score_or_by_leaf_q() -> None:
     assert by_path.best.state == by_leaf.best.state
 
 
+@pytest.mark.parametrize("rank", ["path", "leaf"])
+def test_the_answer_may_be_the_best_candidate_instead_of_the_decoded_one(rank: Any) -> None:
+    # The first message is worth more by its mean, the second has the best leaf.
+    values = {"a": 0.5, "b": -0.9, "a/a": 0.5, "a/b": 0.4, "b/a": 0.9, "b/b": -0.9}
+    leaf_only = {"rank": rank, "values": "outcome"}
+    decoded, best = (
+        World(2, value=values.__getitem__).plan(MCTS(8, 2, 100.0, answer=answer, **leaf_only))
+        for answer in ("decode", "best")
+    )
+    assert decoded.best is not None and best.best is not None
+    assert (decoded.best.score, best.best.score) == (0.5, 0.9)
+    assert best.anytime[-1].state == best.best.state
+    assert {c.state for c in decoded.candidates} == {c.state for c in best.candidates}
+
+
 @given(st.integers(0, 10**6))
 def test_candidates_without_a_q_come_last(seed: int) -> None:
     # All values are negative, so a missing Q that counted as 0 would lead.
@@ -630,7 +645,14 @@ def test_short_forms_keep_every_digit(name: str, number: float, size: int) -> No
 
 
 OTHER: dict[type, Any] = {int: 17, float: 0.7171, bool: True, str: "other"}
-CHOICES = {"leaf": "bootstrap", "rank": "leaf", "weights": "critic", "choose": "best", "values": "likelihood"}
+CHOICES = {
+    "leaf": "bootstrap",
+    "rank": "leaf",
+    "answer": "best",
+    "weights": "critic",
+    "choose": "best",
+    "values": "likelihood",
+}
 
 
 @pytest.mark.parametrize("name", ["single", *sorted(set(search.planner_names()) - {"single"})])

@@ -11,14 +11,14 @@ from benchmarks.paper.page import NEW, Page, claim, claim_of
 from search.compare import save_tradeoff, to_markdown
 
 VOTE = "sc:5,weights=critic"
-NARROW, BY_LEAF = "mcts:20,2", "mcts:10,3,rank=leaf"
-EXTRA = (("bon:5", "ORM"), ("bon:10", "ORM"), (NARROW, "MASPRM"), (BY_LEAF, "ORM"))
+NARROW, BEST_LEAF = "mcts:20,2", "mcts:10,3,answer=best"
+EXTRA = (("bon:5", "ORM"), ("bon:10", "ORM"), (NARROW, "MASPRM"), (BEST_LEAF, "ORM"))
 """Rows beside the paper's: best-of-N at the tokens of the tree searches, and the ORM's best ranking of leaves."""
 
 EQUAL_TOKENS = (
     ("MASPRM MCTS(20,2) over best-of-5 with the ORM, equal tokens", NARROW, "bon:5"),
     ("MASPRM MCTS(10,3) over best-of-10 with the ORM, equal tokens", MCTS, "bon:10"),
-    ("MASPRM MCTS(10,3) over ORM MCTS(10,3) that ranks by leaf value", MCTS, BY_LEAF),
+    ("MASPRM MCTS(10,3) over ORM MCTS(10,3) that answers by its best leaf", MCTS, BEST_LEAF),
 )
 """Comparisons that the paper does not make: claim, MASPRM's planner, the ORM's planner."""
 
@@ -31,7 +31,7 @@ with the 7B critic.
 
 Four rows are not in the paper. Best-of-N with the ORM spends about as many tokens as the tree searches that MASPRM
 guides: best-of-5 as MCTS(20,2), whose size was chosen on the dev split, and best-of-10 as MCTS(10,3). With
-`rank=leaf`, MCTS ranks its candidates by the ORM's value of the finished transcript instead of by the path score.
+`answer=best`, the ORM's search answers by the best leaf that it found instead of by the largest Q at each turn.
 """
 
 

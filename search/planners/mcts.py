@@ -33,7 +33,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -76,6 +76,8 @@ class MCTS:
             ``"auto"``: the kind that the run provides.
         rank: The order of the candidates after the chosen one: by ``"path"``, the path score,
             or by ``"leaf"``, the terminal child's Q. Candidates without a Q come last.
+        answer: The chosen candidate: by ``"decode"``, the terminal state that largest Q leads to,
+            or by ``"best"``, the first in the order of ``rank``.
         parallel: Simulations in flight at once. More of them need fewer rounds of replies;
             virtual loss keeps them apart, see `ParallelSearch`.
     """
@@ -87,6 +89,7 @@ class MCTS:
     virtual_visits: bool | None = None
     values: ValueKind | Literal["auto"] = "auto"
     rank: Literal["path", "leaf"] = "path"
+    answer: Literal["decode", "best"] = "decode"
     parallel: int = 1
 
     def __post_init__(self) -> None:
@@ -100,6 +103,7 @@ class MCTS:
             "leaf": ("rollout", "bootstrap"),
             "values": ("auto", "process", "outcome", "likelihood", "reward"),
             "rank": ("path", "leaf"),
+            "answer": ("decode", "best"),
         }
         for name, choices in allowed.items():
             if getattr(self, name) not in choices:
@@ -314,7 +318,7 @@ class Search:
             return
         if self.curve and self.curve[-1].agent_calls == self.calls:
             self.curve.pop()
-        node = self.decode()
+        node = self.chosen()
         if not self.curve or self.curve[-1].node != node:
             self.curve.append(anytime_point(self.tree, self.calls, self.tokens, node))
 
@@ -355,17 +359,27 @@ class Search:
             node = best
         return node if self.tree.is_terminal(node) else None
 
+    def chosen(self) -> int | None:
+        """Return the terminal node that is the answer; None if there is none yet."""
+        if self.planner.answer == "decode":
+            return self.decode()
+        scores = self.scores()
+        return max(self.terminals, key=lambda node: (scores.get(node, -math.inf), -node), default=None)
+
+    def scores(self) -> Mapping[int, float]:
+        """Return what the terminal nodes are ranked by; one that nothing scored has no entry."""
+        tree = self.tree
+        if self.planner.rank == "leaf":
+            return {node: tree.totals[node] / tree.visits[node] for node in self.terminals if tree.visits[node]}
+        return path_scores(tree, self.terminals, self.kind)
+
     def finish(self) -> Plan:
         """Return the plan: ranked terminal states, the tree and the anytime curve."""
         self.note()
-        tree, chosen = self.tree, self.decode()
+        tree, chosen = self.tree, self.chosen()
         tree.visits[0] = sum(tree.visits[child] for child in tree.children(0))
         tree.totals[0] = math.fsum(tree.totals[child] for child in tree.children(0))
-        if self.planner.rank == "leaf":
-            scores = {node: tree.totals[node] / tree.visits[node] for node in self.terminals if tree.visits[node]}
-        else:
-            scores = path_scores(tree, self.terminals, self.kind)
-        return Plan(ranked(tree, self.terminals, scores, chosen), tree, tuple(self.curve))
+        return Plan(ranked(tree, self.terminals, self.scores(), chosen), tree, tuple(self.curve))
 
 
 class ParallelSearch(Search):
