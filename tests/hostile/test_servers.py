@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
 import socket
 import struct
 import threading
@@ -201,7 +202,10 @@ class Server:
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await reader.readuntil(b"\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+            # A socket that is closed with unread data resets the connection.
+            await reader.readexactly(int(length[1]) if length is not None else 0)
             self.posts += 1
             async for chunk in self.mode():
                 writer.write(chunk)
