@@ -491,8 +491,10 @@ def test_a_lock_outlives_a_forked_child_and_no_longer_than_its_owner(tmp_path: P
 
 def test_a_lock_file_that_is_left_over(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
-    (tmp_path / f"a.db-lock-{'0' * 16}").touch()
+    left = tmp_path / f"a.db-lock-{'0' * 16}"
+    left.touch()
     RunLock(path, "0" * 32).close()
+    assert not left.exists()
 
 
 def test_a_run_budget_counts_what_earlier_calls_have_spent(tmp_path: Path) -> None:
