@@ -313,7 +313,7 @@ def test_links_to_files_are_followed_and_identified_by_content(folder: Path, tmp
     assert identity_of(load_critic(str(folder))) == before
 
 
-@pytest.mark.parametrize("target", ["../other/model.safetensors", "/elsewhere/model.safetensors", "absent.safetensors", 1])
+@pytest.mark.parametrize("target", ["../other/model.safetensors", "/else/model.safetensors", "absent.safetensors", 1])
 def test_an_index_of_weights_elsewhere_is_refused(folder: Path, target: Any) -> None:
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     index = {"metadata": {}, "weight_map": {"score.weight": target}}
