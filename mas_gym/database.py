@@ -113,14 +113,15 @@ class Format:
 @contextmanager
 def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
     """Commit at the end; roll back on any error, Ctrl-C included."""
-    connection.execute(f"BEGIN {kind}")
     try:
+        # Inside, because Ctrl-C that comes while it waits for the lock is raised right after it.
+        connection.execute(f"BEGIN {kind}")
         yield
+        connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-    connection.execute("COMMIT")
 
 
 def is_damage(error: Exception) -> bool:

@@ -20,7 +20,7 @@ import pytest
 from search_worlds import HashCritic, World, by_problem, chain, comparable, problems, talk, talker
 
 import search
-from mas_gym.database import Format
+from mas_gym.database import Format, transaction
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ConfigError, DataError, IdentityError, PolicyError, StoreError
 from mas_gym.policies import ScriptedPolicy
@@ -378,6 +378,26 @@ def test_a_locked_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     blocker.execute("ROLLBACK")
     blocker.close()
     assert len(list(run(path, count=4))) == 4
+
+
+def test_ctrl_c_while_waiting_for_the_lock_leaves_no_transaction_open(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    blocker = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    blocker.execute("BEGIN EXCLUSIVE")
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        blocker.execute("ROLLBACK")
+
+    waiting = sqlite3.connect(path, isolation_level=None)
+    timer = threading.Timer(0.2, interrupt)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt), transaction(waiting):
+        time.sleep(5)
+    timer.join()
+    assert not waiting.in_transaction
+    waiting.close()
+    blocker.close()
 
 
 BLOCKER = """

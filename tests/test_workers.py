@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -104,13 +105,16 @@ def test_ctrl_c_ends_all_processes_and_keeps_what_is_finished(tmp_path: Path) ->
     assert isinstance(stop, KeyboardInterrupt)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert 3 <= len(outcomes) == len(seen) < 2400
+    # Which process is the first to finish searches depends on the machine.
+    finished = Counter(outcome.seed for outcome in outcomes)
+    seed, count = finished.most_common(1)[0]
     stored: dict[str, int] = {}
     _, stop = measure(
         arms()[2:],
-        replace(long, workers=None, policy=talker(), seeds=(2,)),
+        replace(long, workers=None, policy=talker(), seeds=(seed,)),
         listen=lambda a, s, now: stored.update(a=now.stored),
     )
-    assert stop is None and stored["a"] > 0
+    assert stop is None and stored["a"] >= count
 
 
 def test_a_process_that_dies_is_reported_and_the_same_call_continues(tmp_path: Path) -> None:
