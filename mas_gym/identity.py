@@ -44,6 +44,9 @@ from typing import Any, Protocol, runtime_checkable
 from mas_gym.errors import IdentityError, PolicyError
 
 _SHIPPED = ("mas_gym", "search", "rewardmodels")
+ADDED = "added later"
+"""Metadata of a dataclass field that is left out of the identity at its default, so that stored runs stay valid."""
+
 _REMEDY = "define identity() on the part that holds it, or run without a store"
 _TAGS = {"bytes", "class", "float", "function", "mapping", "method", "path", "set"}
 _CONSTANTS = (bool, int, float, str, bytes, tuple, list, dict, set, frozenset, re.Pattern, Enum, functools.partial)
@@ -166,8 +169,12 @@ def _called(identity: Callable[[], Any], path: str) -> Any:
 
 def _fields(value: Any, path: str, inside: tuple[int, ...]) -> Any:
     if dataclasses.is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value)]
-        return {name: _state(getattr(value, name), f"{path}.{name}", inside) for name in names}
+        stated = {
+            field.name: getattr(value, field.name)
+            for field in dataclasses.fields(value)
+            if not (field.metadata.get(ADDED) and getattr(value, field.name) == field.default)
+        }
+        return {name: _state(part, f"{path}.{name}", inside) for name, part in stated.items()}
     try:
         # The protocol of copy and pickle; it fails for objects with hidden state, such as locks and sockets.
         reduced = value.__reduce_ex__(2)

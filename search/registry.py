@@ -111,7 +111,7 @@ def _settings(planner: Planner) -> str:
         # The critic determines the kind of values, and tables name the critic next to the planner.
         if parameter.name == "values" or (not leading and value == parameter.default):
             continue
-        short = f"{value:g}" if isinstance(value, float) else str(value).lower()
+        short = f"{value:g}" if isinstance(value, float) else str(getattr(value, "__name__", value)).lower()
         text = repr(value) if isinstance(value, float) and float(short) != value else short
         shown.append(text if leading else f"{parameter.name.replace('c_uct', 'c')}={text}")
     return ":" + ",".join(shown) if shown else ""

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mas_gym.dynamics import Dynamics
-from mas_gym.errors import ConfigError, DataError
+from mas_gym.errors import ConfigError, DataError, UnknownNameError
+from mas_gym.tasks.same import RULES, normalise, rule_of, same_after_opening, same_rule
 from rewardmodels import (
     LabelledTree,
     RewardData,
@@ -24,7 +25,7 @@ from rewardmodels import (
     process_targets,
     split,
 )
-from rewardmodels.data.mining import Pair, normalise
+from rewardmodels.data.mining import Pair
 from search import Tree
 
 MAS = MODEL.mas
@@ -204,6 +205,61 @@ def test_formatting_variants_are_one_action(one: str, two: str) -> None:
 @pytest.mark.parametrize(("one", "two"), [("3*4", "34"), ("-3", "3"), ("(A)", "(B)"), ("1.8", "18")])
 def test_different_actions_stay_different(one: str, two: str) -> None:
     assert normalise(one) != normalise(two)
+
+
+def worded_tree() -> Tree:
+    """Two plans, each under two opening words."""
+    tree = Tree(MODEL.initial_state("q"))
+    tree.visits[0] = 10
+    for text, visits, total in (
+        ("Plan: + 2.", 4, 4.0),
+        ("Steps: + 2.", 1, -1.0),
+        ("Plan: - 2.", 2, -2.0),
+        ("Path: - 2.", 3, -2.7),
+    ):
+        grow(tree, 0, text, visits, total)
+    return tree
+
+
+def test_a_rule_says_which_siblings_are_duplicates() -> None:
+    assert [p[:2] for p in named(pairs(worded_tree(), D))] == [
+        ("Plan: + 2.", "Steps: + 2."),
+        ("Plan: + 2.", "Plan: - 2."),
+        ("Plan: + 2.", "Path: - 2."),
+    ]
+    # The most visited message of each plan represents it.
+    assert named(pairs(worded_tree(), D, same=same_after_opening)) == [("Plan: + 2.", "Path: - 2.", 1.9, 0)]
+
+
+def test_a_set_is_mined_by_the_rule_of_its_task_or_by_one_of_ones_own() -> None:
+    trees = [LabelledTree(worded_tree(), MAS, task, "p") for task in ("arithmetic", "gsm8k")]
+    assert [len(collect([tree], "pairs")) for tree in trees] == [3, 3]
+    assert [len(collect([tree], "pairs", same=None)) for tree in trees] == [1, 3]
+    assert len(collect(trees, "pairs", same=lambda a, b: a[:4] == b[:4])) == 4
+
+
+@pytest.mark.parametrize("rule", RULES)
+@given(st.lists(st.text(max_size=8) | st.sampled_from(["Plan: + 2.", "plan: + 2", "Path: + 2", ":", "a:"]), max_size=4))
+def test_rules_are_equivalence_relations(rule: str, texts: list[str]) -> None:
+    same = same_rule(rule)
+    for a in texts:
+        assert same(a, a)
+        for b in texts:
+            assert same(a, b) == same(b, a)
+            assert all(same(a, c) for c in texts if same(a, b) and same(b, c))
+
+
+@pytest.mark.parametrize(("one", "two"), [("CORRECT", "INCORRECT"), ("1: 2", "3: 2"), ("Final Answer: 4", "4")])
+def test_only_one_opening_word_is_ignored(one: str, two: str) -> None:
+    assert not same_after_opening(one, two)
+
+
+def test_unknown_rules_are_refused() -> None:
+    assert (rule_of("arithmetic"), rule_of("gsm8k")) == ("opening", "text")
+    with pytest.raises(UnknownNameError, match="expected one of text, opening"):
+        same_rule("label")
+    with pytest.raises(ConfigError, match="got int"):
+        same_rule(3)  # type: ignore[arg-type]
 
 
 def test_mining_is_deterministic() -> None:

@@ -17,7 +17,7 @@ from search_worlds import HashCritic, World, noise, way
 import search
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import BudgetError, ConfigError, MASGymError, UnknownNameError
-from mas_gym.identity import identity_of
+from mas_gym.identity import digest_of, identity_of
 from mas_gym.loading import load_mas
 from mas_gym.testing import check_planner
 from search import (
@@ -36,6 +36,35 @@ from search.planners.chains import vote
 from search.planners.trees import share
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.json"))
+
+
+# ---- child sets
+
+
+def worded(way: str, index: int) -> str:
+    return ("Plan: a", "Steps: a", "Plan: b")[index % 3]
+
+
+@pytest.mark.parametrize("planner", [MCTS(6, 3), PUCT(6, 3), SequentialHalving(6, 3), MCTS(6, 3, parallel=2)])
+def test_messages_that_a_rule_calls_equal_are_one_child(planner: MCTS) -> None:
+    wide, narrow = (World(2, worded), World(2, worded))
+    texts = [
+        {state.text for state in world.plan(one).tree.states if state.depth == 1}
+        for world, one in ((wide, planner), (narrow, replace(planner, same="opening")))
+    ]
+    assert texts == [{"Plan: a", "Steps: a", "Plan: b"}, {"Plan: a", "Plan: b"}]
+    assert len(narrow.evaluated) < len(wide.evaluated)
+
+
+def test_a_planner_with_a_rule_has_another_identity_and_the_others_keep_theirs() -> None:
+    plain = identity_of(MCTS())
+    assert "same" not in plain["fields"]
+    named, own = MCTS(same="opening"), MCTS(same=lambda a, b: a == b)
+    assert len({digest_of(identity_of(planner)) for planner in (MCTS(), named, own)}) == 3
+    assert search.load_planner("mcts:10,3,same=opening") == MCTS(10, 3, same="opening")
+    assert search.planner_spec(named) == "mcts:10,3,same=opening"
+    with pytest.raises(UnknownNameError, match="text, opening"):
+        search.load_planner("mcts:10,3,same=label")
 
 
 # ---- hand-checked trees
@@ -652,6 +681,7 @@ CHOICES = {
     "weights": "critic",
     "choose": "best",
     "values": "likelihood",
+    "same": "opening",
 }
 
 

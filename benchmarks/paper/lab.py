@@ -16,7 +16,7 @@ import mas_gym
 from benchmarks.paper.options import PARTNERS, SYSTEMS, Options, read
 from benchmarks.paper.page import Page, write_page
 from mas_gym.identity import identity_of
-from mas_gym.policies import load_policy
+from mas_gym.policies import Policy, RecordingPolicy, load_policy
 from mas_gym.render import printable
 from rewardmodels import LearnedCritic, load_critic
 from rewardmodels.training.recipe import grow, teach, trees
@@ -134,9 +134,13 @@ class Lab:
         return Setting(task, SYSTEMS[task], self.options.policy, self.options.partner_data)
 
     def policy(self, spec: str) -> Any:
-        """Load a policy once."""
+        """Load a policy once; in the miniature, rows of one seed share the messages that they have in common."""
         if spec not in self._policies:
-            self._policies[spec] = load_policy(spec)
+            policy = load_policy(spec)
+            if self.options.base == "tiny" and isinstance(policy, Policy):
+                file = self.options.out / "messages" / f"{_digest(identity_of(policy))}.jsonl"
+                policy = RecordingPolicy(policy, file)
+            self._policies[spec] = policy
         return self._policies[spec]
 
     @cached_property

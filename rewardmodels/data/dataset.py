@@ -20,6 +20,7 @@ from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, StoreError
 from mas_gym.graph import MAS
 from mas_gym.state import MASState
+from mas_gym.tasks.same import Same, rule_of, same_rule
 from rewardmodels.data import mining
 from rewardmodels.data.mining import Labelled, Pair, TreeView
 from rewardmodels.data.serialise import FORMAT, Parts, View, state_parts
@@ -126,6 +127,7 @@ def collect(
     view: View = "full",
     pairs_per_tree: int = mining.PAIRS_PER_TREE,
     min_margin: float = 0.0,
+    same: str | Same | None = "text",
 ) -> RewardData:
     """Mine a training set from trees.
 
@@ -135,6 +137,8 @@ def collect(
         view: What the critic sees of a state.
         pairs_per_tree: The paper's cap of 8.
         min_margin: Smallest margin of a pair; 0 is the paper's rule.
+        same: When siblings are duplicates: a rule of `mas_gym.tasks.same` or a function ``same(a, b)``; None: the
+            rule of each tree's task.
 
     Raises:
         DataError: There is no tree, no example, or only one class, with the problems and what to change.
@@ -147,7 +151,8 @@ def collect(
         count += 1
         if graphs.setdefault(item.mas.name, graph_of(item.mas)) != graph_of(item.mas):
             raise DataError(f"two different graphs are both called {item.mas.name!r}; rename one of them")
-        mined = _mine(item, kind, view, pairs_per_tree, min_margin)
+        rule = same_rule(rule_of(item.task) if same is None else same)
+        mined = _mine(item, kind, view, pairs_per_tree, min_margin, rule)
         examples += mined
         rewards = {target for _, target in mining.outcomes(item.tree)}
         if len(rewards) == 1:
@@ -158,7 +163,7 @@ def collect(
     return RewardData(kind, view, graphs, tuple(examples), count)
 
 
-def _mine(item: LabelledTree, kind: DataKind, view: View, limit: int, min_margin: float) -> list[Example]:
+def _mine(item: LabelledTree, kind: DataKind, view: View, limit: int, min_margin: float, same: Same) -> list[Example]:
     name = f"{item.task}/{item.mas.name}/{item.problem_id}@{item.seed}"
     known: dict[MASState, Parts] = {}
 
@@ -176,7 +181,7 @@ def _mine(item: LabelledTree, kind: DataKind, view: View, limit: int, min_margin
         return single._replace(rejected=parts(worse.state), rejected_target=worse.target, margin=pair.margin)
 
     if kind == "pairs":
-        found = mining.pairs(item.tree, Dynamics(item.mas).max_depth, limit, min_margin)
+        found = mining.pairs(item.tree, Dynamics(item.mas).max_depth, limit, min_margin, same)
         return [example(pair.chosen, pair) for pair in found]
     if kind == "points":
         return [example(sample) for sample in mining.pointwise(item.tree)]

@@ -6,12 +6,12 @@ clipped to ``[-1, 1]``, defined if ``N > 0``; *siblings* are children of one par
 
 from __future__ import annotations
 
-import unicodedata
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from mas_gym.state import MASState
+from mas_gym.tasks.same import Same, same_text
 
 TOP = BOTTOM = 4
 PAIRS_PER_TREE = 8
@@ -71,11 +71,6 @@ class Pair(NamedTuple):
         return self.chosen.target - self.rejected.target
 
 
-def normalise(text: str) -> str:
-    """Return the text that duplicates share: without case, extra spaces and closing punctuation."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).rstrip(".!;,")
-
-
 def target(tree: TreeView, node: int) -> float:
     """Return ``W / N`` of a visited node, clipped to ``[-1, 1]``."""
     return max(-1.0, min(1.0, tree.totals[node] / tree.visits[node]))
@@ -105,10 +100,16 @@ def outcomes(tree: TreeView) -> list[Labelled]:
     return list(dict.fromkeys(_labelled(tree, i) for i in _decided(tree)))
 
 
-def pairs(tree: TreeView, max_depth: int, limit: int = PAIRS_PER_TREE, min_margin: float = 0.0) -> list[Pair]:
+def pairs(
+    tree: TreeView,
+    max_depth: int,
+    limit: int = PAIRS_PER_TREE,
+    min_margin: float = 0.0,
+    same: Same = same_text,
+) -> list[Pair]:
     """Mine preference pairs from one tree by the paper's five rules.
 
-    At each parent: (i) siblings are deduplicated by normalised text, (ii) ranked by target, (iii) split into up to
+    At each parent: (i) siblings are deduplicated by ``same``, (ii) ranked by target, (iii) split into up to
     four top and four bottom ones, disjoint, (iv) paired across the split where the targets differ; at the last
     step only terminal siblings count; (v) at most ``limit`` pairs per tree.
 
@@ -121,6 +122,7 @@ def pairs(tree: TreeView, max_depth: int, limit: int = PAIRS_PER_TREE, min_margi
         max_depth: The scheduled depth ``D``.
         limit: The cap of rule (v).
         min_margin: Pairs with a smaller margin are left out; 0 is the paper's rule.
+        same: When two messages are duplicates; by default when their normalised texts are equal.
     """
     families: dict[int, list[int]] = defaultdict(list)
     for node in range(1, len(tree.parents)):
@@ -128,7 +130,7 @@ def pairs(tree: TreeView, max_depth: int, limit: int = PAIRS_PER_TREE, min_margi
             families[tree.parents[node]].append(node)
     by_depth: dict[int, list[list[Pair]]] = defaultdict(list)
     for parent in sorted(families, key=lambda i: (-tree.visits[i], i)):
-        found = [pair for pair in _family_pairs(tree, families[parent]) if pair.margin >= min_margin]
+        found = [pair for pair in _family_pairs(tree, families[parent], same) if pair.margin >= min_margin]
         if found:
             by_depth[found[0].depth].append(found)
     rounds = [_round_robin(groups) for _, groups in sorted(by_depth.items())]
@@ -144,20 +146,21 @@ def _decided(tree: TreeView) -> list[int]:
     return [i for i in nodes if tree.is_terminal(i) and tree.visits[i] > 0 and abs(target(tree, i)) == 1.0]
 
 
-def _family_pairs(tree: TreeView, siblings: Sequence[int]) -> list[Pair]:
-    ranked = _ranked(tree, siblings)
+def _family_pairs(tree: TreeView, siblings: Sequence[int], same: Same) -> list[Pair]:
+    ranked = _ranked(tree, siblings, same)
     cut = _split([item.target for item in ranked])
     top, bottom = ranked[:cut][:TOP], ranked[cut:][-BOTTOM:]
     found = [Pair(a, b, a.state.depth - 1) for a in top for b in bottom if a.target > b.target]
     return sorted(found, key=lambda pair: -pair.margin)
 
 
-def _ranked(tree: TreeView, siblings: Sequence[int]) -> list[Labelled]:
+def _ranked(tree: TreeView, siblings: Sequence[int], same: Same) -> list[Labelled]:
     unique: dict[str, int] = {}
     for node in siblings:
-        text = normalise(tree.states[node].text)
-        if text not in unique or tree.visits[node] > tree.visits[unique[text]]:
-            unique[text] = node
+        text = tree.states[node].text
+        known = next((other for other in unique if same(other, text)), text)
+        if known not in unique or tree.visits[node] > tree.visits[unique[known]]:
+            unique[known] = node
     return sorted((_labelled(tree, node) for node in unique.values()), key=lambda item: -item.target)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mas_gym.errors import DataError
+from mas_gym.tasks.same import Same
 from rewardmodels.data.dataset import LabelledTree, RewardData, collect, stored_trees
 from rewardmodels.data.serialise import View
 from rewardmodels.training.config import CriticKind, Head, TrainingConfig
@@ -71,6 +72,7 @@ def teach(
     base: str = "tiny",
     view: View = "full",
     pairs_per_tree: int = 8,
+    same: str | Same | None = "text",
     log: Callable[[str], None] = lambda line: None,
     **settings: Any,
 ) -> Trained:
@@ -84,13 +86,14 @@ def teach(
         base: The backbone.
         view: Which part of a state the critic reads.
         pairs_per_tree: The cap on mined pairs.
+        same: When siblings are duplicates, as in `rewardmodels.collect`.
         log: Called with each line about progress.
         settings: Fields of `rewardmodels.TrainingConfig`.
     """
     wanted = TrainingConfig(kind=kind, head=head).data_kind
 
     def mined(what: Any) -> RewardData:
-        return collect(source(), what, view=view, pairs_per_tree=pairs_per_tree)
+        return collect(source(), what, view=view, pairs_per_tree=pairs_per_tree, same=same)
 
     points = mined("points") if wanted == "pairs" else None
     options = {**settings, "kind": kind, "head": head, "view": view}

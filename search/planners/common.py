@@ -7,7 +7,8 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from mas_gym.errors import BudgetError, ConfigError
-from mas_gym.state import MASState
+from mas_gym.state import Action, MASState
+from mas_gym.tasks.same import Same
 from search.plan import AnytimePoint, Candidate
 from search.protocol import Critic, Evaluate, Model, Propose, Remaining, Request, ValueKind, value_kind
 from search.tree import Proposal, Tree
@@ -78,6 +79,17 @@ def append(tree: Tree, model: Model, node: int, proposal: Proposal) -> int:
     """Add the child that a proposal leads to and return its index."""
     state = model.transition(tree.states[node], proposal.action)
     return tree.add(node, state, proposal, model.is_terminal(state))
+
+
+def distinct(proposals: Sequence[Proposal], same: Same | None) -> list[Proposal]:
+    """Return the first proposal of each action; without a rule, actions are equal if their texts are identical."""
+    first: dict[Action, Proposal] = {}
+    for proposal in proposals:
+        text, recipient = action = proposal.action
+        if same is not None:
+            action = next((a for a in first if a.recipient == recipient and same(a.text, text)), action)
+        first.setdefault(action, proposal)
+    return list(first.values())
 
 
 def child_of(tree: Tree, model: Model, node: int, proposal: Proposal) -> int:

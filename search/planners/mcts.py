@@ -11,8 +11,8 @@ Choices that the paper leaves open:
 
 * Eq. 1 ranks children with N > 0. Children with N = 0, which exist only without virtual
   visits, are tried first, in sample order. Among equals the oldest child wins.
-* A candidate set is a set: equal messages at one state are one child. Each sample
-  counts in AC and TOK all the same.
+* A candidate set is a set: equal messages at one state are one child, and ``same`` says
+  which are equal. Each sample counts in AC and TOK all the same.
 * Under ``leaf="rollout"`` a simulation expands and selects by Eq. 1 until it reaches a
   terminal state. AC <= sum over d of min(C^d, n) C for n simulations of C children,
   which is 69 for MCTS(10, 3) at D = 4.
@@ -34,13 +34,15 @@ import math
 import random
 from collections import Counter
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mas_gym.errors import BudgetError, ConfigError
-from mas_gym.state import Action, MASState
+from mas_gym.identity import ADDED
+from mas_gym.state import MASState
+from mas_gym.tasks.same import Same, same_rule
 from search.plan import AnytimePoint, Plan
-from search.planners.common import Steps, anytime_point, append, check_at_least, evaluate, path_scores, ranked
+from search.planners.common import Steps, anytime_point, append, check_at_least, distinct, evaluate, path_scores, ranked
 from search.protocol import (
     Critic,
     Model,
@@ -78,6 +80,8 @@ class MCTS:
             or by ``"leaf"``, the terminal child's Q. Candidates without a Q come last.
         answer: The chosen candidate: by ``"decode"``, the terminal state that largest Q leads to,
             or by ``"best"``, the first in the order of ``rank``.
+        same: When two messages are the same action: the name of a rule of `mas_gym.tasks.same`, such as
+            ``"opening"``, or a function ``same(a, b)``; None: when their texts are identical.
         parallel: Simulations in flight at once. More of them need fewer rounds of replies;
             virtual loss keeps them apart, see `ParallelSearch`.
     """
@@ -91,6 +95,7 @@ class MCTS:
     rank: Literal["path", "leaf"] = "path"
     answer: Literal["decode", "best"] = "decode"
     parallel: int = 1
+    same: str | Same | None = field(default=None, metadata={ADDED: True})
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -108,6 +113,8 @@ class MCTS:
         for name, choices in allowed.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(f"MCTS: expected {name} to be one of {choices}, got {getattr(self, name)!r}")
+        if self.same is not None:
+            same_rule(self.same)
         terminal_only = self.values in ("outcome", "reward")
         if terminal_only and self.leaf == "bootstrap":
             raise ConfigError(f"MCTS: values={self.values!r} are defined on terminal states only: use leaf='rollout'")
@@ -145,6 +152,7 @@ class Search:
 
     Attributes:
         tree: The tree.
+        same: The rule for equal messages; None if only identical texts are equal.
         limited: Whether the search has a budget of calls or tokens.
         ceiling: Agent calls that the simulations may make before there is a terminal state.
         leads: Whether a scored terminal state was found at or below each node.
@@ -161,6 +169,7 @@ class Search:
         self.bootstrap = planner.leaf == "bootstrap"
         default = TRAINING_C_UCT if kind == "reward" else INFERENCE_C_UCT
         self.c_uct = default if planner.c_uct is None else planner.c_uct
+        self.same = None if planner.same is None else same_rule(planner.same)
         self.limited = False
         self.ceiling = planner.n_simulations * planner.max_children if self.bootstrap else math.inf
         self.tree.visits[0] = int(self.virtual)
@@ -241,10 +250,7 @@ class Search:
             proposals += more
         if not proposals:
             return False
-        distinct: dict[Action, Proposal] = {}
-        for proposal in proposals:
-            distinct.setdefault(proposal.action, proposal)
-        fresh = [append(tree, self.model, node, proposal) for proposal in distinct.values()]
+        fresh = [append(tree, self.model, node, proposal) for proposal in distinct(proposals, self.same)]
         self.leads.extend(bytes(len(fresh)))
         if self.steps:
             yield from evaluate(tree, fresh)
