@@ -36,9 +36,8 @@ import psutil
 import mas_gym
 import search
 from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
-from mas_gym.policies.adapters import as_async
+from mas_gym.policies.adapters import as_async, on_engine_loop
 from mas_gym.policies.base import AsyncPolicy, Sample
-from mas_gym.policies.loop import on_engine_loop
 from rewardmodels import load_critic
 
 PLANNER = "mcts:10,3"

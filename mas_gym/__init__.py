@@ -19,10 +19,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mas_gym.registration import register_environments
+from gymnasium.envs.registration import register, registry
 
 if TYPE_CHECKING:
-    from mas_gym.aec import aec_env
     from mas_gym.dynamics import Dynamics
     from mas_gym.env import MASEnv, Snapshot
     from mas_gym.graph import MAS, Agent, Condition, Edge, Q
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from mas_gym.spaces import Records, Unicode
     from mas_gym.state import Action, LocalView, MASState, Message, Turn
     from mas_gym.tasks import load_task
-    from mas_gym.wrappers import CandidateChoice
+    from mas_gym.wrappers import CandidateChoice, aec_env
 
 _HOMES = {
     "MAS": "graph",
@@ -51,7 +50,7 @@ _HOMES = {
     "Snapshot": "env",
     "Turn": "state",
     "Unicode": "spaces",
-    "aec_env": "aec",
+    "aec_env": "wrappers",
     "chat_messages": "prompts",
     "load_mas": "loading",
     "load_task": "tasks",
@@ -82,6 +81,34 @@ __all__ = [
     "load_task",
     "mas_names",
 ]
+
+
+ENVIRONMENTS = {
+    "MAS-GSM8K-v0": ("gsm8k", "rpsv"),
+    "MAS-GSM8K-Single-v0": ("gsm8k", "single"),
+    "MAS-GSM8K-Refine-v0": ("gsm8k", "refine"),
+    "MAS-GSM8K-Consensus-v0": ("gsm8k", "consensus"),
+    "MAS-GSM8K-DyLAN-v0": ("gsm8k", "dylan"),
+    "MAS-MATH-v0": ("math", "rpsv"),
+    "MAS-MMLU-v0": ("mmlu", "debate"),
+    "MAS-LogiQA-v0": ("logiqa", "logic"),
+    "MAS-Arithmetic-v0": ("arithmetic", "rpsv"),
+    "MAS-Arithmetic-Single-v0": ("arithmetic", "single"),
+    "MAS-Arithmetic-Refine-v0": ("arithmetic", "refine"),
+    "MAS-Arithmetic-Consensus-v0": ("arithmetic", "consensus"),
+    "MAS-Arithmetic-DyLAN-v0": ("arithmetic", "dylan"),
+    "MAS-Ordering-v0": ("ordering", "logic"),
+    "MAS-Ordering-Debate-v0": ("ordering", "debate"),
+}
+"""Every registered id with its task and MAS; both can be overridden in ``gym.make``."""
+
+
+def register_environments() -> None:
+    """Register every id once; the first ``gym.make`` imports the environment."""
+    for env_id, (task, mas) in ENVIRONMENTS.items():
+        if env_id not in registry:
+            register(env_id, entry_point="mas_gym.env:MASEnv", kwargs={"task": task, "mas": mas})
+
 
 register_environments()
 

@@ -1,4 +1,4 @@
-"""Every error class of MAS-Gym, and the checks of names and arguments that raise the most common ones.
+"""Every error class of MAS-Gym, and the checks of names, arguments and packages that raise the most common ones.
 
 Each class is a `MASGymError` and also the builtin that fits it, so both
 ``except MASGymError`` and, say, ``except ValueError`` catch it. A message says
@@ -10,6 +10,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -191,3 +192,22 @@ def refuse_unknown(what: str, given: Mapping[str, Any], known: Sequence[str]) ->
         if key not in known:
             expected = f"expected {', '.join(known)}" if known else "there are none"
             raise ConfigError(f"unknown {what} {shown(key)}: {expected}{did_you_mean(key, known)}")
+
+
+def need(package: str, purpose: str, extra: str = "train") -> Any:
+    """Import an optional package.
+
+    Args:
+        package: Its name.
+        purpose: What needs it, as in ``"exporting data"``.
+        extra: The extra of this project that installs it.
+
+    Raises:
+        MissingDependencyError: It is not installed, with the remedy.
+    """
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{purpose} needs {package}; install it with: pip install 'mas-gym[{extra}]'"
+        ) from error

@@ -8,7 +8,7 @@ is another.
 from search.ask_tell import AskTell
 from search.compare import Comparison, compare
 from search.critics import ConstantCritic, PolicyLikelihood
-from search.engine.progress import Progress
+from search.engine.journal import Progress
 from search.engine.run import Run, run
 from search.plan import AnytimePoint, Candidate, Plan, Usage
 from search.planners import (

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 
 import mas_gym  # noqa: F401 - registers the ids
-from mas_gym.registration import ENVIRONMENTS
+from mas_gym import ENVIRONMENTS
 
 IDS = sorted(ENVIRONMENTS)
 OFFLINE = ("arithmetic", "ordering")

@@ -13,7 +13,7 @@ import search
 from mas_gym.loading import load_mas
 from mas_gym.policies import ScriptedPolicy
 from search import Budget
-from search.planners.halving import considered_visits
+from search.planners.variants import considered_visits
 
 SPECS = [
     "single",

@@ -24,10 +24,10 @@ import search
 from mas_gym.cli import app
 from mas_gym.cli.console import RunProgress
 from mas_gym.cli.evaluate import pair_arms
-from mas_gym.cli.status import _covered
+from mas_gym.cli.listings import _covered
 from mas_gym.errors import ConfigError, PolicyError, UnknownNameError
 from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy, load_policy
-from search.engine.progress import Progress
+from search.engine.journal import Progress
 from search.plan import Usage
 
 PROBLEMS = 6

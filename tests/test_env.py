@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mas_gym
+from mas_gym import ENVIRONMENTS
 from mas_gym.env import MASEnv, Snapshot
 from mas_gym.errors import (
     ConfigError,
@@ -30,7 +31,6 @@ from mas_gym.errors import (
     MASGymError,
     UnknownNameError,
 )
-from mas_gym.registration import ENVIRONMENTS
 from mas_gym.tasks import Problem, ProblemTask
 
 EIGHT_FIVE = ProblemTask.of([Problem("sum/0", "What is 8 + 5?", "13"), Problem("sum/1", "What is 1 + 1?", "2")])

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError, DataNotFoundError, MASGymError, UnknownNameError
-from mas_gym.graph import MAS, Condition
+from mas_gym.graph import MAS, MAX_PATTERN, Condition, matcher
 from mas_gym.loading import MAX_BYTES, load_mas, mas_names
-from mas_gym.regexes import MAX_PATTERN, matcher
 
 LISTINGS = Path(__file__).parent / "data" / "paper_listings.txt"
 

@@ -24,10 +24,9 @@ from fault_proxy import Fault, FaultProxy, proxied
 from loopback import hash_policy, make_app, serving
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
-from mas_gym.policies.base import AsyncPolicy, SamplingReply, SamplingRequest
-from mas_gym.policies.meter import Meter, Price
-from mas_gym.policies.openai.policy import OpenAIOptions, OpenAIPolicy, load_openai, split_address
-from mas_gym.policies.openai.wire import BadReply, defuse, delay, parse_reply, retry_after
+from mas_gym.policies.base import AsyncPolicy, Meter, Price, SamplingReply, SamplingRequest
+from mas_gym.policies.completions import BadReply, defuse, delay, parse_reply, retry_after
+from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy, load_openai, split_address
 from mas_gym.prompts import ChatMessage
 
 
@@ -500,7 +499,7 @@ def test_meter_without_price_has_no_money() -> None:
 
 
 def test_calls_share_few_connections_and_open_more_as_they_need() -> None:
-    from mas_gym.policies.openai.policy import POOL_SIZE, Connections
+    from mas_gym.policies.openai import POOL_SIZE, Connections
 
     class Client:
         async def close(self) -> None:

@@ -39,9 +39,9 @@ from mas_gym.policies import (
     load_policy,
     open_session,
 )
+from mas_gym.policies.base import derive_seed
 from mas_gym.policies.registry import written_options
 from mas_gym.prompts import ChatMessage
-from mas_gym.seeding import derive_seed
 
 
 def request(text: str = "14 + 3?", seeds: tuple[int, ...] = (1, 2), **changes: Any) -> SamplingRequest:

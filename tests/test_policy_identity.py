@@ -18,8 +18,8 @@ from mas_gym.identity import identity_of
 from mas_gym.policies import RecordedPolicy, RecordingPolicy, ScriptedPolicy, load_policy
 from mas_gym.policies.adapters import as_async
 from mas_gym.policies.base import AsyncPolicy, SamplingReply, SamplingRequest
+from mas_gym.policies.registry import ModelSource
 from mas_gym.policies.replay import CachedPolicy, sample_key
-from mas_gym.policies.weights import ModelSource
 from mas_gym.prompts import ChatMessage
 
 REQUEST = SamplingRequest((ChatMessage("user", "How many?"),), (1, 2), max_new_tokens=8)
@@ -69,7 +69,7 @@ def test_unchanged_files_are_read_once(tmp_path: Path, monkeypatch: pytest.Monke
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"x" * 1000)
     first = ModelSource(str(tmp_path)).identity()
-    monkeypatch.setattr("mas_gym.policies.weights.file_digest", None)
+    monkeypatch.setattr("mas_gym.policies.registry.file_digest", None)
     assert ModelSource(str(tmp_path)).identity() == first
 
 

@@ -37,9 +37,8 @@ from mas_gym.policies import load_policy
 from mas_gym.policies.adapters import PerAgentPolicy
 from mas_gym.policies.base import SamplingReply, SamplingRequest
 from mas_gym.policies.replay import CachedPolicy
-from mas_gym.service.app import make_app
+from mas_gym.service.app import HangsUpOnSilence, make_app
 from mas_gym.service.pool import Service
-from mas_gym.service.server import HangsUpOnSilence
 from rewardmodels import load_critic
 from search.engine.active import ActiveSearch
 from search.engine.scheduler import SearchFuture
@@ -355,7 +354,7 @@ def test_a_body_that_never_comes_is_given_up(url: str, monkeypatch: pytest.Monke
 
 
 def test_those_who_hold_connections_without_asking_are_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mas_gym.service.server.HEAD_SECONDS", 0.5)
+    monkeypatch.setattr("mas_gym.service.app.HEAD_SECONDS", 0.5)
     policy = SlowPolicy()
     # The service has room for eight connections, and slow clients hold them all.
     with serving(app_of(policy), http=HangsUpOnSilence, limit_concurrency=8) as base:

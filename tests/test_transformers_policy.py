@@ -25,10 +25,8 @@ import mas_gym.policies.local.decode as decode_module
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.policies import SamplingRequest, ScriptedPolicy, StreamingPolicy, TransformersPolicy, load_policy
 from mas_gym.policies.chat import ChatFormat
-from mas_gym.policies.local.decode import Decoder, DecodeStats, Job
-from mas_gym.policies.local.forward import Model, check
-from mas_gym.policies.local.kv_cache import Encoded, PrefixStore
-from mas_gym.policies.local.sampling import draw, uniforms
+from mas_gym.policies.local.decode import Decoder, DecodeStats, Job, draw, uniforms
+from mas_gym.policies.local.forward import Encoded, Model, PrefixStore, check
 from mas_gym.prompts import ChatMessage
 from mas_gym.testing import check_policy
 

@@ -29,8 +29,7 @@ from mas_gym.identity import identity_of
 from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
 from mas_gym.policies.base import AsyncPolicy
 from mas_gym.policies.local.policy import TransformersPolicy
-from mas_gym.policies.vllm.engine import VLLMEngine
-from mas_gym.policies.vllm.policy import VLLMPolicy
+from mas_gym.policies.vllm import VLLMEngine, VLLMPolicy
 from mas_gym.prompts import ChatMessage
 
 pytestmark = [

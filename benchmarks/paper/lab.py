@@ -19,7 +19,7 @@ from mas_gym.identity import identity_of
 from mas_gym.policies import Policy, RecordingPolicy, load_policy
 from mas_gym.render import printable
 from rewardmodels import LearnedCritic, load_critic
-from rewardmodels.training.recipe import grow, teach, trees
+from rewardmodels.training.run import grow, teach, trees
 from search.compare import (
     PAPER_PLANNERS,
     Arm,

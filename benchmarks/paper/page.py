@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from search.compare import Difference, paired_bootstrap
-from search.compare.stats import RESAMPLES
+from search.compare.outcomes import RESAMPLES
 
 REASONS = "## Where it differs, and why"
 """Text below this heading is written by hand and kept when the page is regenerated."""

@@ -18,9 +18,8 @@ from benchmarks.tiny.truth import first_error
 from mas_gym.dynamics import Dynamics
 from mas_gym.loading import load_mas
 from mas_gym.policies import load_policy
-from mas_gym.policies.base import Policy, SamplingRequest
+from mas_gym.policies.base import Policy, SamplingRequest, derive_seed
 from mas_gym.prompts import chat_messages
-from mas_gym.seeding import derive_seed
 from mas_gym.tasks import load_task
 
 if TYPE_CHECKING:

@@ -1,9 +1,145 @@
 """The command line ``mas-gym``: one front door over the library. Nothing imports it.
 
-``app`` registers the commands and shows errors; each command has a module, which imports heavy packages
+This module registers the commands and shows errors; each command has a module, which imports heavy packages
 only when it runs.
 """
 
-from mas_gym.cli.app import app, main
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from mas_gym.cli import console, demo, evaluate, listings, play, serve, solve, train, view
+from mas_gym.errors import MASGymError
+from mas_gym.render import printable
+
+_USAGE_ERROR: Any = typer.BadParameter.__base__
+
+
+class _Front(TyperGroup):
+    """Shows an error that the user can fix in one panel and exits with code 2."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """Parse the command line."""
+        with _escaped_usage():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            with _escaped_usage():
+                return super().invoke(ctx)
+        except MASGymError as error:
+            if ctx.params.get("debug"):
+                raise
+            console.show_error(str(error))
+        except OSError as error:
+            if ctx.params.get("debug") or error.errno in (None, errno.EPIPE):
+                raise
+            console.show_error(f"{error.filename or 'the system'}: {error.strerror}; fix or change the path")
+        raise typer.Exit(2)
+
+
+@contextlib.contextmanager
+def _escaped_usage() -> Iterator[None]:
+    """Escape the user's input in usage errors, which typer prints without our console."""
+    try:
+        yield
+    except _USAGE_ERROR as error:
+        error.message = printable(error.message)
+        raise
+
+
+app = typer.Typer(
+    name="mas-gym",
+    cls=_Front,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mas-gym {console.version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def front(
+    debug: Annotated[bool, typer.Option("--debug", envvar="MAS_GYM_DEBUG", help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Build, train and compare test-time search over multi-agent LLM systems."""
+    searches = logging.getLogger("search")
+    if debug:
+        logging.basicConfig(level=logging.INFO, handlers=[console.log_handler(logging.INFO)])
+    elif not searches.handlers:
+        # Failed searches are counted in the progress and listed with their reasons at the end.
+        searches.addHandler(logging.NullHandler())
+
+
+_COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
+    "demo": (demo.demo, "mas-gym demo -n 50", "mas-gym demo --from-scratch --trees 200"),
+    "solve": (
+        solve.solve,
+        'mas-gym solve "Tom has 3 pens and buys 4. How many has he?"',
+        "mas-gym solve --task arithmetic --critic tiny-masprm --tree tree.html",
+    ),
+    "eval": (
+        evaluate.evaluate,
+        "mas-gym eval -n 100 --planner single --planner sc:5",
+        "mas-gym eval --planner mcts:10,3 --critic tiny-masprm --store runs.db",
+    ),
+    "envs": (listings.envs, "mas-gym envs", "mas-gym envs --json"),
+    "tasks": (listings.tasks, "mas-gym tasks", "mas-gym tasks --json"),
+    "planners": (listings.planners, "mas-gym planners", "mas-gym planners --json"),
+    "critics": (listings.critics, "mas-gym critics", "mas-gym critics --json"),
+    "policies": (listings.policies, "mas-gym policies", "mas-gym policies --json"),
+    "play": (play.play, "mas-gym play MAS-Arithmetic-v0", "mas-gym play MAS-Arithmetic-v0 --agent Solver"),
+    "rollouts": (
+        train.rollouts,
+        "mas-gym rollouts --store trees.db -n 200",
+        "mas-gym rollouts --store trees.db --task gsm8k --policy openai:MODEL@URL",
+    ),
+    "status": (listings.status, "mas-gym status runs.db", "watch mas-gym status runs.db"),
+    "view": (view.view, "mas-gym view runs.db", "mas-gym view runs.db --port 0 --no-open"),
+    "serve": (
+        serve.serve,
+        "mas-gym serve --planner sc:5",
+        "mas-gym serve --planner mcts:10,3 --critic tiny-masprm --port 9000",
+    ),
+}
+"""Each command with the two examples at the end of its help."""
+
+for _name, (_command, *_examples) in _COMMANDS.items():
+    app.command(_name, epilog=console.examples(*_examples))(_command)
+app.add_typer(train.app, name="train")
+
+
+def main() -> None:
+    """Run the command line; the entry point of ``mas-gym``."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character gets a question mark, not a crash.
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    console.escape_logs_and_warnings()
+    try:
+        app()
+    except Exception as error:
+        console.show_traceback(error)
+        sys.exit(1)
+
 
 __all__ = ["app", "main"]

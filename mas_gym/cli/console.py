@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-    from search.engine.progress import Progress
+    from search.engine.journal import Progress
 
 _PIPE_WIDTH = 120
 _PLAIN_SECONDS = 15.0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from search import Plan
     from search.compare import Arm, Bench, Match, Outcome, Remote, Workers
     from search.engine.fleet import Fleet
-    from search.engine.progress import Progress
+    from search.engine.journal import Progress
 
 
 class Files(NamedTuple):

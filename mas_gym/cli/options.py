@@ -217,7 +217,7 @@ def read_policy(spec: PolicySpec, cache: Path | None = None) -> Policy | AsyncPo
 
 def note_costs(policy: Policy | AsyncPolicy | None) -> None:
     """Print each engine's calls, tokens, faults and cost."""
-    from mas_gym.policies.meter import meters_of
+    from mas_gym.policies.base import meters_of
 
     for name, meter in meters_of(policy).items():
         note(f"{name}: {meter}")

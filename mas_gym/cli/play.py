@@ -205,7 +205,7 @@ def _lines() -> Iterator[str]:
 
 def _sample(env: MASEnv, observation: dict[str, Any], policy: Policy | AsyncPolicy, seed: int) -> tuple[str, int]:
     from mas_gym.policies import SamplingRequest
-    from mas_gym.seeding import derive_seed
+    from mas_gym.policies.base import derive_seed
 
     agent = env.mas.agents[observation["acting"]]
     seeds = (derive_seed(seed, env.problem_id, env.state.digest, 0),)

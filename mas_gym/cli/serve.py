@@ -77,9 +77,8 @@ def serve(
 
 def _web() -> tuple[Any, Any, Any]:
     try:
-        from mas_gym.service.app import make_app
+        from mas_gym.service.app import listen, make_app
         from mas_gym.service.pool import Service
-        from mas_gym.service.server import listen
     except ImportError as error:
         raise MissingDependencyError(
             f"mas-gym serve needs fastapi, uvicorn and prometheus_client ({error}): pip install 'mas-gym[serve]'"

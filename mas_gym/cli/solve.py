@@ -16,7 +16,7 @@ from mas_gym.cli.evaluate import pair_arms
 from mas_gym.errors import ConfigError, SearchError
 from mas_gym.policies.base import mean_logprob
 from mas_gym.render import one_line
-from mas_gym.report.page import TreeNodes, TreeView
+from mas_gym.report.pages import TreeNodes, TreeView
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rewardmodels import LabelledTree, Trained
     from search import Plan
     from search.compare import Arm, Bench
-    from search.engine.progress import Progress
+    from search.engine.journal import Progress
 
 app = typer.Typer(no_args_is_help=True, help="Train a reward model on search trees.", rich_markup_mode="rich")
 

@@ -21,8 +21,7 @@ import typer
 from mas_gym.cli.console import note, show_traceback
 from mas_gym.cli.solve import tree_view
 from mas_gym.errors import ConfigError, MASGymError, StoreError
-from mas_gym.report.listing import Cell, Column, listing_page
-from mas_gym.report.page import tree_page
+from mas_gym.report.pages import Cell, Column, listing_page, tree_page
 from mas_gym.service.origin import foreign
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mas_gym.policies.adapters import open_session
+from mas_gym.policies.adapters import ScriptedPolicy, open_session
 from mas_gym.policies.base import (
     AsyncPolicy,
     Policy,
@@ -19,7 +19,6 @@ from mas_gym.policies.base import (
 )
 from mas_gym.policies.registry import known_policies, load_policy
 from mas_gym.policies.replay import RecordedPolicy, RecordingPolicy
-from mas_gym.policies.scripted import ScriptedPolicy
 
 
 def __getattr__(name: str) -> Any:

@@ -1,18 +1,37 @@
-"""Adapters between policy shapes: batches as a session, any policy as asynchronous, one policy per agent."""
+"""Adapters between policies and their callers: shapes, event loops, agents.
+
+A batch policy becomes a session, any policy an asynchronous one, a function a policy, and several policies one that
+has a policy per agent.
+
+An HTTP pool or a vLLM engine belongs to the event loop that opened it, while each call of `search.run` may use a loop
+of its own. Such engines therefore live on one daemon thread per process, started at first use; callers on any other
+loop await them with `on_engine_loop`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import os
 import threading
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
-from mas_gym.policies.base import AsyncPolicy, Policy, SamplingReply, SamplingRequest, SamplingSession, StreamingPolicy
-from mas_gym.policies.meter import Meter, meters_of
+from mas_gym.policies.base import (
+    AsyncPolicy,
+    Meter,
+    Policy,
+    Sample,
+    SamplingReply,
+    SamplingRequest,
+    SamplingSession,
+    StreamingPolicy,
+    meters_of,
+)
 from mas_gym.validation import ANYONE
 
 
@@ -222,3 +241,111 @@ class PerAgentPolicy:
             known = ", ".join(self._routes)
             raise PolicyError(f"expected a policy for the agent {request.agent!r}, got policies for {known}; add '*'")
         return await policy.sample_async(request)
+
+
+Script = Callable[[SamplingRequest, int], str | Sample]
+
+
+class ScriptedPolicy:
+    """Answers each sample by calling ``script(request, seed)``.
+
+    If the script returns a string, each word counts as one token with log-probability -1.
+
+    Args:
+        script: A pure function, so that the same request gets the same reply.
+        name: Name shown in reports.
+        max_batch: As in `mas_gym.policies.Policy`.
+
+    Example:
+        >>> from mas_gym.prompts import ChatMessage
+        >>> policy = ScriptedPolicy(lambda request, seed: f"{request.agent} says {seed % 10}")
+        >>> request = SamplingRequest((ChatMessage("user", "14 + 3?"),), seeds=(17, 18), agent="Solver")
+        >>> [sample.text for sample in policy.sample([request])[0].samples]
+        ['Solver says 7', 'Solver says 8']
+    """
+
+    def __init__(self, script: Script, name: str = "scripted", max_batch: int = 256) -> None:
+        """Keep the script."""
+        self.script, self.name, self.max_batch = script, name, max_batch
+
+    def identity(self) -> dict[str, str | Script]:
+        """Return the name and the script, which is stated by its source code and what that refers to."""
+        return {"name": self.name, "script": self.script}
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
+        """Answer every request, in order."""
+        return [self._reply(request) for request in requests]
+
+    def _reply(self, request: SamplingRequest) -> SamplingReply:
+        prompt = sum(len(message.content.split()) for message in request.messages)
+        return SamplingReply(tuple(_sample(self.script(request, seed)) for seed in request.seeds), prompt)
+
+
+def _sample(said: str | Sample) -> Sample:
+    if isinstance(said, Sample):
+        return said
+    tokens = max(1, len(said.split()))
+    return Sample(said.strip(), tokens, -float(tokens), "stop")
+
+
+T = TypeVar("T")
+
+_SHUTDOWN_SECONDS = 20.0
+_lock = threading.Lock()
+_running: tuple[int, asyncio.AbstractEventLoop, threading.Thread] | None = None
+_closers: list[Callable[[], Awaitable[None]]] = []
+
+
+def engine_loop() -> asyncio.AbstractEventLoop:
+    """Return the process's engine loop; the first call (and the first after a fork) starts its thread."""
+    global _running
+    with _lock:
+        if _running is None or _running[0] != os.getpid():
+            loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=loop.run_forever, name="mas-gym-engines", daemon=True)
+            thread.start()
+            _closers.clear()
+            _running = (os.getpid(), loop, thread)
+        return _running[1]
+
+
+async def on_engine_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` on the engine loop and await it; cancelling the caller cancels the work."""
+    loop = engine_loop()
+    if asyncio.get_running_loop() is loop:
+        return await work
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+
+def close_at_exit(closer: Callable[[], Awaitable[None]]) -> None:
+    """Await ``closer`` on the engine loop when the interpreter exits."""
+    engine_loop()
+    _closers.append(closer)
+    # Exit handlers run in reverse order: re-registering makes this one run before those of the engines' libraries.
+    atexit.unregister(_stop)
+    atexit.register(_stop)
+
+
+def _stop() -> None:
+    if _running is None or _running[0] != os.getpid():
+        return
+    _, loop, thread = _running
+
+    async def close_all() -> None:
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*(closer() for closer in _closers), return_exceptions=True)
+
+    try:
+        asyncio.run_coroutine_threadsafe(close_all(), loop).result(_SHUTDOWN_SECONDS)
+    except TimeoutError:
+        return
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(_SHUTDOWN_SECONDS)
+    if not thread.is_alive():
+        loop.close()
+
+
+atexit.register(_stop)

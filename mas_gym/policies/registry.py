@@ -1,19 +1,86 @@
-"""Load a policy from a string such as ``"transformers:PATH#dtype=bfloat16"``."""
+"""Load a policy from a string such as ``"transformers:PATH#dtype=bfloat16"``, and state which model its files hold."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from hashlib import blake2b, file_digest
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import yaml
 
-from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.errors import ConfigError, MissingDependencyError, PolicyError
 from mas_gym.policies.base import AsyncPolicy, Policy, shortened
 from mas_gym.user_code import is_user_code, load_user_code, unknown
+
+_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")
+_READERS = 8
+
+
+class ModelFile(NamedTuple):
+    """A file when it was listed: path, size in bytes, and modification time in nanoseconds."""
+
+    path: Path
+    size: int
+    changed: int
+
+
+class ModelSource:
+    """A model's folder or hub id with a list of its files; create it before loading the model."""
+
+    def __init__(self, model: str) -> None:
+        """List the files of a folder without reading them."""
+        self._model, folder = model, Path(model)
+        self._files: tuple[ModelFile, ...] | None = None
+        if folder.is_dir():
+            self._files = tuple(_listed(path) for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES)
+
+    def identity(self) -> dict[str, str]:
+        """Return a digest of the names and contents of a folder's files, or a hub model's id and commit.
+
+        The digest does not depend on the machine or the folder's path. The first call reads the files, in parallel.
+
+        Raises:
+            PolicyError: A file was changed or removed after it was listed, or the hub model cannot be found.
+        """
+        if self._files is None:
+            return {"model": self._model, "commit": _commit(self._model)}
+        for file in self._files:
+            if not file.path.is_file() or _listed(file.path) != file:
+                raise PolicyError(f"{file.path} changed after the model was loaded; load the model again")
+        with ThreadPoolExecutor(_READERS) as pool:
+            contents = pool.map(_content, self._files)
+            names = "".join(f"{file.path.name}:{content}|" for file, content in zip(self._files, contents, strict=True))
+        return {"files": blake2b(names.encode(), digest_size=16).hexdigest()}
+
+
+def _listed(path: Path) -> ModelFile:
+    found = path.stat()
+    return ModelFile(path.absolute(), found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _content(file: ModelFile) -> str:
+    with file.path.open("rb") as stream:
+        return file_digest(stream, lambda: blake2b(digest_size=16)).hexdigest()
+
+
+def _commit(model: str) -> str:
+    from transformers.utils import cached_file
+
+    try:
+        config = cached_file(model, "config.json")
+    except OSError as error:
+        raise PolicyError(f"expected a local folder or a hub id that can be reached, got {model!r}: {error}") from error
+    # The hub's cache stores each commit in a folder named after it.
+    return Path(str(config)).parent.name
+
 
 ENTRY_POINTS = "mas_gym.policies"
 """Entry-point group for third parties; each entry names a loader ``(argument, **options) -> policy``."""
@@ -25,16 +92,16 @@ _BUILTIN = {
     "tiny": "mas_gym.policies.registry:_tiny",
     "transformers": "mas_gym.policies.registry:_transformers",
     "recorded": "mas_gym.policies.registry:_recorded",
-    "openai": "mas_gym.policies.openai.policy:load_openai",
-    "vllm": "mas_gym.policies.vllm.policy:load_vllm",
+    "openai": "mas_gym.policies.openai:load_openai",
+    "vllm": "mas_gym.policies.vllm:load_vllm",
 }
 
 _CLASSES = {
     "tiny": "mas_gym.policies.local.policy:TransformersPolicy",
     "transformers": "mas_gym.policies.local.policy:TransformersPolicy",
     "recorded": "mas_gym.policies.replay:RecordedPolicy",
-    "openai": "mas_gym.policies.openai.policy:OpenAIOptions",
-    "vllm": "mas_gym.policies.vllm.policy:VLLMPolicy",
+    "openai": "mas_gym.policies.openai:OpenAIOptions",
+    "vllm": "mas_gym.policies.vllm:VLLMPolicy",
 }
 
 

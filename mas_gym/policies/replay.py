@@ -32,14 +32,15 @@ from mas_gym.identity import digest_of, identity_of
 from mas_gym.policies.adapters import as_async, open_session, prompt_bound
 from mas_gym.policies.base import (
     AsyncPolicy,
+    Meter,
     Policy,
     Sample,
     SamplingReply,
     SamplingRequest,
     SamplingSession,
+    meters_of,
     token_count,
 )
-from mas_gym.policies.meter import Meter, meters_of
 
 SCHEMA = 1
 _FORMAT = "mas-gym-recording"

@@ -1,17 +1,22 @@
-"""What the checks share: findings, messages to try, random episodes, and identities."""
+"""The check for MAS configs, and what all checks share: findings, messages to try, random episodes, and identities."""
 
 from __future__ import annotations
 
 import copy
+import json
 import random
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ComplianceError, IdentityError, IllegalActionError
+from mas_gym.graph import MAS
 from mas_gym.identity import digest_of, identity_of
+from mas_gym.loading import MASSource, load_mas
 from mas_gym.policies.base import mean_logprob
 from mas_gym.state import Action, MASState
+from mas_gym.tasks import Problem, ProblemTask
 
 HOSTILE = ("", " \n\t", "\ud800", "نص من اليمين إلى اليسار", "\u202eesrever", "\x00\x1b[31m", "Final Answer: " * 50)
 ORDINARY = (
@@ -138,3 +143,68 @@ def _changed(value: Any) -> Any:
     if isinstance(value, list | tuple) and value and (first := _changed(value[0])) is not None:
         return type(value)((first, *value[1:])) if type(value) in (list, tuple) else None
     return None
+
+
+_QUESTION = "Maya has 3 apples and 4 pears. How many pieces of fruit?"
+
+
+def check_mas(source: MASSource, *, texts: Sequence[str] = (), episodes: int = 50, seed: int = 0) -> MAS:
+    """Check a MAS config: it is valid, its episodes end, every agent can act, and its environment works.
+
+    Args:
+        source: What `mas_gym.load_mas` takes.
+        texts: Messages that meet the conditions of your edges; patterns of ``contains:`` are tried automatically.
+        episodes: Number of random episodes to play.
+        seed: Seed of the episodes.
+
+    Returns:
+        The system.
+
+    Raises:
+        ConfigError: The config is not valid.
+        ComplianceError: The config is valid but violates a contract.
+    """
+    mas = load_mas(source)
+    findings = Findings(f"MAS {mas.name!r}")
+    findings.expect(load_mas(json.loads(json.dumps(mas.to_dict()))) == mas, "its dict form does not load back equal")
+    model = Dynamics(mas)
+    patterns = [e.condition.pattern for e in mas.edges if e.condition and e.condition.kind.endswith("contains")]
+    rng = random.Random(seed)
+    says = [*ORDINARY, *HOSTILE, *patterns, *texts]
+    acted: set[int] = set()
+    for _ in range(episodes):
+        states = walk(model, _QUESTION, says, rng)
+        acted.update(turn.speaker for turn in states[-1].turns)
+        for state in states:
+            _check_state(findings, model, state)
+    for i, agent in enumerate(mas.agents):
+        findings.expect(
+            i in acted,
+            f"agents[{i}] {agent.name!r} acted in none of {episodes} episodes: its conditions may exclude each other, "
+            "or need a message that you should pass in texts=",
+        )
+    _check_env(findings, mas)
+    findings.settle()
+    return mas
+
+
+def _check_state(findings: Findings, model: Dynamics, state: MASState) -> None:
+    findings.expect(state.depth <= model.max_depth, f"an episode is longer than {model.max_depth} turns")
+    again = model.state_from_dict(json.loads(json.dumps(state.to_dict())))
+    findings.expect(again == state, "a state does not survive its JSON form")
+    if not model.is_terminal(state):
+        name = model.mas.agents[state.acting].name
+        findings.expect(model.mas.ALL in model.legal_recipients(state), f"{name} cannot speak to ALL")
+
+
+def _check_env(findings: Findings, mas: MAS) -> None:
+    from gymnasium.utils.env_checker import check_env
+
+    from mas_gym.env import MASEnv
+
+    env = MASEnv(ProblemTask.of([Problem("check/0", _QUESTION, "7"), Problem("check/1", "1 + 1?", "2")]), mas)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_env(env, skip_render_check=True)
+    for warning in caught:
+        findings.expect(False, f"gymnasium's checker warns: {warning.message}")

@@ -11,7 +11,7 @@ from mas_gym.dynamics import Dynamics
 from mas_gym.errors import PolicyError
 from mas_gym.loading import MASSource, load_mas
 from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest, StreamingPolicy
-from mas_gym.policies.loop import engine_loop
+from mas_gym.policies.adapters import engine_loop
 from mas_gym.prompts import ChatMessage, chat_messages
 from mas_gym.testing.checks import HOSTILE, ORDINARY, Findings, check_apart, check_steady, describe, stated
 

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mas_gym.dynamics import Dynamics
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, StoreError
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, StoreError, need
 from mas_gym.graph import MAS
 from mas_gym.state import MASState
 from mas_gym.tasks.same import Same, rule_of, same_rule
 from rewardmodels.data import mining
 from rewardmodels.data.mining import Labelled, Pair, TreeView
 from rewardmodels.data.serialise import FORMAT, Parts, View, state_parts
-from rewardmodels.optional import need
 from search.plan import Plan
 from search.store import RunInfo, open_store
 

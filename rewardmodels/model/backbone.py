@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, need
 from rewardmodels.model.encode import ModelInput, collate, collate_plain, pack
-from rewardmodels.optional import need
 
 if TYPE_CHECKING:
     import torch

@@ -22,12 +22,11 @@ from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError, need
 from mas_gym.validation import MAX_TURNS
 from rewardmodels.data.dataset import LOOPS, DataKind
 from rewardmodels.data.serialise import FORMAT, View
 from rewardmodels.model.backbone import load_scalar, load_tokenizer, quiet
-from rewardmodels.optional import need
 
 if TYPE_CHECKING:
     import torch

@@ -223,7 +223,7 @@ class VLLMCritic(LearnedCritic):
         """Start the engine."""
         if not str(folder):
             raise ConfigError("expected 'vllm:FOLDER', got no folder")
-        from mas_gym.policies.vllm.engine import require_vllm
+        from mas_gym.policies.vllm import require_vllm
 
         require_vllm()
         info = read_info(Path(folder))
@@ -248,7 +248,7 @@ class _PoolingScorer:
     def __init__(self, folder: str, arguments: dict[str, Any]) -> None:
         from vllm import LLM
 
-        from mas_gym.policies.vllm.engine import without_spinning
+        from mas_gym.policies.vllm import without_spinning
         from rewardmodels.model.prefixes import Counts
 
         try:

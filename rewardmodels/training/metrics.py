@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mas_gym.errors import need
 from rewardmodels.data.dataset import Example
-from rewardmodels.optional import need
 
 Floats = NDArray[np.float64]
 

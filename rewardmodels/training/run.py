@@ -1,17 +1,19 @@
-"""Training a critic, from examples to a folder that `load_critic` loads."""
+"""Training a critic, from problems to searches, their trees, examples, and a folder that `load_critic` loads."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mas_gym.errors import ConfigError, TrainingError
-from rewardmodels.data.dataset import RewardData, histogram, split
+from mas_gym.errors import ConfigError, DataError, TrainingError, need
+from mas_gym.tasks.same import Same
+from rewardmodels.data.dataset import LabelledTree, RewardData, collect, histogram, split, stored_trees
+from rewardmodels.data.serialise import View
 from rewardmodels.model.backbone import (
     add_lora,
     base_path,
@@ -24,8 +26,10 @@ from rewardmodels.model.backbone import (
 )
 from rewardmodels.model.encode import Encoder
 from rewardmodels.model.folder import META, CriticInfo, model_card, read_info, save_folder
-from rewardmodels.optional import need
-from rewardmodels.training.config import TrainingConfig, check_head, config_for
+from rewardmodels.training.config import CriticKind, Head, TrainingConfig, check_head, config_for
+from search.compare.bench import Arm, Bench, drain, named_planners, start
+from search.engine.journal import Progress
+from search.store import engine_identity, open_store
 
 if TYPE_CHECKING:
     from rewardmodels.training.trainer import HeldOut
@@ -280,3 +284,87 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+ROLLOUTS = "mcts:40,3"
+"""The paper's search for training data."""
+
+
+def grow(
+    bench: Bench, planner: str = ROLLOUTS, listen: Callable[[Progress], None] | bool = False
+) -> BaseException | None:
+    """Search the problems of a training split with the true reward, into the bench's store.
+
+    Args:
+        bench: Problems, system, policy and store; the first seed is used.
+        planner: The search, in its short form.
+        listen: Called with every progress update; True for a progress bar.
+
+    Returns:
+        What ended the searches early; None if every tree is in the store.
+    """
+    [(name, method)] = named_planners([planner]).items()
+    return drain(start(Arm(name, method), bench, bench.seeds[0], listen, training=True), lambda plan: None)
+
+
+def trees(bench: Bench, first: int | None = None) -> Iterator[LabelledTree]:
+    """Read the trees that `grow` stored for the bench's policy, seed and problems, skipping all others in the store.
+
+    Args:
+        bench: The bench given to `grow`.
+        first: Only the trees of the first ``first`` problems; all by default.
+
+    Raises:
+        DataError: The store holds no training run of this policy.
+    """
+    assert bench.store is not None and bench.policy is not None
+    wanted = {problem.id for problem in bench.task[: first or len(bench.task)]}
+    policy = engine_identity("policy", bench.policy)
+    with open_store(bench.store) as store:
+        runs = [
+            info
+            for info in store.runs()
+            if info.config["training"] and info.config["seed"] == bench.seeds[0] and info.config["policy"] == policy
+        ]
+    if not runs:
+        raise DataError(f"{bench.store}: expected a training run of the policy {bench.policy.name!r}, found none")
+    for info in runs:
+        for item in stored_trees(bench.store, info.run, bench.mas):
+            if item.problem_id in wanted:
+                yield item
+
+
+def teach(
+    source: Callable[[], Iterator[LabelledTree]],
+    out: Path,
+    kind: CriticKind,
+    head: Head,
+    base: str = "tiny",
+    view: View = "full",
+    pairs_per_tree: int = 8,
+    same: str | Same | None = "text",
+    log: Callable[[str], None] = lambda line: None,
+    **settings: Any,
+) -> Trained:
+    """Mine trees and train a critic on them; the same call resumes, or returns the trained critic at once.
+
+    Args:
+        source: Yields the trees; called once per pass over them.
+        out: The critic's folder.
+        kind: What to train.
+        head: The loss.
+        base: The backbone.
+        view: Which part of a state the critic reads.
+        pairs_per_tree: The cap on mined pairs.
+        same: When siblings are duplicates, as in `rewardmodels.collect`.
+        log: Called with each line about progress.
+        settings: Fields of `rewardmodels.TrainingConfig`.
+    """
+    wanted = TrainingConfig(kind=kind, head=head).data_kind
+
+    def mined(what: Any) -> RewardData:
+        return collect(source(), what, view=view, pairs_per_tree=pairs_per_tree, same=same)
+
+    points = mined("points") if wanted == "pairs" else None
+    options = {**settings, "kind": kind, "head": head, "view": view}
+    return train(mined(wanted), out, base, points=points, log=log, **options)

@@ -19,9 +19,21 @@ from search.compare.bench import (
     pair,
 )
 from search.compare.comparison import Comparison, compare, matched
-from search.compare.outcomes import HIT_RANKS, Outcome, ResultRow, Spread, differences, find_row, summarise
+from search.compare.outcomes import (
+    HIT_RANKS,
+    Difference,
+    Interval,
+    Outcome,
+    ResultRow,
+    Spread,
+    differences,
+    find_row,
+    mean_std,
+    paired_bootstrap,
+    summarise,
+    wilson,
+)
 from search.compare.plots import save_tradeoff, tradeoff_figure
-from search.compare.stats import Difference, Interval, mean_std, paired_bootstrap, wilson
 from search.compare.tables import report, results_table, to_csv, to_html, to_json, to_latex, to_markdown
 
 __all__ = [

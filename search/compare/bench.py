@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mas_gym.policies import AsyncPolicy, Policy
     from mas_gym.tasks.base import Problem
     from search.engine.fleet import Fleet
-    from search.engine.progress import Progress
+    from search.engine.journal import Progress
     from search.setup import Budget, Sampling
 
 PAPER_PLANNERS = ("single", "sc:5", "sc:5,weights=critic", "sbs:5,1", "sbs:5,3", "mcts:10,3")

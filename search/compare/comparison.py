@@ -26,8 +26,7 @@ from search.compare.bench import (
     named_planners,
     pair,
 )
-from search.compare.outcomes import Outcome, ResultRow, differences, find_row, summarise
-from search.compare.stats import Difference
+from search.compare.outcomes import Difference, Outcome, ResultRow, differences, find_row, summarise
 from search.protocol import Critic, Planner
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from mas_gym.policies import AsyncPolicy, Policy
     from mas_gym.tasks.base import Problem
-    from search.engine.progress import Progress
+    from search.engine.journal import Progress
     from search.setup import Budget, Sampling
 
 CALIBRATION_PROBLEMS = 20

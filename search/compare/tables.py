@@ -11,8 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.render import one_line
-from search.compare.outcomes import HIT_RANKS, SCHEMA, ResultRow, Spread, differences
-from search.compare.stats import Difference
+from search.compare.outcomes import HIT_RANKS, SCHEMA, Difference, ResultRow, Spread, differences
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 from mas_gym.errors import BudgetError, CriticError, PolicyError, SearchError
 from mas_gym.graph import Agent
-from mas_gym.policies.base import SamplingReply, SamplingRequest
+from mas_gym.policies.base import SamplingReply, SamplingRequest, derive_seed
 from mas_gym.prompts import ChatMessage, chat_messages
-from mas_gym.seeding import derive_seed
 from mas_gym.state import Action, MASState
 from mas_gym.tasks.base import Problem
 from search.grading import Grader

@@ -20,11 +20,9 @@ from typing import Any
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependencyError
 from mas_gym.graph import MAS
-from mas_gym.policies.base import AsyncPolicy, Policy
-from mas_gym.policies.meter import Meter
+from mas_gym.policies.base import AsyncPolicy, Meter, Policy
 from mas_gym.tasks.base import Problem
-from search.engine.journal import Journal
-from search.engine.progress import Listener, Progress, listener
+from search.engine.journal import Journal, Listener, Progress, listener
 from search.engine.source import Source
 from search.engine.worker import Worker
 from search.plan import Plan, Usage

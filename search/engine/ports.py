@@ -125,7 +125,7 @@ class _AsyncPort:
     has_capacity = True
 
     def __init__(self, policy: AsyncPolicy, mail: Mail) -> None:
-        from mas_gym.policies.loop import engine_loop
+        from mas_gym.policies.adapters import engine_loop
 
         self._policy, self._mail, self._loop = policy, mail, engine_loop()
         self._waiting: OrderedDict[Hashable, SamplingRequest] = OrderedDict()

@@ -10,8 +10,7 @@ from mas_gym.errors import ConfigError
 from mas_gym.graph import MAS
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.tasks.base import Problem
-from search.engine.journal import Journal
-from search.engine.progress import Progress, listener
+from search.engine.journal import Journal, Progress, listener
 from search.engine.scheduler import Scheduler, SearchFuture
 from search.engine.source import Source
 from search.plan import Plan, Usage

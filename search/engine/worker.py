@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from mas_gym.policies.base import AsyncPolicy, Policy
-from mas_gym.policies.meter import Meter, meters_of
+from mas_gym.policies.base import AsyncPolicy, Meter, Policy, meters_of
 from mas_gym.tasks.base import Problem
 from search.engine.scheduler import Scheduler
 from search.plan import Plan

@@ -4,13 +4,10 @@ The paper's: `SinglePass`, `SelfConsistency`, `StepBeamSearch`, `MCTS`. For comp
 `BestOfN`, `PUCT`, `SequentialHalving`, `DVTS`, `REBASE`, `AdaptiveBranching`.
 """
 
-from search.planners.adaptive import AdaptiveBranching
-from search.planners.beam import StepBeamSearch
+from search.planners.beams import DVTS, REBASE, StepBeamSearch
 from search.planners.chains import BestOfN, SelfConsistency, SinglePass
-from search.planners.halving import SequentialHalving
 from search.planners.mcts import MCTS
-from search.planners.puct import PUCT
-from search.planners.trees import DVTS, REBASE
+from search.planners.variants import PUCT, AdaptiveBranching, SequentialHalving
 
 __all__ = [
     "DVTS",

@@ -1,12 +1,11 @@
 """The run store: one SQLite file with every finished search, its tree, texts, seeds and settings.
 
-`store` reads and exports, `record` writes one run and keeps a second writer out of it, `config` states
-what determines a run's results, `rows` turns runs and searches into rows and back, and `file` has the
-tables and their digests.
+`store` reads and exports, `record` states what determines a run's results, writes it and keeps a second
+writer out of it, `rows` turns runs and searches into rows and back, and `file` has the tables and their
+digests.
 """
 
-from search.store.config import engine_identity, run_config
-from search.store.record import RunRecord, open_record
+from search.store.record import RunRecord, engine_identity, open_record, run_config
 from search.store.rows import RunInfo
 from search.store.store import Store, open_store
 

@@ -171,7 +171,7 @@ def test_an_environment_of_a_third_party() -> None:
 
 def test_tracebacks_logs_and_warnings(tmp_path: Path) -> None:
     code = (
-        "import sys, logging, warnings\nimport mas_gym.cli.status as status\n"
+        "import sys, logging, warnings\nimport mas_gym.cli.listings as status\n"
         "from mas_gym.cli import main\n"
         "import search\n"
         "def broken(path):\n"

@@ -234,7 +234,7 @@ def test_a_damaged_search_is_named_and_the_others_are_shown(tmp_path: Path) -> N
 
 
 def test_two_thousand_problems_are_listed_by_pages() -> None:
-    from mas_gym.report.listing import PAGE, Cell, Column, listing_page
+    from mas_gym.report.pages import PAGE, Cell, Column, listing_page
 
     cells = {f"task/{'9' * (i % 5000)}{i}": Cell("7", True, None) for i in range(2000)}
     page = listing_page("x", [Column("key", "label", {}, cells)], page=3)

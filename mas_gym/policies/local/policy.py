@@ -14,7 +14,7 @@ from mas_gym.policies.base import Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.chat import ChatFormat
 from mas_gym.policies.local.decode import GLOBAL_CAP, Decoder, DecodeStats, Job
 from mas_gym.policies.local.forward import Model, check, threads_for
-from mas_gym.policies.weights import ModelSource
+from mas_gym.policies.registry import ModelSource
 
 _EXACT_LIMIT = 100_000_000
 _DEFAULT_WINDOW = 4096

@@ -27,10 +27,9 @@ from mas_gym.errors import (
     PolicyError,
     PromptTooLongError,
 )
-from mas_gym.policies.base import SamplingReply, SamplingRequest
-from mas_gym.policies.loop import close_at_exit, engine_loop, on_engine_loop
-from mas_gym.policies.meter import Meter, Price
-from mas_gym.policies.openai.wire import (
+from mas_gym.policies.adapters import close_at_exit, engine_loop, on_engine_loop
+from mas_gym.policies.base import Meter, Price, SamplingReply, SamplingRequest
+from mas_gym.policies.completions import (
     Api,
     BadReply,
     Fault,

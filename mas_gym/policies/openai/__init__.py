@@ -1,1 +1,0 @@
-"""Policies over any OpenAI-compatible server."""

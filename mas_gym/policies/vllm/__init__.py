@@ -1,1 +1,0 @@
-"""Policies on a vLLM engine of this process."""
