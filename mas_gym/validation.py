@@ -23,12 +23,15 @@ MOST_SHOWN = 20
 ANYONE = "*"
 """In ``policies``: every agent without an entry of its own."""
 
-_RESERVED = {"q", "sink", "all", ANYONE}
-_KINDS: tuple[str, ...] = get_args(ConditionKind)
+CONFIG_KEYS = ("schema", "name", "agents", "edges", "policies", "max_turns", "min_turns", "history")
+AGENT_KEYS = ("name", "system_prompt", "max_new_tokens")
+RESERVED = ("q", "sink", "all", ANYONE)
+"""Names that no agent may have, in any case."""
+LONGEST_NAME = 200
+CONDITION_KINDS: tuple[str, ...] = get_args(ConditionKind)
 _MOST_CYCLES = 20
 _CYCLE_REMEDY = "remove one of its edges, or set max_turns, with which agents may act more than once"
 _MOST_NAMES = 12
-_LONGEST_NAME = 200
 
 Place = tuple[str | int, ...]
 """Where a value stands, such as ``("agents", 2, "name")``."""
@@ -92,7 +95,7 @@ class _Reader:
         if not isinstance(data, Mapping):
             self.fault((), f"expected a mapping with agents and edges, got {shown(data)}")
             return None
-        self.keys((), data, ("schema", "name", "agents", "edges", "policies", "max_turns", "min_turns", "history"))
+        self.keys((), data, CONFIG_KEYS)
         schema = data.get("schema", SCHEMA)
         if schema != SCHEMA or isinstance(schema, bool):
             self.fault(("schema",), f"expected {SCHEMA}, got {shown(schema)}: this version reads no other schema")
@@ -154,7 +157,7 @@ class _Reader:
         if not isinstance(data, Mapping):
             self.fault(place, f"expected a mapping with name, system_prompt and max_new_tokens, got {shown(data)}")
             return None
-        self.keys(place, data, ("name", "system_prompt", "max_new_tokens"))
+        self.keys(place, data, AGENT_KEYS)
         name = self.agent_name((*place, "name"), data.get("name"))
         prompt = data.get("system_prompt")
         if not isinstance(prompt, str) or not prompt.strip():
@@ -170,9 +173,9 @@ class _Reader:
     def agent_name(self, place: Place, name: object) -> str | None:
         if not isinstance(name, str) or not name.strip():
             self.fault(place, f"expected a non-empty text, got {shown(name)}: name the agent, in quotes if necessary")
-        elif len(name) > _LONGEST_NAME:
-            self.fault(place, f"expected at most {_LONGEST_NAME} characters, got {len(name)}: choose a shorter name")
-        elif name.strip().lower() in _RESERVED:
+        elif len(name) > LONGEST_NAME:
+            self.fault(place, f"expected at most {LONGEST_NAME} characters, got {len(name)}: choose a shorter name")
+        elif name.strip().lower() in RESERVED:
             self.fault(place, f"{name!r} is the name of a special node: choose another")
         else:
             return name
@@ -231,9 +234,11 @@ class _Reader:
 
     def condition(self, place: Place, text: object) -> Condition | Literal[False]:
         kind, colon, pattern = text.partition(":") if isinstance(text, str) else ("", "", "")
-        if kind not in _KINDS or not colon:
-            near = self.near(kind, _KINDS)
-            self.fault(place, f"unknown condition {shown(text)}: expected {_or(k + ':...' for k in _KINDS)}{near}")
+        if kind not in CONDITION_KINDS or not colon:
+            near = self.near(kind, CONDITION_KINDS)
+            self.fault(
+                place, f"unknown condition {shown(text)}: expected {_or(k + ':...' for k in CONDITION_KINDS)}{near}"
+            )
             return False
         key = cast(str, text)
         if key not in self.conditions:
@@ -266,7 +271,7 @@ def _is_list(data: object) -> bool:
 
 
 def _step(key: object) -> str:
-    return key[:_LONGEST_NAME] if isinstance(key, str) else shown(key)
+    return key[:LONGEST_NAME] if isinstance(key, str) else shown(key)
 
 
 def _or(options: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mas_gym.cli import console, demo, evaluate, listings, play, serve, solve, train, view
+from mas_gym.cli import console, demo, evaluate, listings, play, serve, solve, systems, train, view
 from mas_gym.errors import MASGymError
 from mas_gym.render import printable
 
@@ -108,6 +108,8 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
     "critics": (listings.critics, "mas-gym critics", "mas-gym critics --json"),
     "policies": (listings.policies, "mas-gym policies", "mas-gym policies --json"),
     "play": (play.play, "mas-gym play MAS-Arithmetic-v0", "mas-gym play MAS-Arithmetic-v0 --agent Solver"),
+    "new": (systems.new, "mas-gym new mas.yaml", "mas-gym new agents/debate.yaml"),
+    "check": (systems.check, "mas-gym check mas.yaml --svg mas.svg", "mas-gym check rpsv"),
     "rollouts": (
         train.rollouts,
         "mas-gym rollouts --store trees.db -n 200",

@@ -5,7 +5,7 @@ Importing this package loads neither a model nor torch; `load_policy` imports to
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mas_gym.policies.adapters import ScriptedPolicy, open_session
 from mas_gym.policies.base import (
@@ -19,6 +19,9 @@ from mas_gym.policies.base import (
 )
 from mas_gym.policies.registry import known_policies, load_policy
 from mas_gym.policies.replay import RecordedPolicy, RecordingPolicy
+
+if TYPE_CHECKING:
+    from mas_gym.policies.local.policy import TransformersPolicy
 
 
 def __getattr__(name: str) -> Any:

@@ -256,7 +256,7 @@ class ScriptedPolicy:
         name: Name shown in reports.
         max_batch: As in `mas_gym.policies.Policy`.
 
-    Example:
+    Examples:
         >>> from mas_gym.prompts import ChatMessage
         >>> policy = ScriptedPolicy(lambda request, seed: f"{request.agent} says {seed % 10}")
         >>> request = SamplingRequest((ChatMessage("user", "14 + 3?"),), seeds=(17, 18), agent="Solver")

@@ -1,0 +1,157 @@
+"""Draws the site's pictures from the real product into ``docs/pictures``.
+
+``python docs/pictures.py`` draws the transcript of the concept page and the shipped graphs; a test checks that
+they are up to date. ``python docs/pictures.py --screens`` also photographs the tree page and the index of runs,
+at 1280 and 390 pixels, light and dark, with headless Chromium.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+import mas_gym
+from mas_gym.report.graph import graph_svg
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = Path(__file__).parent / "pictures"
+PROBLEM = "arithmetic/test/0/3/1"
+MESSAGES = (
+    "Facts: has 27, buys 3, loses 4, loses 7. Question: how many?",
+    "Path: start 27, + 3, - 4, - 7.",
+    "Count: 27 + 3 = 30, 30 - 4 = 26.",
+    "Fix: 27 + 3 = 30, 30 - 4 = 26, 26 - 7 = 19.\nFinal Answer: 19",
+)
+"""What the embedded agents wrote in one pass: the Solver forgets the last step, and the Verifier finds it."""
+
+CHROMIUM = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def transcript() -> str:
+    """Return Markdown that walks through one episode: graph, view, mask, message and reward of each turn."""
+    env = gym.make("MAS-Arithmetic-v0", view="local")
+    mas: Any = env.unwrapped
+    observation, info = env.reset(options={"problem_id": PROBLEM})
+    parts = [f"> {observation['question']}\n"]
+    for turn, message in enumerate(MESSAGES, start=1):
+        name = info["agent"]
+        parts += [f"### Turn {turn}: the {name}\n", _graph(mas, f"turn {turn}: {name} acts")]
+        parts.append(_view(mas, observation, info))
+        observation, reward, terminated, _, info = env.step((message, mas.ALL))
+        parts.append(f"It writes to `ALL`, which here means {_names(mas)}:\n\n{_quoted(message)}\n")
+        parts.append(f"Reward **{reward:+g}**; the episode {'ends' if terminated else 'goes on'}.\n")
+    parts += ["### The end\n", _graph(mas, "the message has reached sink")]
+    parts.append(
+        f"The last message has reached `sink`. The task reads the answer `{info['extracted']}` from it and compares it "
+        f"with the reference, so the reward is +1 if they are equal and -1 if they are not. Here `info['correct']` is "
+        f"`{info['correct']}`.\n"
+    )
+    return "\n".join(parts)
+
+
+def _graph(mas: Any, title: str) -> str:
+    return f"<div>\n{graph_svg(mas.mas, mas.state, title)}</div>\n"
+
+
+def _view(mas: Any, observation: dict[str, Any], info: dict[str, Any]) -> str:
+    mask = [int(bit) for bit in info["action_mask"]]
+    names = [mas.mas.node_name(node) for node in range(len(mask))]
+    rows = ["| sees | |", "|---|---|"]
+    if mas.mas.sees_question[observation["acting"]]:
+        rows.append("| question | the whole text |")
+    for message in observation["transcript"]:
+        rows.append(f"| message of {mas.mas.node_name(message.speaker)} | {escape(message.text)} |")
+    table = "\n".join(rows)
+    header = " | ".join(names)
+    return (
+        f"{table}\n\nIts action mask, `info['action_mask']`:\n\n| {header} |\n|{':---:|' * len(mask)}\n"
+        f"| {' | '.join(map(str, mask))} |\n"
+    )
+
+
+def _names(mas: Any) -> str:
+    return " and ".join(f"`{mas.mas.node_name(node)}`" for node in mas.state.recipients)
+
+
+def _quoted(message: str) -> str:
+    return "\n".join(f"> {line}  " for line in message.splitlines())
+
+
+def drawings() -> Iterator[tuple[str, str]]:
+    """Yield the name and text of each drawing that needs no model."""
+    yield "transcript.md", transcript()
+    own = ROOT / "examples" / "own_mas.yaml"
+    command = [sys.executable, "-m", "mas_gym.cli", "check", own]
+    yield "check.txt", subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    yield "writers.html", f"<div>\n{graph_svg(mas_gym.load_mas(own))}</div>\n"
+    yield "rpsv.html", f"<div>\n{graph_svg(mas_gym.load_mas('rpsv'))}</div>\n"
+
+
+def screens() -> None:
+    """Photograph the tree page and the index of a small store."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        sys.exit("expected Chromium on the PATH; apt-get install chromium")
+    with tempfile.TemporaryDirectory() as folder:
+        store, tree = Path(folder, "runs.db"), Path(folder, "tree.html")
+        arms = ["--planner", "single", "--planner", "bon:10", "--planner", "mcts:10,3"]
+        critics = ["--critic", "tiny-orm", "--critic", "tiny-masprm"]
+        _mas_gym("eval", "-n", "60", *arms, *critics, "--store", store, "--plot", FOLDER / "frontier.png")
+        _mas_gym("solve", "--task", "arithmetic", "--critic", "tiny-masprm", "--tree", tree)
+        from mas_gym.cli.view import make_server
+
+        server = make_server(store, 0)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        pages = {"tree": tree.as_uri(), "index": f"http://127.0.0.1:{server.server_address[1]}/"}
+        for page, address in pages.items():
+            for width in (1280, 390):
+                for scheme in ("light", "dark"):
+                    dark = ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
+                    target = FOLDER / f"{page}-{width}-{scheme}.png"
+                    size = f"--window-size={width},{800 if width > 400 else 844}"
+                    profile = f"--user-data-dir={folder}/profile"
+                    shot = f"--screenshot={target}"
+                    subprocess.run(
+                        [chromium, *CHROMIUM, *dark, size, profile, shot, address],
+                        check=True,
+                        stderr=subprocess.DEVNULL,
+                    )
+        server.shutdown()
+
+
+def _mas_gym(*words: object) -> None:
+    subprocess.run([sys.executable, "-m", "mas_gym.cli", *map(str, words)], check=True)
+
+
+def main() -> None:
+    """Draw."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--screens", action="store_true", help="also take screenshots, which needs Chromium")
+    wanted = parser.parse_args()
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in drawings():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+    if wanted.screens:
+        screens()
+
+
+if __name__ == "__main__":
+    main()

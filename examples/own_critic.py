@@ -1,0 +1,45 @@
+"""Your own critic: a rule that looks for numbers that the agents have lost.
+
+A critic scores states, batch in, batch out. Values may have any scale; larger is better.
+Run ``python examples/own_critic.py``, or use it from the command line:
+``mas-gym eval --planner mcts:10,3 --critic examples/own_critic.py:NothingLost``.
+"""
+
+import re
+
+import mas_gym
+import search
+from mas_gym.policies import load_policy
+
+
+class NothingLost:
+    """The share of the question's numbers that the latest message with numbers still mentions."""
+
+    name = "nothing-lost"
+    terminal_only = False  # True for a critic of finished transcripts only
+    free = True  # scoring costs no model call, so RC stays 0
+
+    def score(self, contexts):
+        """Return one value per state, in order."""
+        return [self._score(context.state) for context in contexts]
+
+    def _score(self, state):
+        given = set(re.findall(r"\d+", state.question))
+        for turn in reversed(state.turns):
+            found = set(re.findall(r"\d+", turn.text.partition("Final Answer")[0]))
+            if given and found:
+                return len(given & found) / len(given)
+        return 0.5
+
+
+def main(problems: int = 50) -> None:
+    """Guide the same search by this critic and by one without knowledge."""
+    task = mas_gym.load_task("arithmetic", split="test")[:problems]
+    policy = load_policy("tiny")
+    for critic in (search.ConstantCritic(0.5), NothingLost()):
+        plans = list(search.run("mcts:10,3", task, mas="rpsv", policy=policy, critic=critic))
+        print(f"{critic.name:14} {sum(bool(plan.correct) for plan in plans)} of {len(plans)} right")
+
+
+if __name__ == "__main__":
+    main()
