@@ -13,11 +13,13 @@ from mas_gym.state import MASState
 _LONGEST_NAME = 40
 _LONGEST_LABEL = 16
 
-_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 124, 40, 96, 26, 14
-_CHARACTERS = 16
+_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 116, 40, 36, 26, 10
+_LABEL_GAP = 96
+"""Horizontal gap if some edges carry the text of their condition."""
+_CHARACTERS = 14
 
 _STYLE = (
-    "text{font:13px system-ui,sans-serif;fill:var(--md-default-fg-color,#22262b);fill-opacity:1}"
+    "text{font:14px system-ui,sans-serif;fill:var(--md-default-fg-color,#22262b);fill-opacity:1}"
     ".box{fill:var(--md-default-bg-color,#fff);stroke:#8a94a0}.q,.sink{stroke-dasharray:4 3}"
     ".spoke{fill:#2f6f8f;stroke:none}"
     ".acts{fill:#c2691a;stroke:none}.spoke+text,.acts+text{fill:#fff}"
@@ -125,8 +127,8 @@ def _row(label: str, left: int, place: int, joined: set[int], rails: list[_Rail]
         corner = "─" if column < end else " "
         if rail is not None and column in joined:
             ends = (place == rail.top, place == rail.bottom)
-            inner, outer = {(True, False): "┬╮", (False, True): "┴╯"}.get(ends, "┼┤")
-            corner = inner if column < end else outer
+            corners = {(True, False): "┬╮", (False, True): "┴╯"}.get(ends, "┼┤")
+            corner = corners[column == end]
         elif rail is not None:
             corner = "│"
         line += ("─" if column <= end else " ") * 2 + corner
@@ -145,12 +147,13 @@ def graph_svg(mas: MAS, state: MASState | None = None, title: str = "") -> str:
         SVG without scripts or references. Colours follow ``--md-default-fg-color`` where a page defines it.
     """
     places = _places(mas)
+    pitch = _WIDTH + (_LABEL_GAP if any(edge.condition for edge in mas.edges) else _GAP_X)
     arcs = list(_arcs(mas, places))
-    above = max((-arc.bend for arc in arcs), default=0)
-    below = max((arc.bend for arc in arcs), default=0)
+    above = max(0, *(-arc.bend for arc in arcs))
+    below = max(0, *(arc.bend for arc in arcs))
     rows = 1 + max(row for _, row in places.values())
-    width = 2 * _MARGIN + (1 + max(c for c, _ in places.values())) * (_WIDTH + _GAP_X) - _GAP_X
-    height = 2 * _MARGIN + rows * (_HEIGHT + _GAP_Y) - _GAP_Y + max(above, 0) + max(below, 0)
+    width = 2 * _MARGIN + max(c for c, _ in places.values()) * pitch + _WIDTH
+    height = 2 * _MARGIN + rows * (_HEIGHT + _GAP_Y) - _GAP_Y + above + below
     turns = state.turns if state is not None else ()
     used = {(turn.speaker, target) for turn in turns for target in turn.recipients}
     last = {(turns[-1].speaker, target) for target in turns[-1].recipients} if turns else set()
@@ -165,9 +168,9 @@ def graph_svg(mas: MAS, state: MASState | None = None, title: str = "") -> str:
     for arc in arcs:
         key = (arc.edge.source, arc.edge.target)
         kind = " last" if key in last else " used" if key in used else ""
-        parts.append(_edge_svg(arc, kind, max(above, 0)))
+        parts.append(_edge_svg(arc, kind, pitch, above))
     for node, (column, row) in places.items():
-        x, y = _corner(column, row, max(above, 0))
+        x, y = _corner(column, row, pitch, above)
         kind = "acts" if state is not None and node == state.acting else ""
         kind = kind or ("spoke" if any(turn.speaker == node for turn in turns) else "")
         special = " q" if node == Q else " sink" if node == mas.sink else ""
@@ -215,12 +218,12 @@ def _arcs(mas: MAS, places: dict[int, tuple[int, int]]) -> Iterator[_Arc]:
         yield _Arc(edge, start, end, bend, depth)
 
 
-def _corner(column: int, row: int, above: int) -> tuple[int, int]:
-    return _MARGIN + column * (_WIDTH + _GAP_X), _MARGIN + above + row * (_HEIGHT + _GAP_Y)
+def _corner(column: int, row: int, pitch: int, above: int) -> tuple[int, int]:
+    return _MARGIN + column * pitch, _MARGIN + above + row * (_HEIGHT + _GAP_Y)
 
 
-def _edge_svg(arc: _Arc, kind: str, above: int) -> str:
-    (x0, y0), (x1, y1) = _corner(*arc.start, above), _corner(*arc.end, above)
+def _edge_svg(arc: _Arc, kind: str, pitch: int, above: int) -> str:
+    (x0, y0), (x1, y1) = _corner(*arc.start, pitch, above), _corner(*arc.end, pitch, above)
     ahead = arc.end[0] > arc.start[0]
     if not arc.bend:
         a, b = (x0 + _WIDTH, y0 + _HEIGHT // 2), (x1 - 1, y1 + _HEIGHT // 2)
