@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,27 @@ import pytest
 import mas_gym.tiny
 import search
 from benchmarks import siblings
-from benchmarks.paper import agents, clock, credit, curve, dylan, graphs, heads, main, tasks, views
+from benchmarks.paper import (
+    agents,
+    clock,
+    credit,
+    curve,
+    duplicates,
+    dylan,
+    graphs,
+    heads,
+    main,
+    single,
+    tasks,
+    trainings,
+    views,
+)
 from benchmarks.paper.all import TABLES
 from benchmarks.paper.credit import Pass, blame_matrix, judges_of, largest_drop, shares
-from benchmarks.paper.lab import ORM, Lab, publish
+from benchmarks.paper.lab import ORM, Lab, publish, weights
 from benchmarks.paper.options import Options, read
 from benchmarks.paper.page import REASONS, Claim, Page, claim, claim_of, write_page
+from benchmarks.paper.published import lead, narrowing
 from benchmarks.tiny.truth import FirstError, first_error
 from mas_gym.errors import ConfigError
 from mas_gym.policies import load_policy
@@ -46,6 +62,12 @@ def figures(text: str, first: str) -> list[str]:
     """Return the cells of the table row that begins with a cell."""
     line = next(line for line in text.splitlines() if line.startswith(f"| {first} |"))
     return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def assert_rivals(text: str, name: str) -> None:
+    """Check that a page compares MASPRM with policy likelihood, and with best-of-N at equal tokens."""
+    assert f"| {name}mcts:10,3: MASPRM over policy likelihood |" in text
+    assert re.search(rf"\| {name}MASPRM mcts:10,3 over bon:\d+ with the ORM, equal tokens \|", text)
 
 
 # The tables
@@ -97,7 +119,9 @@ def test_the_main_table_has_the_papers_rows_and_goes_on_from_what_is_done(lab: L
     ]
     for compared in ("MCTS(20,2) over best-of-5", "MCTS(10,3) over best-of-10", "MCTS(10,3) over ORM MCTS(10,3)"):
         assert f"| MASPRM {compared}" in text
-    assert "SC@5: the gap from Hit@1 to Hit@5 shrinks with MASPRM | +6.6 to +12.7 |" in text
+    assert "SC@5: the gap from Hit@1 to Hit@5 shrinks with MASPRM | 7B: +6.6 +7.7 +12.7 +7.3 |" in text
+    assert re.search(r"over a single pass .* \| no comparison: [\d.]+ times the tokens \|", text)
+    assert "This page has 28 intervals of 95%" in text
     assert "python -m benchmarks.paper.main -n 2 --seeds 42 --trees 8" in text
     assert text.count("MASPRM over") == 7
     assert (options.folder / "main.png").read_bytes().startswith(b"\x89PNG")
@@ -114,6 +138,7 @@ def test_heads_are_trained_on_the_same_trees(lab: Lab) -> None:
     assert len(figures(text, "MASPRM, BT")) == len(figures(text, "MASPRM, BT alone")) == 6
     assert "MASPRM: BT over MSE" in text
     assert "ORM: BCE over MSE" in text
+    assert_rivals(text, "")
     # An ORM has an AUC and no pairs.
     [judged] = [line for line in text.splitlines() if line.startswith("| ORM, BCE |")][1:]
     assert re.fullmatch(r"(\| \W ){3}\| [01]\.\d{3} \| [^|]* \|", judged.removeprefix("| ORM, BCE "))
@@ -123,12 +148,17 @@ def test_heads_are_trained_on_the_same_trees(lab: Lab) -> None:
 def test_a_critic_of_the_local_view(lab: Lab) -> None:
     text = text_of(lab, views.run(lab))
     assert [figures(text, name)[0] for name in ("policy likelihood", "full", "local")]
+    assert_rivals(text, "")
     assert lab.critic(lab.home, views.Recipe(view="local")).info.view == "local"
 
 
 @pytest.mark.slow
-def test_one_critic_guides_other_graphs(lab: Lab) -> None:
+def test_one_critic_guides_other_graphs_and_each_has_one_of_its_own(lab: Lab) -> None:
     text = text_of(lab, graphs.run(lab))
+    for graph in ("rpsv", "refine", "consensus"):
+        assert_rivals(text, f"{graph}: ")
+    assert len(figures(text, "best-of-N, own ORM")) == 6
+    assert "consensus: MCTS(10,3) with its own MASPRM over that of rpsv" in text
     assert len(figures(text, "mcts:10,3")) == 6
     assert "range over graphs: single pass over mcts:10,3+MASPRM" in text
 
@@ -136,7 +166,9 @@ def test_one_critic_guides_other_graphs(lab: Lab) -> None:
 @pytest.mark.slow
 def test_a_dynamic_graph_gets_a_critic_of_its_own(lab: Lab) -> None:
     text = text_of(lab, dylan.run(lab))
-    assert text.count("| dynamic schedule |") == 2
+    assert text.count("| dynamic schedule |") == 4
+    assert_rivals(text, "fixed: ")
+    assert_rivals(text, "dynamic: ")
     assert lab.critic(lab.home._replace(mas="dylan")).info.graphs.keys() == {"dylan"}
 
 
@@ -145,6 +177,8 @@ def test_critics_go_to_another_task(lab: Lab) -> None:
     text = text_of(lab, tasks.run(lab))
     assert "Hit@1 on ordering (logic)" in text
     assert len(figures(text, "MASPRM of ordering")) == 3
+    assert_rivals(text, "ordering: ")
+    assert_rivals(text, "arithmetic: ")
     assert "on ordering: its own critic over that of arithmetic" in text
 
 
@@ -152,6 +186,35 @@ def test_critics_go_to_another_task(lab: Lab) -> None:
 def test_critics_go_to_other_agents(lab: Lab) -> None:
     text = text_of(lab, agents.run(lab))
     assert text.count("| mcts:10,3 | ") == 3
+    assert "MASPRM mcts:10,3 over bon:" in text
+
+
+@pytest.mark.slow
+def test_one_agent_alone_gets_the_tokens_of_the_system(lab: Lab) -> None:
+    text = text_of(lab, single.run(lab))
+    assert len(re.findall(r"^\| one agent \| bon:\d+ \+ ORM of one agent \|", text, re.MULTILINE)) >= 2
+    assert re.search(r"mcts:10,3 \+ MASPRM over bon:\d+ of one agent, equal tokens", text)
+    assert "no comparison" in next(line for line in text.splitlines() if "mcts:10,3+MASPRM over one agent" in line)
+
+
+@pytest.mark.slow
+def test_duplicates_are_counted_and_every_use_of_the_rule_is_compared(lab: Lab) -> None:
+    text = text_of(lab, duplicates.run(lab))
+    plain, merged = (figures(text, f"mcts:40,3{rule}") for rule in ("", ",same=opening"))
+    assert float(plain[1]) > float(merged[1]) and float(plain[3]) > 0
+    assert (
+        len(re.findall(r"^\| (identical texts|mining|mining, training searches) \| (yes|no)", text, re.MULTILINE)) == 6
+    )
+    assert "dev split in place of the test split" in text
+
+
+@pytest.mark.slow
+def test_three_trainings_have_intervals_over_problems_and_trainings(lab: Lab) -> None:
+    text = text_of(lab, trainings.run(lab))
+    assert len(re.findall(r"^\| mcts:10,3 \+ (?:MASPRM|ORM), seed [123] \|", text, re.MULTILINE)) == 6
+    assert "mcts:10,3: MASPRM over ORM" in text
+    folders = {lab.folder(lab.home, replace(ORM, seed=seed)) for seed in trainings.TRAININGS}
+    assert len(folders) == 3
 
 
 @pytest.mark.slow
@@ -159,6 +222,8 @@ def test_learning_curves(lab: Lab, options: Options) -> None:
     text = text_of(lab, curve.run(lab))
     assert [figures(text, "trees")[1], figures(text, "all")[1]] == ["4", "8"]
     assert (options.folder / "curve.png").exists()
+    assert_rivals(text, "")
+    assert "| 4 trees over policy likelihood, MCTS(10,3) |" in text
 
 
 @pytest.mark.slow
@@ -170,9 +235,18 @@ def test_the_clock_and_credit_need_the_main_critics_alone(lab: Lab, options: Opt
     assert (options.folder / "credit.png").exists()
 
 
+def test_no_page_is_older_than_the_weights_it_speaks_of() -> None:
+    pages = sorted((Path(main.__file__).parent.parent / "pages").glob("*.md"))
+    assert len(pages) >= 10
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        given = {kind: f"tiny-{kind}" for kind in ("masprm", "orm") if f"--{kind} tiny-{kind}" in text}
+        assert f"- {weights(Options(**given))}\n" in text, f"{page.name} was made with other weights: make it again"
+
+
 def test_every_table_is_in_all_and_has_a_page_of_its_name() -> None:
     modules = {path.stem for path in Path(main.__file__).parent.glob("*.py")}
-    assert set(TABLES) == modules - {"__init__", "all", "held_out", "lab", "options", "page"}
+    assert set(TABLES) == modules - {"__init__", "all", "held_out", "lab", "options", "page", "published", "rivals"}
 
 
 def test_a_given_critic_is_used_where_the_main_recipe_is_meant_and_nowhere_else(tmp_path: Path) -> None:
@@ -226,9 +300,18 @@ def test_a_claim_says_what_its_interval_says() -> None:
     turned = claim("x", "+1", {f"p{i}": float(i % 2) for i in range(40)}, {f"p{i}": 1.0 for i in range(40)})
     assert turned.verdict == "**contrary**"
     assert claim("x", "+1", {"p": 1.0, "q": 0.0}, {"p": 0.0, "q": 1.0}).verdict == "undecided"
+    assert sure._replace(tokens=(640.0, 68.0)).verdict == "no comparison: 9.4 times the tokens"
+    assert sure._replace(tokens=(68.0, 640.0)).verdict == "no comparison: 9.4 times the tokens"
+    assert sure._replace(tokens=(640.0, 675.0)).verdict == "holds"
 
 
-@pytest.mark.parametrize("paper", ["+3.0 / +14.5", "+14.5 / +3.0", "+3.0 to +14.5"])
+def test_the_papers_figures_are_those_of_its_four_data_sets() -> None:
+    assert lead("mcts:10,3", "MASPRM", "PL") == "1.5B: +7.3 +4.8 +8.3 +5.7; 7B: +20.4 +9.3 +14.7 +9.0"
+    assert lead("sc:5,weights=critic", "MASPRM", "ORM") == "1.5B: -1.2 -0.6 -0.2 +0.0; 7B: +1.2 +1.4 +4.1 +1.4"
+    assert narrowing("mcts:10,3") == "7B: +14.3 +9.4 +8.6 +8.9"
+
+
+@pytest.mark.parametrize("paper", ["1.5B: +3.0 +3.4; 7B: +14.5 +5.6", "+14.5 +3.0", "+3.0 to +14.5"])
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
     [
@@ -299,7 +382,7 @@ def test_a_page_names_its_settings_and_no_place_on_this_machine(
     assert read("prog", "about", ["main", "heads"], tuple(TABLES)).tables == ("main", "heads")
     with pytest.raises(SystemExit):
         read("prog", "about", ["mains"], tuple(TABLES))
-    assert "expected tables of main, credit" in capsys.readouterr().err
+    assert "expected tables of main, single, credit" in capsys.readouterr().err
 
 
 # Pictures

@@ -23,6 +23,7 @@ from search.compare import (
     Outcome,
     ResultRow,
     mean_std,
+    nested_bootstrap,
     paired_bootstrap,
     report,
     save_tradeoff,
@@ -120,6 +121,50 @@ def test_paired_bootstrap_compares_only_common_problems() -> None:
     assert (gap.mean, gap.problems) == (1.0, 1)
     with pytest.raises(ConfigError, match="none in common"):
         paired_bootstrap({"a": 1.0}, {"b": 1.0})
+
+
+def trained(level: float, spread: float, rng: np.random.Generator, count: int = 3) -> list[dict[str, float]]:
+    """Return the results of several trainings, whose true accuracies differ."""
+    levels = np.clip(level + spread * rng.standard_normal(count), 0, 1)
+    return [{str(i): float(hit) for i, hit in enumerate(rng.random(120) < one)} for one in levels]
+
+
+def test_an_interval_over_trainings_is_wider_where_trainings_differ() -> None:
+    rng = np.random.default_rng(3)
+    for spread, ratio in ((0.0, 1.6), (0.15, math.inf)):
+        a, b = trained(0.7, spread, rng), trained(0.6, spread, rng)
+        means = [{key: sum(one[key] for one in side) / 3 for key in side[0]} for side in (a, b)]
+        nested, plain = nested_bootstrap(a, b), paired_bootstrap(*means)
+        assert nested.mean == pytest.approx(plain.mean)
+        width = (nested.high - nested.low) / (plain.high - plain.low)
+        assert 1 <= width < ratio and (spread == 0.0 or width > 1.6)
+
+
+def test_a_nested_bootstrap_covers_what_a_plain_one_misses() -> None:
+    rng = np.random.default_rng(11)
+    covered = {"nested": 0, "plain": 0}
+    for trial in range(100):
+        a, b = trained(0.7, 0.06, rng), trained(0.6, 0.06, rng)
+        gaps = {"nested": nested_bootstrap(a, b, resamples=400, seed=trial)}
+        means = [{key: sum(one[key] for one in side) / 3 for key in side[0]} for side in (a, b)]
+        gaps["plain"] = paired_bootstrap(*means, resamples=400, seed=trial)
+        for name, gap in gaps.items():
+            covered[name] += gap.low <= 0.1 <= gap.high
+    assert covered["nested"] >= 85 > covered["plain"]
+
+
+def test_one_training_each_is_the_paired_bootstrap() -> None:
+    [a], [b] = trained(0.7, 0.0, np.random.default_rng(1), 1), trained(0.6, 0.0, np.random.default_rng(2), 1)
+    assert nested_bootstrap([a], [b])[:3] == pytest.approx(paired_bootstrap(a, b)[:3], abs=0.01)
+    back = nested_bootstrap([b], [a])
+    assert back.mean == -nested_bootstrap([a], [b]).mean
+
+
+def test_what_a_nested_bootstrap_refuses() -> None:
+    with pytest.raises(ConfigError, match="at least one training on each side, got 0 and 1"):
+        nested_bootstrap([], [{"a": 1.0}])
+    with pytest.raises(ConfigError, match="none in common"):
+        nested_bootstrap([{"a": 1.0}, {"b": 1.0}], [{"a": 1.0}])
 
 
 def test_mean_std() -> None:

@@ -6,17 +6,35 @@ import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from benchmarks.paper import agents, clock, credit, curve, dylan, graphs, heads, main, tasks, views
+from benchmarks.paper import (
+    agents,
+    clock,
+    credit,
+    curve,
+    duplicates,
+    dylan,
+    graphs,
+    heads,
+    main,
+    single,
+    tasks,
+    trainings,
+    views,
+)
 from benchmarks.paper.lab import Lab, note, publish
 from benchmarks.paper.options import Options, read
 from benchmarks.paper.page import Page
+from mas_gym.tasks.same import rule_of
 
 TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
     {
         "main": main.run,
+        "single": single.run,
         "credit": credit.run,
         "heads": heads.run,
         "views": views.run,
+        "duplicates": duplicates.run,
+        "trainings": trainings.run,
         "graphs": graphs.run,
         "dylan": dylan.run,
         "tasks": tasks.run,
@@ -26,6 +44,9 @@ TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
     }
 )
 """In the order in which they run; tables that need a second task or model come last."""
+
+RPSV = ("single", "graphs", "dylan")
+"""Tables that compare the system of the paper's mathematics tasks with others."""
 
 TRUTH = ("arithmetic", "ordering")
 """Tasks whose first errors are known."""
@@ -38,7 +59,11 @@ def make(options: Options) -> list[str]:
     for name, run in TABLES.items():
         if options.tables and name not in options.tables:
             continue
-        if (name == "credit" and options.task not in TRUTH) or (name in ("graphs", "dylan") and lab.home.mas != "rpsv"):
+        if (
+            (name == "credit" and options.task not in TRUTH)
+            or (name in RPSV and lab.home.mas != "rpsv")
+            or (name == "duplicates" and rule_of(options.task) == "text")
+        ):
             note(f"{name}: not for {options.task} with {lab.home.mas}")
             continue
         if name == "agents" and options.policy != "tiny" and not options.other_policy:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.paper.held_out import pair_accuracy, pair_cells
-from benchmarks.paper.lab import LIKELIHOOD, MCTS, Lab, Recipe, Score, arm, command, keep_rows
-from benchmarks.paper.page import NEW, Page, claim, percent, span
-from rewardmodels import LearnedCritic, load_critic
+from benchmarks.paper.lab import MCTS, Lab, Recipe, Score, arm, command, keep_rows
+from benchmarks.paper.page import NEW, Page, percent, span
+from benchmarks.paper.rivals import compared, rivals
+from rewardmodels import LearnedCritic
 
 PAIRS = (1, 2, 4, 8)
 FEWEST = 4
@@ -49,10 +50,12 @@ def run(lab: Lab) -> Page:
     recipes += [("pairs per tree", Recipe(pairs=number)) for number in PAIRS[:-1]]
     recipes += [("all", Recipe(trees=full))]
     critics = [lab.critic(lab.home, recipe) for _, recipe in recipes]
-    arms = [arm(MCTS, load_critic(LIKELIHOOD), "PL")]
+    arms = [arm("single")]
     arms += [arm(MCTS, critic, _name(recipe)) for (_, recipe), critic in zip(recipes, critics, strict=True)]
     seeds = lab.options.seeds[-1:]
-    likelihood, *scores = lab.measure(lab.home, arms, seeds)
+    single, *scores = lab.measure(lab.home, arms, seeds)
+    equal = rivals(lab, lab.home, scores[-1], single, seeds=seeds)
+    likelihood = equal.likelihood
     lab.notes.append(f"searches of seed {seeds[0]} alone")
     points = [
         _point(lab, series, recipe, critic, score)
@@ -72,14 +75,19 @@ def run(lab: Lab) -> Page:
         for p in points
     ]
     page.table((*header, "Hit@1", "95% interval"), rows)
-    page.blocks.append(f"Policy likelihood, which learns nothing: Hit@1 {percent(likelihood.hit)}.\n")
+    page.blocks.append(
+        f"Policy likelihood, which learns nothing: Hit@1 {percent(likelihood.hit)}; {equal.best.row.planner} with the "
+        f"ORM, at the tokens of the last row: {percent(equal.best.hit)}.\n"
+    )
     page.picture("curve.png", "learning curves", lambda path: _draw(points, likelihood, path))
     first, last = points[0], points[-1]
     page.claims = [
-        claim(f"{last.trees} trees over {first.trees} trees, MCTS(10,3)", NEW, last.score.shares, first.score.shares),
-        claim("8 pairs per tree over 1, MCTS(10,3)", NEW, last.score.shares, points[len(sizes)].score.shares),
+        compared(f"{last.trees} trees over {first.trees} trees, MCTS(10,3)", NEW, last.score, first.score),
+        compared("8 pairs per tree over 1, MCTS(10,3)", NEW, last.score, points[len(sizes)].score),
+        compared(f"{first.trees} trees over policy likelihood, MCTS(10,3)", NEW, first.score, likelihood),
+        *equal.claims(),
     ]
-    keep_rows(lab, page.name, [likelihood, *scores])
+    keep_rows(lab, page.name, [single, likelihood, equal.best, *scores])
     return page
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.paper.lab import MCTS, SCORE_HEADER, Lab, arm, command, keep_rows, score_cells
-from benchmarks.paper.page import Page, claim
+from benchmarks.paper.lab import MCTS, SCORE_HEADER, Lab, Score, arm, command, keep_rows, score_cells
+from benchmarks.paper.page import Claim, Page
+from benchmarks.paper.rivals import compared, rivals
 
 ASKS = """
 Three solvers and a Judge; where the Judge disagrees, three refiners and a final judge act too. Each system has its
@@ -14,27 +15,25 @@ own rollouts and MASPRM. The paper reports it as a feasibility check on GSM8K: 5
 
 def run(lab: Lab) -> Page:
     page = Page("dylan", "Dynamic scheduler", ASKS)
-    found = {}
+    found: dict[tuple[str, str], Score] = {}
+    rows: list[tuple[str, ...]] = []
+    rivalry: list[Claim] = []
     for name, setting in {"fixed": lab.home, "dynamic": lab.home._replace(mas="dylan")}.items():
         arms = [arm("single"), arm(MCTS, lab.critic(setting), f"MASPRM of {setting.mas}")]
         scores = lab.measure(setting, arms)
+        equal = rivals(lab, setting, scores[1], scores[0], name=f"{name}: ")
         found[name, "single"], found[name, MCTS] = scores
-        keep_rows(lab, f"dylan-{name}", scores)
-    rows = [(f"{name} schedule", search, *score_cells(score)) for (name, search), score in found.items()]
+        rows += [(f"{name} schedule", one.row.label, *score_cells(one)) for one in (*scores, *equal[2:])]
+        rivalry += equal.claims()
+        keep_rows(lab, f"dylan-{name}", [*scores, *equal[2:]])
     page.table(("system", "search", *SCORE_HEADER), rows, left=2)
     number = lab.trees(lab.home._replace(mas="dylan"))
     page.blocks.append(f"The critic of the dynamic schedule has learned from {number:,} training searches.\n")
     page.claims = [
-        claim(
-            "single pass: dynamic over fixed",
-            "+4.0",
-            found["dynamic", "single"].shares,
-            found["fixed", "single"].shares,
-        ),
-        claim("MCTS(10,3): dynamic over fixed", "+1.7", found["dynamic", MCTS].shares, found["fixed", MCTS].shares),
-        claim(
-            "dynamic: MCTS(10,3) over single", "+33.4", found["dynamic", MCTS].shares, found["dynamic", "single"].shares
-        ),
+        compared("single pass: dynamic over fixed", "+4.0", found["dynamic", "single"], found["fixed", "single"]),
+        compared("MCTS(10,3): dynamic over fixed", "+1.7", found["dynamic", MCTS], found["fixed", MCTS]),
+        compared("dynamic: MCTS(10,3) over single", "+33.4", found["dynamic", MCTS], found["dynamic", "single"]),
+        *rivalry,
     ]
     return page
 

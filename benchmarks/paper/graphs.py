@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.paper.lab import MCTS, Lab, Score, arm, command, keep_rows
-from benchmarks.paper.page import Page, claim, claim_of, percent, span
+from benchmarks.paper.page import NEW, Claim, Page, claim_of, percent, span
+from benchmarks.paper.published import spread
+from benchmarks.paper.rivals import compared, rivals
 
 GRAPHS = ("rpsv", "refine", "consensus")
+OWN = ("own MASPRM", "policy likelihood", "best-of-N, own ORM")
 METHODS = ("single", "sbs:5,1", "sbs:5,3", MCTS)
 PAPER = {
     "single": (47.2, 54.4, 56.2),
@@ -19,12 +22,17 @@ ASKS = """
 The same task played by three systems: Reader, Planner, Solver, Verifier (MAS1); Solver, Evaluator, Reflector, Reviser
 (MAS2); Reader, two Solvers, Judge (MAS3). The critic was trained on MAS1 and is used unchanged. The paper finds guided
 search far less sensitive to the graph than a single pass: ranges of 1.8 to 2.2 points against 9.0 (GSM8K, 7B critic).
+
+Three rows are not in the paper: MCTS(10,3) with policy likelihood and with a MASPRM of the graph itself, and best-of-N
+with an ORM of the graph itself at the tokens of that search.
 """
 
 
 def run(lab: Lab) -> Page:
     page = Page("graphs", "Graph sensitivity", ASKS)
     table: dict[str, list[Score]] = {method: [] for method in METHODS}
+    own: dict[str, list[Score]] = {name: [] for name in OWN}
+    rivalry: list[Claim] = []
     for graph in GRAPHS:
         setting = lab.home._replace(mas=graph)
         critic = lab.critic(lab.home, force=graph != lab.home.mas)
@@ -32,7 +40,17 @@ def run(lab: Lab) -> Page:
         scores = lab.measure(setting, arms)
         for method, score in zip(METHODS, scores, strict=True):
             table[method].append(score)
-        keep_rows(lab, f"graphs-{graph}", scores)
+        guided = scores[-1]
+        if setting != lab.home:
+            [guided] = lab.measure(setting, [arm(MCTS, lab.critic(setting), f"MASPRM of {graph}")])
+        equal = rivals(lab, setting, guided, scores[0], name=f"{graph}: ")
+        for name, score in zip(OWN, equal[1:], strict=True):
+            own[name].append(score)
+        rivalry += equal.claims()
+        if setting != lab.home:
+            text = f"{graph}: MCTS(10,3) with its own MASPRM over that of {lab.home.mas}"
+            rivalry.append(compared(text, NEW, guided, scores[-1]))
+        keep_rows(lab, f"graphs-{graph}", [*scores, *equal[1:]])
     rows = [
         (
             method,
@@ -42,17 +60,19 @@ def run(lab: Lab) -> Page:
         )
         for method, scores in table.items()
     ]
+    for name, scores in own.items():
+        cells = [f"{score.row.planner}: {percent(score.hit)} ({span(*score.row.interval)})" for score in scores]
+        rows.append((name, *cells, percent(_range(np.array([score.hit for score in scores]))), NEW))
     page.table(("method", "MAS1 rpsv", "MAS2 refine", "MAS3 consensus", "range", "paper"), rows)
     page.claims = [
         *(
-            claim(
-                f"{graph}: MCTS(10,3)+MASPRM over a single pass", f"{guided - plain:+.1f}", mcts.shares, single.shares
-            )
+            compared(f"{graph}: MCTS(10,3)+MASPRM over a single pass", f"{guided - plain:+.1f}", mcts, single)
             for graph, mcts, single, guided, plain in zip(
                 GRAPHS, table[MCTS], table["single"], PAPER[MCTS], PAPER["single"], strict=True
             )
         ),
         *(_narrower(method, table["single"], table[method]) for method in METHODS[1:]),
+        *rivalry,
     ]
     return page
 
@@ -63,7 +83,7 @@ def _range(means: np.ndarray) -> np.ndarray:
 
 def _narrower(method: str, single: list[Score], guided: list[Score]):
     columns = [score.shares for score in (*single, *guided)]
-    paper = f"+{max(PAPER['single']) - min(PAPER['single']) - max(PAPER[method]) + min(PAPER[method]):.1f}"
+    paper = f"{spread(PAPER['single']) - spread(PAPER[method]):+.1f}"
 
     def narrows(means: np.ndarray) -> np.ndarray:
         return _range(means[..., : len(single)]) - _range(means[..., len(single) :])

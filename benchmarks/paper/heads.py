@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from benchmarks.paper.held_out import auc_cells, outcome_auc, pair_accuracy, pair_cells
 from benchmarks.paper.lab import MASPRM, MCTS, ORM, SCORE_HEADER, Lab, Recipe, arm, command, keep_rows, score_cells
-from benchmarks.paper.page import NEW, Page, claim
+from benchmarks.paper.page import NEW, Page
+from benchmarks.paper.published import ORDER, heads, lead
+from benchmarks.paper.rivals import compared, rivals
 
 RECIPES = {
     "ORM, BCE": ORM,
@@ -15,9 +17,9 @@ RECIPES = {
 PLAIN = {"MASPRM, BT alone": Recipe(plain=True)}
 """Added if the recipe of this backbone anchors the Bradley-Terry loss to the targets."""
 
-ASKS = """
+ASKS = f"""
 MCTS(10,3) with each critic trained on the same trees with two losses. The paper finds Bradley-Terry best for MASPRM on
-all four tasks and cross-entropy best or tied for the ORM; its figures are those of GSM8K with 1.5B and 7B critics.
+all four tasks and cross-entropy best or tied for the ORM. {ORDER}
 Where the recipe adds to the Bradley-Terry loss the squared error to the targets, so that values mean the same in
 different branches, the loss alone, as in the paper, has a row of its own.
 """
@@ -28,9 +30,13 @@ def run(lab: Lab) -> Page:
     critics = {name: lab.critic(lab.home, recipe) for name, recipe in RECIPES.items()}
     if critics["MASPRM, BT"].info.settings["anchor"]:
         critics |= {name: lab.critic(lab.home, recipe) for name, recipe in PLAIN.items()}
-    scores = lab.measure(lab.home, [arm(MCTS, critic, name) for name, critic in critics.items()])
+    single, *scores = lab.measure(
+        lab.home, [arm("single"), *(arm(MCTS, critic, name) for name, critic in critics.items())]
+    )
     found = dict(zip(critics, scores, strict=True))
-    page.table(("head", *SCORE_HEADER), [(name, *score_cells(score)) for name, score in found.items()])
+    equal = rivals(lab, lab.home, found["MASPRM, BT"], single, orm=critics["ORM, BCE"])
+    shown = {**found, "policy likelihood": equal.likelihood, f"{equal.best.row.planner} + ORM, BCE": equal.best}
+    page.table(("head", *SCORE_HEADER), [(name, *score_cells(score)) for name, score in shown.items()])
     page.blocks.append("On trees of the dev split, on which none of them was trained:\n")
     aucs = {name: outcome_auc(lab, lab.home, critic) for name, critic in critics.items()}
     process = {name: critic for name, critic in critics.items() if not critic.terminal_only}
@@ -40,17 +46,18 @@ def run(lab: Lab) -> Page:
     header = ("head", "pairwise accuracy, %", "95% interval", "by depth", "AUC of finished transcripts", "95% interval")
     page.table(header, rows)
     page.claims = [
-        claim("MASPRM: BT over MSE", "+4.3 / +9.6", found["MASPRM, BT"].shares, found["MASPRM, MSE"].shares),
-        claim("ORM: BCE over MSE", "+0.7 / +0.2", found["ORM, BCE"].shares, found["ORM, MSE"].shares),
-        claim("best heads: MASPRM over ORM", "+3.0 / +14.5", found["MASPRM, BT"].shares, found["ORM, BCE"].shares),
+        compared("MASPRM: BT over MSE", heads("MASPRM", "BT", "MSE"), found["MASPRM, BT"], found["MASPRM, MSE"]),
+        compared("ORM: BCE over MSE", heads("ORM", "BCE", "MSE"), found["ORM, BCE"], found["ORM, MSE"]),
+        compared("best heads: MASPRM over ORM", lead(MCTS, "MASPRM", "ORM"), found["MASPRM, BT"], found["ORM, BCE"]),
+        *equal.claims(lead(MCTS, "MASPRM", "PL")),
     ]
     if "MASPRM, BT alone" in found:
-        alone = found["MASPRM, BT alone"].shares
+        alone = found["MASPRM, BT alone"]
         page.claims += [
-            claim("MASPRM: BT alone over MSE", "+4.3 / +9.6", alone, found["MASPRM, MSE"].shares),
-            claim("MASPRM: anchored BT over BT alone", NEW, found["MASPRM, BT"].shares, alone),
+            compared("MASPRM: BT alone over MSE", heads("MASPRM", "BT", "MSE"), alone, found["MASPRM, MSE"]),
+            compared("MASPRM: anchored BT over BT alone", NEW, found["MASPRM, BT"], alone),
         ]
-    keep_rows(lab, page.name, scores)
+    keep_rows(lab, page.name, list(shown.values()))
     return page
 
 

@@ -10,6 +10,7 @@ from benchmarks.paper.lab import Lab, Setting
 from benchmarks.paper.page import percent, span
 from mas_gym.dynamics import Dynamics
 from mas_gym.state import MASState
+from mas_gym.tasks.same import Same, same_text
 from rewardmodels import LabelledTree, LearnedCritic
 from rewardmodels.data import mining
 from rewardmodels.data.dataset import Example
@@ -20,13 +21,13 @@ from search import ScoringContext
 _EDGE = 1 - 1e-7
 
 
-def pair_accuracy(lab: Lab, setting: Setting, critic: LearnedCritic) -> dict[str, Any]:
+def pair_accuracy(lab: Lab, setting: Setting, critic: LearnedCritic, same: Same = same_text) -> dict[str, Any]:
     """Measure a process critic on the mined pairs of the dev trees; see `metrics.pair_metrics`."""
     examples: list[Example] = []
     better: list[float] = []
     worse: list[float] = []
     for item in lab.dev_trees(setting):
-        found = mining.pairs(item.tree, Dynamics(item.mas).max_depth)
+        found = mining.pairs(item.tree, Dynamics(item.mas).max_depth, same=same)
         examples += [example_of(item, pair.chosen.state) for pair in found]
         better += _logits(critic, item, [pair.chosen.state for pair in found])
         worse += _logits(critic, item, [pair.rejected.state for pair in found])

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mas_gym
+import mas_gym.tiny
 from benchmarks.paper.options import PARTNERS, SYSTEMS, Options, read
 from benchmarks.paper.page import Page, write_page
 from mas_gym.identity import identity_of
 from mas_gym.policies import Policy, RecordingPolicy, load_policy
 from mas_gym.render import printable
 from rewardmodels import LearnedCritic, load_critic
-from rewardmodels.training.run import grow, teach, trees
+from rewardmodels.critics import shipped
+from rewardmodels.training.run import ROLLOUTS, grow, teach, trees
 from search.compare import (
     PAPER_PLANNERS,
     Arm,
@@ -75,6 +77,9 @@ class Recipe:
         trees: Training searches, the run's number if None.
         pairs: Pairs per tree.
         plain: The paper's Bradley-Terry loss, without an anchor.
+        same: When siblings are duplicates, a rule of `mas_gym.tasks.same`.
+        rollouts: The training search.
+        seed: Seed of the training, the default if None.
     """
 
     kind: str = "masprm"
@@ -83,6 +88,9 @@ class Recipe:
     trees: int | None = None
     pairs: int = 8
     plain: bool = False
+    same: str = "text"
+    rollouts: str = ROLLOUTS
+    seed: int | None = None
 
 
 MASPRM = Recipe()
@@ -138,7 +146,7 @@ class Lab:
         if spec not in self._policies:
             policy = load_policy(spec)
             if self.options.base == "tiny" and isinstance(policy, Policy):
-                file = self.options.out / "messages" / f"{_digest(identity_of(policy))}.jsonl"
+                file = self.options.out / "messages" / f"{_digest(policy.name, identity_of(policy))}.jsonl"
                 policy = RecordingPolicy(policy, file)
             self._policies[spec] = policy
         return self._policies[spec]
@@ -167,18 +175,19 @@ class Lab:
         most = self.options.dynamic_trees if mas_gym.load_mas(setting.mas).dynamic else self.options.trees
         return min(most, self.options.trees)
 
-    def rollouts(self, setting: Setting, split: str = "train") -> Bench:
+    def rollouts(self, setting: Setting, split: str = "train", planner: str = ROLLOUTS) -> Bench:
         """Run the training searches of a setting unless they are stored."""
         number = self.trees(setting) if split == "train" else self.options.dev_trees
-        stamp = _digest(setting, identity_of(self.policy(setting.policy)))
+        stamp = _digest(setting, identity_of(self.policy(setting.policy)), *([planner] if planner != ROLLOUTS else []))
         name = f"{setting.task}-{Path(setting.mas).stem}-{split}-{stamp}"
-        given = self.options.rollouts if setting == self.home and split == "train" else None
+        home = setting == self.home and split == "train" and planner == ROLLOUTS
+        given = self.options.rollouts if home else None
         mark = self.options.out / "rollouts" / f"{name}.done"
         mark.parent.mkdir(parents=True, exist_ok=True)
         bench = self.bench(setting, split, number, (SEED,), given or mark.with_suffix(".db"))
         if not mark.exists() or int(mark.read_text()) < number:
             note(f"rollouts: {name}")
-            _go_on(grow(bench, listen=True))
+            _go_on(grow(bench, planner, listen=True))
             mark.write_text(str(number))
         return bench
 
@@ -187,7 +196,7 @@ class Lab:
         chosen = {MASPRM: self.options.masprm, ORM: self.options.orm}.get(recipe)
         if chosen and setting == self.home:
             return Path(chosen)
-        bench = self.rollouts(setting)
+        bench = self.rollouts(setting, planner=recipe.rollouts)
         number = recipe.trees or self.trees(setting)
         recipe = replace(recipe, trees=number)
         settings = self.options.training()
@@ -195,6 +204,8 @@ class Lab:
             settings = {key: value for key, value in settings.items() if key not in PAIRWISE}
         if recipe.plain:
             settings["anchor"] = 0.0
+        if recipe.seed is not None:
+            settings["seed"] = recipe.seed
         base_stamp = identity_of(self.policy("tiny")) if self.options.base == "tiny" else ""
         agents = identity_of(bench.policy)
         stamp = _digest(setting, agents, recipe, settings, self.options.base, base_stamp)
@@ -208,7 +219,7 @@ class Lab:
             return trees(bench, number)
 
         made: Any = (recipe.kind, recipe.head, self.options.base, recipe.view)
-        return teach(source, out, *made, pairs_per_tree=recipe.pairs, log=note, **settings).folder
+        return teach(source, out, *made, pairs_per_tree=recipe.pairs, same=recipe.same, log=note, **settings).folder
 
     def critic(self, setting: Setting, recipe: Recipe = MASPRM, **options: Any) -> LearnedCritic:
         """Load a critic, training it first if needed."""
@@ -220,17 +231,20 @@ class Lab:
         learned = {"ORM": self.critic(self.home, ORM), "MASPRM": self.critic(self.home)}
         return {"PL": load_critic(LIKELIHOOD), **learned}
 
-    def measure(self, setting: Setting, arms: Sequence[Arm], seeds: Sequence[int] = ()) -> list[Score]:
-        """Run the searches of a table's rows on the test split, or read them back; in the order of the rows.
+    def measure(
+        self, setting: Setting, arms: Sequence[Arm], seeds: Sequence[int] = (), split: str = "test"
+    ) -> list[Score]:
+        """Run the searches of a table's rows, or read them back; in the order of the rows.
 
         Args:
             setting: Task, system and agents.
             arms: The rows.
             seeds: Run seeds; the run's own if empty.
+            split: ``"test"``, or ``"dev"`` to choose a recipe.
         """
         options = self.options
         options.out.mkdir(parents=True, exist_ok=True)
-        bench = self.bench(setting, "test", options.number, seeds or options.seeds, options.out / "searches.db")
+        bench = self.bench(setting, split, options.number, seeds or options.seeds, options.out / "searches.db")
         outcomes, stop = measure(arms, bench, listen=True)
         _go_on(stop)
         groups: dict[tuple[str, str], list[Outcome]] = {}
@@ -244,6 +258,10 @@ class Lab:
         """Read searches of the dev split, on which no critic was trained."""
         return trees(self.rollouts(setting, "dev"))
 
+    def training_trees(self, setting: Setting, planner: str = ROLLOUTS) -> Iterator[LabelledTree]:
+        """Read the training searches of a setting."""
+        return trees(self.rollouts(setting, planner=planner), self.trees(setting))
+
     def facts(self) -> list[str]:
         """Return the facts that every page states about its run."""
         options = self.options
@@ -254,8 +272,29 @@ class Lab:
             f"{options.number:,} problems of {options.task}, test split; run seeds {seeds}",
             f"MAS {Path(options.system).stem}; agents {Path(options.policy).name}",
             learned + (f"; {', '.join(used)}" if used else ""),
+            weights(options),
             f"mas-gym {metadata.version('mas-gym')}",
         ]
+
+
+def weights(options: Options) -> str:
+    """Return the fact that names the weights behind a page, by the first digits of their SHA-256."""
+    given = {"agents": options.policy, "MASPRM": options.masprm, "ORM": options.orm}
+    found = {name: weights_file(spec) for name, spec in given.items() if spec}
+    stated = [f"{name} {_sha256(file)}" for name, file in found.items() if file is not None]
+    return f"weights: {', '.join(stated)}" if stated else "weights: none on this machine"
+
+
+def weights_file(spec: str) -> Path | None:
+    """Return the file with the weights of shipped agents or critics, or of a folder; None if there is none."""
+    known = {"tiny": mas_gym.tiny.path(), "tiny-masprm": shipped("masprm"), "tiny-orm": shipped("orm")}
+    file = Path(known.get(spec, spec)) / "model.safetensors"
+    return file if file.exists() else None
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:12]
 
 
 def note(message: str) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from benchmarks.paper.lab import MCTS, Lab, Score, arm, command, keep_rows, paper_arms
-from benchmarks.paper.page import NEW, Page, claim, claim_of
+from benchmarks.paper.page import NEW, Claim, Page, claim_of
+from benchmarks.paper.published import MAIN, ORDER, Table, lead, narrowing, over_single
+from benchmarks.paper.rivals import compared
 from search.compare import save_tradeoff, to_markdown
 
 VOTE = "sc:5,weights=critic"
@@ -22,12 +24,11 @@ EQUAL_TOKENS = (
 )
 """Comparisons that the paper does not make: claim, MASPRM's planner, the ORM's planner."""
 
-ASKS = """
+ASKS = f"""
 Search methods with three guides: policy likelihood (PL), an outcome model of finished transcripts (ORM) and the process
 model of routed transcripts (MASPRM). The paper finds MASPRM ahead of policy likelihood under step-level search and
 MCTS, ahead of an ORM of its size under MCTS, about level with it in a weighted vote, and with smaller gaps between
-Hit@1 and Hit@5. Its figures are those of GSM8K with 1.5B and 7B critics; for the gaps, the range over its four tasks
-with the 7B critic.
+Hit@1 and Hit@5. {ORDER}
 
 Four rows are not in the paper. Best-of-N with the ORM spends about as many tokens as the tree searches that MASPRM
 guides: best-of-5 as MCTS(20,2), whose size was chosen on the dev split, and best-of-10 as MCTS(10,3). With
@@ -46,50 +47,49 @@ def run(lab: Lab) -> Page:
     page.picture("main.png", "accuracy against tokens", lambda path: save_tradeoff(rows, path))
     page.claims = [
         *guide_claims(found),
-        claim("MCTS(10,3)+MASPRM over a single pass", "+22.6 / +35.7", found[MCTS, "MASPRM"].shares, _single(found)),
-        _gap("MCTS(10,3)", "+8.6 to +14.3", found[MCTS, "PL"], found[MCTS, "MASPRM"]),
-        _gap("SC@5", "+6.6 to +12.7", found[VOTE, "PL"], found[VOTE, "MASPRM"]),
-        *(
-            claim(text, NEW, found[ours, "MASPRM"].shares, found[theirs, "ORM"].shares)
-            for text, ours, theirs in EQUAL_TOKENS
-        ),
+        over_a_pass(found),
+        _gap("MCTS(10,3)", MCTS, found),
+        _gap("SC@5", VOTE, found),
+        *(compared(text, NEW, found[ours, "MASPRM"], found[theirs, "ORM"]) for text, ours, theirs in EQUAL_TOKENS),
     ]
     keep_rows(lab, page.name, scores)
     return page
 
 
-def guide_claims(found: Mapping[tuple[str, str], Score], paper: Mapping[tuple[str, str], str] | None = None) -> list:
+def guide_claims(found: Mapping[tuple[str, str], Score], table: Table = MAIN) -> list[Claim]:
     """Compare MASPRM with the other guides, method by method.
 
     Args:
         found: Planner and critic to score.
-        paper: Planner and other critic to the paper's figure; those of the main table if None.
+        table: The paper's figures.
     """
-    figures = paper or {
-        (MCTS, "ORM"): "+3.0 / +14.5",
-        (MCTS, "PL"): "+7.3 / +20.4",
-        ("sbs:5,3", "PL"): "+8.8 / +17.2",
-        ("sbs:5,1", "PL"): "+8.4 / +18.4",
-        (VOTE, "ORM"): "-1.2 / +1.2",
-        (VOTE, "PL"): "+3.0 / +6.6",
-    }
+    pairs = ((MCTS, "ORM"), (MCTS, "PL"), ("sbs:5,3", "PL"), ("sbs:5,1", "PL"), (VOTE, "ORM"), (VOTE, "PL"))
     return [
-        claim(f"{planner}: MASPRM over {other}", text, found[planner, "MASPRM"].shares, found[planner, other].shares)
-        for (planner, other), text in figures.items()
+        compared(
+            f"{planner}: MASPRM over {other}",
+            lead(planner, "MASPRM", other, table),
+            found[planner, "MASPRM"],
+            found[planner, other],
+        )
+        for planner, other in pairs
     ]
 
 
-def _single(found: Mapping[tuple[str, str], Score]) -> Mapping[str, float]:
-    return found["single", ""].shares
+def over_a_pass(found: Mapping[tuple[str, str], Score], table: Table = MAIN) -> Claim:
+    """Compare MCTS(10,3) with MASPRM with a single pass, which spends far fewer tokens."""
+    paper = over_single(MCTS, "MASPRM", table)
+    return compared("MCTS(10,3)+MASPRM over a single pass", paper, found[MCTS, "MASPRM"], found["single", ""])
 
 
-def _gap(method: str, paper: str, wide: Score, narrow: Score):
+def _gap(method: str, planner: str, found: Mapping[tuple[str, str], Score]) -> Claim:
+    wide, narrow = found[planner, "PL"], found[planner, "MASPRM"]
     columns = [wide.hits(5), wide.shares, narrow.hits(5), narrow.shares]
 
     def shrinks(means: np.ndarray) -> np.ndarray:
         return (means[..., 0] - means[..., 1]) - (means[..., 2] - means[..., 3])
 
-    return claim_of(f"{method}: the gap from Hit@1 to Hit@5 shrinks with MASPRM", paper, columns, shrinks)
+    text = f"{method}: the gap from Hit@1 to Hit@5 shrinks with MASPRM"
+    return claim_of(text, narrowing(planner), columns, shrinks)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,11 @@ REASONS = "## Where it differs, and why"
 NEW = "not compared"
 """Stands for the paper's figure where the paper makes no such comparison."""
 
-_RANGE = re.compile(r"([+-]\d+\.\d) (?:/|to) ([+-]\d+\.\d)")
+COMPARABLE = 1.5
+"""Largest ratio of tokens at which two searches are still compared."""
+
+_FIGURE = re.compile(r"[+-]\d+\.\d")
+_INTERVAL = re.compile(r"\d (?:to|\N{EN DASH}) -?\d+\.\d")
 _OPEN = "Nothing is written here yet.\n"
 
 
@@ -29,17 +33,21 @@ class Claim(NamedTuple):
 
     Attributes:
         text: The claim: what is larger than what.
-        paper: The paper's figure or range, in points.
+        paper: The paper's figures, in points.
         here: The difference here, in shares.
+        tokens: Tokens per problem of the two sides; None if the claim does not compare two searches.
     """
 
     text: str
     paper: str
     here: Difference
+    tokens: tuple[float, float] | None = None
 
     @property
     def verdict(self) -> str:
-        """What the interval says about the claim: its sign, and its size if the paper gives a range."""
+        """What the interval says about the claim: its sign, and its size if the paper has several figures."""
+        if self.tokens is not None and max(self.tokens) > COMPARABLE * min(self.tokens):
+            return f"no comparison: {max(self.tokens) / min(self.tokens):.1f} times the tokens"
         lowest, highest = self.paper_range
         if not self.here.significant:
             return "undecided"
@@ -51,17 +59,20 @@ class Claim(NamedTuple):
 
     @property
     def paper_range(self) -> tuple[float, float]:
-        """The paper's range in shares, from ``"+3.0 / +14.5"`` or ``"+3.7 to +9.3"``; all above zero if it has none."""
-        found = _RANGE.fullmatch(self.paper)
-        if found is None:
-            return 0.0, math.inf
-        ends = [float(end) / 100 for end in found.groups()]
-        return min(ends), max(ends)
+        """Smallest and largest of the paper's figures, in shares; all above zero if it has fewer than two."""
+        figures = [float(figure) / 100 for figure in _FIGURE.findall(self.paper)]
+        return (min(figures), max(figures)) if len(figures) > 1 else (0.0, math.inf)
 
 
-def claim(text: str, paper: str, better: Mapping[str, float], worse: Mapping[str, float]) -> Claim:
+def claim(
+    text: str,
+    paper: str,
+    better: Mapping[str, float],
+    worse: Mapping[str, float],
+    tokens: tuple[float, float] | None = None,
+) -> Claim:
     """Compare two accuracies, each a share per problem, with a paired bootstrap interval."""
-    return Claim(text, paper, paired_bootstrap(better, worse))
+    return Claim(text, paper, paired_bootstrap(better, worse), tokens)
 
 
 def claim_of(
@@ -141,22 +152,27 @@ def write_page(page: Page, folder: Path, command: str, facts: Sequence[str]) -> 
     parts = [f"# {page.title}\n", page.asks.strip() + "\n", f"```console\n{command}\n```\n"]
     parts += ["\n".join(f"- {fact}" for fact in facts) + "\n", *page.blocks]
     if page.claims:
-        parts += ["## Differences\n", _claims(page.claims)]
+        rows = sum(len(_INTERVAL.findall(block)) for block in page.blocks)
+        parts += ["## Differences\n", _claims(page.claims, rows)]
     parts.append(f"{REASONS}\n\n{_kept(path)}")
     path.write_text("\n".join(parts), encoding="utf-8")
     return path
 
 
-def _claims(claims: Sequence[Claim]) -> str:
+def _claims(claims: Sequence[Claim], others: int) -> str:
     rows = [
         (one.text, one.paper, _points(one.here.mean), _signed(one.here), one.verdict, one.here.problems)
         for one in claims
     ]
     header = ("difference, in points", "paper", "here", "95% interval", "verdict", "problems")
+    count = len(claims) + others
     note = (
         "\nPaired bootstrap over problems, seeds averaged per problem. `undecided`: the interval includes "
         "zero. `holds`: it overlaps the paper's range, or is above zero where the paper has none. `beyond`: "
-        "it is above the range. `below`: it is positive and under it. `contrary`: it is negative and under it.\n"
+        "it is above the range. `below`: it is positive and under it. `contrary`: it is negative and under it. "
+        f"`no comparison`: one side spends more than {COMPARABLE} times the tokens of the other.\n"
+        f"\nThis page has {count} intervals of 95%, so about {max(1, round(count / 20))} of them may miss. Critics "
+        "were trained once, so no interval includes how results vary between trainings unless the page says so.\n"
     )
     return markdown_table(header, rows) + note
 

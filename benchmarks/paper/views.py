@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from benchmarks.paper.held_out import pair_accuracy, pair_cells
 from benchmarks.paper.lab import (
-    LIKELIHOOD,
     MASPRM,
     MCTS,
     SCORE_HEADER,
@@ -15,32 +14,35 @@ from benchmarks.paper.lab import (
     keep_rows,
     score_cells,
 )
-from benchmarks.paper.page import Page, claim
-from rewardmodels import load_critic
+from benchmarks.paper.page import Page
+from benchmarks.paper.published import LOCAL, MAIN, ORDER, lead, shown
+from benchmarks.paper.rivals import compared, rivals
 
-ASKS = """
+ASKS = f"""
 MCTS(10,3) with a MASPRM of the full transcript and with one that sees the task and the local view of the agent whose
-message it judges. The paper finds the full view 5.5 points better on GSM8K (2.2 to 5.5 over four tasks) and the local
-view still above policy likelihood.
+message it judges. The paper finds the full view better on all four data sets and the local view still above policy
+likelihood. {ORDER}
 """
 
 
 def run(lab: Lab) -> Page:
     page = Page("views", "Full against local view", ASKS)
     critics = {"full": lab.critic(lab.home, MASPRM), "local": lab.critic(lab.home, Recipe(view="local"))}
-    arms = [arm(MCTS, load_critic(LIKELIHOOD), "PL"), *(arm(MCTS, critic, name) for name, critic in critics.items())]
-    scores = lab.measure(lab.home, arms)
-    likelihood, full, local = scores
+    arms = [arm("single"), *(arm(MCTS, critic, name) for name, critic in critics.items())]
+    single, full, local = lab.measure(lab.home, arms)
+    equal = rivals(lab, lab.home, full, single)
+    likelihood = equal.likelihood
     pairs = {name: pair_cells(pair_accuracy(lab, lab.home, critic)) for name, critic in critics.items()}
     dash = ("\N{EN DASH}",) * 3
-    names = {"policy likelihood": likelihood, "full": full, "local": local}
+    names = {"policy likelihood": likelihood, equal.best.row.label: equal.best, "full": full, "local": local}
     rows = [(name, *score_cells(score), *pairs.get(name, dash)) for name, score in names.items()]
     page.table(("view", *SCORE_HEADER, "pairwise accuracy, dev trees, %", "95% interval", "by depth"), rows)
     page.claims = [
-        claim("full view over local view", "+5.5", full.shares, local.shares),
-        claim("local view over policy likelihood", "+14.9", local.shares, likelihood.shares),
+        compared("full view over local view", f"7B: {shown(MAIN[MCTS, 'MASPRM-7B'], LOCAL)}", full, local),
+        compared("local view over policy likelihood", f"7B: {shown(LOCAL, MAIN[MCTS, 'PL'])}", local, likelihood),
+        *equal.claims(lead(MCTS, "MASPRM", "PL")),
     ]
-    keep_rows(lab, page.name, scores)
+    keep_rows(lab, page.name, [single, full, local, likelihood, equal.best])
     return page
 
 

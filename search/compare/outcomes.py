@@ -116,6 +116,59 @@ def paired_bootstrap(
     return Difference(float(gaps.mean()), low, high, len(common))
 
 
+def nested_bootstrap(
+    a: Sequence[Mapping[str, float]],
+    b: Sequence[Mapping[str, float]],
+    *,
+    level: float = 0.95,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Difference:
+    """Return the difference of two accuracies with a bootstrap interval over problems and trainings.
+
+    Each side is measured with several trainings of its critic. Problems are drawn with replacement, the same for
+    both sides; trainings are drawn with replacement on each side by itself, so that the interval also covers how
+    much results vary between trainings. With ``k`` trainings that part is too narrow by about the factor
+    ``sqrt((k - 1) / k)``, as in any bootstrap of few values.
+
+    Args:
+        a: One mapping per training, of problem id to the share of its searches that were right. One mapping for a
+            side that is not trained, such as policy likelihood.
+        b: The same for the other side; only problems that every mapping has are compared.
+        level: Confidence level.
+        resamples: Bootstrap samples.
+        seed: Seed of the resampling.
+
+    Raises:
+        ConfigError: A side has no training, or there is no problem in common.
+    """
+    if not a or not b:
+        raise ConfigError(f"expected at least one training on each side, got {len(a)} and {len(b)}")
+    common = sorted(set.intersection(*(set(one) for one in (*a, *b))))
+    if not common:
+        raise ConfigError("expected results on the same problems, got none in common; run all on one task and split")
+    sides = [np.array([[one[key] for key in common] for one in side], dtype=np.float64) for side in (a, b)]
+    mean = float(sides[0].mean() - sides[1].mean())
+    rng = np.random.default_rng(seed)
+    step = max(1, _CHUNK // len(common))
+    found: list[NDArray[np.float64]] = []
+    for start in range(0, resamples, step):
+        size = min(step, resamples - start)
+        problems = rng.multinomial(len(common), np.full(len(common), 1 / len(common)), size=size) / len(common)
+        first, second = (_drawn_trainings(problems @ side.T, rng) for side in sides)
+        found.append(first - second)
+    low, high = np.quantile(np.concatenate(found), [(1 - level) / 2, (1 + level) / 2])
+    return Difference(mean, float(low), float(high), len(common))
+
+
+def _drawn_trainings(means: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+    """Return the mean over as many trainings, drawn with replacement, from means of shape (resamples, trainings)."""
+    count = means.shape[1]
+    weights = rng.multinomial(count, np.full(count, 1 / count), size=means.shape[0]) / count
+    averages: NDArray[np.float64] = (weights * means).sum(axis=1)
+    return averages
+
+
 def _bootstrap_means(values: NDArray[np.float64], level: float, resamples: int, seed: int) -> Interval:
     rng = np.random.default_rng(seed)
     distinct, counts = np.unique(values, return_counts=True)

@@ -1,0 +1,74 @@
+"""Duplicates: the task's rule for equal messages in mining and in the search's child sets, against identical texts."""
+
+from __future__ import annotations
+
+from benchmarks.paper.held_out import pair_accuracy, pair_cells
+from benchmarks.paper.lab import MASPRM, MCTS, SCORE_HEADER, Lab, Recipe, arm, command, keep_rows, score_cells
+from benchmarks.paper.page import NEW, Page, markdown_table, percent
+from benchmarks.paper.rivals import compared
+from mas_gym.dynamics import Dynamics
+from mas_gym.tasks.same import rule_of, same_rule
+from rewardmodels.data import mining
+
+ASKS = """
+The paper removes duplicate siblings before it pairs them (rule (i)). The embedded agents open messages with one of
+six words that carry no information, so siblings that differ in that word alone are duplicates that no comparison of
+texts finds. Here the task's rule, which ignores the opening word, is used in mining, in the children of the training
+searches, and in the children of the searches that are measured. The dev split, because this chooses a recipe.
+"""
+
+
+def run(lab: Lab) -> Page:
+    page = Page("duplicates", "Duplicate messages", ASKS)
+    rule = rule_of(lab.home.task)
+    merged = f"{MCTS},same={rule}"
+    recipes = {
+        "identical texts": MASPRM,
+        "mining": Recipe(same=rule),
+        "mining, training searches": Recipe(same=rule, rollouts=f"mcts:40,3,same={rule}"),
+    }
+    critics = {name: lab.critic(lab.home, recipe) for name, recipe in recipes.items()}
+    arms = [arm(planner, critic, name) for name, critic in critics.items() for planner in (MCTS, merged)]
+    scores = lab.measure(lab.home, arms, split="dev")
+    found = {(score.row.critic, score.row.planner): score for score in scores}
+    page.blocks.append(_pairs(lab, rule))
+    rows = []
+    for (name, planner), score in found.items():
+        accuracy = pair_cells(pair_accuracy(lab, lab.home, critics[name], same_rule(rule)))[:2]
+        pairs = f"{critics[name].info.data['pairs']:,}"
+        rows.append((name, "yes" if planner == merged else "no", pairs, *accuracy, *score_cells(score)))
+    header = ("rule used in", "in the search", "pairs", "pairwise accuracy, dev trees, %", "95% interval")
+    page.table((*header, *SCORE_HEADER), rows, 2)
+    today = found["identical texts", MCTS]
+    page.claims = [
+        compared(f"rule in {name}{' and search' * (planner == merged)}, over none", NEW, score, today)
+        for (name, planner), score in found.items()
+        if score is not today
+    ]
+    lab.notes.append("dev split in place of the test split")
+    keep_rows(lab, page.name, scores)
+    return page
+
+
+def _pairs(lab: Lab, rule: str) -> str:
+    same = same_rule(rule)
+    rows = []
+    for planner in (MASPRM.rollouts, f"{MASPRM.rollouts},same={rule}"):
+        nodes = plain = twins = blind = count = 0
+        for item in lab.training_trees(lab.home, planner):
+            depth = Dynamics(item.mas).max_depth
+            found = mining.pairs(item.tree, depth)
+            plain += len(found)
+            twins += sum(same(pair.chosen.state.text, pair.rejected.state.text) for pair in found)
+            blind += len(mining.pairs(item.tree, depth, same=same))
+            nodes += len(item.tree.parents)
+            count += 1
+        rows.append(
+            (planner, f"{nodes / count:.1f}", f"{plain / count:.2f}", percent(twins / plain), f"{blind / count:.2f}")
+        )
+    header = ("training search", "nodes per tree", "pairs per tree", "of them duplicates, %", "pairs by the rule")
+    return markdown_table(header, rows)
+
+
+if __name__ == "__main__":
+    command(run, "duplicates")

@@ -1,0 +1,60 @@
+"""The single-agent baseline: one agent that answers alone, against the system, single pass and guided."""
+
+from __future__ import annotations
+
+from benchmarks.paper.lab import MCTS, ORM, SCORE_HEADER, Lab, Recipe, Score, arm, command, keep_rows, score_cells
+from benchmarks.paper.page import NEW, Page
+from benchmarks.paper.published import MAIN, ORDER, SINGLE_AGENT, shown
+from benchmarks.paper.rivals import compared, passes_at
+
+ALONE = Recipe("orm", "bce", rollouts="mcts:20,20")
+"""MCTS(40,3) draws three answers per problem from one agent; 20 children give as many leaves as a tree of RPSV."""
+
+ASKS = f"""
+One agent that answers the question directly, and the system of the main table. The paper compares the two without
+regard to tokens and says so. Here best-of-N brings each side to the tokens of the other: the single agent's with an
+ORM of its own, which has learned from as many problems. {ORDER}
+"""
+
+
+def run(lab: Lab) -> Page:
+    page = Page("single", "One agent against the system", ASKS)
+    masprm, orm = lab.critic(lab.home), lab.critic(lab.home, ORM)
+    team = lab.measure(
+        lab.home,
+        [arm("single"), arm("sbs:5,3", masprm, "MASPRM"), arm(MCTS, masprm, "MASPRM"), arm("bon:10", orm, "ORM")],
+    )
+    lone = lab.home._replace(mas="single")
+    [one] = lab.measure(lone, [arm("single")])
+    judge = lab.critic(lone, ALONE)
+    sizes = [passes_at(score, one) for score in team]
+    specs = list(dict.fromkeys(f"bon:{size}" for size in sizes if size > 1))
+    found = dict(zip(specs, lab.measure(lone, [arm(spec, judge, "ORM of one agent") for spec in specs]), strict=True))
+    rows: list[tuple[str, Score]] = [("one agent", score) for score in (one, *found.values())]
+    rows += [(lab.home.mas, score) for score in team]
+    page.table(
+        ("system", "search", *SCORE_HEADER), [(name, score.row.label, *score_cells(score)) for name, score in rows], 2
+    )
+    page.claims = [
+        compared("a single pass of the system over one agent", shown(MAIN["single", ""], SINGLE_AGENT), team[0], one),
+        *(
+            compared(
+                f"{score.row.planner}+MASPRM over one agent",
+                shown(MAIN[score.row.planner, "MASPRM-7B"], SINGLE_AGENT),
+                score,
+                one,
+            )
+            for score in team[1:3]
+        ),
+        *(
+            compared(f"{score.row.label} over bon:{size} of one agent, equal tokens", NEW, score, found[f"bon:{size}"])
+            for score, size in zip(team, sizes, strict=True)
+            if size > 1
+        ),
+    ]
+    keep_rows(lab, page.name, [score for _, score in rows])
+    return page
+
+
+if __name__ == "__main__":
+    command(run, "single")
