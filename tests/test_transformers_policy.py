@@ -6,6 +6,8 @@ import gc
 import json
 import logging
 import math
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -612,3 +614,16 @@ def test_small_models_get_one_thread_unless_the_user_chose(
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+def test_loading_a_model_imports_no_machine_learning_library_that_it_does_not_use() -> None:
+    code = (
+        "import sys\n"
+        "from mas_gym.policies import load_policy\n"
+        "from rewardmodels import load_critic\n"
+        "load_policy('tiny'), load_critic('tiny-masprm')\n"
+        "print(sorted({'sklearn', 'pandas', 'datasets', 'peft'} & set(sys.modules)))\n"
+        "import sklearn.metrics\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

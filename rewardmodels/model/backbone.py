@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, need
+from mas_gym.policies.registry import import_models
 from rewardmodels.model.encode import ModelInput, collate, collate_plain, pack
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def load_scalar(folder: str, dtype: torch.dtype, pad: int, new_head: bool, quant
     }
     if quantization is not None:
         options["quantization_config"] = quantization
+    import_models()
     try:
         with quiet():
             model, info = AutoModelForSequenceClassification.from_pretrained(folder, **options)

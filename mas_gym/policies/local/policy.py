@@ -14,7 +14,7 @@ from mas_gym.policies.base import Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.chat import ChatFormat
 from mas_gym.policies.local.decode import GLOBAL_CAP, Decoder, DecodeStats, Job
 from mas_gym.policies.local.forward import Model, check, threads_for
-from mas_gym.policies.registry import ModelSource
+from mas_gym.policies.registry import ModelSource, import_models
 
 _EXACT_LIMIT = 100_000_000
 _DEFAULT_WINDOW = 4096
@@ -207,6 +207,7 @@ def _load(model: str, device: str, dtype: str, trust: bool) -> tuple[Any, Any]:
     options: dict[str, Any] = {"trust_remote_code": trust, "local_files_only": Path(model).is_dir()}
     bars = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
+    import_models()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model, **options)
         lm = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=kind, use_safetensors=True, **options)
