@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, fields
+from html import escape
+from importlib import import_module
+from pathlib import Path
 from typing import NamedTuple
 
+from mas_gym.graph import MAS
 from mas_gym.state import MASState
 from search.tree import Tree
 
@@ -114,6 +119,7 @@ class Plan:
         stopped: The budget that ended the search early; None if none did, or if the planner stayed within it.
         error: Why the search failed; None if it did not.
         error_details: The traceback of that failure; not stored.
+        mas: The system that was searched; filled in by the driver.
     """
 
     candidates: tuple[Candidate, ...] = ()
@@ -126,6 +132,7 @@ class Plan:
     stopped: str | None = None
     error: str | None = None
     error_details: str | None = field(default=None, repr=False, compare=False)
+    mas: MAS | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def single(cls, state: MASState, score: float | None = None) -> Plan:
@@ -142,6 +149,42 @@ class Plan:
         """The chosen candidate's final message."""
         return self.candidates[0].text if self.candidates else None
 
+    @property
+    def outcome(self) -> str:
+        """How it ended: ``"right"``, ``"wrong"``, ``"no answer"``, ``"failed"``, or ``"answered"`` before grading."""
+        if self.error is not None:
+            return "failed"
+        if self.answer is None:
+            return "no answer"
+        return {True: "right", False: "wrong", None: "answered"}[self.correct]
+
     def hit(self, k: int) -> bool:
         """Return whether one of the first ``k`` candidates is correct (Hit@k)."""
         return any(candidate.correct for candidate in self.candidates[:k])
+
+    def write_page(self, path: str | os.PathLike[str], *, reference: str | None = None) -> Path:
+        """Write the search tree as an HTML page that stands alone; return its path.
+
+        Args:
+            path: The file.
+            reference: The reference answer, to be shown beside the chosen one.
+
+        Raises:
+            SearchError: The plan has no tree, because the search failed or was read from a store without trees.
+        """
+        # The pages depend on this package, so they are imported by name.
+        written: Path = import_module("mas_gym.report").write_plan_page(self, Path(path), reference=reference)
+        return written
+
+    def _repr_html_(self) -> str:
+        answer = escape(self.error or (self.answer if self.answer is not None else "none"))
+        head = f"<p><b>{escape(self.problem_id)}</b>: {answer} ({self.outcome})</p>"
+        steps = [] if self.best is None else self.best.state.path()[1:]
+        rows = "".join(
+            f"<tr><td>{escape(self.mas.node_name(step.speaker) if self.mas else str(step.speaker))}</td>"
+            f"<td style='text-align:left;white-space:pre-wrap'>{escape(step.text)}</td></tr>"
+            for step in steps
+        )
+        usage = self.usage
+        cost = f"AC {usage.agent_calls:,}, TOK {usage.generated_tokens:,}, RC {usage.reward_calls:,}"
+        return f"{head}<table>{rows}</table><p><small>{cost}, {len(self.candidates)} candidates</small></p>"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,9 +13,7 @@ from mas_gym.cli import options as opt
 from mas_gym.cli.console import RunProgress, note, stdout
 from mas_gym.cli.evaluate import pair_arms
 from mas_gym.errors import ConfigError, SearchError
-from mas_gym.policies.base import mean_logprob
 from mas_gym.render import one_line
-from mas_gym.report.pages import TreeNodes, TreeView
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -129,7 +126,7 @@ def _cost(plan: Plan) -> str:
 
 def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, graded: bool) -> None:
     """Write a plan's search tree as a page; print the file, or why there is none."""
-    from mas_gym.report import write_tree_page
+    from mas_gym.report import write_plan_page
 
     if plan.tree is None:
         note(f"{arm.name} keeps no tree: {path} was not written", "yellow")
@@ -143,7 +140,7 @@ def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, graded: bool) -> 
         "seed": ", ".join(map(str, bench.seeds)),
     }
     reference = bench.task.problem(plan.problem_id).answer if graded else None
-    write_tree_page(tree_view(plan, bench.mas, facts, reference), path)
+    write_plan_page(plan, path, facts, reference=reference)
     note(f"wrote {path}")
 
 
@@ -204,45 +201,3 @@ def _remarks(plan: Plan) -> dict[int, str]:
         shown += [f"{node.tokens} tokens"] if node.tokens else []
         remarks[depth] = "  ".join(shown)
     return remarks
-
-
-def tree_view(plan: Plan, mas: MAS, facts: Mapping[str, str], reference: str | None = None) -> TreeView:
-    """Lay out a plan's tree for `mas_gym.report.write_tree_page`.
-
-    Args:
-        plan: The plan of a planner that keeps its tree.
-        mas: The system that was searched.
-        facts: Facts for the head of the page, in addition to the usage.
-        reference: The reference answer; None if the problem has none.
-    """
-    assert plan.tree is not None
-    nodes = list(plan.tree)
-    visited = any(node.visits for node in nodes)
-    graded = {candidate.node: candidate for candidate in plan.candidates}
-    columns = TreeNodes(
-        parent=[node.parent for node in nodes],
-        speaker=[node.state.speaker for node in nodes],
-        text=[node.state.text for node in nodes],
-        recipients=[list(node.state.recipients) for node in nodes],
-        visits=[node.visits for node in nodes] if visited else None,
-        q=[node.q for node in nodes] if visited else None,
-        value=[node.value for node in nodes],
-        logprob=[mean_logprob(node.logprob, node.tokens) for node in nodes],
-        tokens=[node.tokens for node in nodes],
-        answer=[graded[i].answer if i in graded else None for i in range(len(nodes))],
-        correct=[graded[i].correct if i in graded and reference is not None else None for i in range(len(nodes))],
-    )
-    usage = plan.usage
-    costs = {"AC": usage.agent_calls, "TOK": usage.generated_tokens, "RC": usage.reward_calls}
-    return TreeView(
-        question=nodes[0].state.question,
-        agents=[agent.name for agent in mas.agents],
-        sees_question=list(mas.sees_question),
-        nodes=columns,
-        chosen=plan.best.node if plan.best is not None else None,
-        answer=plan.answer,
-        correct=plan.correct if reference is not None else None,
-        reference=reference,
-        facts={**facts, **{name: f"{number:,}" for name, number in costs.items()}},
-        title=f"{facts.get('problem', 'question')}, {facts.get('planner', 'search')}",
-    )

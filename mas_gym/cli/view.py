@@ -19,9 +19,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import typer
 
 from mas_gym.cli.console import note, show_traceback
-from mas_gym.cli.solve import tree_view
 from mas_gym.errors import ConfigError, MASGymError, StoreError
-from mas_gym.report.pages import Cell, Column, listing_page, tree_page
+from mas_gym.report.pages import Cell, Column, listing_page, tree_page, tree_view
 from mas_gym.service.origin import foreign
 
 if TYPE_CHECKING:
@@ -260,4 +259,4 @@ def _tree(store: Store, key: str, problem_id: str) -> str:
         "policy": str(run.config["policy"]["name"]),
         "seed": str(run.config["seed"]),
     }
-    return tree_page(tree_view(plan, run.mas, facts, problem.answer))
+    return tree_page(tree_view(plan, facts, problem.answer))

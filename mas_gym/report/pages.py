@@ -19,10 +19,14 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlencode
 
-from mas_gym.errors import DataError
+from mas_gym.errors import DataError, SearchError
+from mas_gym.policies.base import mean_logprob
+
+if TYPE_CHECKING:
+    from search import Plan
 
 SCHEMA = 1
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -119,6 +123,60 @@ def write_tree_page(view: TreeView, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(tree_page(view), encoding="utf-8")
     return path
+
+
+def tree_view(plan: Plan, facts: Mapping[str, str] | None = None, reference: str | None = None) -> TreeView:
+    """Lay out a plan's tree for `write_tree_page`.
+
+    Args:
+        plan: The plan of a planner that keeps its tree, from a run or a store.
+        facts: Facts for the head of the page, in addition to the usage.
+        reference: The reference answer; None if the problem has none, and nothing is shown as right or wrong.
+
+    Raises:
+        SearchError: The plan has no tree.
+    """
+    if plan.tree is None or plan.mas is None:
+        reason = plan.error or "it was read without trees, or its planner keeps none"
+        raise SearchError(f"{plan.problem_id or 'plan'}: expected a plan with a search tree, got one without: {reason}")
+    facts = facts or {"problem": plan.problem_id, "MAS": plan.mas.name}
+    nodes = list(plan.tree)
+    visited = any(node.visits for node in nodes)
+    graded = {candidate.node: candidate for candidate in plan.candidates}
+    columns = TreeNodes(
+        parent=[node.parent for node in nodes],
+        speaker=[node.state.speaker for node in nodes],
+        text=[node.state.text for node in nodes],
+        recipients=[list(node.state.recipients) for node in nodes],
+        visits=[node.visits for node in nodes] if visited else None,
+        q=[node.q for node in nodes] if visited else None,
+        value=[node.value for node in nodes],
+        logprob=[mean_logprob(node.logprob, node.tokens) for node in nodes],
+        tokens=[node.tokens for node in nodes],
+        answer=[graded[i].answer if i in graded else None for i in range(len(nodes))],
+        correct=[graded[i].correct if i in graded and reference is not None else None for i in range(len(nodes))],
+    )
+    usage = plan.usage
+    costs = {"AC": usage.agent_calls, "TOK": usage.generated_tokens, "RC": usage.reward_calls}
+    return TreeView(
+        question=nodes[0].state.question,
+        agents=[agent.name for agent in plan.mas.agents],
+        sees_question=list(plan.mas.sees_question),
+        nodes=columns,
+        chosen=plan.best.node if plan.best is not None else None,
+        answer=plan.answer,
+        correct=plan.correct if reference is not None else None,
+        reference=reference,
+        facts={**facts, **{name: f"{number:,}" for name, number in costs.items()}},
+        title=", ".join(facts[name] for name in ("problem", "planner") if name in facts) or "Search tree",
+    )
+
+
+def write_plan_page(
+    plan: Plan, path: Path, facts: Mapping[str, str] | None = None, *, reference: str | None = None
+) -> Path:
+    """Write a plan's search tree as a page; arguments and errors as for `tree_view`."""
+    return write_tree_page(tree_view(plan, facts, reference), path)
 
 
 def _check(view: TreeView) -> None:

@@ -220,7 +220,7 @@ def measure(
             found: list[Outcome] = []
 
             def take(plan: Plan, arm: Arm = arm, seed: int = seed, found: list[Outcome] = found) -> None:
-                found.append(outcome_of(plan, arm, seed))
+                found.append(outcome_of(plan, arm.name, arm.critic_name, seed))
                 look(arm, plan)
 
             def update(now: Progress, arm: Arm = arm, seed: int = seed) -> None:
@@ -270,7 +270,7 @@ def _measure_in_processes(
     def take(index: int, message: Plan | Progress) -> None:
         arm, seed = rows[index]
         if isinstance(message, Plan):
-            found[index].append(outcome_of(message, arm, seed))
+            found[index].append(outcome_of(message, arm.name, arm.critic_name, seed))
             look(arm, message)
         elif callable(listen):
             listen(arm, seed, message)
@@ -322,12 +322,12 @@ def start(
     )
 
 
-def outcome_of(plan: Plan, arm: Arm, seed: int) -> Outcome:
-    """Reduce a plan to what tables need."""
+def outcome_of(plan: Plan, planner: str, critic: str, seed: int) -> Outcome:
+    """Reduce a plan to what tables need, under the names of its planner and critic."""
     ranks = [rank for rank, candidate in enumerate(plan.candidates, 1) if candidate.correct]
     return Outcome(
-        planner=arm.name,
-        critic=arm.critic_name,
+        planner=planner,
+        critic=critic,
         seed=seed,
         problem_id=plan.problem_id,
         correct=bool(plan.correct) and plan.error is None,

@@ -371,6 +371,7 @@ class ActiveSearch:
                     "an intermediate message is no answer"
                 )
         whole = plan if plan.tree is not None else self._with_tree(plan)
+        whole = replace(whole, mas=self.setup.dynamics.mas)
         return self.grader.graded(whole, self.spent.agent_calls, self.spent.generated_tokens)
 
     def _with_tree(self, plan: Plan) -> Plan:

@@ -267,6 +267,7 @@ class Reader:
             usage=Usage(**{name: row[name] for name in _USAGE}),
             stopped=row["stopped"],
             error=row["error"],
+            mas=None if dynamics is None else dynamics.mas,
         )
 
     def parts(self, row: Mapping[str, Any]) -> tuple[list[NodeRow], list[CandidateRow], list[tuple[Any, ...]]]:

@@ -1,0 +1,114 @@
+"""Comparisons of runs that are in a store already."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mas_gym.errors import ConfigError
+from search.compare.bench import outcome_of
+from search.compare.comparison import Comparison
+from search.compare.outcomes import Outcome, find_row, summarise
+from search.store import RunInfo, Store
+
+_ROW = ("planner", "critic", "seed")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that may stand in one table: they differ in planner, critic and seed alone.
+
+    Attributes:
+        title: What they have in common, in a few words.
+        runs: The runs, oldest first.
+        labels: For each run, planner and critic in tables.
+    """
+
+    title: str
+    runs: tuple[RunInfo, ...]
+    labels: tuple[tuple[str, str], ...]
+
+
+def settings(runs: Iterable[RunInfo]) -> list[Setting]:
+    """Group runs by what they have in common, largest group first."""
+    groups: dict[str, list[RunInfo]] = {}
+    for run in runs:
+        shared = {name: value for name, value in run.config.items() if name not in _ROW}
+        key = json.dumps([shared, run.facts.get("task"), run.facts.get("split")], sort_keys=True, default=str)
+        groups.setdefault(key, []).append(run)
+    found = [Setting(_title(group[0]), tuple(group), tuple(_labels(group))) for group in groups.values()]
+    return sorted(found, key=lambda setting: -sum(run.searches for run in setting.runs))
+
+
+def _title(run: RunInfo) -> str:
+    policy, task = run.config["policy"]["name"], run.facts.get("task") or "own problems"
+    return (
+        f"{task} {run.facts.get('split') or ''}".strip()
+        + f", {run.mas.name}, policy {policy}"
+        + (", true reward" if run.config["training"] else "")
+    )
+
+
+def _labels(runs: Sequence[RunInfo]) -> list[tuple[str, str]]:
+    """Return planner and critic of each run, with part of a digest where two parts share a name."""
+    names = {}
+    for part in ("planner", "critic"):
+        named = {json.dumps(run.config[part], sort_keys=True): _name(run, part) for run in runs}
+        common = Counter(named.values())
+        first = {json.dumps(run.config[part], sort_keys=True): run.run[:6] for run in reversed(runs)}
+        names[part] = {
+            identity: name if common[name] == 1 else f"{name} [{first[identity]}]" for identity, name in named.items()
+        }
+    return [
+        (
+            names["planner"][json.dumps(run.config["planner"], sort_keys=True)],
+            names["critic"][json.dumps(run.config["critic"], sort_keys=True)],
+        )
+        for run in runs
+    ]
+
+
+def _name(run: RunInfo, part: str) -> str:
+    if part == "planner":
+        return str(run.facts["planner"])
+    critic: dict[str, Any] | None = run.config["critic"]
+    return str(critic["name"]) if critic else ""
+
+
+def outcomes_of(store: Store, setting: Setting) -> list[Outcome]:
+    """Read the outcomes of a setting's runs.
+
+    Raises:
+        StoreError: Searches are damaged.
+    """
+    return [
+        outcome_of(plan, planner, critic, run.config["seed"])
+        for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True)
+        for plan in store.plans(run.run, failed=True)
+    ]
+
+
+def stored_comparison(store: Store, runs: Iterable[str] = (), baseline: str = "") -> Comparison:
+    """Return the table of stored runs; see `Store.compare`."""
+    chosen = [store.find(run) for run in runs] or store.runs()
+    groups = settings(chosen)
+    if len(groups) != 1:
+        listed = "; ".join(f"{group.title}: {', '.join(run.run[:8] for run in group.runs)}" for group in groups)
+        raise ConfigError(
+            f"expected runs that differ in planner, critic and seed alone, got {len(groups)} settings "
+            f"({listed or 'no run'}); choose the runs of one with runs=[...]"
+        )
+    return compared(store, groups[0], baseline)
+
+
+def compared(store: Store, setting: Setting, baseline: str = "") -> Comparison:
+    """Return the table of one setting; arguments and errors as for `Store.compare`."""
+    outcomes = outcomes_of(store, setting)
+    rows = tuple(summarise(outcomes))
+    name = find_row(rows, baseline).label if rows else ""
+    seeds = sorted({run.config["seed"] for run in setting.runs})
+    facts = {"store": store.path.name, "seeds": seeds, "baseline": name}
+    return Comparison(rows, tuple(outcomes), name, setting.title, facts)

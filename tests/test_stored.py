@@ -1,0 +1,99 @@
+"""What is in a store, shown: comparisons, pages and notebook views of plans read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from search_worlds import HashCritic, chain, problems, talker
+
+import search
+from mas_gym.errors import ConfigError, SearchError, StoreError
+from search import open_store
+from search.compare.stored import settings
+from search.planners import MCTS
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "runs.db"
+
+
+def compared(store: Path | None, **options: Any) -> search.compare.Comparison:
+    planners = options.pop("planners", ["single", "sc:3", "mcts:4,2"])
+    options = {"mas": chain(3), "policy": talker(), "critics": {"hash": HashCritic()}, "seeds": (1, 2), **options}
+    return search.compare(planners, problems(6), store=store, **options)
+
+
+def test_a_stored_comparison_is_the_one_that_was_run(store: Path) -> None:
+    run = compared(store)
+    with open_store(store) as opened:
+        read = opened.compare()
+        assert {row.label for row in read.rows} == {"single", "sc:3", "mcts:4,2 + hash"} == {r.label for r in run.rows}
+        for row in run.rows:
+            other = read[row.label]
+            assert (other.hits, other.interval, other.shares, other.curve) == (
+                row.hits,
+                row.interval,
+                row.shares,
+                row.curve,
+            )
+            assert (other.tokens, other.agent_calls, other.reward_calls, other.failures) == (
+                row.tokens,
+                row.agent_calls,
+                row.reward_calls,
+                row.failures,
+            )
+        assert opened.compare(baseline="sc:3").baseline == "sc:3"
+        some = [run.run for run in opened.runs() if run.facts["planner"] != "single"]
+        assert {row.label for row in opened.compare(some).rows} == {"sc:3", "mcts:4,2 + hash"}
+
+
+def test_runs_of_two_settings_are_not_one_table(store: Path) -> None:
+    compared(store, planners=["single"])
+    compared(store, planners=["single"], mas=chain(2))
+    with open_store(store) as opened:
+        assert [len(setting.runs) for setting in settings(opened.runs())] == [2, 2]
+        with pytest.raises(ConfigError, match=r"got 2 settings .*runs=\["):
+            opened.compare()
+        one = [run.run for run in settings(opened.runs())[0].runs]
+        assert [row.seeds for row in opened.compare(one).rows] == [(1, 2)]
+
+
+def test_a_run_that_is_not_there_has_no_table(store: Path) -> None:
+    compared(store, planners=["single"])
+    with open_store(store) as opened, pytest.raises(StoreError, match="found 0"):
+        opened.compare(["nothing"])
+
+
+def test_planners_of_one_name_are_told_apart(store: Path) -> None:
+    compared(store, planners={"a": MCTS(4, 2, c_uct=1.0), "b": MCTS(4, 2, c_uct=3.0)}, seeds=(1,))
+    with open_store(store) as opened:
+        labels = [row.planner for row in opened.compare().rows]
+        assert len(set(labels)) == 2 and all(label.startswith("mcts:4,2") for label in labels)
+
+
+def test_a_plan_writes_its_page_and_shows_itself(store: Path, tmp_path: Path) -> None:
+    compared(store, seeds=(1,))
+    with open_store(store) as opened:
+        run = next(run.run for run in opened.runs() if run.facts["planner"] == "mcts:4,2")
+        plan = next(opened.plans(run))
+        bare = next(opened.plans(run, trees=False))
+    page = plan.write_page(tmp_path / "tree.html")
+    text = page.read_text()
+    assert plan.tree is not None and plan.tree[1].state.text in text and '"correct": true' not in text
+    assert plan.outcome in ("right", "wrong")
+    assert plan.answer in plan._repr_html_() and plan.outcome in plan._repr_html_()
+    with pytest.raises(SearchError, match="without"):
+        bare.write_page(tmp_path / "none.html")
+
+
+def test_outcomes_of_plans() -> None:
+    made = {"answer": "3", "correct": True}
+    assert search.Plan(**made).outcome == "right"
+    assert search.Plan(answer="3", correct=False).outcome == "wrong"
+    assert search.Plan(answer="3").outcome == "answered"
+    assert search.Plan(correct=False).outcome == "no answer"
+    assert search.Plan(error="X: y").outcome == "failed"
+    assert "&lt;b&gt;" in search.Plan(problem_id="<b>")._repr_html_()
