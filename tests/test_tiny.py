@@ -425,6 +425,34 @@ def test_an_interrupted_training_goes_on_to_the_same_model(tmp_path: Path, monke
         module.train(changed)
 
 
+def test_the_natural_model_is_taught_correct_transcripts_alone(
+    tokenizer: Any,
+) -> None:
+    pytest.importorskip("torch")
+    from benchmarks.tiny import natural
+    from mas_gym.policies import load_policy
+
+    task = natural.Stories("train", difficulty=3)
+    unsound = 0
+    for problem in task[:60]:
+        turns = natural.transcript(problem)
+        assert first_error(problem, [(turn.role or "", turn.text) for turn in turns]) is None
+        assert task.grade(problem, turns[-1].text).correct
+        world = natural.story_world(problem)
+        unsound += int(problem.answer) in [
+            a for a in arithmetic.misread_answers(world.facts, world.rival) if a is not None
+        ]
+    # Problems on which a misreading gives the right answer are kept.
+    assert unsound
+    one, other = (next(natural.correct_batches(tokenizer, 3, 2, start)) for start in (0, 1))
+    again = natural.correct_batches(tokenizer, 3, 2)
+    assert next(again).ids.equal(one.ids) and next(again).ids.equal(other.ids)
+    level = natural.measure(load_policy("tiny"), 5, 4)
+    assert level.errors.total() == round(12 * (1 - level.right)) > 0
+    (agent, kind), _ = level.errors.most_common(1)[0]
+    assert f"| {agent} | {kind} |" in natural.card([level], level, "command")
+
+
 # --- the shipped weights
 
 

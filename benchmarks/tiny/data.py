@@ -6,7 +6,7 @@ import random
 import re
 import string
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from benchmarks.tiny import graphs
@@ -130,14 +130,27 @@ def batches(
         level: (Arithmetic("train", seed=seed, difficulty=level), Ordering("train", seed=seed, difficulty=level))
         for level in mix.levels
     }
+    return pooled(lambda rng: _row(tasks, mix, tokenizer, rng), tokenizer.pad_token_id, seed, size, start)
+
+
+def pooled(draw: Callable[[random.Random], Packed], pad: int, seed: int, size: int, start: int) -> Iterator[Batch]:
+    """Yield endless batches of rows; batch ``i`` depends on the seed and ``i`` alone.
+
+    Args:
+        draw: Draws one row.
+        pad: Id of the padding token.
+        seed: Seed of the data.
+        size: Rows per batch.
+        start: Number of the first batch.
+    """
     number = start
     while True:
         rng = random.Random(f"pool/{seed}/{number // POOL}")
-        rows = sorted((_row(tasks, mix, tokenizer, rng) for _ in range(size * POOL)), key=lambda row: len(row.ids))
-        # Rows of like length share a batch, or a third of the work is padding; the order of the batches is drawn.
+        rows = sorted((draw(rng) for _ in range(size * POOL)), key=lambda row: len(row.ids))
+        # Rows of similar length share a batch, or a third of the work is padding; the order of the batches is drawn.
         order = rng.sample(range(POOL), POOL)
         for part in order[number % POOL :]:
-            yield collate(rows[part * size : (part + 1) * size], tokenizer.pad_token_id)
+            yield collate(rows[part * size : (part + 1) * size], pad)
             number += 1
 
 

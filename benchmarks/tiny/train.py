@@ -8,6 +8,7 @@ result.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,8 +82,15 @@ def loss_of(model: Any, batch: Batch, bf16: bool) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits.float(), targets[chosen], ignore_index=IGNORED)
 
 
-def train(args: argparse.Namespace) -> None:
-    """Run the training and write the model folder."""
+def train(
+    args: argparse.Namespace, source: Callable[[Qwen2Tokenizer, int, int, int], Iterator[Batch]] = batches
+) -> None:
+    """Run the training and write the model folder.
+
+    Args:
+        args: The command line's arguments.
+        source: From tokenizer, seed, batch size and number of the first batch to batches.
+    """
     import torch
     from tqdm import tqdm
 
@@ -102,7 +110,7 @@ def train(args: argparse.Namespace) -> None:
     checkpoint = args.out / "checkpoint.pt"
     done = _resume(checkpoint, parts, args) if checkpoint.exists() else 0
     model.train()
-    data = batches(tokenizer, args.seed, args.batch, start=done)
+    data = source(tokenizer, args.seed, args.batch, done)
     progress = tqdm(range(done, args.steps), initial=done, total=args.steps, mininterval=5.0)
     average = None
     for step in progress:

@@ -1,0 +1,175 @@
+"""Agents whose errors nobody designed: a small model, trained on correct transcripts alone, that meets hard problems.
+
+One command from nothing makes the model, chooses the difficulty, and says what its errors are::
+
+    python -m benchmarks.tiny.natural --out models/tiny-natural
+
+The transcripts are of RPSV, each written from the truth. There is no Auditor, no opening word, no text of other tasks,
+and stories are rejected only if a result leaves the numbers that the agents can write. The difficulty is the one at
+which a single pass on the dev split is nearest to one half. Errors are described afterwards, by comparing each
+message of a failed pass with the truth: who errs first, how often, and in what way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from benchmarks.tiny import language
+from benchmarks.tiny.data import WIDTH, Batch, Packed, pack, pooled
+from benchmarks.tiny.evaluate import run_passes
+from benchmarks.tiny.train import parser as training_parser
+from benchmarks.tiny.train import train
+from benchmarks.tiny.truth import first_error, story_world
+from benchmarks.tiny.turns import RoleTurn
+from mas_gym.loading import load_mas
+from mas_gym.policies import Policy, load_policy
+from mas_gym.tasks.arithmetic import LEVELS, Arithmetic, answer_of, draw_story, plan_of, work_of, write_question
+from mas_gym.tasks.base import Problem
+from mas_gym.tasks.sequences import split_of
+from search.compare import wilson
+
+if TYPE_CHECKING:
+    from transformers import Qwen2Tokenizer
+
+TAUGHT = MappingProxyType({1: 0.3, 2: 0.4, 3: 0.3})
+"""Weight of each difficulty in training; 4 and 5 are never seen."""
+
+SIZE = ("--hidden", "128", "--layers", "3", "--steps", "1500", "--no-bf16")
+
+
+class Stories(Arithmetic):
+    """Arithmetic without the rule that a misreading must give a wrong answer."""
+
+    name = "stories"
+
+    def _draw(self, rng: random.Random, problem_id: str) -> Problem | None:
+        story = draw_story(rng, self.difficulty)
+        question, person, item = write_question(story, rng)
+        if split_of(question) != self.split or answer_of(story.facts) is None:
+            return None
+        truth = {
+            "facts": [list(fact) for fact in story.facts],
+            "rival": None if story.rival is None else list(story.rival),
+            "person": person,
+            "item": item,
+            "difficulty": self.difficulty,
+        }
+        return Problem(problem_id, question, str(answer_of(story.facts)), "number", truth)
+
+
+class Level(NamedTuple):
+    """Single passes at one difficulty.
+
+    Attributes:
+        difficulty: Of the problems.
+        right: Share of passes with the right answer.
+        interval: 95% interval over problems.
+        errors: How often each ``(agent, kind)`` was the first error of a failed pass.
+    """
+
+    difficulty: int
+    right: float
+    interval: tuple[float, float]
+    errors: Counter[tuple[str, str]]
+
+
+def transcript(problem: Problem) -> list[RoleTurn]:
+    """Return the correct transcript of RPSV."""
+    world = story_world(problem)
+    facts = f"{language.write_facts(world.facts)} Question: how many?"
+    plan = language.write_plan(plan_of(world.facts))
+    work = language.write_work(work_of(plan_of(world.facts)) or [])
+    return [
+        RoleTurn("Reader", True, [], facts),
+        RoleTurn("Planner", True, [facts], plan),
+        RoleTurn("Solver", False, [plan], work),
+        RoleTurn("Verifier", True, [work], language.write_answer(world.work[-1][3])),
+    ]
+
+
+def correct_batches(tokenizer: Qwen2Tokenizer, seed: int, size: int, start: int = 0) -> Iterator[Batch]:
+    """Yield endless batches of correct transcripts, as `benchmarks.tiny.data.batches` does."""
+    tasks = {level: Stories("train", seed=seed, difficulty=level) for level in TAUGHT}
+
+    def row(rng: random.Random) -> Packed:
+        task = tasks[rng.choices(list(TAUGHT), list(TAUGHT.values()))[0]]
+        problem = task[rng.randrange(len(task))]
+        turns = transcript(problem)
+        rng.shuffle(turns)
+        return pack(problem.question, turns, tokenizer, WIDTH)
+
+    return pooled(row, tokenizer.pad_token_id, seed, size, start)
+
+
+def measure(policy: Policy, difficulty: int, problems: int, passes: int = 3, split: str = "dev") -> Level:
+    """Run single passes at one difficulty and find the first error of those that failed."""
+    task = Stories(split, difficulty=difficulty)[:problems]
+    states, _ = run_passes(policy, "rpsv", task, passes, seed=14)
+    names = [agent.name for agent in load_mas("rpsv").agents]
+    shares: list[float] = []
+    errors: Counter[tuple[str, str]] = Counter()
+    for problem, row in zip(task, states, strict=True):
+        right = 0
+        for state in row:
+            messages = [(names[turn.speaker], turn.text) for turn in state.turns]
+            correct = task.grade(problem, messages[-1][1]).correct
+            right += correct
+            if not correct:
+                found = first_error(problem, messages)
+                errors[(found.speaker, found.kind) if found else ("none", "")] += 1
+        shares.append(right / passes)
+    low, high = wilson(shares, len(shares) * passes)
+    return Level(difficulty, sum(shares) / len(shares), (low, high), errors)
+
+
+def card(levels: list[Level], chosen: Level, command: str) -> str:
+    """Return the model's card: how it was made, how often it is right, and what its errors are."""
+    lines = ["# tiny-natural", "", f"`{command}`", "", "Single passes of RPSV, dev split:", ""]
+    lines += ["| difficulty | right, % | 95% interval |", "|---|---:|---:|"]
+    lines += [
+        f"| {x.difficulty} | {100 * x.right:.1f} | {100 * x.interval[0]:.1f} to {100 * x.interval[1]:.1f} |"
+        for x in levels
+    ]
+    total = max(1, chosen.errors.total())
+    lines += [
+        "",
+        f"First errors of the failed passes at difficulty {chosen.difficulty}, the one nearest to one half:",
+        "",
+    ]
+    lines += ["| agent | error | share, % |", "|---|---|---:|"]
+    lines += [f"| {who} | {kind} | {100 * n / total:.1f} |" for (who, kind), n in chosen.errors.most_common()]
+    return "\n".join([*lines, ""])
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train, choose the difficulty on the dev split, and write the card."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tiny.natural", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for the model and its checkpoint")
+    parser.add_argument("--steps", type=int, default=1500, help="batches to train on")
+    parser.add_argument("--problems", type=int, default=200, help="dev problems per difficulty")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(arguments)
+    settings = training_parser().parse_args(
+        ["--out", str(args.out), *SIZE, "--steps", str(args.steps), "--seed", str(args.seed)]
+    )
+    if not (args.out / "config.json").exists():
+        train(settings, correct_batches)
+    policy = load_policy(f"transformers:{args.out}")
+    levels = [measure(policy, difficulty, args.problems) for difficulty in LEVELS]
+    chosen = min(levels, key=lambda level: abs(level.right - 0.5))
+    command = f"python -m benchmarks.tiny.natural --out {args.out.name} --steps {args.steps} --seed {args.seed}"
+    text = card(levels, chosen, command)
+    (args.out / "README.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
