@@ -32,12 +32,12 @@ class NothingLost:
         return 0.5
 
 
-def main(problems: int = 50) -> None:
+def main(problems: int = 50, planner: str = "mcts:10,3") -> None:
     """Guide the same search by this critic and by one without knowledge."""
     task = mas_gym.load_task("arithmetic", split="test")[:problems]
     policy = load_policy("tiny")
     for critic in (search.ConstantCritic(0.5), NothingLost()):
-        plans = list(search.run("mcts:10,3", task, mas="rpsv", policy=policy, critic=critic))
+        plans = list(search.run(planner, task, mas="rpsv", policy=policy, critic=critic))
         print(f"{critic.name:14} {sum(bool(plan.correct) for plan in plans)} of {len(plans)} right")
 
 

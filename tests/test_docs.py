@@ -1,0 +1,157 @@
+"""What the site shows is done here: its Python runs, its commands run, its examples run, its pictures are current.
+
+A comment before a block may shorten it, as in ``<!-- ci: "-n 100" becomes "-n 2"; "a" becomes "b" -->``, or leave
+it out with a reason, as in ``<!-- ci: skip, because it needs a GPU -->``.
+"""
+
+import re
+import runpy
+import shlex
+import shutil
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+from mas_gym.cli import app
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "pictures")
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+BLOCK = re.compile(r"^(?:<!-- ci: (?P<note>[^>]*?) -->\n)?```(?P<language>\w+)\n(?P<code>.*?)^```", re.M | re.S)
+INCLUDE = re.compile(r'^--8<-- "(.*?)"$', re.M)
+SETUP = ("git clone ", "python3 -m venv ", "pip install ", "curl ", "hf ")
+"""Commands of a shell session that are read and not run."""
+TOO_LONG = {"docs/engines.md", "docs/decisions.md"}
+"""Pages that show commands for engines which are not here; their options are checked by parsing."""
+
+
+class Block(NamedTuple):
+    language: str
+    code: str
+    note: str
+
+
+def blocks(path: Path) -> Iterator[Block]:
+    text = path.read_text(encoding="utf-8")
+    for match in BLOCK.finditer(text):
+        code = re.sub(
+            r'^--8<-- "(.*?)"$', lambda found: (ROOT / found[1]).read_text("utf-8"), match["code"], flags=re.M
+        )
+        yield Block(match["language"], code, match["note"] or "")
+
+
+def shortened(block: Block) -> list[str]:
+    """Return the commands to run."""
+    code = block.code.replace("\\\n", " ")
+    for old, new in re.findall(r'"([^"]*)" becomes "([^"]*)"', block.note):
+        assert old in code, f"the page has no {old!r} to shorten"
+        code = code.replace(old, new)
+    return [line for line in code.splitlines() if line.strip()]
+
+
+def run_command(line: str) -> None:
+    words = shlex.split(line, comments=True)
+    if line.startswith(SETUP):
+        for extra in re.findall(r"\[([\w,]+)\]", line):
+            assert set(extra.split(",")) <= set(EXTRAS)
+        return
+    assert words[0] == "mas-gym", f"expected a mas-gym command, got {line}"
+    done = CliRunner(env={"COLUMNS": "100"}).invoke(app, words[1:])
+    assert done.exit_code == 0, f"{line}\n{done.output}{done.exception!r}"
+
+
+RUNNABLE = [page for page in PAGES if any(b.language in ("python", "console") for b in blocks(page))]
+SLOW = {"first-critic.md", "train-critic.md"}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if page.name in SLOW else [], id=str(page.relative_to(ROOT)))
+        for page in RUNNABLE
+        if str(page.relative_to(ROOT)) not in TOO_LONG
+    ],
+)
+def test_what_a_page_shows_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    names: dict[str, Any] = {"__name__": "page", "__file__": str(tmp_path / "examples" / "page.py")}
+    for block in blocks(page):
+        if block.note.startswith("skip"):
+            assert block.note.startswith("skip, because ")
+        elif block.language == "python":
+            exec(compile(block.code, str(page), "exec"), names)
+        elif block.language == "console":
+            for line in shortened(block):
+                run_command(line)
+
+
+@pytest.mark.parametrize("page", sorted(TOO_LONG))
+def test_the_commands_of_engines_are_understood(page: str) -> None:
+    import typer
+
+    for block in blocks(ROOT / page):
+        for line in shortened(block) if block.language == "console" else []:
+            words = shlex.split(line, comments=True)
+            if not words or words[0] != "mas-gym":
+                continue
+            command: Any = typer.main.get_command(app)
+            words = words[1:]
+            while hasattr(command, "commands"):
+                command = command.commands[words.pop(0)]
+            with command.make_context(line, words) as context:
+                assert context.params
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("own_critic", (3, "mcts:3,2"), r"constant\(0.5\) +\d of 3 right\nnothing-lost +\d of 3 right"),
+        ("own_policy", (6,), r"single +\d of 6 right\nsc:5 +\d of 6 right"),
+        ("resume", (4,), "4 plans; .*\nsame answers as a run in one go: True"),
+        ("read_store", (3,), r"single +\d.*\n\d+ rows"),
+        ("fine_tune_agents", (2, 6), r"\d+ preference rows: \{"),
+        pytest.param(
+            "train_critic", (8, 8, 0.2), r"\d+ pairs from 6 trees\n(.|\n)* of 4 right", marks=pytest.mark.slow
+        ),
+        pytest.param("many_machines", (2, 1), "of 2 right", marks=pytest.mark.slow),
+        pytest.param("serve_search", (0,), r"Final Answer: \d+ \(\d+ tokens\)", marks=pytest.mark.slow),
+    ],
+)
+def test_the_examples_run(name: str, arguments: tuple[Any, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main = runpy.run_path(str(ROOT / "examples" / f"{name}.py"))["main"]
+    if name == "serve_search":
+        arguments = (free_port(),)
+    main(*arguments)
+    assert re.search(said, capsys.readouterr().out)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_every_how_to_shows_an_example_that_a_test_runs() -> None:
+    tests = "".join(path.read_text("utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    shown = set(re.findall(r'^--8<-- "examples/(\w+)\.\w+"$', "".join(p.read_text("utf-8") for p in PAGES), re.M))
+    assert shown == {path.stem for path in (ROOT / "examples").glob("*.py")} - {"plain_tree_search"}
+    assert all(f'"{name}' in tests for name in shown)
+
+
+def test_the_pictures_without_a_browser_are_current() -> None:
+    drawings = runpy.run_path(str(ROOT / "docs" / "pictures.py"))["drawings"]
+    for name, text in drawings():
+        assert (ROOT / "docs" / "pictures" / name).read_text("utf-8") == text, "run python docs/pictures.py"
+
+
+def test_every_page_ends_with_where_to_go_next() -> None:
+    for page in PAGES:
+        if page.parent.name in ("start", "concepts", "howto") and page.stem != "index":
+            assert "**Next:**" in page.read_text("utf-8").splitlines()[-1], page.name
