@@ -9,6 +9,7 @@ from rewardmodels.critics import known_critics, load_critic
 from rewardmodels.data.dataset import Example, LabelledTree, RewardData, collect, histogram, merge, split, stored_trees
 from rewardmodels.data.mining import Labelled, Pair, outcomes, pairs, pointwise, process_targets
 from rewardmodels.data.serialise import state_parts, state_text
+from rewardmodels.hub import push_to_hub
 from rewardmodels.model.learned import LearnedCritic
 from rewardmodels.training.config import PAPER, TINY, TrainingConfig
 from rewardmodels.training.run import Trained, train
@@ -35,6 +36,7 @@ __all__ = [
     "pairs",
     "pointwise",
     "process_targets",
+    "push_to_hub",
     "split",
     "state_parts",
     "state_text",

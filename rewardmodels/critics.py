@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from mas_gym.errors import ConfigError, MissingDependencyError, UnknownNameError
 from mas_gym.user_code import is_user_code, load_user_code, unknown
+from rewardmodels.hub import download, is_hub_name
 from rewardmodels.model.folder import META
 from rewardmodels.model.learned import LearnedCritic
 from search.critics import ConstantCritic, Ensemble, PolicyLikelihood
@@ -31,7 +32,8 @@ def load_critic(spec: str, **options: Any) -> Critic:
         spec: A folder saved by training, ``"tiny-masprm"`` or ``"tiny-orm"`` (shipped, for the embedded model's RPSV
             agents on Arithmetic), ``"policy-likelihood"``, ``"constant:0.5"``, ``"vllm:FOLDER"`` to score such a
             folder with vLLM, ``"ensemble:A,B"`` with the spec of each member, ``"FILE.py:NAME:SETTINGS"`` for your own
-            (see `mas_gym.user_code`), or ``"NAME:ARGUMENT"`` of a loader that is registered in the entry-point group
+            (see `mas_gym.user_code`), ``"org/name"`` of a critic on the Hugging Face hub (see `push_to_hub`; option
+            ``revision``), or ``"NAME:ARGUMENT"`` of a loader that is registered in the entry-point group
             ``mas_gym.critics``. Options may follow, as in
             ``"models/masprm#concurrent=true"`` or ``"vllm:FOLDER#gpu_memory_utilization=0.3"``.
         options: Options of the loader; for folders see `LearnedCritic`.
@@ -60,6 +62,9 @@ def load_critic(spec: str, **options: Any) -> Critic:
     name, _, argument = spec.partition(":")
     known = _known()
     if name not in known:
+        if is_hub_name(spec):
+            folder = download(spec, options.pop("revision", None))
+            return _build(spec, LearnedCritic, str(folder), **options)
         if os.sep in spec or spec.startswith((".", "~")):
             raise UnknownNameError(f"no critic at {spec!r}: expected a folder that training wrote")
         raise unknown("critic", name, known, ENTRY_POINTS)

@@ -1,9 +1,11 @@
 """The hub path with the real client libraries, against a small hub on loopback."""
 
+import base64
 import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,6 +21,17 @@ pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 COMMIT = "c" * 40
+LOAD_CRITICS = """
+import sys
+from mas_gym.errors import MASGymError
+from rewardmodels import load_critic
+for spec in sys.argv[1:]:
+    try:
+        critic = load_critic(spec)
+        print(critic.info.kind, *critic.info.tasks, critic.identity())
+    except MASGymError as error:
+        print(type(error).__name__, error)
+"""
 LOAD = """
 import sys
 from mas_gym.errors import MASGymError
@@ -57,17 +70,25 @@ REPOSITORIES: Mapping[str, dict[str, bytes]] = {
 }
 
 
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "publish_critic.py"
+PUBLISHED: dict[str, dict[str, bytes]] = {}
+"""Files of the models that tests have published, by repository."""
+
+
 class Hub(BaseHTTPRequestHandler):
     """Just enough of the hub's interface for `datasets.load_dataset`."""
 
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        path = self.path.split("?")[0].removeprefix("/api").removeprefix("/datasets/")
-        name = next((name for name in REPOSITORIES if path.startswith(name)), None)
+        path = (
+            self.path.split("?")[0].removeprefix("/api").removeprefix("/datasets/").removeprefix("/models/").lstrip("/")
+        )
+        known = {**REPOSITORIES, **PUBLISHED}
+        name = next((name for name in known if path.startswith(name)), None)
         if name is None:
-            return self.reply(200 if path == "/" else 404)
-        files, rest = REPOSITORIES[name], path.removeprefix(name).strip("/").replace("%2F", "/")
+            return self.reply(404 if path else 200)
+        files, rest = known[name], path.removeprefix(name).strip("/").replace("%2F", "/")
         rest = rest.replace("refs/convert/parquet", COMMIT)
         if rest.startswith("resolve/"):
             content = files.get(rest.split("/", 2)[2])
@@ -81,8 +102,26 @@ class Hub(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.reply(404)
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        path = self.path.split("?")[0].removeprefix("/api")
+        if path == "/repos/create":
+            asked = json.loads(body)
+            name = f"{asked['organization']}/{asked['name']}"
+            PUBLISHED.setdefault(name, {})
+            return self.reply_json({"url": f"http://{self.headers['Host']}/{name}"})
+        if path == "/validate-yaml":
+            return self.reply_json({"errors": [], "warnings": []})
+        if path.endswith("/preupload/main"):
+            modes = [{"path": f["path"], "uploadMode": "regular"} for f in json.loads(body)["files"]]
+            return self.reply_json({"files": [{**mode, "shouldIgnore": False} for mode in modes]})
+        name = path.removeprefix("/models/").removesuffix("/commit/main")
+        if name not in PUBLISHED or name == path:
+            return self.reply(404)
+        for line in map(json.loads, body.splitlines()):
+            if line["key"] == "file":
+                PUBLISHED[name][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+        url = f"http://{self.headers['Host']}/{name}/commit/{COMMIT}"
+        return self.reply_json({"commitOid": COMMIT, "commitUrl": url, "hookOutput": ""})
 
     def tree(self, files: dict[str, bytes], folder: str) -> list[dict[str, Any]]:
         deep = "recursive=true" in self.path.lower()
@@ -123,11 +162,11 @@ def hub() -> Iterator[ThreadingHTTPServer]:
     thread.join()
 
 
-def load(endpoint: str, home: Path, *arguments: str) -> str:
+def load(endpoint: str, home: Path, *arguments: str, script: str = LOAD) -> str:
     # both variables are read when the client library is imported
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy" not in k.lower()}
-    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home)}
-    command = [sys.executable, "-c", LOAD, *arguments]
+    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_TOKEN": "hf_loopback"}
+    command = [sys.executable, "-c", script, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -155,3 +194,58 @@ def test_no_hub_and_no_cache(tmp_path: Path) -> None:
 def test_a_hub_without_the_data(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
     message = load(f"http://127.0.0.1:{hub.server_address[1]}", tmp_path, "mmlu", "test")
     assert message.startswith("DataNotFoundError no data for task 'mmlu': the hub does not give 'cais/mmlu'")
+
+
+@pytest.mark.slow
+def test_a_critic_is_published_and_loaded_by_name(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+    from rewardmodels.critics import shipped
+
+    endpoint, home = f"http://127.0.0.1:{hub.server_address[1]}", tmp_path / "home"
+    folder = tmp_path / "masprm"
+    shutil.copytree(shipped("masprm"), folder)
+    # What training leaves beside the model, and what nobody should run.
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "optimizer.pt").write_bytes(b"state")
+    (folder / "modeling_evil.py").write_text("raise SystemExit", encoding="utf-8")
+    (folder / "README.md").unlink()
+
+    PUBLISHED.clear()
+    assert f"published at {endpoint}/lab/masprm\nmasprm: trained on arithmetic, for rpsv" in load(
+        endpoint, home, str(folder), "lab/masprm", script=EXAMPLE.read_text(encoding="utf-8")
+    )
+    files = PUBLISHED["lab/masprm"]
+    assert set(files) == {path.name for path in shipped("masprm").iterdir()}
+    assert files["model.safetensors"] == (folder / "model.safetensors").read_bytes()
+    card = files["README.md"].decode()
+    assert 'load_critic("lab/masprm")' in card
+    assert "arithmetic" in card and "Reader -> Planner -> Solver -> Verifier" in card and "## Training data" in card
+
+    PUBLISHED["lab/masprm"]["evil.py"] = b"raise SystemExit"
+    PUBLISHED["lab/other"] = {"config.json": b"{}"}
+    specs = (str(folder), "lab/masprm", "lab/nothing", "lab/other")
+    here, there, nothing, other = load(endpoint, home, *specs, script=LOAD_CRITICS).splitlines()
+    assert here.startswith("masprm arithmetic ")
+    assert there == here
+    assert not list(home.rglob("evil.py"))
+    assert nothing.startswith("DataNotFoundError no critic 'lab/nothing': there is no such folder here, and the hub")
+    assert other.startswith("DataError 'lab/other' on the hub is no critic of MAS-Gym: expected critic.json")
+
+
+def test_what_cannot_be_published(tmp_path: Path) -> None:
+    from mas_gym.errors import ConfigError, DataNotFoundError
+    from rewardmodels import push_to_hub
+
+    with pytest.raises(ConfigError, match="hub name: expected org/name, got 'masprm'"):
+        push_to_hub(tmp_path, "masprm")
+    with pytest.raises(DataNotFoundError):
+        push_to_hub(tmp_path / "nothing", "lab/masprm")
+
+
+def test_a_mistyped_local_folder_does_not_reach_for_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mas_gym.errors import UnknownNameError
+    from rewardmodels import load_critic
+
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnknownNameError, match="expected a folder that training wrote"):
+        load_critic("models/masprn")
