@@ -92,6 +92,7 @@ ENVIRONMENTS = {
     "MAS-MATH-v0": ("math", "rpsv"),
     "MAS-MMLU-v0": ("mmlu", "debate"),
     "MAS-LogiQA-v0": ("logiqa", "logic"),
+    "MAS-GPQA-v0": ("gpqa", "debate"),
     "MAS-Arithmetic-v0": ("arithmetic", "rpsv"),
     "MAS-Arithmetic-Single-v0": ("arithmetic", "single"),
     "MAS-Arithmetic-Refine-v0": ("arithmetic", "refine"),
@@ -103,11 +104,17 @@ ENVIRONMENTS = {
 """Every registered id with its task and MAS; both can be overridden in ``gym.make``."""
 
 
+CUSTOM = "MAS-Custom-v0"
+"""The id for problems of one's own, as in ``gym.make("MAS-Custom-v0", task="my.csv")``."""
+
+
 def register_environments() -> None:
     """Register every id once; the first ``gym.make`` imports the environment."""
     for env_id, (task, mas) in ENVIRONMENTS.items():
         if env_id not in registry:
             register(env_id, entry_point="mas_gym.env:MASEnv", kwargs={"task": task, "mas": mas})
+    if CUSTOM not in registry:
+        register(CUSTOM, entry_point="mas_gym.env:MASEnv")
 
 
 register_environments()

@@ -39,6 +39,8 @@ from mas_gym.spaces import Records, Unicode, utf8_length
 from mas_gym.state import MASState, Message
 from mas_gym.tasks import check_task_options, load_task
 from mas_gym.tasks.base import SPLITS, Problem, Task
+from mas_gym.tasks.loading import default_mas
+from mas_gym.tasks.own import is_own
 
 Observation = dict[str, Any]
 Info = dict[str, Any]
@@ -121,8 +123,8 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
     share the data set.
 
     Args:
-        task: A task's name, such as ``"gsm8k"``, or a `Task` object.
-        mas: A shipped MAS name, a config's path or dict.
+        task: A task's name, such as ``"gsm8k"`` or ``"my.csv"``, as `load_task` takes it, or a `Task` object.
+        mas: A shipped MAS name, a config's path or dict; by default the task's own.
         split: ``"train"``, ``"dev"`` or ``"test"``; for tasks given by name.
         data: A local file or folder instead of the hub; for tasks given by name.
         view: ``"full"`` transcript in observations, or the acting agent's ``"local"`` view.
@@ -131,7 +133,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
             refuses it and leaves the state unchanged, at most ``max_retries`` times per turn.
         max_bytes: Maximum size of a message or a question in bytes of UTF-8.
         max_retries: Maximum refusals per turn before ``"retry"`` ends the episode.
-        task_options: Options of the task, such as ``difficulty`` or ``grading``.
+        task_options: Options of the task, such as ``difficulty``, ``grading``, or ``columns`` for your own file.
 
     Raises:
         ConfigError: An argument or the MAS config is wrong.
@@ -142,8 +144,8 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
 
     def __init__(
         self,
-        task: str | Task,
-        mas: MASSource = "rpsv",
+        task: str | Task | None = None,
+        mas: MASSource | None = None,
         *,
         split: str = "test",
         data: str | os.PathLike[str] | None = None,
@@ -160,9 +162,9 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         self.on_invalid = choice("on_invalid", on_invalid, ("terminate", "retry"))
         self.max_bytes = whole_number("max_bytes", max_bytes, at_least=1)
         self.max_retries = whole_number("max_retries", max_retries, at_least=0)
-        self.mas = load_mas(mas)
         self._source = _TaskSource(task, split, data, task_options)
         self._task: Task | None = None
+        self.mas = load_mas(mas if mas is not None else self._source.mas())
         self.dynamics = Dynamics(self.mas)
         self.sink, self.ALL = self.mas.sink, self.mas.ALL
         self._mas_id = self.mas.fingerprint
@@ -429,9 +431,11 @@ class _TaskSource:
     """
 
     def __init__(
-        self, task: str | Task, split: str, data: str | os.PathLike[str] | None, options: Mapping[str, Any]
+        self, task: str | Task | None, split: str, data: str | os.PathLike[str] | None, options: Mapping[str, Any]
     ) -> None:
         """Check everything that can be checked without the data."""
+        if task is None:
+            raise ConfigError('expected a task, as in gym.make("MAS-Custom-v0", task="my.csv"), got none')
         self._task = task
         self._split = choice("split", split, SPLITS)
         self._data = None if data is None else _path(data)
@@ -443,6 +447,12 @@ class _TaskSource:
             raise ConfigError(f"task: expected a task's name or an object with the methods of Task, got {shown(task)}")
         else:
             refuse_unknown("option", self._options, ())
+
+    def mas(self) -> str:
+        """Return the name of the MAS that belongs to the task; only a file of one's own has to be read for it."""
+        if isinstance(self._task, str) and is_own(self._task):
+            return default_mas(self.load())
+        return default_mas(self._task)
 
     def load(self) -> Task:
         """Return the task; tasks with the same name and data share their problems.

@@ -52,6 +52,34 @@ def load_user_code(what: str, spec: str) -> Any:
         ConfigError: The settings do not fit.
         UserCodeError: The user's code raised; the message names its file and line.
     """
+    make, args, kwargs = find_user_code(what, spec)
+    try:
+        inspect.signature(make).bind(*args, **kwargs)
+    except TypeError as error:
+        expected = f"{getattr(make, '__name__', '')}{inspect.signature(make)}"
+        raise ConfigError(f"{what} {spec!r}: {error}; expected {expected}") from None
+    try:
+        return make(*args, **kwargs)
+    except MASGymError:
+        raise
+    except Exception as error:
+        raise UserCodeError(f"{what} {spec!r}: {blame(error, user_file(spec))}") from error
+
+
+def user_file(spec: str) -> Path:
+    """Return the file of ``FILE.py:NAME``."""
+    return Path(spec.rpartition(".py:")[0] + ".py").expanduser()
+
+
+def find_user_code(what: str, spec: str) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
+    """Import a file and find a class or function in it, without calling it.
+
+    Returns:
+        The class or function, and its settings by position and by name.
+
+    Raises:
+        MASGymError: As `load_user_code`, whose arguments these are.
+    """
     found = _SPEC.fullmatch(spec)
     if found is None:
         raise ConfigError(f"{what} {spec!r}: expected FILE.py:NAME or FILE.py:NAME:SETTINGS")
@@ -62,16 +90,7 @@ def load_user_code(what: str, spec: str) -> Any:
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
         raise unknown_name(f"class or function in {file}", name, [key for key in own if not key.startswith("_")])
     args, kwargs = read_settings(f"{what} {spec!r}", found["settings"] or "")
-    try:
-        inspect.signature(make).bind(*args, **kwargs)
-    except TypeError as error:
-        raise ConfigError(f"{what} {spec!r}: {error}; expected {name}{inspect.signature(make)}") from None
-    try:
-        return make(*args, **kwargs)
-    except MASGymError:
-        raise
-    except Exception as error:
-        raise UserCodeError(f"{what} {spec!r}: {blame(error, file)}") from error
+    return make, args, kwargs
 
 
 def read_settings(

@@ -33,6 +33,14 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"context": f"All {n} swans are white.", "query": "So?", "options": ["w", "x", "y", "z"], "correct_option": 0}
         for n in range(1, 9)
     ],
+    "gpqa": [
+        {
+            "Question": f"What is {n}?",
+            "Correct Answer": f"{n} m",
+            **{f"Incorrect Answer {i}": f"{n} s{i}" for i in (1, 2, 3)},
+        }
+        for n in range(1, 9)
+    ],
 }
 
 

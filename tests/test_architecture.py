@@ -61,6 +61,8 @@ FLOORS = [
     "mas_gym.tasks",
     "mas_gym.policies",
     "mas_gym.policies.local",
+    "mas_gym.tasks.judge",
+    "mas_gym.tasks.loading",
     "mas_gym.env",
     "mas_gym.wrappers",
     "mas_gym.wrappers",
@@ -144,7 +146,9 @@ def test_importing_needs_no_torch(package: str) -> None:
 
 def test_no_unsafe_loading() -> None:
     unsafe = {"eval", "exec", "pickle.load", "pickle.loads", "yaml.load", "yaml.unsafe_load", "marshal.loads"}
+    # The sandbox's own process runs code by design, after it has given up its rights.
+    sandbox = ("mas_gym/tasks/sandbox.py", "exec")
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call):
+            if isinstance(node, ast.Call) and (path.relative_to(ROOT).as_posix(), ast.unparse(node.func)) != sandbox:
                 assert ast.unparse(node.func) not in unsafe, f"{path.relative_to(ROOT)}:{node.lineno}"

@@ -378,8 +378,8 @@ def test_unknown_names_of_any_size_and_kind() -> None:
         ("gsm8k", {"split": "eval"}, "expected a split of train, dev, test, got 'eval'"),
         ("gsm8k", {"limit": 0}, "expected a limit of 1 or more problems, or None, got 0"),
         ("gsm8k", {"limit": True}, "expected a limit"),
-        ("gsm8k", {"seed": 3}, "takes the options grading, limit; got seed"),
-        ("arithmetic", {"level": 3}, "takes the options difficulty, grading, limit, seed, size; got level"),
+        ("gsm8k", {"seed": 3}, "takes the options allow_code, grader, grading, judge, limit; got seed"),
+        ("arithmetic", {"level": 3}, "difficulty, grader, grading, judge, limit, seed, size; got level"),
         ("arithmetic", {"data": "x.jsonl"}, "generates its problems"),
         ("arithmetic", {"difficulty": 99}, "difficulty"),
     ],
@@ -501,5 +501,5 @@ def test_a_csv_file_is_read_by_its_header_and_not_as_mmlu(tmp_path: Path) -> Non
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ConfigError, match="problem 'p': expected a kind of number, expression, choice, got 'text'"):
-        ProblemTask.of([Problem("p", "?", "Vienna", "text")])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"kind of problem 'p': expected one of 'number', .*'judge', got 'essay'"):
+        Problem("p", "?", "Vienna", "essay")  # type: ignore[arg-type]

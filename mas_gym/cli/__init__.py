@@ -82,6 +82,12 @@ def front(
     ] = False,
 ) -> None:
     """Build, train and compare test-time search over multi-agent LLM systems."""
+    tasks = logging.getLogger("mas_gym.tasks")
+    if not tasks.handlers:
+        # What loading a task decided, such as the kind of its answers, is said in one line.
+        tasks.addHandler(console.NoteHandler())
+        tasks.setLevel(logging.INFO)
+        tasks.propagate = False
     searches = logging.getLogger("search")
     if debug:
         logging.basicConfig(level=logging.INFO, handlers=[console.log_handler(logging.INFO)])

@@ -116,6 +116,14 @@ class _Formatter(logging.Formatter):
         return printable("\n".join(filter(None, (super().format(record), details))).rstrip())
 
 
+class NoteHandler(logging.Handler):
+    """Prints records as notes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one record."""
+        note(record.getMessage())
+
+
 def log_handler(level: int) -> logging.Handler:
     """Return a handler that prints escaped records of at least ``level`` to stderr."""
     handler = logging.StreamHandler()

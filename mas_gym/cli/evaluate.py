@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
@@ -48,12 +49,10 @@ MatchedCost = Annotated[
 ]
 
 
+@opt.with_task(task="arithmetic")
 def evaluate(
-    task: opt.TaskName = "arithmetic",
-    data: opt.Data = None,
-    split: opt.Split = "test",
-    number: opt.Number = None,
-    mas: opt.MASName = "rpsv",
+    source: opt.TaskSource,
+    mas: opt.MASName = None,
     policy: opt.PolicyName = None,
     critic: opt.CriticNames = None,
     planner: opt.PlannerNames = None,
@@ -69,8 +68,6 @@ def evaluate(
     workers: opt.WorkerCount = None,
     log_json: opt.LogJSON = None,
     metrics: opt.Metrics = None,
-    grading: opt.Grading = "strict",
-    option: opt.TaskOptions = None,
     json: JSONFile = None,
     csv: CSVFile = None,
     plot: PlotFile = None,
@@ -83,7 +80,6 @@ def evaluate(
 
     A planner that needs a critic runs once with each; the others run once. Ctrl-C prints what is finished.
     """
-    import mas_gym
     from search.compare import Bench, Match
 
     files = Files(json, csv, plot, markdown, latex)
@@ -93,21 +89,24 @@ def evaluate(
     numbers, target = opt.read_seeds(seeds), None if match is None else Match.read(match)
     limits = opt.read_budget(budget, "--budget"), opt.read_budget(run_budget, "--run-budget")
     arms = pair_arms(planner or ["single"], critic)
-    problems, system = opt.read_task(task, split, data, number, grading, option), mas_gym.load_mas(mas)
+    problems = source.load()
+    system = opt.read_mas(mas, problems)
     spec = opt.chosen_policy(policy, system)
+    opt.warn_of_misuse(spec, source.task, system)
     alone = {"--ray": ray, "--cache": cache, "--log-json": log_json, "--match": match}
     shared = _workers(workers, alone, partial(opt.read_workers, workers, spec, arms, len(problems), len(numbers)))
     fleet = opt.read_fleet(ray, actors, gpus_per_actor)
     local, remote = engines(spec, cache, fleet) if shared is None else (None, None)
     bench = Bench(problems, system, local, numbers, concurrency, store, remote, *limits, workers=shared)
     if target is not None:
-        arms = _resize(arms, bench, target, opt.read_task(task, "dev", data, None, grading, option))
+        arms = _resize(arms, bench, target, replace(source, split="dev", number=None).load())
     _check_baseline(arms, baseline)
-    title = f"{task} {split}, {system.name}, policy {opt.policy_label(spec)}"
+    title = f"{source.label}, {system.name}, policy {opt.policy_label(spec)}"
     with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
         outcomes, stop = measure(arms, bench, watch=watch)
-    show(outcomes, title, files, _meta(bench, task, opt.policy_label(spec)), baseline)
+    show(outcomes, title, files, _meta(bench, source.task, opt.policy_label(spec)), baseline)
     opt.note_costs(local)
+    opt.note_judge(problems)
     if stop is not None:
         goes_on = f"the same command goes on from {store}" if store else "with --store runs.db it would go on from here"
         end_early(stop, f"the table has what was finished; {goes_on}")
@@ -252,7 +251,7 @@ def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[st
             note(f"wrote {path}")
 
 
-def _meta(bench: Bench, task: str, policy: str) -> dict[str, Any]:
+def _meta(bench: Bench, task: str | None, policy: str) -> dict[str, Any]:
     return {
         "task": task,
         "split": bench.task.split,

@@ -108,7 +108,8 @@ def tasks(json: AsJSON = False) -> None:
         else _entry(name, _procedural(name))
         for name in TASK_NAMES
     ]
-    _show(made, json, "--task NAME -o option=value", "")
+    own = "Your own: --task FILE.csv (or JSONL, Parquet, a folder, or OWNER/NAME on the hub), with --columns, --kind"
+    _show(made, json, f"--task NAME -o option=value\n{own}", "")
 
 
 def _entry(name: str, make: Callable[..., Any]) -> Entry:
@@ -154,6 +155,15 @@ def registered() -> dict[str, EnvSpec]:
 def _env_row(spec: EnvSpec) -> dict[str, Any]:
     import mas_gym
 
+    if "task" not in spec.kwargs:
+        return {
+            "id": spec.id,
+            "task": "yours",
+            "mas": "the task's",
+            "agents": [],
+            "data": "task=FILE",
+            "available": True,
+        }
     task, mas = spec.kwargs["task"], mas_gym.load_mas(spec.kwargs["mas"])
     data, available = _data(str(task), spec.kwargs.get("data"))
     agents = [agent.name for agent in mas.agents]

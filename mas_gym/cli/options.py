@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from mas_gym.cli.console import note
-from mas_gym.errors import ConfigError
+from mas_gym.errors import ConfigError, choice
 
 if TYPE_CHECKING:
     from mas_gym.graph import MAS
@@ -34,7 +36,14 @@ _SMALL_BYTES = 100_000_000
 # A process takes some seconds to start.
 _SEARCHES_PER_WORKER = 50
 
-TaskName = Annotated[str, typer.Option("--task", help="Task: arithmetic, ordering, gsm8k, math, mmlu or logiqa.")]
+TaskName = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        help="Task: arithmetic, ordering, gsm8k, math, mmlu, logiqa or gpqa; your CSV, JSONL or Parquet file; or "
+        "OWNER/NAME on the hub.",
+    ),
+]
 Data = Annotated[Path | None, typer.Option("--data", help="Read the task from this file or folder, not the hub.")]
 Split = Annotated[str, typer.Option("--split", help="train, dev or test.")]
 Number = Annotated[
@@ -47,9 +56,35 @@ Grading = Annotated[str, typer.Option("--grading", help="Grading of answers: str
 TaskOptions = Annotated[
     list[str] | None, typer.Option("-o", "--option", help="Task option, such as difficulty=3. Repeatable.")
 ]
+ColumnNames = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        help="Columns of your file: question=prompt,answer=gold, and id=, split=, kind=, choices=A+B+C+D.",
+    ),
+]
+AnswerKind = Annotated[
+    str | None,
+    typer.Option(
+        "--kind",
+        help="Kind of answer of your questions: number, expression, choice, text, regex, code or judge. By default "
+        "guessed from a file's answers; number for a single question.",
+    ),
+]
+GraderName = Annotated[
+    str | None,
+    typer.Option("--grader", help="Your grader, my.py:grade: a function (problem, text) that returns True or False."),
+]
+JudgeName = Annotated[
+    str | None, typer.Option("--judge", help="Policy that grades answers of kind judge; its tokens are not in TOK.")
+]
+AllowCode = Annotated[
+    bool,
+    typer.Option("--allow-code", help="Run the code of messages (kind code) in limited processes on this machine."),
+]
 MASName = Annotated[
-    str,
-    typer.Option("--mas", help="Shipped MAS, such as rpsv or debate, or a YAML file."),
+    str | None,
+    typer.Option("--mas", help="Shipped MAS, such as rpsv or debate, or a YAML file. By default the task's own."),
 ]
 PolicyName = Annotated[
     str | None,
@@ -96,7 +131,6 @@ PlannerNames = Annotated[
     typer.Option("--planner", help=f"Planner, such as mcts:10,3: {PLANNERS}, my.py:Mine. Repeatable."),
 ]
 PlannerName = Annotated[str, typer.Option("--planner", help=f"Planner, such as sc:5: {PLANNERS}, my.py:Mine.")]
-AnswerKind = Annotated[str, typer.Option("--kind", help="Kind of answer: number, expression or choice.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the run; the same seed gives the same result.")]
 Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Maximum number of concurrent searches.")]
 Store = Annotated[
@@ -117,16 +151,116 @@ Metrics = Annotated[
 ]
 
 
-def read_task(
-    name: str, split: str, data: Path | None, number: int | None, grading: str, options: Sequence[str] | None
-) -> Task:
-    """Load a task, limited to ``number`` problems if it is given."""
-    import mas_gym
+@dataclass(frozen=True)
+class TaskSource:
+    """The options of a command that name a task; `with_task` adds them to the command."""
 
-    task: Task = mas_gym.load_task(name, split=split, data=data, grading=grading, limit=number, **read_pairs(options))
-    if number is not None and number > len(task):
-        raise ConfigError(f"expected -n of at most {len(task):,}, the problems of {name}/{split}, got {number:,}")
-    return task
+    task: TaskName = None
+    data: Data = None
+    split: Split = "test"
+    columns: ColumnNames = None
+    kind: AnswerKind = None
+    number: Number = None
+    grader: GraderName = None
+    judge: JudgeName = None
+    allow_code: AllowCode = False
+    grading: Grading = "strict"
+    option: TaskOptions = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of `mas_gym.load_task` that are set, apart from split and limit."""
+        own = {"columns": self.columns, "kind": self.kind, "grader": self.grader, "judge": self.judge}
+        given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
+        if self.data is not None:
+            given["data"] = str(self.data)
+        if self.allow_code:
+            given["allow_code"] = True
+        return {"grading": self.grading, **given, **read_pairs(self.option)}
+
+    @property
+    def label(self) -> str:
+        """The task and the split, for titles."""
+        return f"{self.task} {self.split}"
+
+    def load(self) -> Task:
+        """Load the task, limited to ``number`` problems if it is given."""
+        import mas_gym
+
+        assert self.task is not None
+        task: Task = mas_gym.load_task(self.task, split=self.split, limit=self.number, **self.options)
+        if self.number is not None and self.number > len(task):
+            what = f"the problems of {self.task}/{self.split}"
+            raise ConfigError(f"expected -n of at most {len(task):,}, {what}, got {self.number:,}")
+        return task
+
+
+_TASK_FIELDS = {field.name: field for field in fields(TaskSource)}
+
+
+def with_task(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of `TaskSource` in place of its parameter ``source``.
+
+    Args:
+        defaults: Other defaults; the type of an option that the command does not have is False.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(TaskSource, include_extras=True)
+        added = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name, field.default), annotation=hints[name]
+            )
+            for name, field in _TASK_FIELDS.items()
+            if defaults.get(name) is not False
+        ]
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            chosen = {name: given.pop(name) for name in list(given) if name in _TASK_FIELDS}
+            command(source=TaskSource(**chosen), **given)
+
+        signature = inspect.signature(command, eval_str=True)
+        kept = [
+            part.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for part in signature.parameters.values()
+            if part.name != "source"
+        ]
+        first = 1 if kept and isinstance(kept[0].default, inspect.Parameter.empty) else 0
+        parameters = [*kept[:first], *added, *kept[first:]]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {part.name: part.annotation for part in parameters}
+        return run
+
+    return decorate
+
+
+def read_mas(name: str | None, task: Task | None, kind: str | None = None) -> MAS:
+    """Load the named MAS, by default the task's own, or the one for a kind of answer."""
+    from mas_gym import load_mas
+    from mas_gym.tasks.loading import default_mas, mas_of_kind
+
+    if name is not None:
+        return load_mas(name)
+    return load_mas(mas_of_kind(kind or "number") if task is None else default_mas(task))
+
+
+def warn_of_misuse(policy: PolicySpec, task: str | None, mas: MAS, question: str = "") -> None:
+    """Print one warning if a policy states that it was made for something else."""
+    from mas_gym.policies.registry import purpose_of
+
+    purpose = purpose_of(policy)
+    misuse = purpose.misuse(task, mas.name, question) if purpose is not None else None
+    if misuse is not None:
+        note(f"Policy {policy_label(policy)} was {misuse}.", "yellow")
+
+
+def note_judge(task: Task) -> None:
+    """Print what a judge has spent, which no search's TOK contains."""
+    grader = getattr(task, "grader", None)
+    judge = getattr(getattr(grader, "base", grader), "judge", None)
+    if judge is not None and hasattr(judge, "spent"):
+        note(f"judge {judge.policy.name}: {judge.spent} (not in TOK)")
 
 
 def check_folder(path: Path | None) -> None:
@@ -147,11 +281,11 @@ def check_plot(path: Path | None) -> None:
         raise ConfigError(f"--plot {path}: expected a name that ends in one of {names}; try {path.stem}.png")
 
 
-def check_kind(kind: str) -> Any:
-    """Check a kind of answer and return it."""
-    if kind not in ("number", "expression", "choice"):
-        raise ConfigError(f"--kind: expected number, expression or choice, got {kind!r}")
-    return kind
+def check_kind(kind: str | None) -> Any:
+    """Check a kind of answer and return it; ``"number"`` by default."""
+    from mas_gym.tasks.base import KINDS
+
+    return choice("--kind", "number" if kind is None else kind, KINDS)
 
 
 def read_pairs(pairs: Sequence[str] | None) -> dict[str, Any]:

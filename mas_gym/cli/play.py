@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,7 +27,9 @@ class _Gone(Exception):
     """The input ended."""
 
 
+@opt.with_task(number=False, grading=False, option=False)
 def play(
+    source: opt.TaskSource,
     env_id: Annotated[str, typer.Argument(metavar="ENV-ID", help="A registered id, such as MAS-Arithmetic-v0.")],
     agent: Annotated[str, typer.Option("--agent", help="Agent to play; 'all' for every agent.")] = EVERYONE,
     policy: Annotated[str, typer.Option("--policy", help="Policy of the other agents.")] = "tiny",
@@ -36,17 +37,18 @@ def play(
         str | None, typer.Option("--problem-id", help="Problem; by default drawn with --seed.")
     ] = None,
     seed: opt.Seed = 42,
-    data: opt.Data = None,
-    split: opt.Split = "test",
+    mas: opt.MASName = None,
 ) -> None:
     """Play one agent, or every agent, with its local view.
 
     An empty line ends a message. If the graph allows several recipients, one more line names one of them; an empty
     line means ALL. Ctrl-D quits.
     """
-    env = _make(env_id, data, split)
+    env = _make(env_id, source, mas)
     mine = _seats(env, agent)
     others = opt.read_policy(policy) if len(mine) < len(env.mas.agents) else None
+    if others is not None:
+        opt.warn_of_misuse(policy, env.task.name, env.mas)
     with contextlib.suppress(AttributeError, ValueError):
         sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
     options = {"problem_id": problem_id} if problem_id is not None else None
@@ -60,7 +62,7 @@ def play(
         raise typer.Exit(130) from None
 
 
-def _make(env_id: str, data: Path | None, split: str) -> MASEnv:
+def _make(env_id: str, source: opt.TaskSource, mas: str | None) -> MASEnv:
     import gymnasium as gym
 
     import mas_gym
@@ -70,8 +72,11 @@ def _make(env_id: str, data: Path | None, split: str) -> MASEnv:
     name = env_id.removeprefix("mas_gym:")
     if name not in specs:
         raise unknown_name("environment", env_id, specs)
-    kwargs: dict[str, Any] = {"data": str(data)} if data is not None else {}
-    env = gym.make(name, split=split, view="local", on_invalid="retry", disable_env_checker=True, **kwargs).unwrapped
+    given = {"task": source.task, "mas": mas}
+    kwargs = {key: value for key, value in given.items() if value is not None} | source.options
+    env = gym.make(
+        name, split=source.split, view="local", on_invalid="retry", disable_env_checker=True, **kwargs
+    ).unwrapped
     assert isinstance(env, mas_gym.MASEnv)
     return env
 

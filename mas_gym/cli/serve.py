@@ -17,12 +17,12 @@ _SPARE_CONNECTIONS = 64
 
 
 def serve(
-    mas: opt.MASName = "rpsv",
+    mas: opt.MASName = None,
     planner: opt.PlannerName = "mcts:10,3",
     policy: opt.PolicyName = None,
     cache: opt.Cache = None,
     critic: opt.CriticName = None,
-    kind: opt.AnswerKind = "number",
+    kind: opt.AnswerKind = None,
     seed: opt.Seed = 42,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535)] = 8080,
@@ -47,7 +47,6 @@ def serve(
     log_json: opt.LogJSON = None,
 ) -> None:
     """Answer OpenAI chat requests by search; any OpenAI client works unchanged."""
-    import mas_gym
     from search import Budget
     from search.protocol import needs_critic
 
@@ -57,7 +56,7 @@ def serve(
     _, algorithm = opt.read_planner(planner)
     if critic and not needs_critic(algorithm):
         raise ConfigError(f"--critic: {planner} takes no critic; choose one that does, as --planner mcts:10,3")
-    system = mas_gym.load_mas(mas)
+    system = opt.read_mas(mas, None, kind)
     service = make_service(
         planner=algorithm,
         mas=system,
@@ -69,7 +68,7 @@ def serve(
         queue=queue,
     )
     app = make_app(service, model=model, seed=seed, key=key, max_body=max_body, max_question=max_question)
-    note(f"Serving {mas} by {planner} at http://{host}:{port}/v1 as model {model!r}; Ctrl-C stops it.")
+    note(f"Serving {system.name} by {planner} at http://{host}:{port}/v1 as model {model!r}; Ctrl-C stops it.")
     with json_lines(log_json):
         listen(app, host, port, limit=concurrency + queue + _SPARE_CONNECTIONS)
     note("Stopped.")

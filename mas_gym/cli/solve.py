@@ -28,62 +28,69 @@ COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "
 _LONGEST = 20_000
 
 
+@opt.with_task(number=False, grading=False)
 def solve(
+    source: opt.TaskSource,
     question: Annotated[str | None, typer.Argument(help="Question; '-' reads it from standard input.")] = None,
     planner: opt.PlannerName = "mcts:10,3",
     policy: opt.PolicyName = None,
     cache: opt.Cache = None,
     critic: opt.CriticName = None,
-    mas: opt.MASName = "rpsv",
+    mas: opt.MASName = None,
     seed: opt.Seed = 42,
     tree: Annotated[Path | None, typer.Option("--tree", help="Write the search tree as an HTML page.")] = None,
-    kind: opt.AnswerKind = "number",
-    task: Annotated[str | None, typer.Option("--task", help="Solve a problem of this task instead.")] = None,
-    problem_id: Annotated[str | None, typer.Option("--problem-id", help="Its problem; by default the first.")] = None,
-    data: opt.Data = None,
-    split: opt.Split = "test",
-    option: opt.TaskOptions = None,
+    problem_id: Annotated[
+        str | None, typer.Option("--problem-id", help="Problem of --task; by default the first.")
+    ] = None,
 ) -> None:
-    """Search one question; print the chosen transcript, the answer and the cost."""
-    import mas_gym
+    """Search one question, or a problem of a task; print the chosen transcript, the answer and the cost."""
     from search.compare.bench import Bench, start
 
+    task = source.task
     if (question is None) == (task is None):
         raise ConfigError(
             'expected a question, as in: mas-gym solve "Tom has 3 pens ...", or --task NAME, and not both'
         )
     opt.check_folder(tree)
     if question is not None:
-        problems = _own(sys.stdin.read() if question == "-" else question, kind)
+        problems = _own(sys.stdin.read() if question == "-" else question, source.kind)
     else:
-        assert task is not None
-        problems = _known(opt.read_task(task, split, data, None, "strict", option), problem_id)
-    system = mas_gym.load_mas(mas)
+        problems = _known(source.load(), problem_id)
+    system = opt.read_mas(mas, None if task is None else problems, source.kind)
+    spec = opt.chosen_policy(policy, system)
+    opt.warn_of_misuse(spec, task, system, problems[0].question)
     [arm] = pair_arms([planner], [critic] if critic else None)
-    bench = Bench(problems, system, opt.read_policy(opt.chosen_policy(policy, system), cache), [seed], concurrency=1)
+    bench = Bench(problems, system, opt.read_policy(spec, cache), [seed], concurrency=1)
     with RunProgress([arm.label], 1, graded=task is not None) as progress:
         plans = list(start(arm, bench, seed, partial(progress.update, 0, seed)))
     show(plans[0], bench, graded=task is not None)
     opt.note_costs(bench.policy)
+    opt.note_judge(problems)
     if tree is not None:
         write_page(plans[0], bench, arm, tree, graded=task is not None)
     if plans[0].error is not None:
         raise SearchError(f"the search failed: {plans[0].error}")
 
 
-def _own(question: str, kind: str) -> Task:
+def _own(question: str, kind: str | None) -> Task:
     from mas_gym.tasks import Problem, ProblemTask
+    from mas_gym.tasks.graders import Ungraded
 
     if not question.strip():
         raise ConfigError("expected a question, got an empty text")
-    return ProblemTask.of([Problem("question", question.strip(), "", opt.check_kind(kind))])
+    return ProblemTask.of([Problem("question", question.strip(), "", opt.check_kind(kind))], grader=Ungraded())
 
 
 def _known(task: Task, problem_id: str | None) -> Task:
-    from mas_gym.tasks import ProblemTask
+    from mas_gym.tasks.sequences import ProblemSequence
 
-    problem = task[0] if problem_id is None else task.problem(problem_id)
-    return ProblemTask.of([problem], name=task.name, split=task.split, grading=task.grading)
+    if problem_id is None:
+        return task[:1]
+    if isinstance(task, ProblemSequence):
+        part: Task = task.only(problem_id)
+        return part
+    place = [problem.id for problem in task].index(task.problem(problem_id).id)
+    return task[place : place + 1]
 
 
 def show(plan: Plan, bench: Bench, graded: bool) -> None:

@@ -140,13 +140,11 @@ class _Harvest:
         self.mixed += len(set(verdicts)) > 1
 
 
+@opt.with_task(task="arithmetic", split="train", grading=False)
 def rollouts(
+    source: opt.TaskSource,
     store: Annotated[Path, typer.Option("--store", help="SQLite file for the trees; repeat the command to resume.")],
-    task: opt.TaskName = "arithmetic",
-    data: opt.Data = None,
-    split: Annotated[str, typer.Option("--split", help="train or dev; the test split must stay unseen.")] = "train",
-    number: opt.Number = None,
-    mas: opt.MASName = "rpsv",
+    mas: opt.MASName = None,
     policy: opt.PolicyName = None,
     planner: Annotated[str, typer.Option("--planner", help="Planner that uses the true reward.")] = "mcts:40,3",
     seed: opt.Seed = 42,
@@ -157,32 +155,33 @@ def rollouts(
     ray: opt.RayAddress = None,
     actors: opt.Actors = None,
     gpus_per_actor: opt.GPUs = None,
-    option: opt.TaskOptions = None,
     log_json: opt.LogJSON = None,
     metrics: opt.Metrics = None,
     export: Annotated[Path | None, typer.Option("--export", help="Also write every node to a Parquet file.")] = None,
 ) -> None:
     """Search training problems with the true reward at the leaves (paper: MCTS(40,3), c = 4.0) into a store."""
-    import mas_gym
     import search
     from search.compare import Arm, Bench
 
-    if split == "test":
+    if source.split == "test":
         raise ConfigError("expected --split train or dev: trees with true rewards of the test split would leak it")
     opt.check_folder(store)
     opt.check_folder(export)
     opt.check_folder(log_json)
     name, method = opt.read_planner(planner)
-    problems = opt.read_task(task, split, data, number, "strict", option)
-    system = mas_gym.load_mas(mas)
+    problems = source.load()
+    system = opt.read_mas(mas, problems)
+    spec = opt.chosen_policy(policy, system)
+    opt.warn_of_misuse(spec, source.task, system)
     fleet = opt.read_fleet(ray, actors, gpus_per_actor)
-    local, remote = engines(opt.chosen_policy(policy, system), cache, fleet)
+    local, remote = engines(spec, cache, fleet)
     limits = opt.read_budget(budget, "--budget"), opt.read_budget(run_budget, "--run-budget")
     bench = Bench(problems, system, local, [seed], concurrency, store, remote, *limits)
     with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
         harvest, stop = _reap(Arm(name, method), bench, watch)
     _show_harvest(harvest, len(problems), store)
     opt.note_costs(local)
+    opt.note_judge(problems)
     if export is not None:
         with search.open_store(store) as opened:
             note(f"wrote {opened.export(export):,} nodes to {export}")

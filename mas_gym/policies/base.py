@@ -19,7 +19,7 @@ need no such method, because `mas_gym.identity.identity_of` states their attribu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple, Protocol, overload, runtime_checkable
@@ -243,6 +243,33 @@ class AsyncPolicy(Protocol):
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Answer one request. Raises `mas_gym.errors.PolicyError`."""
         ...
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """What a policy was made for; a policy may state it in the attribute ``made_for``.
+
+    Attributes:
+        graphs: The MAS that it plays, for each task that it was made for.
+        knows: Whether a question is of its kind; None if only the task tells.
+    """
+
+    graphs: Mapping[str, Sequence[str]]
+    knows: Callable[[str], bool] | None = None
+
+    def misuse(self, task: str | None, mas: str, question: str = "") -> str | None:
+        """Return why results mean little, in one sentence; None if the policy was made for this.
+
+        Args:
+            task: The task's name; None for a question without a task.
+            mas: The MAS's name.
+            question: The question, if there is no task.
+        """
+        known = task is None and (self.knows is None or self.knows(question))
+        if mas in self.graphs.get(task or "", ()) or (known and any(mas in names for names in self.graphs.values())):
+            return None
+        made = " and ".join(f"{name} ({', '.join(graphs)})" for name, graphs in self.graphs.items())
+        return f"made for {made}, not for {task or 'this question'} with {mas}: its answers mean little here"
 
 
 def derive_seed(run_seed: int, problem_id: str, state_digest: bytes, sample_index: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from mas_gym.errors import ConfigError, MissingDependencyError, PolicyError
-from mas_gym.policies.base import AsyncPolicy, Policy, shortened
+from mas_gym.policies.base import AsyncPolicy, Policy, Purpose, shortened
 from mas_gym.user_code import is_user_code, load_user_code, unknown
 
 _SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")
@@ -250,8 +250,20 @@ def _tiny(argument: str, **options: Any) -> Policy:
     if rest:
         raise ConfigError(f"policy 'tiny' takes no argument, got {rest!r}; for another model use 'transformers:PATH'")
     options = {"name": "tiny", **written, **options}
-    policy: Policy = build("tiny", local_module().TransformersPolicy, mas_gym.tiny.path(), **options)
-    return policy
+    policy: Any = build("tiny", local_module().TransformersPolicy, mas_gym.tiny.path(), **options)
+    policy.made_for = purpose_of("tiny")
+    made: Policy = policy
+    return made
+
+
+def purpose_of(policy: PolicySpec | Policy | AsyncPolicy | None) -> Purpose | None:
+    """Return what a policy, loaded or not, was made for; None if it does not say."""
+    if isinstance(policy, str) and re.split("[:#]", policy)[0] == "tiny":
+        import mas_gym.tiny
+
+        return Purpose(mas_gym.tiny.GRAPHS, mas_gym.tiny.knows)
+    found = getattr(policy, "made_for", None) or getattr(getattr(policy, "identical_to", None), "made_for", None)
+    return found if isinstance(found, Purpose) else None
 
 
 def _transformers(argument: str, **options: Any) -> Policy:

@@ -53,6 +53,8 @@ class SearchPool:
 
     def __init__(self, service: Service) -> None:
         """Start without searches."""
+        from mas_gym.tasks.graders import Ungraded
+        from mas_gym.tasks.sequences import ProblemTask
         from search.engine.journal import Journal
         from search.engine.scheduler import Scheduler
         from search.setup import make_setup
@@ -60,7 +62,10 @@ class SearchPool:
         self.service = service
         setup = make_setup(service.planner, service.mas, service.critic, budget=service.budget)
         journal = Journal(setup, policy=service.policy.name, concurrency=service.concurrency)
-        self._scheduler = Scheduler(setup, service.policy, concurrency=service.concurrency, journal=journal).start()
+        # Clients send no reference answers.
+        task = ProblemTask.of([], grader=Ungraded())
+        scheduler = Scheduler(setup, service.policy, concurrency=service.concurrency, task=task, journal=journal)
+        self._scheduler = scheduler.start()
 
     @property
     def active(self) -> int:

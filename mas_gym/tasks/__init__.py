@@ -1,10 +1,10 @@
 """Tasks: problems with reference answers, their splits, and the grading of a final message.
 
-`load_task` loads a task by name; `ProblemTask.of` builds one from your own
-problems. Importing this package reads no data and needs no optional package.
+`load_task` loads a task by name or from your own file; `ProblemTask.of` builds one from
+problems in memory. Importing this package reads no data and needs no optional package.
 """
 
-from mas_gym.tasks.base import Grade, GradingMode, Kind, Problem, Task
+from mas_gym.tasks.base import Grade, Grader, GradingMode, Kind, Problem, Task
 from mas_gym.tasks.equality import answers_equal
 from mas_gym.tasks.grading import extract_answer, grade
 from mas_gym.tasks.loading import TASK_NAMES, check_task_options, load_task
@@ -13,6 +13,7 @@ from mas_gym.tasks.sequences import ProblemTask
 __all__ = [
     "TASK_NAMES",
     "Grade",
+    "Grader",
     "GradingMode",
     "Kind",
     "Problem",

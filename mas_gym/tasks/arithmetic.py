@@ -352,7 +352,7 @@ class Arithmetic(ProceduralTask):
         ConfigError: An argument is out of range.
     """
 
-    name = "arithmetic"
+    name, mas = "arithmetic", "rpsv"
 
     def __init__(
         self,

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, get_args, overload, runtime_checkable
 
-Kind = Literal["number", "expression", "choice"]
+from mas_gym.errors import choice, shown
+
+Kind = Literal["number", "expression", "choice", "text", "regex", "code", "judge"]
 GradingMode = Literal["strict", "paper"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -26,10 +28,16 @@ class Problem:
     Attributes:
         id: Unique within the task and split, stable across versions, for example ``"gsm8k/test/17"``.
         question: The text ``x`` that the question node holds. Options of a choice problem are part of it.
-        answer: The reference answer ``y*``: a number, a LaTeX expression, or an option label such as ``"A"``.
-        kind: How to grade: ``"number"``, ``"expression"`` (LaTeX, symbolic equality) or ``"choice"``.
+        answer: The reference answer ``y*``: a number, a LaTeX expression, an option label such as ``"A"``, a text or
+            a JSON list of accepted texts, a regular expression, or unit tests.
+        kind: How to grade: ``"number"``, ``"expression"`` (LaTeX, symbolic equality), ``"choice"``, ``"text"``
+            (normalised exact match), ``"regex"``, ``"code"`` (the answer holds unit tests) or ``"judge"`` (a policy
+            decides).
         metadata: Additional JSON-able data, such as the subject or the reference solution; read-only. A choice
             problem lists the texts of its options under ``"options"``, in the order of their labels.
+
+    Raises:
+        ConfigError: There is no such kind.
     """
 
     id: str
@@ -39,7 +47,8 @@ class Problem:
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Make the metadata read-only."""
+        """Check the kind and make the metadata read-only."""
+        choice(f"kind of problem {shown(self.id)}", self.kind, KINDS)
         object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -58,12 +67,29 @@ class Grade(NamedTuple):
         correct: Whether the extracted answer equals the reference.
         extracted: The answer read from the text, normalised so that equal answers group in a vote; None if there is
             none.
-        reason: One of ``"equal"``, ``"different"``, ``"no answer found"``, ``"timed out"``, ``"too complex"``.
+        reason: One of ``"equal"``, ``"different"``, ``"no answer found"``, ``"timed out"``, ``"too complex"``, or for
+            code the result of its tests.
     """
 
     correct: bool
-    extracted: str | None
-    reason: str
+    extracted: str | None = None
+    reason: str = ""
+
+
+@runtime_checkable
+class Grader(Protocol):
+    """Reads and grades answers; every task has one.
+
+    A run with a store needs its identity, which is part of the run's (see `mas_gym.identity`).
+    """
+
+    def extract(self, problem: Problem, text: str) -> str | None:
+        """Read the normalised answer from a final message, without looking at the reference."""
+        ...
+
+    def grade(self, problem: Problem, text: str) -> Grade:
+        """Compare the answer in a final message with the reference."""
+        ...
 
 
 @runtime_checkable

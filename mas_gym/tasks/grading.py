@@ -12,6 +12,9 @@ A message may state an answer in many ways ("Final Answer: 18", ``\boxed{18}``,
 statement that can be read counts. Only a message without one is searched for a
 bare number or label. Extraction is linear in the length of the message.
 
+Texts and patterns are read by the same statements; a message without one gives its
+last line. Both are compared with the whole answer, so that reasoning cannot match.
+
 >>> from mas_gym.tasks.base import Problem
 >>> grade(Problem("p", "How many?", "18"), "First, 9 eggs are laid. Final Answer: $18.00 per day")
 Grade(correct=True, extracted='18', reason='equal')
@@ -19,13 +22,17 @@ Grade(correct=True, extracted='18', reason='equal')
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+import unicodedata
 from collections import deque
 from collections.abc import Iterator, Sequence
 from string import ascii_uppercase
 from typing import NamedTuple
 
 from mas_gym.errors import ConfigError
+from mas_gym.graph import matcher
 from mas_gym.tasks import paper
 from mas_gym.tasks.base import GRADING_MODES, Grade, GradingMode, Kind, Problem
 from mas_gym.tasks.equality import compare, read_expression
@@ -270,9 +277,6 @@ def label_without_statement(text: str, options: Sequence[str] = ()) -> str | Non
     return _label_of_text(tail, options) or _only_label(tail, labels)
 
 
-# ----------------------------------------------------------------- grading
-
-
 def check_mode(mode: str) -> GradingMode:
     """Return the mode if it exists.
 
@@ -282,6 +286,84 @@ def check_mode(mode: str) -> GradingMode:
     if mode not in GRADING_MODES:
         raise ConfigError(f"expected a grading mode of {' or '.join(map(repr, GRADING_MODES))}, got {mode!r}")
     return mode  # type: ignore[return-value]
+
+
+# ---------------------------------------------------- texts, patterns, code
+
+MAX_TEXT = 2000
+"""Maximum length of an answer in words."""
+
+_EDGES = " \t\r\n\"'\u201c\u201d\u2018\u2019\u00ab\u00bb`*_()[]{}<>.,;:!?\u2026"
+_ARTICLES = ("the ", "a ", "an ")
+_INFO = re.compile(r"[ \t]*[\w+.#-]{0,20}[ \t]*\r?\n")
+
+
+def normalise_text(text: str) -> str:
+    """Write an answer in words in the form that is compared: case, edges, spaces and a leading article do not count.
+
+    >>> normalise_text(' The  "Vienna". '), normalise_text("C++")
+    ('vienna', 'c++')
+    """
+    folded = " ".join(unicodedata.normalize("NFKC", text[: 2 * MAX_TEXT]).casefold().split())
+    bare = folded.strip(_EDGES) or folded
+    for article in _ARTICLES:
+        if bare.startswith(article):
+            return bare[len(article) :].lstrip(_EDGES) or bare
+    return bare
+
+
+def accepted_texts(answer: str) -> list[str]:
+    """Return the texts that a reference accepts: a JSON list of texts, or the answer itself."""
+    if answer.lstrip().startswith("["):
+        with contextlib.suppress(ValueError, RecursionError):
+            texts = json.loads(answer)
+            if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
+                return texts
+    return [answer]
+
+
+def read_text(text: str) -> str | None:
+    """Read an answer in words: what the last statement says, or the last line."""
+    loose = None
+    for statement in statements(text):
+        if statement.span.strip(_EDGES):
+            if statement.firm or statement.declared:
+                return _short_text(statement.span)
+            loose = loose or statement.span
+    lines = text[-2 * MAX_TEXT :].strip().splitlines()
+    last = loose if loose is not None else lines[-1] if lines else ""
+    return _short_text(last)
+
+
+def _short_text(span: str) -> str | None:
+    text = " ".join(span.split()).strip("*_`$ ")
+    return text if text and len(text) <= MAX_TEXT else None
+
+
+def read_code(text: str) -> str | None:
+    """Read the code of a message: its last block between triple backticks, or what follows its last answer tag."""
+    blocks = [_INFO.sub("", block, count=1) if _INFO.match(block) else block for block in text.split("```")[1::2]]
+    for block in reversed(blocks):
+        if block.strip():
+            return block.strip("\r\n")
+    tag = text.casefold().rfind("final answer:")
+    code = text[tag + len("final answer:") :] if tag >= 0 and len(text.casefold()) == len(text) else text
+    return code.strip("\r\n") if code.strip() else None
+
+
+def _grade_words(problem: Problem, text: str) -> Grade:
+    answer = extract_answer(problem, text)
+    if answer is None:
+        return Grade(False, None, "no answer found")
+    if problem.kind == "regex":
+        span = read_text(text)
+        equal = span is not None and matcher(problem.answer)(span)
+    else:
+        equal = answer in map(normalise_text, accepted_texts(problem.answer))
+    return Grade(equal, answer, "equal" if equal else "different")
+
+
+# ----------------------------------------------------------------- grading
 
 
 def extract_answer(problem: Problem, text: str, mode: GradingMode = "strict") -> str | None:
@@ -296,8 +378,13 @@ def extract_answer(problem: Problem, text: str, mode: GradingMode = "strict") ->
 
     Returns:
         A number such as ``"1000"``, ``"0.5"`` or ``"1/3"``, a canonical LaTeX line, an option label in upper case,
-        or None if the message gives no answer.
+        a normalised text, a piece of code, or None if the message gives no answer.
     """
+    if problem.kind == "code":
+        return read_code(text)
+    if problem.kind in ("text", "regex", "judge"):
+        words = read_text(text)
+        return None if words is None else normalise_text(words)
     if mode == "paper":
         return paper.extract(text, problem.kind)
     options = problem.metadata.get("options", ()) if problem.kind == "choice" else ()
@@ -338,6 +425,13 @@ def _guess(text: str, kind: Kind, options: Sequence[str]) -> str | None:
     return last_number(text)
 
 
+NEEDS = {
+    "code": "kind 'code' runs code that a model wrote; if you accept that, pass allow_code=True or --allow-code",
+    "judge": "kind 'judge' needs a policy that decides; pass judge='openai:MODEL@URL' or --judge",
+}
+"""What the kinds that need more than the message ask for."""
+
+
 def grade(problem: Problem, text: str, mode: GradingMode = "strict") -> Grade:
     """Grade a final message against the reference answer of its problem.
 
@@ -351,7 +445,12 @@ def grade(problem: Problem, text: str, mode: GradingMode = "strict") -> Grade:
 
     Raises:
         MissingDependencyError: The comparison needs math-verify, which is not installed.
+        ConfigError: Code and judged answers need more than a text: a `mas_gym.tasks.graders.KindGrader`.
     """
+    if problem.kind in ("text", "regex"):
+        return _grade_words(problem, text)
+    if problem.kind in ("code", "judge"):
+        raise ConfigError(f"problem {problem.id!r}: {NEEDS[problem.kind]}")
     answer = extract_answer(problem, text, mode)
     if answer is None:
         return Grade(False, None, "no answer found")

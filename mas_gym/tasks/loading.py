@@ -1,7 +1,9 @@
-r"""`load_task` loads every task by its name.
+r"""`load_task` loads every task: by its name, or from a file of one's own.
 
-The four benchmarks come from a local file or folder or from the Hugging Face
-hub. The procedural tasks need no data.
+The five benchmarks come from a local file or folder or from the Hugging Face
+hub. The procedural tasks need no data. Files of one's own are the matter of
+`mas_gym.tasks.own`. A package adds names with an entry point in the group
+``mas_gym.tasks``: a function ``(split, **options) -> Task``.
 
 Splits follow the paper's App. "Benchmarks and Dataset Splits". Every shuffle is
 ``numpy.random.default_rng(42).permutation``, which is also what
@@ -12,13 +14,21 @@ Rows come in the layouts of the hub and of the original releases. GSM8K:
 ``question`` and an ``answer`` that ends in ``#### 18``. MATH: ``problem`` and a
 ``solution`` whose last ``\boxed`` is the answer, or a separate ``answer``.
 MMLU: ``question``, ``choices`` and an index or letter. LogiQA: ``context``,
-``query``, ``options`` and ``correct_option``.
+``query``, ``options`` and ``correct_option``. GPQA: ``Question``, ``Correct Answer``
+and ``Incorrect Answer 1`` to ``3``, shuffled by a seed that the row determines.
+
+A complete MATH data set of 12,500 problems is divided into 10,500 and 2,000. GPQA's
+test split is the diamond set, which is taken out of the main set for training.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
 from inspect import signature
 from pathlib import Path
 from string import ascii_uppercase
@@ -27,10 +37,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, unknown_name
-from mas_gym.tasks.base import SPLITS, Kind, Problem, Task
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, UnknownNameError, unknown_name
+from mas_gym.identity import digest_of
+from mas_gym.tasks.base import KINDS as ALL_KINDS
+from mas_gym.tasks.base import SPLITS, Grader, GradingMode, Kind, Problem, Task
+from mas_gym.tasks.graders import KindGrader, make_grader
 from mas_gym.tasks.grading import check_mode, statements
 from mas_gym.tasks.numerals import format_number, parse_number
+from mas_gym.tasks.own import SUFFIXES as OWN_SUFFIXES
+from mas_gym.tasks.own import Columns, is_own, load_own
+from mas_gym.tasks.sandbox import Limits
 from mas_gym.tasks.sequences import ProblemTask, Table
 from mas_gym.tasks.sources import (
     SHOWN,
@@ -43,7 +59,9 @@ from mas_gym.tasks.sources import (
     read_file,
     read_hub,
     read_saved,
+    report,
     shown,
+    stamp,
     three_ways,
 )
 
@@ -172,17 +190,28 @@ def _logiqa(row: Mapping[str, Any], problem_id: str) -> Problem:
     return _choice(problem_id, stem, _first(row, "options", "choices"), label, {})
 
 
+_GPQA_WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+
+
+def _gpqa(row: Mapping[str, Any], problem_id: str) -> Problem:
+    question, right = _text(row, "Question"), _text(row, "Correct Answer").strip()
+    options = [right, *(_text(row, name).strip() for name in _GPQA_WRONG)]
+    # By the row itself, so that its options have one order in every file and split.
+    random.Random(digest_of([question, *options])).shuffle(options)
+    domain = row.get("High-level domain")
+    facts = {"subject": domain} if isinstance(domain, str) and domain else {}
+    return _choice(problem_id, question, options, options.index(right), facts)
+
+
 CONVERTERS: Mapping[str, Callable[[Mapping[str, Any], str], Problem]] = MappingProxyType(
-    {"gsm8k": _gsm8k, "math": _math, "mmlu": _mmlu, "logiqa": _logiqa}
+    {"gsm8k": _gsm8k, "math": _math, "mmlu": _mmlu, "logiqa": _logiqa, "gpqa": _gpqa}
 )
 KINDS: Mapping[str, Kind] = MappingProxyType(
-    {"gsm8k": "number", "math": "expression", "mmlu": "choice", "logiqa": "choice"}
+    {"gsm8k": "number", "math": "expression", "mmlu": "choice", "logiqa": "choice", "gpqa": "choice"}
 )
 
 
 # ----------------------------------------------------------------- loading
-
-_MOST_FAULTS = 20
 
 
 class Benchmark(NamedTuple):
@@ -194,6 +223,8 @@ class Benchmark(NamedTuple):
         evaluation: Partition used as the test split.
         held_out: Number of test rows to hold out if the data set comes as a whole; 0 if it never does.
         whole: Partition sizes that identify a complete data set, which is then split here.
+        nested: Whether the training pool contains the test rows, which are then taken out of it.
+        mas: The MAS that the paper, or here its kind, pairs with it.
     """
 
     hub: Hub
@@ -201,6 +232,8 @@ class Benchmark(NamedTuple):
     evaluation: str
     held_out: int = 0
     whole: tuple[Mapping[str, int], ...] = ()
+    nested: bool = False
+    mas: str = "rpsv"
 
 
 # The sizes of MATH on the hub, and in its release.
@@ -211,34 +244,52 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
         "gsm8k": Benchmark(Hub("openai/gsm8k", "main"), "train", "test"),
         "math": Benchmark(Hub("qwedsacf/competition_math"), "train", "test", held_out=2_000, whole=_MATH_WHOLE),
         # the larger partition is the training pool, whatever its name
-        "mmlu": Benchmark(Hub("cais/mmlu", "all"), "test", "validation"),
-        "logiqa": Benchmark(Hub("lucasmccabe/logiqa", None, "refs/convert/parquet"), "train", "test"),
+        "mmlu": Benchmark(Hub("cais/mmlu", "all"), "test", "validation", mas="debate"),
+        "logiqa": Benchmark(Hub("lucasmccabe/logiqa", None, "refs/convert/parquet"), "train", "test", mas="logic"),
+        "gpqa": Benchmark(Hub("Idavidrein/gpqa", "*"), "gpqa_main", "gpqa_diamond", nested=True, mas="debate"),
     }
 )
 PROCEDURAL = ("arithmetic", "ordering")
 TASK_NAMES = (*BENCHMARKS, *PROCEDURAL)
+GRADING_OPTIONS = ("grading", "limit", "grader", "judge", "allow_code")
+ENTRY_POINTS = "mas_gym.tasks"
+"""Entry-point group of packages that add tasks."""
+
+logger = logging.getLogger("mas_gym.tasks")
 
 
 def load_task(
-    name: str,
+    name: str | os.PathLike[str],
     split: str = "test",
     data: str | Path | None = None,
     grading: str = "strict",
     limit: int | None = None,
+    *,
+    columns: Mapping[str, Any] | str | None = None,
+    kind: str | None = None,
+    grader: Any = None,
+    judge: Any = None,
+    allow_code: bool = False,
     **options: Any,
 ) -> Task:
-    """Load a task by its name.
+    """Load a task.
 
     Args:
-        name: ``"gsm8k"``, ``"math"``, ``"mmlu"``, ``"logiqa"``, ``"arithmetic"`` or ``"ordering"``.
-        split: ``"train"``, ``"dev"`` or ``"test"``. Dev is the first 5% of the training pool shuffled with seed 42;
-            train is the rest. The seed of a run does not change this.
-        data: A local file or folder instead of the hub. A file holds the evaluation set for ``"test"`` and the
-            training pool for ``"train"`` and ``"dev"``. A folder holds partitions by name. A complete MATH data
-            set of 12,500 problems is divided into 10,500 and 2,000.
+        name: One of `TASK_NAMES`, or of a package; your own CSV, JSONL, JSON or Parquet file or a folder of such
+            files; or ``"OWNER/NAME"`` or ``"OWNER/NAME:CONFIG"`` on the hub.
+        split: ``"train"``, ``"dev"`` or ``"test"``. Dev is 5% of the training pool, fixed for all seeds of runs, and
+            train is the rest.
+        data: A local file or folder instead of a benchmark's hub data set. A file holds the evaluation set for
+            ``"test"`` and the training pool for ``"train"`` and ``"dev"``. A folder holds partitions by name.
         grading: ``"strict"`` or ``"paper"``; see `mas_gym.tasks.grading`.
-        limit: Use only the first ``limit`` problems. The test split is shuffled with seed 42 first, as in the
-            paper.
+        limit: Use only the first problems; a benchmark's test split is shuffled with seed 42 first, as in the paper.
+        columns: For files of your own: the columns of question and answer, and if there are any of id, split, kind
+            and choices, as in ``{"question": "prompt", "answer": "gold"}`` or ``"question=prompt,answer=gold"``.
+        kind: For files of your own: the kind of the answers; guessed from them by default. One of ``"number"``,
+            ``"expression"``, ``"choice"``, ``"text"``, ``"regex"``, ``"code"``, ``"judge"``.
+        grader: ``"FILE.py:NAME"`` or a function ``(problem, text) -> bool | Grade`` (`mas_gym.tasks.graders`).
+        judge: The policy that grades kind ``"judge"``, as `mas_gym.policies.load_policy` takes it.
+        allow_code: Run the code of messages of kind ``"code"``, within the limits of `mas_gym.tasks.sandbox`.
         **options: Options of procedural tasks, such as ``difficulty`` and ``seed``.
 
     Returns:
@@ -246,29 +297,90 @@ def load_task(
 
     Raises:
         UnknownNameError: There is no such task.
-        ConfigError: An argument is out of range, or the task has no such option.
-        DataNotFoundError: The data is neither at ``data`` nor on the hub.
+        ConfigError: An argument is out of range, the task has no such option, or code is not allowed.
+        DataNotFoundError: The data is neither there nor on the hub.
         DataError: The data is malformed; the message lists up to 20 bad rows.
         MissingDependencyError: A package that this task or source needs is not installed.
     """
+    name = os.fspath(name)
     if split not in SPLITS:
         raise ConfigError(f"expected a split of {', '.join(SPLITS)}, got {split!r}")
-    check_task_options(name, {"grading": grading, "limit": limit, **options})
-    mode = check_mode(grading)
+    own = {option: value for option, value in (("columns", columns), ("kind", kind)) if value is not None}
+    check_task_options(name, {"grading": grading, "limit": limit, **own, **options})
+    if data is not None and name not in BENCHMARKS:
+        has = "generates its problems" if name in PROCEDURAL else "is its own source"
+        raise ConfigError(f"task {name!r} {has}; expected no data, got {shown(data)}")
+    base = make_base(grading, judge, allow_code)
     if name in PROCEDURAL:
-        if data is not None:
-            raise ConfigError(f"task {name!r} generates its problems; expected no data, got {shown(data)}")
-        task: Task = _procedural(name)(split, grading=mode, **options)
-        return task if limit is None else task[:limit]
+        task: Any = _procedural(name)(split, grading=grading, **options)
+    elif name in BENCHMARKS:
+        task = _benchmark(name, split, data, base.mode, limit)
+    elif name in _plugins():
+        task = _plugin(name, split, {**own, **options})
+    else:
+        task = _own_task(name, split, Columns.read(columns), kind, base)
+    return _finished(task, grader, base, limit)
+
+
+def _finished(task: Any, grader: Any, base: KindGrader, limit: int | None) -> Task:
+    if hasattr(task, "graded_by"):
+        task = task.graded_by(make_grader(grader, base))
+    elif grader is not None:
+        raise ConfigError(f"task {task.name!r} grades by itself; leave out grader, or derive it from ProblemSequence")
+    whole: Task = task
+    return whole if limit is None else whole[:limit]
+
+
+def make_base(grading: str, judge: Any = None, allow_code: bool = False) -> KindGrader:
+    """Return the grader by kind; see `load_task`.
+
+    Raises:
+        ConfigError: There is no such mode of grading.
+    """
+    decides: Grader | None = None
+    if judge is not None:
+        from mas_gym.tasks.judge import Judge
+
+        decides = judge if isinstance(judge, Grader) else Judge(judge)
+    return KindGrader(check_mode(grading), Limits() if allow_code else None, decides)
+
+
+def _benchmark(name: str, split: str, data: str | Path | None, mode: GradingMode, limit: int | None) -> ProblemTask:
     if KINDS[name] == "expression" and mode == "strict":
         from mas_gym.tasks.symbolic import require_math
 
         require_math()
-    place = None if data is None else _absolute(data)
-    sample = limit is not None and split == "test"
-    table = load_table(name, split, place, sample)
-    size = len(table.problems) if limit is None else min(limit, len(table.problems))
-    return ProblemTask(name, split, mode, table, range(size))
+    table = load_table(name, split, None if data is None else _absolute(data), limit is not None and split == "test")
+    return ProblemTask(name, split, table, range(len(table.problems)), mas=BENCHMARKS[name].mas)
+
+
+def _own_task(source: str, split: str, columns: Columns, kind: str | None, base: KindGrader) -> ProblemTask:
+    own = load_own(source, split, columns, kind)
+    logger.info("%s", own.remark)
+    if "expression" in own.kinds:
+        from mas_gym.tasks.symbolic import require_math
+
+        require_math()
+    refused = next(filter(None, map(base.refusal, own.kinds)), None)
+    if refused is not None:
+        raise ConfigError(f"{source}: {refused}; or state another kind: {', '.join(ALL_KINDS)}")
+    name = Path(source).stem if Path(source).exists() else source
+    mas = mas_of_kind(next(iter(own.kinds)))
+    return ProblemTask(name, split, own.table, range(len(own.table.problems)), mas=mas)
+
+
+def mas_of_kind(kind: str) -> str:
+    """Return the MAS that commands use for answers of a kind unless another is named."""
+    return "debate" if kind == "choice" else "rpsv"
+
+
+def default_mas(task: str | Task) -> str:
+    """Return the MAS of a task: its own attribute ``mas``, or what belongs to its name, else ``"rpsv"``."""
+    if not isinstance(task, str):
+        return str(getattr(task, "mas", "rpsv"))
+    if task in BENCHMARKS:
+        return BENCHMARKS[task].mas
+    return str(_procedural(task).mas) if task in PROCEDURAL else "rpsv"
 
 
 def _absolute(data: str | Path) -> str:
@@ -291,16 +403,46 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
         UnknownNameError: There is no such task.
         ConfigError: The task has no such option, or its value is out of range.
     """
-    if name not in TASK_NAMES:
-        raise unknown_name("task", name, TASK_NAMES)
+    known = {*GRADING_OPTIONS}
+    if name in PROCEDURAL:
+        known |= set(signature(_procedural(name)).parameters) - {"split"}
+    elif name in _plugins():
+        # Its own function checks its options.
+        return
+    elif is_own(name):
+        known |= {"columns", "kind"}
+        Columns.read(options.get("columns"))
+    elif name not in BENCHMARKS:
+        raise unknown_task(name)
     check_mode(options.get("grading", "strict"))
     limit = options.get("limit")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise ConfigError(f"expected a limit of 1 or more problems, or None, got {limit!r}")
-    own = set(signature(_procedural(name)).parameters) - {"split"} if name in PROCEDURAL else set()
-    known = sorted(own | {"grading", "limit"})
-    if unknown := sorted(set(options) - set(known)):
-        raise ConfigError(f"task {name!r} takes the options {', '.join(known)}; got {', '.join(unknown)}")
+    if unknown := sorted(set(options) - known):
+        raise ConfigError(f"task {name!r} takes the options {', '.join(sorted(known))}; got {', '.join(unknown)}")
+
+
+def unknown_task(name: str) -> MASGymError:
+    """Return the error for a task that does not exist, with how to bring one's own."""
+    error = unknown_name("task", name, [*TASK_NAMES, *_plugins()])
+    hint = f"for your own problems name a file ({', '.join(OWN_SUFFIXES)}) or a data set OWNER/NAME on the hub"
+    return UnknownNameError(f"{error}; {hint}")
+
+
+def _plugins() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS) if point.name not in TASK_NAMES}
+
+
+def _plugin(name: str, split: str, options: Mapping[str, Any]) -> Task:
+    make = _plugins()[name].load()
+    try:
+        signature(make).bind(split=split, **options)
+    except TypeError as error:
+        raise ConfigError(f"task {name!r}: {error}; expected {name}{signature(make)}") from None
+    task = make(split=split, **options)
+    if not isinstance(task, Task):
+        raise ConfigError(f"task {name!r}: expected an object with the methods of Task, got {type(task).__name__}")
+    return task
 
 
 def _procedural(name: str) -> Any:
@@ -322,18 +464,11 @@ def load_table(name: str, split: str, place: str | None, sample: bool) -> Table:
         place: Absolute path of a file or folder; None for the hub.
         sample: Whether to shuffle the test split.
     """
-    return _load_table(name, split, place, sample, None if place is None else _stamp(Path(place)))
-
-
-def _stamp(place: Path) -> tuple[tuple[str, int, int], ...]:
-    """Return values that change whenever the file, or a file in the folder, changes."""
-    seen = [place, *(sorted(place.iterdir()) if place.is_dir() else ())]
-    states = [(path.name, path.stat()) for path in seen if path.exists()]
-    return tuple((name, state.st_mtime_ns, state.st_size) for name, state in states)
+    return _load_table(name, split, place, sample, None if place is None else stamp(Path(place)))
 
 
 @lru_cache(maxsize=16)
-def _load_table(name: str, split: str, place: str | None, sample: bool, stamp: object) -> Table:
+def _load_table(name: str, split: str, place: str | None, sample: bool, state: object) -> Table:
     rows, order = _split_rows(name, split, place)
     if sample:
         order = [order[row] for row in shuffled(len(order))]
@@ -349,14 +484,8 @@ def _load_table(name: str, split: str, place: str | None, sample: bool, stamp: o
         except BadRow as error:
             faults.append((number, f"{row.place}: {error}"))
     if faults:
-        raise DataError(_report(name, len(rows), [line for _, line in sorted(faults)]))
+        raise DataError(report(name, len(rows), [line for _, line in sorted(faults)]))
     return Table(problems, origin=(load_table, (name, split, place, sample)))
-
-
-def _report(name: str, size: int, faults: Sequence[str]) -> str:
-    more = f"\n  and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
-    lines = "\n  ".join(faults[:_MOST_FAULTS])
-    return f"{len(faults)} of {size} rows are not problems of task {name!r}; correct or remove them:\n  {lines}{more}"
 
 
 def _split_rows(name: str, split: str, place: str | None) -> tuple[list[Row], list[int]]:
@@ -364,6 +493,14 @@ def _split_rows(name: str, split: str, place: str | None) -> tuple[list[Row], li
     benchmark = BENCHMARKS[name]
     wanted = benchmark.evaluation if split == "test" else benchmark.pool
     parts = _partitions(name, benchmark, wanted, place)
+    if benchmark.nested and split != "test" and (place is None or Path(place).is_dir()):
+        tested = _partitions(name, benchmark, benchmark.evaluation, place).get(benchmark.evaluation, [])
+        questions = {str(row.value.get("Question")).strip() for row in tested if isinstance(row.value, Mapping)}
+        parts[wanted] = [
+            row
+            for row in parts[wanted]
+            if not (isinstance(row.value, Mapping) and str(row.value.get("Question")).strip() in questions)
+        ]
     sizes = {part: len(rows) for part, rows in parts.items()}
     if any(sizes == dict(whole) for whole in benchmark.whole):
         rows = [row for part in sizes for row in parts[part]]

@@ -226,7 +226,7 @@ class Ordering(ProceduralTask):
         ConfigError: An argument is out of range.
     """
 
-    name = "ordering"
+    name, mas = "ordering", "logic"
 
     def __init__(
         self,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import random
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from types import MappingProxyType
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, Self, overload
 
 from mas_gym.errors import ConfigError, DataError, UnknownNameError, unknown_name
-from mas_gym.tasks.base import KINDS, SPLITS, Grade, GradingMode, Problem
-from mas_gym.tasks.grading import check_mode, extract_answer, grade
+from mas_gym.tasks.base import SPLITS, Grade, Grader, GradingMode, Problem
+from mas_gym.tasks.graders import KindGrader, make_grader
+from mas_gym.tasks.grading import check_mode
 
 
 class Table:
@@ -63,22 +65,122 @@ def _reload(make: Callable[..., Table], arguments: tuple[Any, ...], digest: str)
     return table
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, repr=False)
-class ProblemTask(Sequence[Problem]):
+class ProblemSequence(Sequence[Problem]):
+    """What every task of this library shares: slices that keep everything but their rows, and a grader.
+
+    Attributes:
+        rows: The part of the split that this sequence covers.
+        grader: Reads and grades answers.
+    """
+
+    rows: range
+    grader: Grader
+
+    @abstractmethod
+    def _at(self, row: int) -> Problem:
+        """Return the problem of a row."""
+
+    @abstractmethod
+    def _row(self, problem_id: str) -> int | None:
+        """Return the row of a problem id; None if the whole split has no such problem."""
+
+    def __len__(self) -> int:
+        """Return the number of problems."""
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Problem: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | slice) -> Problem | Self:
+        """Return a problem, or the task of a slice."""
+        if isinstance(index, slice):
+            return self._with(rows=self.rows[index])
+        return self._at(self.rows[index])
+
+    def _with(self, **changes: Any) -> Self:
+        """Return a copy with other rows or another grader."""
+        part = copy(self)
+        for name, value in changes.items():
+            # One of the two classes is frozen.
+            object.__setattr__(part, name, value)
+        return part
+
+    def graded_by(self, grader: Grader) -> Self:
+        """Return the same task with another grader."""
+        return self._with(grader=grader)
+
+    def only(self, problem_id: str) -> Self:
+        """Return the task of one problem.
+
+        Raises:
+            UnknownNameError: This sequence has no such problem.
+        """
+        row = self._row(problem_id)
+        if row is None or row not in self.rows:
+            examples = [problem.id for problem in self[:3]]
+            raise unknown_name(f"problem id of {self!r}", problem_id, [*examples, "..."])
+        return self._with(rows=range(row, row + 1))
+
+    def problem(self, problem_id: str) -> Problem:
+        """Return the problem with this id.
+
+        Raises:
+            UnknownNameError: This sequence has no such problem.
+        """
+        return self.only(problem_id)[0]
+
+    @property
+    def grading(self) -> GradingMode:
+        """The mode in which answers are read, ``"strict"`` or ``"paper"``."""
+        mode: GradingMode = getattr(self.grader, "mode", "strict")
+        return mode
+
+    def identity(self) -> Any:
+        """Return what determines grading: the grader alone, so every slice has the same identity."""
+        return self.grader.identity() if isinstance(self.grader, KindGrader) else self.grader
+
+    def extract(self, problem: Problem, text: str) -> str | None:
+        """Read the normalised answer from a final message, without looking at the reference."""
+        return self.grader.extract(problem, text)
+
+    def grade(self, problem: Problem, text: str) -> Grade:
+        """Compare the answer read from a final message with the reference."""
+        return self.grader.grade(problem, text)
+
+
+@dataclass(frozen=True, repr=False)
+class ProblemTask(ProblemSequence):
     """A `Task` over a table of problems; slices and copies share the table.
 
     `ProblemTask.of` builds one from your own problems.
+
+    Attributes:
+        name: Its name.
+        split: ``"train"``, ``"dev"`` or ``"test"``.
+        table: The problems.
+        rows: Those that belong to this sequence.
+        grader: Reads and grades answers.
+        mas: The MAS that commands use for it unless another is named.
     """
 
     name: str
     split: str
-    grading: GradingMode
     table: Table
     rows: range
+    grader: Grader = field(default_factory=KindGrader)
+    mas: str = "rpsv"
 
     @classmethod
     def of(
-        cls, problems: Iterable[Problem], *, name: str = "custom", split: str = "test", grading: GradingMode = "strict"
+        cls,
+        problems: Iterable[Problem],
+        *,
+        name: str = "custom",
+        split: str = "test",
+        grading: GradingMode = "strict",
+        grader: Any = None,
+        mas: str = "rpsv",
     ) -> ProblemTask:
         """Build a task from problems.
 
@@ -87,10 +189,12 @@ class ProblemTask(Sequence[Problem]):
             name: Name of the task.
             split: ``"train"``, ``"dev"`` or ``"test"``.
             grading: ``"strict"`` or ``"paper"``.
+            grader: A function ``(problem, text) -> bool | Grade``, ``FILE.py:NAME`` or a `Grader`; by default each
+                problem is graded by its kind.
+            mas: The MAS that commands use for it unless another is named.
 
         Raises:
-            ConfigError: Two problems have the same id, a problem's kind does not exist, or an argument is out of
-                range.
+            ConfigError: Two problems have the same id, or an argument is out of range.
 
         >>> task = ProblemTask.of([Problem("one", "1 + 1?", "2")])
         >>> task.grade(task[0], "It is 2.").correct
@@ -99,28 +203,10 @@ class ProblemTask(Sequence[Problem]):
         table = Table(problems)
         if len(table.places) < len(table.problems):
             raise ConfigError("expected problems with unique ids, got the same id more than once")
-        for problem in table.problems:
-            if problem.kind not in KINDS:
-                raise ConfigError(
-                    f"problem {problem.id!r}: expected a kind of {', '.join(KINDS)}, got {problem.kind!r}"
-                )
         if split not in SPLITS:
             raise ConfigError(f"expected a split of {', '.join(SPLITS)}, got {split!r}")
-        return cls(name, split, check_mode(grading), table, range(len(table.problems)))
-
-    def __len__(self) -> int:
-        """Number of problems."""
-        return len(self.rows)
-
-    @overload
-    def __getitem__(self, index: int) -> Problem: ...
-    @overload
-    def __getitem__(self, index: slice) -> ProblemTask: ...
-    def __getitem__(self, index: int | slice) -> Problem | ProblemTask:
-        """Return a problem, or the task of a slice."""
-        if isinstance(index, slice):
-            return ProblemTask(self.name, self.split, self.grading, self.table, self.rows[index])
-        return self.table.problems[self.rows[index]]
+        made = make_grader(grader, KindGrader(check_mode(grading)))
+        return cls(name, split, table, range(len(table.problems)), made, mas)
 
     def __repr__(self) -> str:
         """Return name, split, size and grading mode."""
@@ -132,31 +218,13 @@ class ProblemTask(Sequence[Problem]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by fields, which a frozen class with slots must do explicitly."""
-        return ProblemTask, (self.name, self.split, self.grading, self.table, self.rows)
+        return ProblemTask, (self.name, self.split, self.table, self.rows, self.grader, self.mas)
 
-    def problem(self, problem_id: str) -> Problem:
-        """Return the problem with this id.
+    def _at(self, row: int) -> Problem:
+        return self.table.problems[row]
 
-        Raises:
-            UnknownNameError: This sequence has no such problem.
-        """
-        place = self.table.places.get(problem_id)
-        if place is None or place not in self.rows:
-            examples = [problem.id for problem in self[:3]]
-            raise unknown_name(f"problem id of {self!r}", problem_id, [*examples, "..."])
-        return self.table.problems[place]
-
-    def identity(self) -> Any:
-        """Return what determines grading: the mode alone, so every slice has the same identity."""
-        return self.grading
-
-    def extract(self, problem: Problem, text: str) -> str | None:
-        """Read the normalised answer from a final message, without looking at the reference."""
-        return extract_answer(problem, text, self.grading)
-
-    def grade(self, problem: Problem, text: str) -> Grade:
-        """Compare the answer read from a final message with the reference."""
-        return grade(problem, text, self.grading)
+    def _row(self, problem_id: str) -> int | None:
+        return self.table.places.get(problem_id)
 
 
 # -------------------------------------------------------- procedural tasks
@@ -169,7 +237,7 @@ def split_of(question: str) -> str:
     return "test" if bucket == 0 else "dev" if bucket == 1 else "train"
 
 
-class ProceduralTask(ABC, Sequence[Problem]):
+class ProceduralTask(ProblemSequence):
     """A sequence of problems, each generated from its index.
 
     Args:
@@ -178,81 +246,53 @@ class ProceduralTask(ABC, Sequence[Problem]):
         difficulty: The level; the subclass defines its meaning.
         size: Length of the sequence.
         grading: ``"strict"`` or ``"paper"``.
-        indices: The part of the split that this sequence covers; all of it by default.
     """
 
     name: ClassVar[str]
+    mas: ClassVar[str]
 
-    def __init__(
-        self, split: str, *, seed: int, difficulty: int, size: int, grading: Any, indices: range | None = None
-    ) -> None:
+    def __init__(self, split: str, *, seed: int, difficulty: int, size: int, grading: str) -> None:
         """Check the arguments."""
         if split not in SPLITS:
             raise ConfigError(f"expected a split of {', '.join(SPLITS)}, got {split!r}")
-        if grading not in ("strict", "paper"):
-            raise ConfigError(f"expected grading 'strict' or 'paper', got {grading!r}")
         if not isinstance(size, int) or size < 1:
             raise ConfigError(f"expected a size of 1 or more, got {size!r}")
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise ConfigError(f"expected a whole number as seed, got {seed!r}")
-        self.split, self.seed, self.difficulty, self.grading = split, seed, difficulty, grading
-        self.size = size
-        self._indices = range(size) if indices is None else indices
+        self.split, self.seed, self.difficulty, self.size = split, seed, difficulty, size
+        self.rows, self.grader = range(size), KindGrader(check_mode(grading))
 
     @abstractmethod
     def _draw(self, rng: random.Random, problem_id: str) -> Problem | None:
         """Generate one candidate; None if it belongs to another split or is ambiguous."""
 
-    def __len__(self) -> int:
-        """Return the number of problems."""
-        return len(self._indices)
-
-    @overload
-    def __getitem__(self, index: int) -> Problem: ...
-    @overload
-    def __getitem__(self, index: slice) -> ProceduralTask: ...
-    def __getitem__(self, index: int | slice) -> Problem | ProceduralTask:
-        """Generate one problem, or return the task of a slice."""
-        if isinstance(index, slice):
-            part = object.__new__(type(self))
-            part.__dict__.update(self.__dict__, _indices=self._indices[index])
-            return part
-        return self._make(self._indices[index])
-
-    def _make(self, index: int) -> Problem:
+    @property
+    def _prefix(self) -> str:
         # seed and difficulty are part of the id, so that a stored id always names the same problem
-        problem_id = f"{self.name}/{self.split}/{self.seed}/{self.difficulty}/{index}"
+        return f"{self.name}/{self.split}/{self.seed}/{self.difficulty}"
+
+    def _at(self, row: int) -> Problem:
+        problem_id = f"{self._prefix}/{row}"
         for attempt in count():
             problem = self._draw(random.Random(f"{problem_id}/{attempt}"), problem_id)
             if problem is not None:
                 return problem
         raise AssertionError("unreachable")
 
-    def problem(self, problem_id: str) -> Problem:
-        """Return the problem with this id.
+    def _row(self, problem_id: str) -> int | None:
+        prefix, _, number = problem_id.rpartition("/")
+        known = prefix == self._prefix and number.isascii() and number.isdigit() and len(number) < 20
+        return int(number) if known and str(int(number)) == number else None
+
+    def only(self, problem_id: str) -> Self:
+        """Return the task of one problem.
 
         Raises:
             UnknownNameError: This sequence has no such problem.
         """
-        parts = problem_id.rsplit("/", 1)
-        prefix = f"{self.name}/{self.split}/{self.seed}/{self.difficulty}"
-        if len(parts) == 2 and parts[0] == prefix and parts[1].isascii() and parts[1].isdigit():
-            index = int(parts[1])
-            if index in self._indices and str(index) == parts[1]:
-                return self._make(index)
-        raise UnknownNameError(
-            f"expected a problem id such as {prefix}/{self._indices[0] if self._indices else 0} "
-            f"({len(self)} problems), got {problem_id!r}"
-        )
-
-    def identity(self) -> Any:
-        """Return what determines grading: the mode alone, so every slice has the same identity."""
-        return self.grading
-
-    def extract(self, problem: Problem, text: str) -> str | None:
-        """Read the normalised answer from a final message, without looking at the reference."""
-        return extract_answer(problem, text, self.grading)
-
-    def grade(self, problem: Problem, text: str) -> Grade:
-        """Compare the answer read from a final message with the reference."""
-        return grade(problem, text, self.grading)
+        if self._row(problem_id) not in self.rows:
+            raise UnknownNameError(
+                f"expected a problem id such as {self._prefix}/{self.rows[0] if self.rows else 0} "
+                f"({len(self)} problems), got {problem_id!r}"
+            )
+        return super().only(problem_id)

@@ -16,9 +16,18 @@ from typing import Any, NamedTuple
 
 from mas_gym.errors import DataError, DataNotFoundError, MissingDependencyError
 
+MAX_BYTES = 1 << 29
+"""Largest data file that is read, and largest content of a Parquet file."""
+
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".txt")
 PARTITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"train": ("train",), "test": ("test",), "validation": ("validation", "val", "valid", "eval")}
+    {
+        "train": ("train",),
+        "test": ("test",),
+        "validation": ("validation", "val", "valid", "eval"),
+        "gpqa_main": ("gpqa_main", "train"),
+        "gpqa_diamond": ("gpqa_diamond", "test"),
+    }
 )
 PROBE_SECONDS = 4.0
 
@@ -28,7 +37,13 @@ _SHARD = re.compile(r"-\d+-of-\d+")
 
 
 class Hub(NamedTuple):
-    """A data set on the hub."""
+    """A data set on the hub.
+
+    Attributes:
+        path: Owner and name.
+        config: Its configuration; ``"*"`` if each partition is a configuration with the single split ``train``.
+        revision: A branch or commit.
+    """
 
     path: str
     config: str | None = None
@@ -57,6 +72,23 @@ def shown(value: object) -> str:
     text = ascii(value[: SHOWN + 1]) if isinstance(value, str | bytes) else _BRIEF.repr(value)
     text = text.encode("ascii", "backslashreplace").decode()
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+
+
+_MOST_FAULTS = 20
+
+
+def report(name: str, size: int, faults: Sequence[str]) -> str:
+    """Return a message about rows that are no problems of a task, with the first 20 of them."""
+    more = f"\n  and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
+    lines = "\n  ".join(faults[:_MOST_FAULTS])
+    return f"{len(faults)} of {size} rows are not problems of task {name!r}; correct or remove them:\n  {lines}{more}"
+
+
+def stamp(place: Path) -> tuple[tuple[str, int, int], ...]:
+    """Return values that change whenever the file, or a file in the folder, changes."""
+    seen = [place, *(sorted(place.iterdir()) if place.is_dir() else ())]
+    states = [(path.name, path.stat()) for path in seen if path.exists()]
+    return tuple((name, state.st_mtime_ns, state.st_size) for name, state in states)
 
 
 def three_ways(name: str, why: str) -> str:
@@ -91,7 +123,17 @@ def read_file(path: Path, name: str) -> list[Row]:
         raise DataError(f"{path}: expected a readable file, got: {error}") from error
 
 
+def _check_size(path: Path, size: int, what: str = "file") -> None:
+    if size > MAX_BYTES:
+        raise DataError(
+            f"{path}: expected a {what} of at most {MAX_BYTES >> 20} MiB, got {size >> 20:,} MiB; take a part of it"
+        )
+
+
 def _text(path: Path) -> str:
+    if not path.is_file():
+        raise DataError(f"{path}: expected a regular file")
+    _check_size(path, path.stat().st_size)
     data = path.read_bytes()
     try:
         return data.decode("utf-8-sig")
@@ -140,8 +182,14 @@ def _parquet(path: Path, name: str) -> Iterator[Row]:
             "run: pip install 'mas-gym[data]'"
         ) from None
     try:
+        _check_size(path, path.stat().st_size)
+        facts = pyarrow.parquet.read_metadata(path)
+        _check_size(path, sum(facts.row_group(i).total_byte_size for i in range(facts.num_row_groups)), "content")
         table = pyarrow.parquet.read_table(path)
+        _check_size(path, table.nbytes, "content")
         rows = table.to_pylist()
+    except DataError:
+        raise
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise DataError(f"{path}: expected a Parquet file, got: {shown(str(error))}") from error
     yield from (Row(f"{path}: row {number}", row) for number, row in enumerate(rows))
@@ -343,7 +391,8 @@ def read_hub(hub: Hub, partition: str, name: str) -> list[Row]:
     offline = datasets.config.HF_HUB_OFFLINE or not _reachable(datasets.config.HF_ENDPOINT)
     try:
         with _offline(datasets.config) if offline else contextlib.nullcontext():
-            rows = datasets.load_dataset(hub.path, hub.config, split=partition, revision=hub.revision)
+            config, split = (partition, "train") if hub.config == "*" else (hub.config, partition)
+            rows = datasets.load_dataset(hub.path, config, split=split, revision=hub.revision)
     except Exception as error:
         state = "cannot be reached and its cache does not hold" if offline else "does not give"
         why = f"the hub {state} {hub.path!r}, split {partition!r} ({type(error).__name__}: {shown(str(error))})"

@@ -7,33 +7,27 @@ CPU time and memory, and the parent kills it if it does not answer in time.
 Expressions that are clearly too large never reach the worker. No text is ever
 evaluated: math-verify parses LaTeX with a grammar.
 
-The worker is this file, run as a script: it reads one JSON pair ``[reference,
-answer]`` per line and writes one line ``verdict seconds`` for each. Its top-level
-imports are therefore from the standard library only.
+The worker (`serve`) reads one JSON pair ``[reference, answer]`` per line and writes
+one line ``verdict seconds`` for each.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import logging
-import os
-import queue
 import re
 import signal
-import subprocess
 import sys
-import threading
 import time
 from functools import lru_cache
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
+
+from mas_gym.tasks.processes import LineProcess
 
 SymbolicVerdict = Literal["equal", "different", "timed out", "too complex"]
 
-START_SECONDS = 120.0
 CPU_SECONDS = 2.0  # for all questions of one comparison; CPU time of the worker, so that machine load changes no result
 ANSWER_SECONDS = 30.0  # wall-clock time after which the worker is killed
 MEMORY_BYTES = 4 << 30
@@ -130,89 +124,22 @@ def judge(reference: str, answer: str) -> Judgement:
     if _is_foreign(reference, answer):
         return Judgement("different")
     require_math()
-    return _worker.compare(reference, answer)
-
-
-class _Worker:
-    """Owns the worker process: starts it on demand and restarts it after a failure."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def compare(self, reference: str, answer: str) -> Judgement:
-        with self._lock:
-            process = self._running()
-            request = json.dumps([reference, answer])
-            try:
-                assert process.stdin is not None
-                process.stdin.write(request + "\n")
-                process.stdin.flush()
-                reply = self._lines.get(timeout=ANSWER_SECONDS)
-            except (OSError, queue.Empty):
-                reply = ""
-            verdict, _, seconds = reply.strip().partition(" ")
-            if verdict in ("equal", "different"):
-                return Judgement(cast(SymbolicVerdict, verdict), float(seconds))
-            if verdict != "exhausted":
-                self._stop()
-            return Judgement("timed out", CPU_SECONDS)
-
-    def _running(self) -> subprocess.Popen[str]:
-        if self._process is not None and self._process.poll() is None:
-            return self._process
+    try:
+        reply = _worker.ask([reference, answer], ANSWER_SECONDS)
+    except ChildProcessError as error:
         from mas_gym.errors import MissingDependencyError
 
-        self._stop()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(__file__))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            encoding="ascii",
-        )
-        self._lines = queue.SimpleQueue()
-        threading.Thread(target=_pump, args=(self._process, self._lines), daemon=True).start()
-        try:
-            ready = self._lines.get(timeout=START_SECONDS)
-        except queue.Empty:
-            ready = ""
-        if ready.strip() != "ready":
-            self._stop()
-            raise MissingDependencyError(
-                "the symbolic engine did not start; check that this works: python -c 'import math_verify', "
-                "or run: pip install --force-reinstall 'mas-gym[math]'"
-            )
-        return self._process
-
-    def _stop(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                # the pipe may be broken already
-                with contextlib.suppress(OSError):
-                    if pipe is not None:
-                        pipe.close()
-
-    def forget(self) -> None:
-        """In a forked child, forget the worker of the parent without touching it."""
-        if self._process is not None:
-            # the parent reaps the process; a return code keeps Popen from warning here
-            self._process.returncode = 0
-        self._lock = threading.Lock()
-        self._process = None
+        raise MissingDependencyError(
+            "the symbolic engine did not start; check that this works: python -c 'import math_verify', "
+            "or run: pip install --force-reinstall 'mas-gym[math]'"
+        ) from error
+    verdict, _, seconds = (reply or "").partition(" ")
+    if verdict in ("equal", "different"):
+        return Judgement(cast(SymbolicVerdict, verdict), float(seconds))
+    return Judgement("timed out", CPU_SECONDS)
 
 
-def _pump(process: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None:
-    assert process.stdout is not None
-    # stopping the worker closes the pipe while this thread reads
-    with contextlib.suppress(ValueError):
-        for line in process.stdout:
-            lines.put(line)
-    lines.put("")
+_worker = LineProcess("mas_gym.tasks.symbolic:serve", quiet=True)
 
 
 # ------------------------------------------------------------------ the worker process
@@ -285,11 +212,3 @@ def _comparer() -> Any:
         return near(right[0], given[0])
 
     return compare
-
-
-_worker = _Worker()
-atexit.register(lambda: _worker._stop())
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_worker.forget)
-if __name__ == "__main__":
-    serve()

@@ -6,7 +6,11 @@ the two procedural tasks, whose writers err by design. See ``weights/README.md``
 
 from __future__ import annotations
 
+import json
+import re
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 
 def path() -> Path:
@@ -14,4 +18,23 @@ def path() -> Path:
     return Path(__file__).parent / "weights"
 
 
-__all__ = ["path"]
+def knows(question: str) -> bool:
+    """Whether a question is written in the model's words; other words are spelled out byte by byte."""
+    words = _WORD.findall(question)
+    known = _words()
+    return sum(word in known for word in words) > 0.8 * len(words)
+
+
+@cache
+def _words() -> frozenset[str]:
+    tokens = json.loads((path() / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
+    return frozenset(token["content"].strip() for token in tokens)
+
+
+_WORD = re.compile(r"[^\W\d_]+")
+GRAPHS = MappingProxyType(
+    {"arithmetic": ("rpsv", "single", "refine", "consensus", "dylan"), "ordering": ("logic", "debate")}
+)
+"""The shipped graphs that the model learned to play, by task."""
+
+__all__ = ["GRAPHS", "knows", "path"]

@@ -15,6 +15,7 @@ GOOD = {
     "math": {"problem": "Simplify.", "solution": r"So \boxed{\frac{1}{2}}."},
     "mmlu": {"question": "Which?", "choices": ["w", "x", "y", "z"], "answer": 0},
     "logiqa": {"context": "A text.", "query": "Which?", "options": ["w", "x", "y", "z"], "correct_option": 1},
+    "gpqa": {"Question": "Which?", "Correct Answer": "w"} | {f"Incorrect Answer {n}": f"x{n}" for n in (1, 2, 3)},
 }
 DEEP = 100_000
 BROKEN_LINES = {

@@ -1,0 +1,123 @@
+"""A policy as a grader: it is shown question, reference and answer, and ends with a verdict.
+
+The judge's tokens are counted in `Judge.spent` and never in a search's TOK: they are a cost of
+measuring, not of answering. A reply without a readable verdict is asked for again with another
+seed, counted, and never taken for a verdict; after `ATTEMPTS` the grading fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict
+from importlib import resources
+from typing import Any
+
+from mas_gym.errors import PolicyError
+from mas_gym.policies import load_policy
+from mas_gym.policies.adapters import engine_loop
+from mas_gym.policies.base import AsyncPolicy, Meter, Policy, SamplingReply, SamplingRequest, derive_seed
+from mas_gym.prompts import ChatMessage
+from mas_gym.tasks.base import Grade, Problem
+from mas_gym.tasks.grading import extract_answer, read_text
+
+ATTEMPTS = 3
+MAX_NEW_TOKENS = 512
+JUDGE_SECONDS = 600.0
+
+_VERDICT = re.compile(r"verdict[\s*_:]{0,8}(?:is[\s*_:]{1,4})?(?P<not>not\s+|in)?correct\b", re.IGNORECASE)
+_REMEMBERED = 10_000
+_LONGEST = 4000
+
+
+class Judge:
+    """Grades answers by the verdict of a policy.
+
+    Attributes:
+        policy: The judge.
+        spent: Verdicts (``calls``), tokens, and unreadable replies (among ``faults``) so far.
+    """
+
+    def __init__(self, policy: Policy | AsyncPolicy | str, prompt: str | None = None) -> None:
+        """Load the policy.
+
+        Args:
+            policy: The judge, or what `mas_gym.policies.load_policy` takes; only the latter can be pickled for other
+                processes whatever the policy holds.
+            prompt: Its system prompt; the shipped one by default. It must ask for a line ``Verdict: correct`` or
+                ``Verdict: incorrect``.
+        """
+        self._made_of = (policy, prompt)
+        self.policy: Policy | AsyncPolicy = load_policy(policy) if isinstance(policy, str) else policy
+        self.prompt = prompt or _default_prompt()
+        self.spent = Meter()
+        self._known: OrderedDict[tuple[str, str, str], bool] = OrderedDict()
+
+    def identity(self) -> Any:
+        """Return the policy and the prompt."""
+        return {"policy": self.policy, "prompt": self.prompt}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without verdicts and counts."""
+        return Judge, self._made_of
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Judge:
+        """Return the judge itself."""
+        return self
+
+    def extract(self, problem: Problem, text: str) -> str | None:
+        """Read the answer as for kind ``"text"``."""
+        return extract_answer(problem, text)
+
+    def grade(self, problem: Problem, text: str) -> Grade:
+        """Ask for a verdict on the answer in a message; equal answers are judged once.
+
+        Raises:
+            PolicyError: The policy failed, or no reply had a verdict.
+        """
+        answer = read_text(text)
+        if answer is None:
+            return Grade(False, None, "no answer found")
+        key = (problem.question, problem.answer, answer)
+        if key not in self._known:
+            self._known[key] = self._verdict(problem, answer)
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        correct = self._known[key]
+        return Grade(correct, self.extract(problem, text), "judged correct" if correct else "judged incorrect")
+
+    def _verdict(self, problem: Problem, answer: str) -> bool:
+        asked = f"Question:\n{problem.question}\n\nReference answer:\n{problem.answer}\n\nAnswer to grade:\n{answer}"
+        messages = (ChatMessage("system", self.prompt), ChatMessage("user", asked))
+        said = ""
+        for attempt in range(ATTEMPTS):
+            seed = derive_seed(0, problem.id, answer.encode("utf-8", "replace"), attempt)
+            # The first attempt is greedy; another greedy one would say the same.
+            request = SamplingRequest(messages, (seed,), MAX_NEW_TOKENS, 0.7 if attempt else 0.0, agent="Judge")
+            reply = self._ask(request)
+            self.spent.add(reply.prompt_tokens, reply.cached_tokens, reply.samples[0].tokens)
+            said = reply.samples[0].text
+            verdicts = list(_VERDICT.finditer(said[-_LONGEST:]))
+            if verdicts:
+                self.spent.calls += 1
+                return verdicts[-1]["not"] is None
+            self.spent.faults["no verdict"] += 1
+        raise PolicyError(
+            f"judge {self.policy.name}: no line 'Verdict: correct' or 'Verdict: incorrect' in {ATTEMPTS} replies, the "
+            f"last of which was {said[:200]!r}"
+        )
+
+    def _ask(self, request: SamplingRequest) -> SamplingReply:
+        if isinstance(self.policy, AsyncPolicy):
+            future = asyncio.run_coroutine_threadsafe(self.policy.sample_async(request), engine_loop())
+            try:
+                return future.result(JUDGE_SECONDS)
+            except TimeoutError:
+                future.cancel()
+                raise PolicyError(f"judge {self.policy.name}: no verdict in {JUDGE_SECONDS:g} seconds") from None
+        [reply] = self.policy.sample([request])
+        return reply
+
+
+def _default_prompt() -> str:
+    return (resources.files("mas_gym.tasks") / "judge.md").read_text(encoding="utf-8")

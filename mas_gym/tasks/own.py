@@ -1,0 +1,501 @@
+"""Problems from files of one's own: CSV, JSONL, JSON, Parquet, a folder of them, or a data set on the hub.
+
+Each row has a question and an answer, in columns of these names or in those that `Columns`
+names. The kind of the answers is guessed from all of them unless it is stated. Splits:
+
+* with a split column, the rows of that split;
+* in a folder or on the hub, the files or partitions named train, test, and dev or validation;
+* else every row is in ``"test"``, and dev is the 5% of the rows that a hash of the question
+  selects, train the others: adding rows moves none.
+
+Other columns become metadata, so a grader of one's own finds them there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any, NamedTuple
+
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, did_you_mean
+from mas_gym.tasks.base import KINDS, Kind, Problem
+from mas_gym.tasks.grading import accepted_texts
+from mas_gym.tasks.numerals import parse_number
+from mas_gym.tasks.sequences import Table
+from mas_gym.tasks.sources import (
+    BadRow,
+    Hub,
+    Row,
+    is_saved,
+    listing,
+    partition_files,
+    read_file,
+    read_hub,
+    read_saved,
+    report,
+    shown,
+    stamp,
+)
+
+logger = logging.getLogger("mas_gym.tasks")
+
+SUFFIXES = (".csv", ".jsonl", ".json", ".parquet")
+ROLES = ("question", "answer", "id", "split", "kind", "choices")
+MOST_ROWS = 2_000_000
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?::[\w.-]+)?")
+_SPLIT_WORDS = {"train": "train", "training": "train", "test": "test", "eval": "test", "evaluation": "test"} | {
+    word: "dev" for word in ("dev", "val", "valid", "validation", "development")
+}
+_PARTITIONS = {"train": "train", "dev": "validation", "test": "test"}
+_DEV_SHARE = 20
+
+
+class Columns(NamedTuple):
+    """The columns that hold the parts of a problem.
+
+    Attributes:
+        question: The question.
+        answer: The reference answer; of several columns every filled one is an accepted answer.
+        id: A unique id; None to derive one from the question.
+        split: train, dev or test; None for none.
+        kind: The kind of each answer; None for one kind for all.
+        choices: One column with a list of options, or one column per option; empty for none.
+    """
+
+    question: str = "question"
+    answer: tuple[str, ...] = ("answer",)
+    id: str | None = None
+    split: str | None = None
+    kind: str | None = None
+    choices: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, given: object) -> Columns:
+        """Read ``{"question": "prompt", "answer": "gold"}`` or ``"question=prompt,answer=gold"``.
+
+        Several columns of one role are a list, or joined by ``+``.
+
+        Raises:
+            ConfigError: A role is not known, or a name is no text.
+        """
+        if given is None:
+            return cls()
+        if isinstance(given, Columns):
+            return given
+        if isinstance(given, str):
+            pairs = [part.partition("=") for part in given.split(",") if part.strip()]
+            given = {role.strip(): name.strip() for role, _, name in pairs}
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"columns: expected such as question=prompt,answer=gold, got {shown(given)}")
+        read: dict[str, Any] = {}
+        for role, names in given.items():
+            role = "choices" if role == "options" else role
+            if role not in ROLES:
+                hint = did_you_mean(role, ROLES)
+                raise ConfigError(f"columns: expected {', '.join(ROLES)}, got {shown(role)}{hint}")
+            several = names.split("+") if isinstance(names, str) else names
+            if not isinstance(several, Sequence) or not several or not all(isinstance(n, str) and n for n in several):
+                raise ConfigError(f"columns: expected a column's name for {role}, got {shown(names)}")
+            if role in ("answer", "choices"):
+                read[role] = tuple(several)
+            elif len(several) > 1 and not isinstance(names, str):
+                raise ConfigError(f"columns: expected one column for {role}, got {shown(names)}")
+            else:
+                read[role] = names if isinstance(names, str) else several[0]
+        return cls(**read)
+
+    def named(self) -> list[str]:
+        """Return every column that must exist."""
+        optional = [name for name in (self.id, self.split, self.kind) if name is not None]
+        return [self.question, *self.answer, *optional, *self.choices]
+
+
+class Own(NamedTuple):
+    """The problems of one split, and what was decided about them.
+
+    Attributes:
+        table: The problems.
+        kinds: How many rows of all splits have each kind, most frequent first.
+        remark: What was guessed, in one line.
+    """
+
+    table: Table
+    kinds: Mapping[str, int]
+    remark: str
+
+
+def is_own(name: str) -> bool:
+    """Whether a task's name is a file, a folder or the id of a data set on the hub."""
+    if Path(name).suffix.lower() in SUFFIXES or _HUB_ID.fullmatch(name) is not None:
+        return True
+    try:
+        return ("/" in name or "\\" in name or name.startswith((".", "~"))) and Path(name).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):
+        return False
+
+
+def load_own(source: str, split: str, columns: Columns, kind: str | None) -> Own:
+    """Load the problems of one split; cached until the data on disk changes.
+
+    Args:
+        source: Path of a file or folder, or ``OWNER/NAME`` or ``OWNER/NAME:CONFIG`` on the hub.
+        split: ``"train"``, ``"dev"`` or ``"test"``.
+        columns: Where the parts of a problem are.
+        kind: The kind of all answers; None to guess it.
+
+    Raises:
+        DataNotFoundError: The data cannot be found or reached.
+        DataError: It cannot be read, or rows are no problems; the message lists up to 20 of them.
+        ConfigError: The kind does not exist.
+    """
+    if kind is not None and kind not in KINDS:
+        raise ConfigError(f"kind: expected one of {', '.join(KINDS)}, got {shown(kind)}{did_you_mean(kind, KINDS)}")
+    place = _place(source)
+    return _load(source, place, split, columns, kind, None if place is None else stamp(Path(place)))
+
+
+def _place(source: str) -> str | None:
+    """Return the absolute path of a file or folder; None for the hub."""
+    try:
+        path = Path(source).expanduser().resolve()
+        if path.exists():
+            return str(path)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"expected the path of a file or folder, got {shown(source)}: {error}") from None
+    if _HUB_ID.fullmatch(source) is None or path.suffix.lower() in SUFFIXES:
+        raise DataNotFoundError(
+            f"no data at {shown(source)}; expected a {', '.join(SUFFIXES)} file or a folder of them"
+        )
+    return None
+
+
+@lru_cache(maxsize=16)
+def _load(source: str, place: str | None, split: str, columns: Columns, kind: str | None, stamp: object) -> Own:
+    name = Path(place).stem if place is not None else source
+    parts, whole = _read(source, place)
+    rows = [(part, row) for part, found in parts.items() for row in found]
+    if not rows:
+        raise DataError(f"{source}: expected rows with problems, found none")
+    if len(rows) > MOST_ROWS:
+        raise DataError(f"{source}: expected at most {MOST_ROWS:,} rows, got {len(rows):,}; take a part of it")
+    columns = _completed(source, rows[0][1], columns)
+    guess = kind or ("" if columns.kind else _guess_kind(columns, [row.value for _, row in rows]))
+    made: list[tuple[str, Problem]] = []
+    faults: list[str] = []
+    seen: dict[str, str] = {}
+    for part, row in rows:
+        try:
+            if isinstance(row.value, BadRow):
+                raise row.value
+            if not isinstance(row.value, Mapping):
+                raise BadRow(f"expected named fields, got {shown(row.value)}")
+            problem = _problem(row.value, columns, guess, name, seen, row.place)
+            made.append((part or _split_of(row.value, columns), problem))
+        except BadRow as error:
+            faults.append(f"{row.place}: {error}")
+    if faults:
+        raise DataError(report(name, len(rows), faults))
+    kinds = Counter[str](problem.kind for _, problem in made)
+    chosen = [problem for part, problem in made if _is_in(problem, part, split, whole)]
+    if not chosen:
+        have = dict(Counter(part or "no split" for part, _ in made))
+        raise DataError(f"{source}: expected problems in split {split!r}, found none among {len(made):,} rows ({have})")
+    table = Table(chosen, origin=(_table, (source if place is None else place, split, columns, kind)))
+    return Own(table, dict(kinds.most_common()), _remark(name, len(made), kinds, kind or columns.kind, split, whole))
+
+
+def _table(source: str, split: str, columns: Columns, kind: str | None) -> Table:
+    return load_own(source, split, columns, kind).table
+
+
+def _remark(name: str, size: int, kinds: Counter[str], stated: str | None, split: str, whole: bool) -> str:
+    text = f"{name}: {size:,} problems of kind {', '.join(kinds)}"
+    if not stated:
+        text += " (guessed from the answers; --kind or kind= sets it)"
+    if whole and split != "test":
+        share = "5%" if split == "dev" else "95%"
+        text += f"; it has no split column, so {split} is {share} of it by a hash, and test is all of it: test on dev"
+    return text
+
+
+# --------------------------------------------------------------------- reading
+
+
+def _read(source: str, place: str | None) -> tuple[dict[str, list[Row]], bool]:
+    """Return the rows of each partition, and whether they are one file without partitions (named ``""``)."""
+    if place is None:
+        return _read_hub(source)
+    path = Path(place)
+    if path.is_file():
+        if path.suffix.lower() not in SUFFIXES:
+            raise DataError(f"{path}: expected a {', '.join(SUFFIXES)} file, got {path.suffix or 'no suffix'!r}")
+        return {"": read_file(path, "")}, True
+    if not path.is_dir():
+        raise DataError(f"{path}: expected a regular file or a folder")
+    parts: dict[str, list[Row]] = {}
+    for split, partition in _PARTITIONS.items():
+        if is_saved(path):
+            rows = read_saved(path, partition) or []
+        else:
+            rows = [row for file in partition_files(path, partition) for row in read_file(file, "")]
+        if rows:
+            parts[split] = rows
+    if not parts:
+        raise DataNotFoundError(
+            f"{path}: expected files named train, test or validation ({', '.join(SUFFIXES)}); it holds {listing(path)}"
+        )
+    return parts, False
+
+
+def _read_hub(source: str) -> tuple[dict[str, list[Row]], bool]:
+    path, _, config = source.partition(":")
+    parts: dict[str, list[Row]] = {}
+    missing: MASGymError | None = None
+    for split, partition in _PARTITIONS.items():
+        try:
+            parts[split] = read_hub(Hub(path, config or None), partition, source)
+        except DataNotFoundError as error:
+            missing = missing or error
+            if "cannot be reached" in str(error):
+                break
+    if not parts:
+        assert missing is not None
+        raise missing
+    if list(parts) == ["train"]:
+        return {"": parts["train"]}, True
+    return parts, False
+
+
+def _completed(source: str, first: Row, columns: Columns) -> Columns:
+    """Check that the columns exist, and find those that need not be named."""
+    if not isinstance(first.value, Mapping):
+        return columns
+    there = [str(name) for name in first.value]
+    for name in columns.named():
+        if name not in there:
+            hint = " (are its cells separated by commas?)" if len(there) == 1 else ""
+            raise DataError(
+                f"{source}: no column {name!r}; its columns are {', '.join(map(shown, there))}{hint}. Name them with "
+                "columns={'question': ..., 'answer': ...} or --columns question=...,answer=..."
+            )
+    found: dict[str, Any] = {
+        role: role for role in ("id", "split", "kind") if getattr(columns, role) is None and role in there
+    }
+    choices = columns.choices or next(((name,) for name in ("choices", "options") if name in there), ())
+    return columns._replace(choices=choices, **found)
+
+
+def _split_of(row: Mapping[str, Any], columns: Columns) -> str:
+    """Return what the split column says; ``""`` without one."""
+    if columns.split is None:
+        return ""
+    word = str(row.get(columns.split, "")).strip()
+    if word.casefold() not in _SPLIT_WORDS:
+        raise BadRow(f"expected the split train, dev or test in column {columns.split!r}, got {shown(word)}")
+    return _SPLIT_WORDS[word.casefold()]
+
+
+def _is_in(problem: Problem, part: str, split: str, whole: bool) -> bool:
+    """Whether a problem belongs to a split; those without a split of their own by a hash of the question."""
+    if part:
+        return part == split
+    held_out = int.from_bytes(sha256(_words(problem.question)).digest()[:8], "big") % _DEV_SHARE == 0
+    return split == "test" or (split == "dev") == held_out
+
+
+def _words(question: str) -> bytes:
+    return " ".join(question.casefold().split()).encode()
+
+
+# -------------------------------------------------------------------- problems
+
+
+def _problem(
+    row: Mapping[str, Any], columns: Columns, guess: str, name: str, seen: dict[str, str], place: str
+) -> Problem:
+    question = _cell(row, columns.question)
+    stated = str(row.get(columns.kind, "")).strip().lower() if columns.kind else guess
+    if stated not in KINDS:
+        raise BadRow(f"expected a kind of {', '.join(KINDS)}, got {shown(stated)}")
+    kind: Kind = stated
+    options = _options(row, columns) if kind == "choice" else []
+    answers = _answers(row, columns)
+    answer = _label(answers[0], options) if kind == "choice" else _reference(kind, answers)
+    used = set(columns.named())
+    facts = {str(key): _plain(value) for key, value in row.items() if key not in used and value not in (None, "")}
+    if options:
+        lines = "\n".join(f"{label}. {option}" for label, option in zip(ascii_uppercase, options, strict=False))
+        question, facts["options"] = f"{question}\n\n{lines}", options
+    elif kind == "choice" and answer > "D":
+        # The grader assumes four options unless it is told how many there are.
+        facts["options"] = [""] * (ascii_uppercase.index(answer) + 1)
+    return Problem(_id(row, columns, question, name, seen, place), question, answer, kind, facts)
+
+
+def _id(row: Mapping[str, Any], columns: Columns, question: str, name: str, seen: dict[str, str], place: str) -> str:
+    if columns.id is not None:
+        problem_id = _cell(row, columns.id)
+        if problem_id in seen:
+            raise BadRow(
+                f"expected unique ids in column {columns.id!r}, got {shown(problem_id)}, as at {seen[problem_id]}"
+            )
+    else:
+        # By the question, so that adding rows or correcting answers changes no other id.
+        digest = sha256(_words(question)).hexdigest()[:12]
+        problem_id, again = f"{name}/{digest}", 1
+        while problem_id in seen:
+            again += 1
+            problem_id = f"{name}/{digest}-{again}"
+    seen[problem_id] = place
+    return problem_id
+
+
+def _cell(row: Mapping[str, Any], name: str) -> str:
+    value = row.get(name)
+    text = value if isinstance(value, str) else _number_text(value)
+    if text is None or not text.strip():
+        raise BadRow(f"expected text in column {name!r}, got {shown(value)}")
+    return _clean(text, name).strip()
+
+
+def _number_text(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, int):
+        return str(value) if abs(value) < 1 << 256 else None
+    # An infinite or missing number is no answer.
+    return f"{value:.17g}" if isinstance(value, float) and value - value == 0 else None
+
+
+def _clean(text: str, name: str) -> str:
+    if "\0" in text:
+        raise BadRow(f"expected text in column {name!r}, got NUL bytes; save the file as UTF-8")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadRow(f"expected valid Unicode in column {name!r}, got half of a surrogate pair") from None
+    return text
+
+
+def _answers(row: Mapping[str, Any], columns: Columns) -> list[str]:
+    """Return the accepted answers of a row: a list in one column, or every filled column."""
+    answers: list[str] = []
+    for name in columns.answer:
+        value = row.get(name)
+        if isinstance(value, list | tuple):
+            answers += [_cell({name: item}, name) for item in value]
+        elif value not in (None, "") or len(columns.answer) == 1:
+            answers.append(_cell(row, name))
+    if not answers:
+        raise BadRow(f"expected an answer in column {' or '.join(map(repr, columns.answer))}, got none")
+    return answers
+
+
+def _reference(kind: Kind, answers: Sequence[str]) -> str:
+    """Return the reference answer in the form that its kind is graded in."""
+    if len(answers) > 1:
+        if kind not in ("text", "judge"):
+            raise BadRow(
+                f"expected one answer of kind {kind!r}, got {len(answers)}; several are accepted by kind 'text'"
+            )
+        return json.dumps(answers, ensure_ascii=False)
+    [answer] = answers
+    if kind == "number" and parse_number(answer) is None:
+        raise BadRow(f"expected a number as the answer, got {shown(answer)}; set the kind with kind=")
+    if kind == "regex":
+        from mas_gym.graph import matcher
+
+        try:
+            matcher(answer)
+        except ConfigError as error:
+            raise BadRow(str(error)) from None
+    if kind == "code":
+        try:
+            compile(answer, "<answer>", "exec")
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise BadRow(f"expected unit tests in Python, got {shown(answer)} ({error})") from None
+    return answer
+
+
+def _options(row: Mapping[str, Any], columns: Columns) -> list[str]:
+    """Return the options of a choice: a list in one column (also written as JSON), or one column each."""
+    if len(columns.choices) > 1:
+        return [_cell(row, name) for name in columns.choices if row.get(name) not in (None, "")]
+    if not columns.choices:
+        return []
+    value = row.get(columns.choices[0])
+    if isinstance(value, Mapping) and isinstance(value.get("text"), list):
+        # The form of ARC and CommonsenseQA: {"text": [...], "label": [...]}
+        value = value["text"]
+    if isinstance(value, str):
+        value = accepted_texts(value)
+    if not isinstance(value, list | tuple) or not 2 <= len(value) <= len(ascii_uppercase):
+        raise BadRow(f"expected a list of 2 to 26 options in column {columns.choices[0]!r}, got {shown(value)}")
+    return [_cell({"": option}, "") for option in value]
+
+
+def _label(answer: str, options: Sequence[str]) -> str:
+    """Return the letter of the right option, which is given by its text, its letter or its index from 0."""
+    labels = ascii_uppercase[: len(options) or 26]
+    if options.count(answer) == 1:
+        return labels[options.index(answer)]
+    letter = answer.strip("().: ").upper()
+    if len(letter) == 1 and letter in labels:
+        return letter
+    if options and letter.isascii() and letter.isdigit() and int(letter[:3]) < len(labels):
+        return labels[int(letter)]
+    raise BadRow(f"expected the letter, index or text of one of the options as the answer, got {shown(answer)}")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of another column in a form that JSON can hold."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return shown(value)
+    return value
+
+
+# ------------------------------------------------------------------- guessing
+
+_LETTER = re.compile(r"\(?[A-Ea-e]\)?\.?")
+_SIGNS = re.compile(r"[-+*/^=<>()\[\]{}\\$|_.,\s\d]*")
+_NAME = re.compile(r"\\?[A-Za-z]+")
+_FUNCTIONS = ("sqrt", "sin", "cos", "tan", "log", "exp")
+_OPERATOR = re.compile(r"[\\^=/*+]|\d[a-z]|sqrt")
+_TESTS = re.compile(r"^(?:\s*assert\b|def (?:test|check)\w*\()", re.MULTILINE)
+
+
+def _guess_kind(columns: Columns, rows: Sequence[Any]) -> str:
+    """Guess the kind that all answers have; ``"text"`` if there is no simpler one."""
+    if columns.choices:
+        return "choice"
+    answers: list[str] = []
+    for row in rows:
+        try:
+            given = _answers(row, columns) if isinstance(row, Mapping) else []
+        except BadRow:
+            continue
+        if len(given) > 1 or any(len(accepted_texts(answer)) > 1 for answer in given):
+            return "text"
+        answers += given
+    if all(parse_number(answer) is not None for answer in answers):
+        return "number" if answers else "text"
+    if all(_LETTER.fullmatch(answer) for answer in answers) and len(set(answers)) > 1:
+        return "choice"
+    if all(parse_number(answer) is not None or _is_maths(answer) for answer in answers):
+        return "expression"
+    return "code" if all(_TESTS.search(answer) for answer in answers) else "text"
+
+
+def _is_maths(answer: str) -> bool:
+    names = _NAME.findall(answer)
+    plain = all(name[0] == "\\" or len(name) < 3 or name in _FUNCTIONS for name in names)
+    return plain and _OPERATOR.search(answer) is not None and _SIGNS.fullmatch(_NAME.sub("", answer)) is not None

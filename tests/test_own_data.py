@@ -1,0 +1,438 @@
+"""Problems, graders and kinds of one's own: files, columns, splits, extraction, code, judges."""
+
+import copy
+import csv
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mas_gym
+import search
+from mas_gym.errors import ConfigError, DataError, PolicyError, UnknownNameError
+from mas_gym.identity import identity_of
+from mas_gym.policies.adapters import ScriptedPolicy
+from mas_gym.policies.registry import purpose_of
+from mas_gym.tasks import Grade, Problem, ProblemTask, load_task
+from mas_gym.tasks.grading import normalise_text, read_code, read_text
+from mas_gym.tasks.judge import Judge
+from mas_gym.tasks.loading import default_mas
+from mas_gym.user_code import UserCodeError
+
+CAPITALS = [("Capital of Austria?", "Vienna"), ("Capital of Germany, since 1990?", "Berlin"), ("Of Peru?", "Lima")]
+Rows = Callable[..., Path]
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Rows:
+    """Write rows as a CSV file, or as the kind of file that the name says."""
+
+    def write(found: list[dict[str, Any]], name: str = "my.csv") -> Path:
+        file = tmp_path / name
+        if file.suffix == ".csv":
+            with file.open("w", newline="", encoding="utf-8") as stream:
+                writer = csv.DictWriter(stream, list(found[0]))
+                writer.writeheader()
+                writer.writerows(found)
+        elif file.suffix == ".parquet":
+            pyarrow = pytest.importorskip("pyarrow")
+            pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(found), file)
+        else:
+            file.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")
+        return file
+
+    return write
+
+
+def capitals() -> list[dict[str, Any]]:
+    return [{"question": question, "answer": answer, "level": n} for n, (question, answer) in enumerate(CAPITALS)]
+
+
+# ---------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("name", ["my.csv", "my.jsonl", "my.parquet", "my.json"])
+def test_every_format_gives_the_same_problems(rows: Rows, name: str) -> None:
+    task = load_task(rows(capitals(), name))
+    assert [(problem.question, problem.answer, problem.kind) for problem in task] == [(*c, "text") for c in CAPITALS]
+    assert (task.name, task.split, int(task[2].metadata["level"])) == ("my", "test", 2)
+    assert [problem.id for problem in task] == [problem.id for problem in load_task(rows(capitals(), "my.jsonl"))]
+
+
+def test_columns_are_named(rows: Rows) -> None:
+    file = rows([{"prompt": "2 + 2?", "gold": "4", "key": "a"}, {"prompt": "3 * 3?", "gold": "9", "key": "b"}])
+    with pytest.raises(DataError, match=r"no column 'question'; its columns are 'prompt', 'gold', 'key'.*--columns"):
+        load_task(file)
+    for columns in ({"question": "prompt", "answer": "gold", "id": "key"}, "question=prompt, answer=gold,id=key"):
+        task = load_task(file, columns=columns)
+        assert [(p.id, p.question, p.answer, p.kind) for p in task][1] == ("b", "3 * 3?", "9", "number")
+    with pytest.raises(ConfigError, match="got 'answr'; did you mean 'answer'"):
+        load_task(file, columns={"question": "prompt", "answr": "gold"})
+    with pytest.raises(ConfigError, match="columns"):
+        load_task(file, columns={"question": 3})
+
+
+def test_the_rows_say_their_split(rows: Rows) -> None:
+    words = ["train", "Validation", "test", "dev"]
+    file = rows([{"question": f"{n}?", "answer": n, "split": word} for n, word in enumerate(words)])
+    assert [[p.answer for p in load_task(file, split)] for split in ("train", "dev", "test")] == [
+        ["0"],
+        ["1", "3"],
+        ["2"],
+    ]
+    file = rows([{"question": "?", "answer": 1, "split": "holdout"}])
+    with pytest.raises(
+        DataError, match=r"my.csv:2: expected the split train, dev or test in column 'split'.*'holdout'"
+    ):
+        load_task(file)
+
+
+def test_without_a_split_column_a_hash_decides_and_new_rows_move_none(rows: Rows) -> None:
+    few = [{"question": f"What is {n} + 1?", "answer": n + 1} for n in range(300)]
+    parts = {split: {p.id for p in load_task(rows(few), split)} for split in ("train", "dev", "test")}
+    assert not parts["train"] & parts["dev"] and parts["train"] | parts["dev"] == parts["test"]
+    assert 5 <= len(parts["dev"]) <= 30
+    more = [{"question": f"New {n}?", "answer": n} for n in range(50)] + few
+    for split in parts:
+        assert parts[split] <= {p.id for p in load_task(rows(more), split)}
+
+
+def test_a_folder_holds_partitions(rows: Rows, tmp_path: Path) -> None:
+    rows(capitals()[:1], "train.csv"), rows(capitals()[1:], "test.jsonl")
+    assert [len(load_task(tmp_path, split)) for split in ("train", "test")] == [1, 2]
+    with pytest.raises(DataError, match="expected problems in split 'dev'"):
+        load_task(tmp_path, "dev")
+
+
+def test_choices_are_options(rows: Rows) -> None:
+    listed = [{"question": "Which?", "options": ["red", "blue"], "answer": answer} for answer in ("blue", "B", 1)]
+    for problem in load_task(rows(listed, "my.jsonl")):
+        assert (problem.question, problem.answer, problem.kind) == ("Which?\n\nA. red\nB. blue", "B", "choice")
+    columns = "question=q,answer=a,choices=w+x+y+z+v"
+    file = rows([{"q": "Which?", "a": "E", "w": "1", "x": "2", "y": "3", "z": "4", "v": "5"}])
+    task = load_task(file, columns=columns)
+    assert task.grade(task[0], "Final Answer: E").correct and task.mas == "debate"
+    assert load_task(file, columns=columns.replace("answer=a", "answer=v"))[0].answer == "E"
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind"),
+    [
+        (["4", "1,000", "1/2"], "number"),
+        (["B", "a", "D"], "choice"),
+        (["x^2+1", "3", r"\frac{1}{2}"], "expression"),
+        (["Vienna", "4"], "text"),
+        (["assert f(2) == 4", "assert f(3) == 9"], "code"),
+        ([["Danube", "Donau"], "Rhine"], "text"),
+        (["a" * 250 + "!", "b"], "text"),
+    ],
+)
+def test_the_kind_is_guessed_from_all_answers(rows: Rows, answers: list[Any], kind: str) -> None:
+    file = rows([{"question": f"{n}?", "answer": answer} for n, answer in enumerate(answers)], "my.jsonl")
+    if kind == "code":
+        with pytest.raises(ConfigError, match="--allow-code"):
+            load_task(file)
+    assert {problem.kind for problem in load_task(file, allow_code=True)} == {kind}
+
+
+def test_the_guess_is_said_in_one_line(rows: Rows, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "mas_gym.tasks")
+    load_task(rows(capitals()))
+    [said] = caplog.messages
+    assert said.startswith("my: 3 problems of kind text (guessed") and "\n" not in said
+
+
+def test_an_unknown_kind_is_refused(rows: Rows) -> None:
+    with pytest.raises(ConfigError, match=r"kind: expected one of number, .*got 'txt'; did you mean 'text'"):
+        load_task(rows(capitals()), kind="txt")
+    file = rows([{"question": "?", "answer": "4", "kind": "essay"}])
+    with pytest.raises(DataError, match=r"expected a kind of number, .*got 'essay'"):
+        load_task(file)
+    with pytest.raises(UnknownNameError, match=r"unknown task 'my'.*\.csv"):
+        load_task("my")
+
+
+def test_pickled_tasks_hold_no_data_and_notice_changes(rows: Rows) -> None:
+    task = load_task(rows(capitals() * 20))
+    assert len(pickle.dumps(task)) < 1500
+    assert pickle.loads(pickle.dumps(task[1:3])) == task[1:3]
+    pickled = pickle.dumps(task)
+    rows(capitals()[:1])
+    with pytest.raises(DataError, match="the same as when the task was pickled"):
+        pickle.loads(pickled)
+
+
+def test_an_environment_of_ones_own(rows: Rows) -> None:
+    columns = {"question": "prompt", "answer": "gold"}
+    file = rows([{"prompt": question, "gold": answer} for question, answer in CAPITALS])
+    env = gym.make("MAS-Custom-v0", task=str(file), columns=columns, disable_env_checker=True)
+    again = gym.make(gym.envs.registration.EnvSpec.from_json(env.spec.to_json()))
+    for made in (env, again):
+        base = made.unwrapped
+        made.reset(seed=0)
+        while base.state.acting != base.sink:
+            answer = base.task.problem(base.problem_id).answer
+            _, reward, *_ = made.step((f"Final Answer: {answer}", base.ALL))
+        assert (base.mas.name, reward) == ("rpsv", 1.0)
+    with pytest.raises(ConfigError, match=r'task="my.csv"'):
+        gym.make("MAS-Custom-v0")
+
+
+# ---------------------------------------------------------------------- text, regex
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Final Answer: Vienna", "It is old.\nFinal Answer: **the Vienna**.", "vienna", "Answer: “Vienna”!", "A\n\nVIENNA"],
+)
+def test_texts_are_equal_up_to_their_dress(text: str) -> None:
+    problem = Problem("p", "?", '["Wien", "Vienna"]', "text")
+    assert ProblemTask.of([problem]).grade(problem, text) == Grade(True, "vienna", "equal")
+
+
+@pytest.mark.parametrize(
+    "text", ["Final Answer: Linz", "", "Vienna is a city. Final Answer: Linz", "Final Answer: Viennas"]
+)
+def test_other_texts_are_not(text: str) -> None:
+    problem = Problem("p", "?", "Vienna", "text")
+    assert not ProblemTask.of([problem]).grade(problem, text).correct
+
+
+@given(st.text())
+def test_any_message_is_read_and_normalising_twice_changes_nothing(text: str) -> None:
+    answer = read_text(text)
+    assert answer is None or answer.strip()
+    read_code(text)
+    once = normalise_text(text)
+    assert normalise_text(once) == once
+
+
+def test_patterns_match_the_answer_alone() -> None:
+    problem = Problem("p", "?", r"(?i)^(very )?(large|big)$", "regex")
+    task = ProblemTask.of([problem])
+    assert task.grade(problem, "Final Answer: Very big").correct
+    assert not task.grade(problem, "big\nFinal Answer: small").correct
+
+
+# ---------------------------------------------------------------------- graders
+
+
+def shouting(problem: Problem, text: str) -> bool:
+    return problem.answer.upper() in text
+
+
+def test_a_grader_survives_slices_copies_and_pickling(rows: Rows) -> None:
+    task = load_task(rows(capitals()), grader=shouting)
+    problem = task[1]
+    parts = [
+        task[1:],
+        copy.deepcopy(task)[:2],
+        pickle.loads(pickle.dumps(task)),
+        task.only(problem.id),
+        copy.copy(task),
+    ]
+    for part in parts:
+        assert part.grade(problem, "BERLIN") == Grade(True, "berlin", "equal")
+        assert not part.grade(problem, "Berlin").correct
+        assert identity_of(part) == identity_of(task) != identity_of(load_task(rows(capitals())))
+    arithmetic = load_task("arithmetic", grader=shouting)[3:5]
+    assert arithmetic.grade(arithmetic[0], arithmetic[0].answer).correct
+    assert identity_of(arithmetic) != identity_of(load_task("arithmetic"))
+
+
+GRADER = """
+import time
+def grade(problem, text):
+    if text == "slow": time.sleep(60)
+    if text == "raise": return 1 / 0
+    if text == "leave": raise SystemExit(0)
+    return {"none": None, "score": 0.7}.get(text, problem.answer in text)
+class Longer:
+    def __init__(self, least): self.least = least
+    def __call__(self, problem, text): return len(text) >= self.least
+"""
+
+
+def test_a_grader_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "my.py"
+    file.write_text(GRADER)
+    problem = Problem("p", "?", "Vienna", "text", {"note": [1]})
+    task = ProblemTask.of([problem], grader=f"{file}:grade")
+    again = pickle.loads(pickle.dumps(task[:1]))
+    assert again.grade(problem, "Old Vienna").correct and not again.grade(problem, "Linz").correct
+    assert identity_of(again) == identity_of(task)
+    longer = [ProblemTask.of([problem], grader=f"{file}:Longer:{least}") for least in (3, 8)]
+    assert [part.grade(problem, "12345").correct for part in longer] == [True, False]
+    assert identity_of(longer[0]) != identity_of(longer[1])
+    monkeypatch.setattr("mas_gym.tasks.graders.GRADER_SECONDS", 0.5)
+    for text, complaint in {
+        "raise": r"my.py, line 5: ZeroDivisionError: division by zero",
+        "slow": r"no grade after 0.5 seconds",
+        "leave": r"my.py, line 6: SystemExit: 0",
+        "none": r"expected True, False or a Grade, got None",
+        "score": r"got 0.7; for a score, compare it with a threshold",
+    }.items():
+        with pytest.raises(UserCodeError, match=complaint) as caught:
+            task.grade(problem, text)
+        assert text != "raise" or "1 / 0" in caught.value.__notes__[0]
+    pickled = pickle.dumps(task)
+    file.write_text(GRADER.replace("60", "61"))
+    with pytest.raises(ConfigError, match="its code has changed"):
+        pickle.loads(pickled)
+    with pytest.raises(UnknownNameError, match=r"'grades'.*did you mean 'grade'"):
+        ProblemTask.of([problem], grader=f"{file}:grades")
+
+
+def test_a_function_that_hangs_or_raises_fails_its_search_alone(monkeypatch: pytest.MonkeyPatch, rows: Rows) -> None:
+    import time
+
+    def grade(problem: Problem, text: str) -> bool:
+        if problem.answer == "Vienna":
+            time.sleep(3)
+        if problem.answer == "Berlin":
+            raise ValueError("no opinion")
+        return True
+
+    monkeypatch.setattr("mas_gym.tasks.graders.GRADER_SECONDS", 0.3)
+    task = load_task(rows(capitals()), grader=grade)
+    policy = ScriptedPolicy(lambda request, seed: "Lima")
+    plans = {plan.problem_id: plan for plan in search.run("single", task, mas="single", policy=policy)}
+    slow, broken, fine = (plans[problem.id] for problem in task)
+    assert "no grade after 0.3 seconds" in slow.error and fine.correct and fine.error is None
+    assert "ValueError: no opinion" in broken.error and 'raise ValueError("no opinion")' in broken.error_details
+
+
+def test_a_store_does_not_answer_for_another_grader(rows: Rows, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def write(request: Any, seed: int) -> str:
+        asked.append(request.agent)
+        return "VIENNA"
+
+    policy = ScriptedPolicy(write)
+    policy.identity = lambda: "writer"  # type: ignore[method-assign]
+    for grader, calls in ((None, 3), (shouting, 6), (shouting, 6)):
+        task = load_task(rows(capitals()), grader=grader)
+        list(search.run("single", task, mas="single", policy=policy, store=tmp_path / "runs.db"))
+        assert len(asked) == calls
+
+
+# ---------------------------------------------------------------------- code, judges
+
+
+def test_code_is_tested_only_if_allowed(rows: Rows) -> None:
+    tests = "assert double(2) == 4\nassert double(0) == 0"
+    file = rows([{"question": "Write double(x).", "answer": tests}])
+    with pytest.raises(ConfigError, match="--allow-code"):
+        load_task(file, kind="code")
+    task = load_task(file, kind="code", allow_code=True)
+    right = "Here:\n```python\ndef double(x):\n    return 2 * x\n```\nDone."
+    assert task.grade(task[0], right) == Grade(True, "def double(x):\n    return 2 * x", "tests passed")
+    assert task.grade(task[0], right.replace("2 *", "3 +")).reason.startswith("tests failed: AssertionError")
+    assert task.grade(task[0], "").reason == "no answer found"
+    refused = ProblemTask.of([task[0]])
+    with pytest.raises(ConfigError, match="allow_code=True"):
+        refused.grade(task[0], right)
+
+
+def test_a_judge_decides_and_its_tokens_are_counted_apart(rows: Rows) -> None:
+    def verdict(request: Any, seed: int) -> str:
+        said = request.messages[1].content
+        if "Lima" in said:
+            return "I cannot say."
+        return "They agree.\nVerdict: correct" if said.count("Vienna") == 2 else "Verdict: **incorrect**"
+
+    judge = Judge(ScriptedPolicy(verdict, name="judge"))
+    task = load_task(rows(capitals()), kind="judge", judge=judge)
+    policy = ScriptedPolicy(lambda request, seed: "Final Answer: Vienna", name="writer")
+    plans = list(search.run("sc:3", task[:2], mas="single", policy=policy))
+    assert [plan.correct for plan in plans] == [True, False]
+    assert [plan.usage.generated_tokens for plan in plans] == [9, 9]
+    assert (judge.spent.calls, judge.spent.generated_tokens, judge.spent.prompt_tokens > 20) == (2, 6, True)
+    with pytest.raises(PolicyError, match="no line 'Verdict: correct'"):
+        task.grade(task[2], "Lima")
+    assert judge.spent.faults == {"no verdict": 3}
+    other = load_task(rows(capitals()), kind="judge", judge=Judge(ScriptedPolicy(verdict, name="another")))
+    assert identity_of(task) != identity_of(other)
+    with pytest.raises(ConfigError, match="--judge"):
+        load_task(rows(capitals()), kind="judge")
+
+
+# ---------------------------------------------------------------------- GPQA, and what fits what
+
+
+def gpqa(number: int) -> dict[str, str]:
+    wrong = {f"Incorrect Answer {n}": f"wrong {n}, {number}" for n in (1, 2, 3)}
+    return {"Question": f"Why {number}?", "Correct Answer": f"right\n{number}", **wrong}
+
+
+def test_gpqa_is_shuffled_by_its_rows_and_tests_on_the_diamond_set(rows: Rows, tmp_path: Path) -> None:
+    rows([gpqa(n) for n in range(100)], "gpqa_main.csv")
+    rows([gpqa(n) for n in range(40)], "gpqa_diamond.csv")
+    test, train, dev = (load_task("gpqa", split, data=tmp_path) for split in ("test", "train", "dev"))
+    assert (len(test), len(train), len(dev)) == (40, 57, 3)
+    assert not {p.question for p in test} & {p.question for p in [*train, *dev]}
+    assert all(p.metadata["options"]["ABCD".index(p.answer)].startswith("right") for p in test)
+    assert len({p.answer for p in test}) == 4
+    alone = load_task("gpqa", data=rows([gpqa(n) for n in reversed(range(40))], "other.csv"))
+    assert {p.question: p.answer for p in alone} == {p.question: p.answer for p in test}
+    assert (test.mas, test.grade(test[0], f"Final Answer: {test[0].answer}").correct) == ("debate", True)
+
+
+def test_each_task_names_its_system(rows: Rows) -> None:
+    expected = {
+        "gsm8k": "rpsv",
+        "math": "rpsv",
+        "mmlu": "debate",
+        "logiqa": "logic",
+        "gpqa": "debate",
+        "ordering": "logic",
+    }
+    assert {name: default_mas(name) for name in expected} == expected
+    assert default_mas(load_task("ordering")[:2]) == mas_gym.MASEnv("ordering").mas.name == "logic"
+    assert load_task(rows(capitals())).mas == "rpsv"
+
+
+def test_a_policy_says_what_it_was_made_for() -> None:
+    purpose = purpose_of("tiny")
+    assert purpose is not None
+    assert purpose.misuse("arithmetic", "rpsv") is purpose.misuse("ordering", "logic") is None
+    assert purpose.misuse(None, "rpsv", "Tom has 3 pens and buys 4. How many has he?") is None
+    for task, mas, question in (
+        ("gsm8k", "rpsv", ""),
+        ("arithmetic", "logic", ""),
+        (None, "rpsv", "What is the capital of Austria?"),
+    ):
+        assert "made for arithmetic (rpsv" in purpose.misuse(task, mas, question)
+
+
+def test_packages_add_tasks(tmp_path: Path) -> None:
+    (tmp_path / "extra_task.py").write_text(
+        "from mas_gym.tasks import Problem, ProblemTask\n"
+        "def make(split, size=2):\n"
+        "    return ProblemTask.of([Problem(str(n), '?', str(n)) for n in range(size)], name='extra', split=split)\n"
+    )
+    info = tmp_path / "extra-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[mas_gym.tasks]\nextra = extra_task:make\n")
+    code = (
+        "from mas_gym import load_task\n"
+        "print(len(load_task('extra')), len(load_task('extra', size=5, limit=3)))\n"
+        "try: load_task('extra', colour=1)\n"
+        "except ValueError as error: print(error)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert done.stdout.startswith("2 3\ntask 'extra': got an unexpected keyword argument 'colour'"), done.stderr
