@@ -11,6 +11,9 @@ Two schedules as in the paper, and one for systems with loops:
   agents act in the order in which messages reached them, any number of times. The
   speaker of the last turn routes to ``sink``, as does one after whom no agent waits.
 
+In a ``program`` the recipient of a message names the agent that acts next, or ``sink``; if the
+system has edges, `ALL` routes along them as above.
+
 Everything that depends only on the graph is precomputed, so a transition costs a
 few dictionary and list look-ups.
 """
@@ -72,10 +75,17 @@ class Dynamics:
             targets.append(self._sink)
         return {**{t: (t,) for t in targets}, self._all: tuple(targets)}
 
-    def initial_state(self, question: str) -> MASState:
-        """Return ``s_1(x) = (x, empty, sigma(1))``."""
+    def initial_state(self, question: str, acting: int | None = None) -> MASState:
+        """Return ``s_1(x) = (x, empty, sigma(1))``.
+
+        Args:
+            question: The text ``x``.
+            acting: In a program, the agent that acts first.
+        """
         if not isinstance(question, str):
             raise DataError(f"a question is a str, got {type(question).__name__}; take it from problem.question")
+        if self.mas.program and acting is not None and 0 <= acting <= self._sink:
+            return MASState(question, acting)
         return MASState(question, self._first)
 
     def is_terminal(self, state: MASState) -> bool:
@@ -93,6 +103,8 @@ class Dynamics:
             return ()
         if self._fixed is not None:
             return tuple(self._fixed[state.acting])
+        if not self.mas.edges:
+            return tuple(range(self._sink + 1))
         early = self._too_early(state)
         targets = [t for t in self._out[state.acting] if t != self._sink or not early]
         free = tuple(t for t in self._open[state.acting] if t != self._sink or not early)
@@ -115,6 +127,8 @@ class Dynamics:
             raise EpisodeOverError("the state is terminal: no agent can act; start from initial_state(question)")
         if not isinstance(text, str):
             raise IllegalActionError(f"an action is (text, recipient) with text a str, got {type(text).__name__}")
+        if self.mas.program and (recipient != self._all or not self.mas.edges):
+            return self._next_caller(index(recipient))
         if self._fixed is None:
             return self._dynamic_route(state, text, index(recipient))
         routes_of_agent = self._fixed[state.acting]
@@ -122,6 +136,14 @@ class Dynamics:
         if routes is None:
             raise IllegalActionError(self._refusal(state, recipient, routes_of_agent))
         return routes
+
+    def _next_caller(self, recipient: int) -> tuple[int]:
+        if 0 <= recipient <= self._sink:
+            return (recipient,)
+        raise IllegalActionError(
+            f"expected the agent that acts next, 0 to {self._sink - 1}, or {self._sink} for the end, got "
+            f"{shown(recipient)}: after a message only the program knows it"
+        )
 
     def _dynamic_route(self, state: MASState, text: str, recipient: int) -> tuple[int, ...]:
         out = self._out[state.acting]
@@ -158,6 +180,8 @@ class Dynamics:
         delivered: tuple[tuple[int, int], ...] = ()
         if routed and routed[-1] == self._sink:
             acting = self._sink
+        elif self.mas.program and action[1] != self._all:
+            acting = routed[0]
         elif self._fixed is not None:
             acting = state.acting + 1
         else:
@@ -197,19 +221,23 @@ class Dynamics:
         if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
             raise DataError(f"expected a state of schema {SCHEMA}, got {shown(data)}; write it with to_dict()")
         try:
-            state = self.initial_state(data["question"])
+            state = self.initial_state(data["question"], data["turns"][0][0] if data["turns"] else data["acting"])
             for speaker, text, recipients in data["turns"]:
                 state = self._replay(state, speaker, text, tuple(index(r) for r in recipients))
             if state.acting != data["acting"]:
                 raise DataError(f"expected agent {state.acting} to act after these turns, got {shown(data['acting'])}")
-        except (KeyError, TypeError, ValueError, EpisodeOverError) as error:
+        except (LookupError, TypeError, ValueError, EpisodeOverError) as error:
             raise DataError(f"not a transcript of MAS {self.mas.name!r}: {error}") from error
         return state
+
+    def choices(self, recipients: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the recipients that an action may have named if its message reached ``recipients``."""
+        return recipients if self.mas.program and not self.mas.edges else (self._all, *recipients)
 
     def _replay(self, state: MASState, speaker: int, text: str, recipients: tuple[int, ...]) -> MASState:
         if speaker != state.acting:
             raise DataError(f"turn {state.depth + 1}: expected speaker {state.acting}, got {shown(speaker)}")
-        for choice in (self._all, *recipients):
+        for choice in self.choices(recipients):
             following = self.transition(state, Action(text, choice))
             if following.recipients == recipients:
                 return following

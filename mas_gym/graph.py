@@ -210,6 +210,10 @@ ConditionKind = Literal["regex", "not_regex", "contains", "not_contains"]
 
 History = Literal["inputs", "private"]
 
+RETURNED = "\n\n[program returned] "
+FAILED = "\n\n[program failed] "
+"""They separate the last reply of a program from its answer, if that is another text, or from its error."""
+
 SCHEMA = 1
 """Version of the config format that `MAS.to_dict` writes and `load_mas` reads."""
 
@@ -284,6 +288,8 @@ class MAS:
         min_turns: With ``max_turns``, no message reaches ``sink`` before this turn unless no other agent can act.
         history: What an agent's prompt contains besides the question: ``"inputs"``, the messages that reached it, or
             ``"private"``, all messages that it sent or received, in order and with their speakers.
+        program: Whether an agent program (see `mas_gym.programs`) decides who acts next, writes the prompts and returns
+            the answer. Without edges any agent may follow any other.
         policies: Pairs of an agent's name, or ``"*"`` for all others, and the policy string to use for its messages
             if a run names no policy. Not part of the system's identity: `to_dict`, the fingerprint and equality
             leave them out, so that a stored run can be resumed after a server has moved.
@@ -296,6 +302,7 @@ class MAS:
     max_turns: int | None = None
     min_turns: int = 1
     history: History = "inputs"
+    program: bool = False
 
     @property
     def sink(self) -> int:
@@ -309,19 +316,32 @@ class MAS:
 
     @cached_property
     def dynamic(self) -> bool:
-        """Whether the schedule depends on the messages: some edge has a condition, or there is a ``max_turns``."""
-        return self.max_turns is not None or any(edge.condition is not None for edge in self.edges)
+        """Whether the schedule depends on the messages, as with conditions, ``max_turns`` and programs without edges."""
+        free = self.program and not self.edges
+        return free or self.max_turns is not None or any(edge.condition is not None for edge in self.edges)
 
     @cached_property
     def sees_question(self) -> tuple[bool, ...]:
         """For each agent, whether the edge ``q -> agent`` exists."""
         heard = {edge.target for edge in self.edges if edge.source == Q}
-        return tuple(i in heard for i in range(len(self.agents)))
+        return tuple(i in heard or not self.edges for i in range(len(self.agents)))
 
     def node_name(self, node: int) -> str:
         """Return a readable name of a node or recipient index."""
         special = {Q: "q", self.sink: "sink", self.ALL: "ALL"}
         return special.get(node) or self.agents[node].name
+
+    def final_text(self, text: str) -> str:
+        """Return the part of a terminal state's text that is graded.
+
+        That is the last message; for a program, what it returned, and nothing if it failed.
+        """
+        if not self.program:
+            return text
+        returned, failed = text.rfind(RETURNED), text.rfind(FAILED)
+        if failed > returned:
+            return ""
+        return text if returned < 0 else text[returned + len(RETURNED) :]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able config, which `mas_gym.load_mas` reads back to an equal system."""
@@ -340,6 +360,8 @@ class MAS:
             data["min_turns"] = self.min_turns
         if self.history != "inputs":
             data["history"] = self.history
+        if self.program:
+            data["program"] = True
         return data
 
     @cached_property

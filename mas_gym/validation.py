@@ -23,7 +23,7 @@ MOST_SHOWN = 20
 ANYONE = "*"
 """In ``policies``: every agent without an entry of its own."""
 
-CONFIG_KEYS = ("schema", "name", "agents", "edges", "policies", "max_turns", "min_turns", "history")
+CONFIG_KEYS = ("schema", "name", "agents", "edges", "policies", "max_turns", "min_turns", "history", "program")
 AGENT_KEYS = ("name", "system_prompt", "max_new_tokens")
 RESERVED = ("q", "sink", "all", ANYONE)
 """Names that no agent may have, in any case."""
@@ -104,7 +104,10 @@ class _Reader:
             self.fault(("name",), f"expected a non-empty text, got {shown(title)}: name the MAS or drop the key")
         agents = self.agents(data.get("agents"))
         names = {agent.name: i for i, agent in reversed(list(enumerate(agents))) if agent}
-        edges = self.edges(data.get("edges"), len(agents), names)
+        program = data.get("program", False)
+        if not isinstance(program, bool):
+            self.fault(("program",), f"expected true or false, got {shown(program)}")
+        edges = [] if program is True and not data.get("edges") else self.edges(data.get("edges"), len(agents), names)
         policies = self.policies(data.get("policies"), agents)
         max_turns, min_turns = self.turns(data)
         history = data.get("history", "inputs")
@@ -118,7 +121,8 @@ class _Reader:
             return None
         good = tuple(agent for agent in agents if agent)
         read = tuple(Edge(e[0], e[1], e[2]) for e in edges)  # type: ignore[arg-type]
-        return MAS(cast(str, title), good, read, policies, max_turns, min_turns, cast(History, history))
+        loops_and_history = max_turns, min_turns, cast(History, history)
+        return MAS(cast(str, title), good, read, policies, *loops_and_history, program)
 
     def turns(self, data: Mapping[Any, Any]) -> tuple[int | None, int]:
         most, least = data.get("max_turns"), data.get("min_turns", 1)

@@ -252,7 +252,7 @@ class Tree:
             DataError: No action of this model with that text reaches those recipients.
         """
         state = self.states[parent]
-        for choice in (model.mas.ALL, *recipients):
+        for choice in model.choices(recipients):
             following = model.transition(state, Action(text, choice))
             if following.recipients == recipients:
                 return self.add(parent, following, proposal, model.is_terminal(following))

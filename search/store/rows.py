@@ -311,7 +311,7 @@ def _tree(question: str, nodes: list[NodeRow], dynamics: Dynamics) -> Tree:
     places: dict[str, int] = {}
     columns = {
         "schema": TREE_SCHEMA,
-        "root": dynamics.initial_state(question).to_dict(),
+        "root": dynamics.initial_state(question, nodes[1].speaker if len(nodes) > 1 else None).to_dict(),
         "parent": [node.parent for node in nodes],
         "text": [places.setdefault(node.text or "", len(places)) for node in nodes[1:]],
         "texts": list(places),

@@ -1,0 +1,325 @@
+"""One execution of a program: which of its calls are answered, which wait, and how it ended.
+
+An execution gets a script, the replies of earlier executions in the order in which they were chosen. A call
+is answered when it is next in the script, and not before. When the script is used up and the program is quiet,
+the calls that wait are put into a canonical order; the first of them is the next decision::
+
+    running --(script used up, quiet)--> parked: the first waiting call is the decision
+       ^                                    |
+       +--------- answer(text) -------------+
+    running --(returns or raises)--> over
+
+The order is: calls that waited at the last decision already, as they were ordered then; after them new ones,
+sorted by agent and text. So it depends on what is asked at the same time, and not on which thread was faster.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from enum import Enum
+from time import monotonic
+from typing import NamedTuple, Protocol
+
+from mas_gym.errors import MASGymError
+from mas_gym.programs.calls import Call, difference
+
+
+class DivergenceError(MASGymError, RuntimeError):
+    """A program asked something else when it was replayed."""
+
+
+class ProgramStopped(BaseException):
+    """Raised inside a program whose execution is over; not an `Exception`, so that programs do not catch it."""
+
+
+class Quiet(Enum):
+    """How to find out that a program makes no more calls before it gets a reply."""
+
+    NOW = "the thread that calls is the only one of the program"
+    IDLE = "the program's event loop is idle"
+    SETTLED = "no call has come for a while"
+
+
+class Waiting(NamedTuple):
+    """The program waits for replies; the first call is the decision."""
+
+    calls: tuple[Call, ...]
+
+
+class Ended(NamedTuple):
+    """The program returned an answer."""
+
+    answer: str
+
+
+class Failed(NamedTuple):
+    """The program raised an error, hung, or made too many calls."""
+
+    error: str
+
+
+Outcome = Waiting | Ended | Failed
+
+
+class Step(NamedTuple):
+    """A reply of the script, and the call that it answers; None if the call is not known."""
+
+    call: Call | None
+    text: str
+
+
+class Script(NamedTuple):
+    """What is answered at once: the replies, and the calls that waited beside the last of them, in order."""
+
+    steps: Sequence[Step] = ()
+    beside: Sequence[Call] = ()
+
+
+Report = Callable[["Execution", Outcome | Exception], None]
+"""Takes an execution's outcome, or the `DivergenceError` that ended it."""
+
+
+class Host(Protocol):
+    """What an execution needs from its runner."""
+
+    def watch(self, execution: Execution, quiet: Quiet) -> None:
+        """Call `Execution.settle` when the program is quiet."""
+        ...
+
+    def look_again(self, execution: Execution, seconds: float) -> None:
+        """Call `Execution.settle` after some time."""
+        ...
+
+
+class _Open:
+    """A call without its replies."""
+
+    def __init__(self, call: Call) -> None:
+        self.call, self.texts, self.reply = call, list[str](), Future[list[str]]()
+
+
+PATIENCE = 0.5
+"""Seconds that an unexpected call waits for the expected one before the program counts as diverged."""
+
+
+class Execution:
+    """One execution of a program on one question; thread-safe.
+
+    Attributes:
+        token: Names the execution in the gateway's URLs.
+        key: The API key that the program is given; empty if its calls need none.
+        bearer: The authorization header that its calls must carry.
+        question: The question.
+        touched: When it last made a call or got a reply, on the clock of `time.monotonic`.
+        deadline: When the program counts as hung, on the clock of `time.monotonic`; None while it waits for a reply.
+        stop: Ends the program itself; set by whoever starts it.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        token: str,
+        key: str,
+        question: str,
+        script: Script,
+        limits: tuple[int, float],
+        report: Report,
+    ) -> None:
+        """Prepare an execution.
+
+        Args:
+            host: The runner.
+            token: See above.
+            key: See above.
+            question: See above.
+            script: What to answer at once.
+            limits: Maximum number of calls; seconds without a call or an answer, after which the program has hung.
+            report: Called once per decision, with the outcome or a `DivergenceError`, on any thread.
+        """
+        self.token, self.key, self.question = token, key, question
+        self.bearer = f"Bearer {key}".encode()
+        self.stop: Callable[[], None] = lambda: None
+        self._host, self._report = host, report
+        self._steps, self._order = deque(script.steps), [call.digest for call in script.beside]
+        self._limit, self._timeout = limits
+        self._lock = threading.RLock()
+        self._open: list[_Open] = []
+        self._asked = self._answered = 0
+        self._parked: Call | None = None
+        self._over = False
+        self._quiet = Quiet.SETTLED
+        self._stuck: float | None = None
+        self.touched = monotonic()
+        self.deadline: float | None = self.touched + self._timeout
+
+    @property
+    def over(self) -> bool:
+        """Whether the program has ended or was dropped."""
+        return self._over
+
+    # ---- the program's side
+
+    def ask(self, call: Call, quiet: Quiet) -> Future[list[str]]:
+        """Take a call of the program; its future gets one text per choice.
+
+        Raises:
+            ProgramStopped: The execution is over.
+        """
+        with self._lock:
+            if self._over:
+                raise ProgramStopped
+            self._asked += 1
+            self._quiet, item = quiet, _Open(call)
+            self.touched = monotonic()
+            if self._asked <= self._limit:
+                self._open.append(item)
+                self._drain()
+        if self._asked > self._limit:
+            most = f"more than {self._limit} calls; raise max_calls if the program needs them"
+            self.finish(Failed(f"the program made {most}"))
+            raise ProgramStopped
+        if not item.reply.done():
+            self._host.watch(self, quiet)
+        return item.reply
+
+    def withdraw(self, reply: Future[list[str]]) -> None:
+        """Forget a call whose client has left; the same call may come again."""
+        with self._lock:
+            self._open = [item for item in self._open if item.reply is not reply]
+
+    def finish(self, outcome: Ended | Failed) -> None:
+        """Take the program's end."""
+        with self._lock:
+            if self._over:
+                return
+            left = self._steps[0] if self._steps else None
+            parked = self._parked is not None
+            self._end()
+        if parked:
+            # It did not wait for the reply; the next replay shows whether it does again.
+            return
+        if left is None:
+            self._report(self, outcome)
+        else:
+            what = f"failed: {outcome.error}" if isinstance(outcome, Failed) else "returned an answer"
+            asked = "" if left.call is None else f" and asked\n{left.call.text[:500]}"
+            error = DivergenceError(
+                f"the program {what} after {self._answered} calls when it was replayed, though it went on before{asked}"
+            )
+            self._report(self, error)
+
+    # ---- the search's side
+
+    def answer(self, text: str, report: Report) -> bool:
+        """Reply to the decision and run on; False if the program did not wait for it."""
+        with self._lock:
+            if self._over or self._parked is None:
+                return False
+            self._steps.append(Step(self._parked, text))
+            self._parked, self._report = None, report
+            self.deadline = monotonic() + self._timeout
+            self._drain()
+            waits = bool(self._open)
+        if waits:
+            self._host.watch(self, self._quiet)
+        return True
+
+    def drop(self) -> None:
+        """End the execution; nothing more is reported."""
+        with self._lock:
+            if self._over:
+                return
+            self._end()
+        self.stop()
+
+    def fail(self, error: str) -> None:
+        """End the execution with a failure of the program."""
+        self.finish(Failed(error))
+        self.stop()
+
+    def settle(self) -> None:
+        """Note that the program is quiet: go on with the script, or report the decision."""
+        with self._lock:
+            if self._over or self._parked is not None or not self._open:
+                return
+            ordered = self._ordered()
+            if self._steps:
+                error = self._unstick(ordered)
+                if error is None:
+                    return
+                self._end()
+            else:
+                error = None
+                self._order = [item.call.digest for item in ordered[1:]]
+                self._parked, self.deadline = ordered[0].call, None
+        if error is not None:
+            self.stop()
+            self._report(self, error)
+        else:
+            self._report(self, Waiting(tuple(item.call for item in ordered)))
+
+    # ---- inside the lock
+
+    def _drain(self) -> None:
+        """Answer the calls that the script names next."""
+        while self._steps and (call := self._steps[0].call) is not None:
+            item = next((item for item in self._open if item.call.digest == call.digest), None)
+            if item is None:
+                return
+            self._give(item)
+
+    def _give(self, item: _Open) -> None:
+        item.texts.append(self._steps.popleft().text)
+        self._answered += 1
+        self._stuck = None
+        self.touched = monotonic()
+        self.deadline = self.touched + self._timeout
+        if len(item.texts) == item.call.n:
+            self._open.remove(item)
+            # The client may have left meanwhile.
+            with suppress(Exception):
+                item.reply.set_result(item.texts)
+
+    def _ordered(self) -> list[_Open]:
+        """Return the calls that wait in canonical order."""
+        places: dict[bytes, deque[int]] = defaultdict(deque)
+        for place, digest in enumerate(self._order):
+            places[digest].append(place)
+
+        def key(item: _Open) -> tuple[int, int, str, str]:
+            known = places.get(item.call.digest)
+            first = 0 if item.texts else 1
+            return first, known.popleft() if known else len(self._order), item.call.agent, item.call.text
+
+        keyed = [(key(item), number, item) for number, item in enumerate(self._open)]
+        return [item for _, _, item in sorted(keyed, key=lambda entry: entry[:2])]
+
+    def _unstick(self, ordered: list[_Open]) -> DivergenceError | None:
+        """Go on in a script whose next call is not known, or has not come; return an error if it will not."""
+        step = self._steps[0]
+        if step.call is None:
+            self._give(ordered[0])
+            self._host.watch(self, self._quiet)
+            return None
+        now = monotonic()
+        self._stuck = now if self._stuck is None else self._stuck
+        if now - self._stuck < PATIENCE:
+            self._host.look_again(self, PATIENCE)
+            return None
+        got = ordered[0].call
+        return DivergenceError(
+            f"the program asked something else when it was replayed, at call {self._answered + 1}; - is what it asked "
+            f"before, + what it asks now:\n{difference(step.call.text, got.text)}\nUsual causes are the time, random "
+            "ids and the order of sets; mask what does not matter with normalise="
+        )
+
+    def _end(self) -> None:
+        self._over, self.deadline = True, None
+        waiting, self._open = self._open, []
+        for item in waiting:
+            with suppress(Exception):
+                item.reply.set_exception(ProgramStopped())

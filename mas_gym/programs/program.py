@@ -1,0 +1,253 @@
+"""Programs: what they are, who their agents are, and what determines their results."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from mas_gym.errors import ConfigError, shown, whole_number
+from mas_gym.graph import MAS, Agent
+from mas_gym.identity import identity_of
+from mas_gym.programs.calls import Call
+from mas_gym.programs.execution import Execution, Failed, Outcome, Script, Waiting
+from mas_gym.programs.runner import ProgramError, Runner
+from mas_gym.programs.sources import CommandSource, FunctionSource, ServiceSource, Source
+from mas_gym.user_code import is_user_code, load_attribute
+from mas_gym.validation import MAX_NEW_TOKENS
+
+OTHERS = "other agents"
+"""The last agent of a program whose agents were found in a rehearsal: whoever calls and was not seen there."""
+
+_REHEARSED_CALLS = 32
+_REHEARSED_QUESTION, _REHEARSED_REPLY = "What is 2 + 2?", "APPROVED. Final Answer: 4"
+_ROLE = re.compile(r"(?i)\byou are (?:an? |the |our )?([^\n.,:;!?()]{1,60})")
+_LONGEST_NAME = 40
+
+
+class Program:
+    """A program that turns a question into an answer by calling a chat model, as something to search over.
+
+    Attributes:
+        name: Its name in reports.
+        source: What is run.
+        mas: The system that search sees: the agents and, if they were given, the edges between them.
+        max_calls: See the arguments.
+        timeout: See the arguments.
+        settle: See the arguments.
+        parked: See the arguments.
+        normalise: See the arguments.
+        spec: The string that it was loaded from; None if it was not.
+    """
+
+    def __init__(
+        self,
+        source: str | Callable[..., Any] | Source,
+        *,
+        agents: Sequence[str] | Mapping[str, str] | None = None,
+        mas: MAS | str | Mapping[str, Any] | None = None,
+        files: Sequence[str | os.PathLike[str]] = (),
+        normalise: Callable[[dict[str, Any]], Any] | None = None,
+        max_calls: int = 50,
+        timeout: float = 60.0,
+        settle: float = 0.01,
+        parked: int = 256,
+    ) -> None:
+        """Describe a program; nothing of it runs yet.
+
+        Args:
+            source: A function; ``FILE.py:NAME``; a command such as ``"python my_agents.py"``; or the URL of a service.
+            agents: The agents' names, or a mapping from names to a text in their system prompts. By default they are
+                found in a rehearsal: one run of the program with a fixed reply to every call.
+            mas: A system whose agents, token caps and edges describe the program, such as ``"rpsv"``. A call belongs
+                to the agent whose system prompt it has; messages are routed along the edges.
+            files: The files that determine what a command or a service does; needed for a store.
+            normalise: Maps a request to what must be equal on replay, to mask what may differ.
+            max_calls: Maximum number of model calls in one execution; one more is a failure of the program.
+            timeout: Seconds without a call or an answer after which the program has hung.
+            settle: Seconds without a new call after which concurrent calls of threads and other processes are ordered.
+                Functions on one event loop do not need it.
+            parked: Maximum number of executions kept waiting, so that they need not be replayed; at most 16 of commands.
+
+        Raises:
+            ConfigError: An argument does not fit.
+            DataNotFoundError: A file does not exist.
+        """
+        self.spec = source if isinstance(source, str) else None
+        self.source = _read_source(source, files)
+        self.name = self.source.name
+        self.max_calls = whole_number("max_calls", max_calls, at_least=1)
+        self.parked = whole_number("parked", parked, at_least=0)
+        if isinstance(self.source, CommandSource):
+            self.parked = min(self.parked, 16)
+        for name, seconds in (("timeout", timeout), ("settle", settle)):
+            if not isinstance(seconds, int | float) or not 0 < seconds < 1e7:
+                raise ConfigError(f"{name}: expected a positive number of seconds, got {shown(seconds)}")
+        self.timeout, self.settle, self.normalise = float(timeout), float(settle), normalise
+        if mas is not None and agents is not None:
+            raise ConfigError("expected mas= or agents=, got both: a system names its agents already")
+        self._given_mas, self._given_agents = mas, agents
+        self._arguments = {
+            "agents": agents, "mas": mas, "files": tuple(files), "normalise": normalise, "max_calls": max_calls,
+            "timeout": timeout, "settle": settle, "parked": parked,
+        }  # fmt: skip
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it was made from, for other processes."""
+        return _again, (self.spec or getattr(self.source, "function", self.source), self._arguments)
+
+    @cached_property
+    def mas(self) -> MAS:
+        """See the class. The first access may rehearse the program.
+
+        Raises:
+            ProgramError: The program ended before its first call.
+        """
+        if self._given_mas is not None:
+            from mas_gym.loading import load_mas
+
+            given = load_mas(self._given_mas)
+            return replace(given, program=True, max_turns=given.max_turns)
+        if self._given_agents is not None:
+            names = list(self._given_agents)
+            if not names or not all(isinstance(name, str) and name.strip() for name in names):
+                raise ConfigError(f"agents: expected at least one name, got {shown(self._given_agents)}")
+        else:
+            names = [*rehearse(self), OTHERS]
+        prompts = self._given_agents if isinstance(self._given_agents, Mapping) else {}
+        agents = tuple(Agent(name, prompts.get(name) or "(its prompts are the program's)", MAX_NEW_TOKENS) for name in names)
+        return MAS(self.name, agents, (), max_turns=self.max_calls, program=True)
+
+    def agent_of(self, call: Call) -> int:
+        """Return the index of the agent that makes a call.
+
+        Raises:
+            ProgramError: It is none of the agents that were named.
+        """
+        agents = self.mas.agents
+        for i, agent in enumerate(agents):
+            if call.agent == agent.name or (not call.agent and call.system == agent.system_prompt.strip()):
+                return i
+        if isinstance(self._given_agents, Mapping) and not call.agent:
+            for i, text in enumerate(self._given_agents.values()):
+                if any(text in message.content for message in call.messages if message.role == "system"):
+                    return i
+        name = agent_name(call).casefold()
+        for i, agent in enumerate(agents):
+            if agent.name.casefold() == name:
+                return i
+        if len(agents) == 1:
+            return 0
+        if agents[-1].name == OTHERS:
+            return len(agents) - 1
+        raise ProgramError(
+            f"a call of the agent {agent_name(call)!r}, which is none of {', '.join(agent.name for agent in agents)}: "
+            "add it to agents=, map its name to a text of its system prompt, or send the header X-MAS-Agent"
+        )
+
+    def identity(self) -> Any:
+        """Return what determines the program's results.
+
+        Raises:
+            IdentityError: A command or service does not state its files.
+        """
+        stated = {"source": self.source.identity(), "max_calls": self.max_calls}
+        if self.normalise is not None:
+            stated["normalise"] = identity_of(self.normalise)
+        if isinstance(self._given_agents, Mapping):
+            stated["agents"] = dict(self._given_agents)
+        return stated
+
+    def open(self) -> Runner:
+        """Return a new runner; close it after use."""
+        return Runner(self)
+
+
+def load_program(source: str | Callable[..., Any] | Program, **options: Any) -> Program:
+    """Return a program as it is, or make one from what `Program` takes."""
+    if not isinstance(source, Program):
+        return Program(source, **options)
+    if options:
+        raise ConfigError(f"expected options of a program where it is made, got {', '.join(options)}")
+    return source
+
+
+def _again(source: Any, arguments: dict[str, Any]) -> Program:
+    return Program(source, **arguments)
+
+
+def _read_source(source: Any, files: Sequence[str | os.PathLike[str]]) -> Source:
+    if isinstance(source, str):
+        if source.startswith(("http://", "https://")):
+            return ServiceSource(source, files)
+        if is_user_code(source) and (" " not in source or Path(source.rpartition(":")[0]).is_file()):
+            function = load_attribute("program", source)
+            return FunctionSource(function, Path(source.rpartition(":")[0]).stem)
+        return CommandSource(source, files)
+    if isinstance(source, CommandSource | ServiceSource | FunctionSource):
+        return source
+    if callable(source):
+        return FunctionSource(source)
+    raise ConfigError(f"program: expected a function, FILE.py:NAME, a command or a URL, got {shown(source)}")
+
+
+def agent_name(call: Call) -> str:
+    """Return the name of the agent that makes a call, read from the call alone.
+
+    That is the name in its header or metadata; else what the system prompt says that "you are"; else the beginning of
+    the system prompt; else the model.
+
+    >>> from mas_gym.prompts import ChatMessage
+    >>> agent_name(Call((ChatMessage("system", "You are the Planner. Propose a plan."),)))
+    'Planner'
+    """
+    if call.agent:
+        return call.agent[:_LONGEST_NAME]
+    found = _ROLE.search(call.system[:500])
+    name = found[1] if found else call.system or call.model or "agent"
+    words = " ".join(name.split())
+    return words if len(words) <= _LONGEST_NAME else words[:_LONGEST_NAME].rpartition(" ")[0] or words[:_LONGEST_NAME]
+
+
+def rehearse(program: Program) -> list[str]:
+    """Run a program once with a fixed reply to every call, and return the names of its agents in order.
+
+    Raises:
+        ProgramError: It ended before its first call.
+    """
+    names: list[str] = []
+    done = Event()
+    ends: list[Outcome | Exception] = []
+
+    def report(execution: Execution, outcome: Outcome | Exception) -> None:
+        calls = outcome.calls if isinstance(outcome, Waiting) else ()
+        names.extend(name for call in calls if (name := agent_name(call)) not in names)
+        if not calls or left.pop() == 0:
+            ends.append(outcome)
+            done.set()
+        else:
+            waiting.append(execution)
+            step.set()
+
+    left = list(range(_REHEARSED_CALLS))
+    waiting: list[Execution] = []
+    step = Event()
+    runner = program.open()
+    try:
+        runner.start(_REHEARSED_QUESTION, Script(), report)
+        while not done.wait(0):
+            if step.wait(0.01):
+                step.clear()
+                waiting.pop().answer(_REHEARSED_REPLY, report)
+    finally:
+        runner.close()
+    if not names:
+        end = ends[0]
+        what = f"failed: {end.error}" if isinstance(end, Failed) else "returned"
+        raise ProgramError(f"the program {program.name} {what} before its first model call")
+    return names

@@ -1,0 +1,454 @@
+"""Running a program: its executions, those that are parked, and what a search sees of them.
+
+A `Runner` belongs to one run and holds its threads, its port and its parked executions. A `Session` belongs to
+one search and knows the states that it has reached. To extend a state by a reply, the session continues the
+execution that is parked there, or starts the program again and replays the replies that led there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import selectors
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from mas_gym.dynamics import Dynamics
+from mas_gym.errors import MASGymError, SearchError
+from mas_gym.graph import FAILED, RETURNED
+from mas_gym.programs.calls import Call
+from mas_gym.programs.execution import Execution, Failed, Outcome, Quiet, Report, Script, Step, Waiting
+from mas_gym.programs.gateway import Gateway, Server, make_client
+from mas_gym.state import Action, MASState
+
+if TYPE_CHECKING:
+    from mas_gym.programs.program import Program
+
+_SWEEP_SECONDS = 0.2
+_CLOSE_SECONDS = 10.0
+
+
+class ProgramError(MASGymError, RuntimeError):
+    """A program cannot be searched: it fails or returns before its first call."""
+
+
+class _IdleSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
+    """Calls ``idle`` before its loop would wait, that is, when no task can run."""
+
+    idle: Callable[[], bool] = staticmethod(lambda: False)
+
+    def select(self, timeout: float | None = None) -> Any:
+        if (timeout is None or timeout > 0) and self.idle():
+            timeout = 0
+        return super().select(timeout)
+
+
+class _Loop:
+    """An event loop on a thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.selector = _IdleSelector()
+        self.loop = asyncio.SelectorEventLoop(self.selector)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    @property
+    def here(self) -> bool:
+        """Whether the caller is on the loop's thread."""
+        return threading.current_thread() is self._thread
+
+    def soon(self, work: Callable[..., Any], *args: Any) -> None:
+        """Call a function on the loop; nothing happens if the loop is closed."""
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(work, *args)
+
+    def task(self, work: Callable[[], Any]) -> Callable[[], None]:
+        """Run the coroutine that ``work`` returns; return a function that cancels it."""
+        tasks: list[asyncio.Task[None]] = []
+        cancelled = threading.Event()
+
+        def begin() -> None:
+            if not cancelled.is_set():
+                tasks.append(self.loop.create_task(work()))
+
+        def cancel() -> None:
+            cancelled.set()
+            self.soon(lambda: [task.cancel() for task in tasks])
+
+        self.soon(begin)
+        return cancel
+
+    def close(self, last: Callable[[], Any] | None = None) -> None:
+        """Cancel every task, await ``last``, and end the thread."""
+
+        async def finish() -> None:
+            left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+            if last is not None:
+                await last()
+            await self.loop.shutdown_default_executor()
+
+        with suppress(TimeoutError, RuntimeError):
+            asyncio.run_coroutine_threadsafe(finish(), self.loop).result(_CLOSE_SECONDS)
+        self.soon(self.loop.stop)
+        self._thread.join(_CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self.loop.close()
+
+
+class Runner:
+    """Runs one program for many searches; thread-safe."""
+
+    def __init__(self, program: Program) -> None:
+        """Start nothing yet."""
+        self.program = program
+        self.gateway = Gateway(program.normalise)
+        self._lock = threading.RLock()
+        self._open: set[Execution] = set()
+        self._parked: OrderedDict[tuple[int, bytes], Execution] = OrderedDict()
+        self._programs: _Loop | None = None
+        self._side: _Loop | None = None
+        self._server: Server | None = None
+        self._quiet: list[Execution] = []
+        self._closed = False
+
+    def session(self, question: str) -> Session:
+        """Return the states of one search."""
+        return Session(self, question)
+
+    def close(self) -> None:
+        """End every execution and let threads and port go; safe to call twice."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            left, self._open = list(self._open), set()
+            self._parked.clear()
+        for execution in left:
+            execution.drop()
+        if self._programs is not None:
+            self._programs.close()
+        if self._side is not None:
+            self._side.close(self._server.close if self._server is not None else None)
+
+    # ---- executions
+
+    def start(self, question: str, script: Script, report: Report) -> Execution:
+        """Start the program on a question; ``report`` is called with every outcome, on any thread."""
+        program = self.program
+        key = secrets.token_urlsafe(24) if program.source.needs_key else ""
+        limits = program.max_calls, program.timeout
+        execution = Execution(self, secrets.token_urlsafe(24), key, question, script, limits, report)
+        self._side_loop()
+        with self._lock:
+            if self._closed:
+                raise SearchError("the program's runner is closed")
+            # Those that ended by themselves are forgotten here.
+            if len(self._open) > 2 * program.parked + 64:
+                self._open = {other for other in self._open if not other.over}
+            self._open.add(execution)
+        self.gateway.add(execution)
+        stop = program.source.start(execution, self)
+
+        def end() -> None:
+            self.gateway.remove(execution)
+            with self._lock:
+                self._open.discard(execution)
+            stop()
+
+        execution.stop = end
+        if execution.over:
+            end()
+        return execution
+
+    def park(self, session: int, digest: bytes, execution: Execution) -> None:
+        """Keep an execution that waits at a state; beyond the limit the oldest one is dropped."""
+        dropped = []
+        with self._lock:
+            self._parked[session, digest] = execution
+            while len(self._parked) > self.program.parked:
+                dropped.append(self._parked.popitem(last=False)[1])
+        for old in dropped:
+            old.drop()
+
+    def unpark(self, session: int, digest: bytes) -> Execution | None:
+        """Take the execution that waits at a state, if there is one."""
+        with self._lock:
+            return self._parked.pop((session, digest), None)
+
+    def forget(self, session: int) -> None:
+        """Drop what a search has parked."""
+        with self._lock:
+            keys = [key for key in self._parked if key[0] == session]
+            left = [self._parked.pop(key) for key in keys]
+        for execution in left:
+            execution.drop()
+
+    # ---- what executions need
+
+    def watch(self, execution: Execution, quiet: Quiet) -> None:
+        """Call `Execution.settle` when the program is quiet."""
+        if quiet is Quiet.NOW:
+            execution.settle()
+        elif quiet is Quiet.IDLE and self._programs is not None:
+            if self._programs.here:
+                self._quiet.append(execution)
+            else:
+                self._programs.soon(self._quiet.append, execution)
+        else:
+            self.look_again(execution, self.program.settle)
+
+    def look_again(self, execution: Execution, seconds: float) -> None:
+        """Call `Execution.settle` when the program has been quiet for some time."""
+
+        def look() -> None:
+            left = execution.touched + seconds - monotonic()
+            if left > 0.001 and not execution.over:
+                loop.call_later(left, look)
+            else:
+                execution.settle()
+
+        loop = self._side_loop().loop
+        self._side_loop().soon(loop.call_later, seconds, look)
+
+    def _idle(self) -> bool:
+        if not self._quiet:
+            return False
+        quiet, self._quiet = self._quiet, []
+        for execution in quiet:
+            execution.settle()
+        return True
+
+    # ---- what sources need
+
+    def url(self, execution: Execution) -> str:
+        """Return the base URL at which an execution's calls are answered, on a loopback port."""
+        with self._lock:
+            if self._server is None:
+                self._server = Server(self.gateway)
+                self._side_loop().task(self._server.start)
+        return f"http://127.0.0.1:{self._server.port}/{execution.token}/v1"
+
+    def client(self, execution: Execution, thread: int | None, asynchronous: bool) -> Any:
+        """Return an OpenAI client that needs no socket."""
+        return make_client(self.gateway, execution, thread, asynchronous)
+
+    def on_loop(self, work: Callable[[], Any]) -> Callable[[], None]:
+        """Run a coroutine on the loop of programs."""
+        with self._lock:
+            if self._programs is None:
+                self._programs = _Loop("mas-gym-programs")
+                self._programs.selector.idle = self._idle
+            return self._programs.task(work)
+
+    def beside(self, work: Callable[[], Any]) -> Callable[[], None]:
+        """Run a coroutine on the loop that nothing of a user blocks."""
+        return self._side_loop().task(work)
+
+    def _side_loop(self) -> _Loop:
+        with self._lock:
+            if self._side is None:
+                self._side = _Loop("mas-gym-gateway")
+                self._side.soon(self._side.loop.call_later, _SWEEP_SECONDS, self._sweep)
+            return self._side
+
+    def _sweep(self) -> None:
+        """End the programs that hang."""
+        now = monotonic()
+        with self._lock:
+            hung = [e for e in self._open if e.deadline is not None and e.deadline < now]
+        for execution in hung:
+            execution.fail(f"the program made no call and gave no answer for {self.program.timeout:g} seconds")
+        if self._side is not None and not self._closed:
+            self._side.loop.call_later(_SWEEP_SECONDS, self._sweep)
+
+
+class Session:
+    """The states of one search over a program; the model that its planner sees.
+
+    `transition` is a look-up: whoever runs the planner calls `extend` for a reply before the planner sees it.
+
+    Attributes:
+        mas: The program's system.
+    """
+
+    def __init__(self, runner: Runner, question: str) -> None:
+        """Know nothing yet; `begin` runs the program to its first call."""
+        program = runner.program
+        self.mas = program.mas
+        self._dynamics = Dynamics(self.mas)
+        if self.mas.edges:
+            self.max_depth = self._dynamics.max_depth
+        self._runner, self._program, self._question = runner, program, question
+        self._waiting: dict[bytes, tuple[Call, ...]] = {}
+        self._next: dict[tuple[bytes, str], Future[MASState]] = {}
+        self._root: Future[MASState] | None = None
+        self._running: set[Execution] = set()
+        self._lock = threading.RLock()
+        self._closed = False
+
+    # ---- what planners see
+
+    def is_terminal(self, state: MASState) -> bool:
+        """Return whether the program has ended."""
+        return self._dynamics.is_terminal(state)
+
+    def transition(self, state: MASState, action: tuple[str, int]) -> MASState:
+        """Return the state that a proposed reply leads to.
+
+        Raises:
+            SearchError: The reply was not proposed at this state, so the program has not been run with it.
+        """
+        found = self._next.get((state.digest, action[0]))
+        if found is None or not found.done():
+            raise SearchError(
+                "a program's states are known for proposed replies alone: take the action of a Proposal made at this "
+                "state"
+            )
+        return found.result()
+
+    # ---- running the program
+
+    def begin(self) -> Future[MASState]:
+        """Run the program to its first call; the future gets the initial state.
+
+        The future's exception is a `ProgramError` if the program ends before.
+        """
+        if self._root is None:
+            self._root = Future()
+            self._start(Script(), self._root, None, "")
+        return self._root
+
+    def call(self, state: MASState) -> Call:
+        """Return the call that is the decision at a state of this session."""
+        return self._waiting[state.digest][0]
+
+    def knows(self, state: MASState, text: str) -> bool:
+        """Whether the state that a reply leads to is known or being found."""
+        return (state.digest, text) in self._next
+
+    def extend(self, state: MASState, text: str) -> Future[MASState]:
+        """Give a reply at a state and run the program to its next decision; the future gets the next state.
+
+        The future's exception is a `DivergenceError` if the program asks something else when replayed.
+        """
+        found = self._next.get((state.digest, text))
+        if found is not None:
+            return found
+        result = self._next[state.digest, text] = Future[MASState]()
+        parked = self._runner.unpark(id(self), state.digest)
+        if parked is not None:
+            self._running.add(parked)
+            if parked.answer(text, self._reporter(result, state, text)):
+                return result
+            parked.drop()
+        path = state.path()
+        steps = [self._step(before, after.text) for before, after in zip(path, path[1:], strict=False)]
+        script = Script([*steps, self._step(state, text)], self._waiting.get(state.digest, ())[1:])
+        self._start(script, result, state, text)
+        return result
+
+    def close(self) -> None:
+        """Drop every execution of this search."""
+        with self._lock:
+            self._closed = True
+            left, self._running = list(self._running), set()
+        for execution in left:
+            execution.drop()
+        self._runner.forget(id(self))
+
+    def _step(self, state: MASState, text: str) -> Step:
+        calls = self._waiting.get(state.digest)
+        return Step(calls[0] if calls else None, text)
+
+    def _start(self, script: Script, result: Future[MASState], state: MASState | None, text: str) -> None:
+        try:
+            execution = self._runner.start(self._question, script, self._reporter(result, state, text))
+        except Exception as error:
+            result.set_exception(error)
+            return
+        with self._lock:
+            if not result.done():
+                self._running.add(execution)
+        if self._closed:
+            execution.drop()
+
+    def _reporter(self, result: Future[MASState], state: MASState | None, text: str) -> Report:
+        """Return what takes the outcome of the next step: it parks the execution and completes ``result``."""
+
+        def report(execution: Execution, outcome: Outcome | Exception) -> None:
+            with self._lock:
+                self._running.discard(execution)
+            try:
+                reached = self._reached(state, text, outcome)
+            except Exception as error:
+                execution.drop()
+                result.set_exception(error)
+                return
+            if isinstance(outcome, Waiting):
+                self._runner.park(id(self), reached.digest, execution)
+                if self._closed:
+                    self._runner.forget(id(self))
+            # The result comes last, so that whoever waits for it finds the execution parked.
+            result.set_result(reached)
+
+        return report
+
+    def _reached(self, state: MASState | None, text: str, outcome: Outcome | Exception) -> MASState:
+        """Return the state after a reply.
+
+        Raises:
+            DivergenceError: The program asked something else on replay.
+            ProgramError: It ended before its first call.
+        """
+        if isinstance(outcome, Exception):
+            raise outcome
+        if state is None:
+            if not isinstance(outcome, Waiting):
+                what = f"failed: {outcome.error}" if isinstance(outcome, Failed) else "returned"
+                raise ProgramError(f"the program {self._program.name} {what} before its first model call")
+            first = self._dynamics.initial_state(self._question, self._program.agent_of(outcome.calls[0]))
+            return self._known(first, outcome)
+        if isinstance(outcome, Waiting):
+            agent = self._program.agent_of(outcome.calls[0])
+            return self._known(self._routed(state, text, agent), outcome)
+        if isinstance(outcome, Failed):
+            return self._routed(state, text + FAILED + _unmarked(outcome.error), self.mas.sink)
+        answer = outcome.answer.strip()
+        same = answer == text.strip() and self.mas.final_text(text) == text
+        return self._routed(state, text if same else text + RETURNED + _unmarked(answer), self.mas.sink)
+
+    def _known(self, state: MASState, outcome: Waiting) -> MASState:
+        self._waiting[state.digest] = outcome.calls
+        return state
+
+    def _routed(self, state: MASState, text: str, acting: int) -> MASState:
+        """Return the successor in which ``acting`` acts; along the system's edges if they lead there."""
+        direct = self._dynamics.transition(state, Action(text, acting))
+        if not self.mas.edges:
+            return direct
+        along = self._dynamics.transition(state, Action(text, self.mas.ALL))
+        if along.acting == acting:
+            return along
+        if along.recipients == direct.recipients:
+            names = self.mas.node_name(along.acting), self.mas.node_name(acting)
+            raise ProgramError(
+                f"after {self.mas.node_name(state.acting)} the system {self.mas.name!r} has {names[0]} act, but the "
+                f"program went on with {names[1]}; leave out mas=, or give the system that the program follows"
+            )
+        return direct
+
+
+def _unmarked(text: str) -> str:
+    return text.replace(RETURNED, RETURNED.replace("[", "[ ")).replace(FAILED, FAILED.replace("[", "[ "))

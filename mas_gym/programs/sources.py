@@ -1,0 +1,318 @@
+"""The kinds of programs, and how each is started and stopped: a function, a command, an HTTP service."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import ctypes
+import http.client
+import inspect
+import json
+import os
+import shlex
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from mas_gym.errors import ConfigError, DataNotFoundError, IdentityError
+from mas_gym.identity import identity_of
+from mas_gym.programs.execution import Ended, Execution, Failed, ProgramStopped
+
+CURRENT: contextvars.ContextVar[Execution | None] = contextvars.ContextVar("mas_gym_program", default=None)
+"""The execution that a function runs in."""
+
+MAX_ANSWER = 2**20
+"""Longest answer, in characters of a function's text and bytes of a command's output."""
+
+
+class Stage(Protocol):
+    """What a source needs from the runner of its executions."""
+
+    def url(self, execution: Execution) -> str:
+        """Return the base URL at which an execution's calls are answered, on a loopback port."""
+        ...
+
+    def client(self, execution: Execution, thread: int | None, asynchronous: bool) -> Any:
+        """Return an OpenAI client that needs no socket."""
+        ...
+
+    def on_loop(self, work: Callable[[], Any]) -> Callable[[], None]:
+        """Run the coroutine that ``work`` returns on the loop of programs; return a function that cancels it."""
+        ...
+
+    def beside(self, work: Callable[[], Any]) -> Callable[[], None]:
+        """The same on the loop that nothing of a user blocks."""
+        ...
+
+
+class Source(Protocol):
+    """A kind of program.
+
+    Attributes:
+        name: Its name in reports.
+    """
+
+    name: str
+
+    def identity(self) -> Any:
+        """Return what determines what it does. Raises `IdentityError`."""
+        ...
+
+    def start(self, execution: Execution, stage: Stage) -> Callable[[], None]:
+        """Start it on an execution's question, and return a function that ends it."""
+        ...
+
+
+class FunctionSource:
+    """A Python function, called as ``solve(question, base_url=...)`` or ``solve(question, client=...)``.
+
+    An asynchronous function runs on one event loop with others; a synchronous one has a thread of its own.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str = "") -> None:
+        """Look at the function's parameters. Raises `ConfigError`."""
+        self.function, self.name = function, name or getattr(function, "__name__", type(function).__name__)
+        try:
+            parameters = inspect.signature(function).parameters
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"program {self.name}: expected a function with a signature ({error})") from error
+        self._named = {name for name in ("client", "base_url", "api_key") if name in parameters}
+        rest = [p for name, p in parameters.items() if name not in self._named and p.default is inspect.Parameter.empty]
+        rest = [p for p in rest if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        if len(rest) != 1 or not {"client", "base_url"} & self._named:
+            raise ConfigError(
+                f"program {self.name}: expected {self.name}(question, base_url=...) or {self.name}(question, client=...), "
+                f"got {self.name}{inspect.signature(function)}"
+            )
+        self._asynchronous = inspect.iscoroutinefunction(function)
+        hint = str(parameters["client"].annotation) if "client" in parameters else ""
+        self._async_client = "Async" in hint or (self._asynchronous and "OpenAI" not in hint)
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether the program is given the API key that its calls must carry."""
+        return "api_key" in self._named or "client" in self._named
+
+    def identity(self) -> Any:
+        """Return the identity of the function: its source, and what that refers to."""
+        return {"function": identity_of(self.function)}
+
+    def start(self, execution: Execution, stage: Stage) -> Callable[[], None]:
+        """Run the function on the loop of programs or on a thread."""
+        if self._asynchronous:
+            return stage.on_loop(lambda: self._awaited(execution, stage))
+        thread = threading.Thread(target=self._called, args=(execution, stage), name="mas-gym-program", daemon=True)
+        thread.start()
+        return lambda: _interrupt(thread)
+
+    def _arguments(self, execution: Execution, stage: Stage, thread: int | None) -> dict[str, Any]:
+        given: dict[str, Any] = {}
+        if "base_url" in self._named:
+            given["base_url"] = stage.url(execution)
+        if "api_key" in self._named:
+            given["api_key"] = execution.key
+        if "client" in self._named:
+            given["client"] = stage.client(execution, thread, self._async_client)
+        return given
+
+    async def _awaited(self, execution: Execution, stage: Stage) -> None:
+        given: dict[str, Any] = {}
+        try:
+            given = self._arguments(execution, stage, None)
+            CURRENT.set(execution)
+            execution.finish(ended(await self.function(execution.question, **given)))
+        except BaseException as error:
+            # After a stop nobody listens.
+            execution.finish(failed(error))
+        finally:
+            if self._async_client and "client" in given:
+                with suppress(Exception):
+                    await given["client"].close()
+
+    def _called(self, execution: Execution, stage: Stage) -> None:
+        try:
+            given = self._arguments(execution, stage, threading.get_ident())
+            CURRENT.set(execution)
+            execution.finish(ended(self.function(execution.question, **given)))
+        except BaseException as error:
+            execution.finish(failed(error))
+
+
+def _interrupt(thread: threading.Thread) -> None:
+    """Raise `ProgramStopped` in a thread that still runs; it takes effect when the thread next runs Python code."""
+    if thread.is_alive() and thread.ident is not None and thread is not threading.current_thread():
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(ProgramStopped))
+
+
+class CommandSource:
+    """A command that reads the question from standard input, or as the argument ``{question}``, and prints the answer.
+
+    It finds ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment.
+    """
+
+    needs_key = True
+
+    def __init__(self, command: str | Sequence[str], files: Sequence[str | os.PathLike[str]] = ()) -> None:
+        """Split the command like a shell. Raises `ConfigError`, `DataNotFoundError`."""
+        try:
+            self.words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+        except ValueError as error:
+            raise ConfigError(f"program {command!r}: {error}; quote it as in a shell") from error
+        if not self.words:
+            raise ConfigError("program: expected a command, got an empty text")
+        self.name = next((Path(word).stem for word in self.words if word.endswith(".py")), Path(self.words[0]).name)
+        self.files = stated_files(files)
+
+    def identity(self) -> Any:
+        """Return the command and the contents of its files."""
+        if not self.files:
+            raise IdentityError(
+                f"the command {shlex.join(self.words)!r} does not say which files determine what it does: name them "
+                "with Program(..., files=[...]) or --program-file, or run without a store"
+            )
+        return {"command": self.words, "files": [path.read_bytes() for path in self.files]}
+
+    def start(self, execution: Execution, stage: Stage) -> Callable[[], None]:
+        """Start a process in a group of its own; stopping kills the group."""
+        return stage.beside(lambda: self._run(execution, stage))
+
+    async def _run(self, execution: Execution, stage: Stage) -> None:
+        words = [word.replace("{question}", execution.question) for word in self.words]
+        environment = os.environ | {"OPENAI_BASE_URL": stage.url(execution), "OPENAI_API_KEY": execution.key}
+        pipe = asyncio.subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *words, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, start_new_session=True
+            )
+        except (OSError, ValueError) as error:
+            execution.finish(Failed(f"the command {words[0]!r} cannot be started: {error}"))
+            return
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        try:
+            feed = _feed(process.stdin, b"" if words != self.words else execution.question.encode("utf-8", "replace"))
+            _, out, err = await asyncio.gather(feed, _read(process.stdout), _read(process.stderr))
+            code = None if max(len(out), len(err)) > MAX_ANSWER else await process.wait()
+            if code is None:
+                execution.finish(Failed(f"the command printed more than {MAX_ANSWER:,} bytes"))
+            elif code:
+                last = err.decode("utf-8", "replace").strip()[-2000:]
+                execution.finish(Failed(f"the command ended with status {code}: {last}"))
+            else:
+                execution.finish(ended(out.decode("utf-8", "replace").strip()))
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with suppress(asyncio.CancelledError):
+                await asyncio.shield(process.wait())
+            process._transport.close()  # type: ignore[attr-defined]
+            execution.finish(Failed("the command was cancelled"))
+
+
+async def _feed(pipe: asyncio.StreamWriter, text: bytes) -> None:
+    with suppress(ConnectionError, BrokenPipeError):
+        pipe.write(text)
+        await pipe.drain()
+    pipe.close()
+
+
+async def _read(pipe: asyncio.StreamReader) -> bytes:
+    """Read to the end, but no more than one byte over the limit."""
+    found = bytearray()
+    while len(found) <= MAX_ANSWER and (part := await pipe.read(2**16)):
+        found += part
+    return bytes(found)
+
+
+class ServiceSource:
+    """An HTTP service: it gets ``{"question", "base_url", "api_key"}`` by POST and replies ``{"answer": ...}`` or text."""
+
+    needs_key = True
+
+    def __init__(self, url: str, files: Sequence[str | os.PathLike[str]] = ()) -> None:
+        """Check the address. Raises `ConfigError`, `DataNotFoundError`."""
+        parts = urlsplit(url)
+        try:
+            self._port = parts.port
+        except ValueError as error:
+            raise ConfigError(f"program {url!r}: {error}") from error
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"program {url!r}: expected an address such as http://127.0.0.1:9000/solve")
+        self.url, self.name, self._parts = url, parts.hostname, parts
+        self.files = stated_files(files)
+
+    def identity(self) -> Any:
+        """Return the path and the contents of the stated files; a server may move."""
+        if not self.files:
+            raise IdentityError(
+                f"the service {self.url} does not say which files determine what it does: name them with "
+                "Program(..., files=[...]) or --program-file, or run without a store"
+            )
+        return {"service": self._parts.path, "files": [path.read_bytes() for path in self.files]}
+
+    def start(self, execution: Execution, stage: Stage) -> Callable[[], None]:
+        """Send the request on a thread; stopping closes the connection."""
+        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(self._parts.hostname or "", self._port)
+        url = stage.url(execution)
+        threading.Thread(
+            target=self._post, args=(connection, execution, url), name="mas-gym-program", daemon=True
+        ).start()
+
+        def stop() -> None:
+            if connection.sock is not None:
+                with suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+
+        return stop
+
+    def _post(self, connection: http.client.HTTPConnection, execution: Execution, url: str) -> None:
+        asked = {"question": execution.question, "base_url": url, "api_key": execution.key}
+        try:
+            target = self._parts.path or "/"
+            connection.request("POST", target, json.dumps(asked), {"content-type": "application/json"})
+            response = connection.getresponse()
+            body = response.read(MAX_ANSWER + 1)
+            if response.status != 200:
+                text = body[:500].decode("utf-8", "replace")
+                execution.finish(Failed(f"the service replied with status {response.status}: {text}"))
+            elif len(body) > MAX_ANSWER:
+                execution.finish(Failed(f"the service replied with more than {MAX_ANSWER:,} bytes"))
+            elif "json" in response.headers.get("content-type", ""):
+                reply = json.loads(body)
+                execution.finish(ended(reply.get("answer") if isinstance(reply, dict) else reply))
+            else:
+                execution.finish(ended(body.decode("utf-8", "replace").strip()))
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            execution.finish(failed(error))
+        finally:
+            connection.close()
+
+
+def stated_files(files: Sequence[str | os.PathLike[str]]) -> tuple[Path, ...]:
+    """Return the files as paths, in order. Raises `DataNotFoundError`."""
+    paths = tuple(Path(file) for file in ([files] if isinstance(files, str | os.PathLike) else files))
+    for path in paths:
+        if not path.is_file():
+            raise DataNotFoundError(f"program files: expected a file at {str(path)!r}, found none")
+    return paths
+
+
+def ended(answer: Any) -> Ended | Failed:
+    """Return the outcome of a program that returned."""
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+        return Failed(f"the program returned {type(answer).__name__}, expected its answer as text or a number")
+    text = str(answer)
+    if len(text) > MAX_ANSWER:
+        return Failed(f"the program returned {len(text):,} characters, expected at most {MAX_ANSWER:,}")
+    return Ended(text)
+
+
+def failed(error: BaseException) -> Failed:
+    """Return the outcome of a program that raised."""
+    text = str(error)
+    return Failed(f"{type(error).__name__}: {text[:2000]}" if text else type(error).__name__)
