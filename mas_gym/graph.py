@@ -316,7 +316,7 @@ class MAS:
 
     @cached_property
     def dynamic(self) -> bool:
-        """Whether the schedule depends on the messages, as with conditions, ``max_turns`` and programs without edges."""
+        """Whether the schedule depends on the messages: with conditions, ``max_turns``, or a program without edges."""
         free = self.program and not self.edges
         return free or self.max_turns is not None or any(edge.condition is not None for edge in self.edges)
 

@@ -71,8 +71,10 @@ def user_file(spec: str) -> Path:
     return Path(spec.rpartition(".py:")[0] + ".py").expanduser()
 
 
-def find_user_code(what: str, spec: str) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
-    """Import a file and find a class or function in it, without calling it.
+def find_user_code(
+    what: str, spec: str, fits: Callable[[Any], bool] = callable
+) -> tuple[Any, list[Any], dict[str, Any]]:
+    """Import a file and find a class or function in it, or something else that fits, without calling it.
 
     Returns:
         The class or function, and its settings by position and by name.
@@ -86,7 +88,7 @@ def find_user_code(what: str, spec: str) -> tuple[Callable[..., Any], list[Any],
     file, name = Path(found["file"]).expanduser(), found["name"]
     module = _import(what, file)
     make = vars(module).get(name)
-    if not callable(make):
+    if not fits(make):
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
         raise unknown_name(f"class or function in {file}", name, [key for key in own if not key.startswith("_")])
     args, kwargs = read_settings(f"{what} {spec!r}", found["settings"] or "")

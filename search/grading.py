@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +16,15 @@ class Grader:
     Args:
         problems: The task, whose own grading is used if it has one, or any iterable of problems.
         problem: The problem.
+        read: Returns the part of a terminal state's text that is graded (`mas_gym.MAS.final_text`).
     """
 
-    def __init__(self, problems: Iterable[Problem], problem: Problem) -> None:
+    def __init__(
+        self, problems: Iterable[Problem], problem: Problem, read: Callable[[str], str] = lambda text: text
+    ) -> None:
         """Use the task's own grading if it has one, otherwise strict grading."""
         self._task: Any = problems if hasattr(problems, "grade") and hasattr(problems, "extract") else None
-        self._problem = problem
+        self._problem, self._read = problem, read
         self._grades: dict[str, Grade] = {}
         self._answers: dict[str, str | None] = {}
 
@@ -29,22 +32,22 @@ class Grader:
         """Return the normalised answer in a message, without looking at the reference."""
         if text not in self._answers:
             if self._task is not None:
-                self._answers[text] = self._task.extract(self._problem, text)
+                self._answers[text] = self._task.extract(self._problem, self._read(text))
             else:
                 from mas_gym.tasks.grading import extract_answer
 
-                self._answers[text] = extract_answer(self._problem, text)
+                self._answers[text] = extract_answer(self._problem, self._read(text))
         return self._answers[text]
 
     def grade(self, text: str) -> Grade:
         """Compare the answer in a message with the reference."""
         if text not in self._grades:
             if self._task is not None:
-                self._grades[text] = self._task.grade(self._problem, text)
+                self._grades[text] = self._task.grade(self._problem, self._read(text))
             else:
                 from mas_gym.tasks.grading import grade
 
-                self._grades[text] = grade(self._problem, text)
+                self._grades[text] = grade(self._problem, self._read(text))
         return self._grades[text]
 
     def reward(self, text: str) -> float:

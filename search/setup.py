@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ConfigError
 from mas_gym.graph import MAS
 from mas_gym.policies.base import AsyncPolicy, Policy, effective_temperature
+from mas_gym.programs import Program, load_program
 from search.plan import Usage
 from search.protocol import Critic, Planner, bind_planner
 from search.tree import Proposal
+
+ProgramSource = Program | str | Callable[..., Any]
+"""What `mas_gym.programs.load_program` takes."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ class Setup:
         sampling: How agents sample.
         budget: Limits of one search.
         training: Whether `search.Reward` requests are answered.
+        program: The agent program behind the system; None for a MAS.
     """
 
     planner: Planner
@@ -106,6 +112,7 @@ class Setup:
     sampling: Sampling
     budget: Budget
     training: bool
+    program: Program | None = None
 
 
 class SampleRecord(NamedTuple):
@@ -117,9 +124,10 @@ class SampleRecord(NamedTuple):
 
 def make_setup(
     planner: Planner | str,
-    mas: MAS | str,
+    mas: MAS | str | None,
     critic: Critic | None,
     *,
+    program: ProgramSource | None = None,
     seed: int = 42,
     sampling: Sampling | None = None,
     budget: Budget | None = None,
@@ -138,9 +146,24 @@ def make_setup(
     if not isinstance(planner, Planner):
         raise ConfigError(f"expected a planner with a plan method, got {type(planner).__name__}")
     _check_critic(critic)
-    system = mas if isinstance(mas, MAS) else load_mas(mas)
+    loaded = None if program is None else read_program(program, mas)
+    if loaded is not None:
+        system = loaded.mas
+    elif mas is not None:
+        system = load_mas(mas)
+    else:
+        raise ConfigError("expected mas= or program=, got neither: pass mas='rpsv', or program='my_agents.py:solve'")
     bound = bind_planner(planner, critic, training)
-    return Setup(bound, Dynamics(system), critic, seed, sampling or Sampling(), budget or Budget(), training)
+    return Setup(bound, Dynamics(system), critic, seed, sampling or Sampling(), budget or Budget(), training, loaded)
+
+
+def read_program(program: ProgramSource, mas: MAS | str | None) -> Program:
+    """Load a program, with the system that describes it if one is given.
+
+    Raises:
+        ConfigError: It is no program, or it has a system of its own already.
+    """
+    return load_program(program) if mas is None else load_program(program, mas=mas)
 
 
 def _check_critic(critic: object) -> None:

@@ -63,6 +63,7 @@ FLOORS = [
     "mas_gym.policies.local",
     "mas_gym.tasks.judge",
     "mas_gym.tasks.loading",
+    "mas_gym.programs",
     "mas_gym.env",
     "mas_gym.wrappers",
     "mas_gym.wrappers",

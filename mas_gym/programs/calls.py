@@ -121,18 +121,19 @@ def read_call(body: bytes, headers: Mapping[str, str], normalise: Any = None) ->
     metadata = asked.get("metadata") or {}
     agent = headers.get(AGENT_HEADER) or (metadata.get("agent") if isinstance(metadata, dict) else None)
     stream_options = asked.get("stream_options") or {}
-    parts = {
-        "messages": _messages(asked.get("messages")),
-        "model": str(asked.get("model") or ""),
-        "agent": agent if isinstance(agent, str) else "",
-        "temperature": _number(asked, "temperature", 0, MAX_TEMPERATURE),
-        "top_p": _number(asked, "top_p", 1e-9, 1),
-        "max_tokens": _whole(asked, "max_completion_tokens") or _whole(asked, "max_tokens"),
-        "n": _whole(asked, "n", MAX_CHOICES) or 1,
-        "stream": asked.get("stream") is True,
-        "usage": isinstance(stream_options, dict) and stream_options.get("include_usage") is True,
-    }
-    return Call(**parts, text=_canonical(asked, parts["agent"], normalise))
+    agent = agent if isinstance(agent, str) else ""
+    return Call(
+        messages=_messages(asked.get("messages")),
+        model=str(asked.get("model") or ""),
+        agent=agent,
+        temperature=_number(asked, "temperature", 0, MAX_TEMPERATURE),
+        top_p=_number(asked, "top_p", 1e-9, 1),
+        max_tokens=_whole(asked, "max_completion_tokens") or _whole(asked, "max_tokens"),
+        n=_whole(asked, "n", MAX_CHOICES) or 1,
+        stream=asked.get("stream") is True,
+        usage=isinstance(stream_options, dict) and stream_options.get("include_usage") is True,
+        text=_canonical(asked, agent, normalise),
+    )
 
 
 def _canonical(asked: dict[str, Any], agent: str, normalise: Any) -> str:
@@ -235,10 +236,10 @@ def _events(head: dict[str, Any], texts: list[str], usage: dict[str, int] | None
 
 def difference(expected: str, got: str) -> str:
     """Return the first differing lines of two requests, for an error message."""
-    lines = [json.dumps(json.loads(text), indent=1, sort_keys=True).splitlines() for text in (expected, got)]
+    before, after = (json.dumps(json.loads(text), indent=1, sort_keys=True).splitlines() for text in (expected, got))
     changed = [
         line
-        for line in difflib.unified_diff(*lines, lineterm="", n=0)
+        for line in difflib.unified_diff(before, after, lineterm="", n=0)
         if line[:1] in "+-" and line[:3] not in ("+++", "---")
     ]
     shown_lines = [line if len(line) <= 300 else _around(line, changed) for line in changed[:6]]

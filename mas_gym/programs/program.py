@@ -19,7 +19,7 @@ from mas_gym.programs.execution import Execution, Failed, Outcome, Script, Waiti
 from mas_gym.programs.runner import ProgramError, Runner
 from mas_gym.programs.sources import CommandSource, FunctionSource, ServiceSource, Source
 from mas_gym.user_code import is_user_code, load_attribute
-from mas_gym.validation import MAX_NEW_TOKENS
+from mas_gym.validation import MAX_NEW_TOKENS, MAX_TURNS
 
 OTHERS = "other agents"
 """The last agent of a program whose agents were found in a rehearsal: whoever calls and was not seen there."""
@@ -28,6 +28,7 @@ _REHEARSED_CALLS = 32
 _REHEARSED_QUESTION, _REHEARSED_REPLY = "What is 2 + 2?", "APPROVED. Final Answer: 4"
 _ROLE = re.compile(r"(?i)\byou are (?:an? |the |our )?([^\n.,:;!?()]{1,60})")
 _LONGEST_NAME = 40
+_OWN_PROMPTS = "(its prompts are the program's)"
 
 
 class Program:
@@ -72,7 +73,7 @@ class Program:
             timeout: Seconds without a call or an answer after which the program has hung.
             settle: Seconds without a new call after which concurrent calls of threads and other processes are ordered.
                 Functions on one event loop do not need it.
-            parked: Maximum number of executions kept waiting, so that they need not be replayed; at most 16 of commands.
+            parked: Maximum number of executions kept waiting, which need not be replayed; at most 16 of commands.
 
         Raises:
             ConfigError: An argument does not fit.
@@ -82,6 +83,8 @@ class Program:
         self.source = _read_source(source, files)
         self.name = self.source.name
         self.max_calls = whole_number("max_calls", max_calls, at_least=1)
+        if max_calls > MAX_TURNS:
+            raise ConfigError(f"max_calls: expected at most {MAX_TURNS:,}, got {shown(max_calls)}")
         self.parked = whole_number("parked", parked, at_least=0)
         if isinstance(self.source, CommandSource):
             self.parked = min(self.parked, 16)
@@ -99,7 +102,8 @@ class Program:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it was made from, for other processes."""
-        return _again, (self.spec or getattr(self.source, "function", self.source), self._arguments)
+        own = self.source.function if isinstance(self.source, FunctionSource) else self.source
+        return _again, (self.spec or own, self._arguments)
 
     @cached_property
     def mas(self) -> MAS:
@@ -111,8 +115,7 @@ class Program:
         if self._given_mas is not None:
             from mas_gym.loading import load_mas
 
-            given = load_mas(self._given_mas)
-            return replace(given, program=True, max_turns=given.max_turns)
+            return replace(load_mas(self._given_mas), program=True)
         if self._given_agents is not None:
             names = list(self._given_agents)
             if not names or not all(isinstance(name, str) and name.strip() for name in names):
@@ -120,7 +123,7 @@ class Program:
         else:
             names = [*rehearse(self), OTHERS]
         prompts = self._given_agents if isinstance(self._given_agents, Mapping) else {}
-        agents = tuple(Agent(name, prompts.get(name) or "(its prompts are the program's)", MAX_NEW_TOKENS) for name in names)
+        agents = tuple(Agent(name, prompts.get(name) or _OWN_PROMPTS, MAX_NEW_TOKENS) for name in names)
         return MAS(self.name, agents, (), max_turns=self.max_calls, program=True)
 
     def agent_of(self, call: Call) -> int:
@@ -169,7 +172,10 @@ class Program:
 
 
 def load_program(source: str | Callable[..., Any] | Program, **options: Any) -> Program:
-    """Return a program as it is, or make one from what `Program` takes."""
+    """Return a program as it is, or make one from what `Program` takes; ``FILE.py:NAME`` may name a `Program`, too."""
+    if isinstance(source, str) and _is_function(source):
+        found = load_attribute("program", source)
+        source = found if isinstance(found, Program) else source
     if not isinstance(source, Program):
         return Program(source, **options)
     if options:
@@ -181,11 +187,16 @@ def _again(source: Any, arguments: dict[str, Any]) -> Program:
     return Program(source, **arguments)
 
 
+def _is_function(source: str) -> bool:
+    # A command may end in the same way: python my.py:x
+    return is_user_code(source) and (" " not in source or Path(source.rpartition(":")[0]).is_file())
+
+
 def _read_source(source: Any, files: Sequence[str | os.PathLike[str]]) -> Source:
     if isinstance(source, str):
         if source.startswith(("http://", "https://")):
             return ServiceSource(source, files)
-        if is_user_code(source) and (" " not in source or Path(source.rpartition(":")[0]).is_file()):
+        if _is_function(source):
             function = load_attribute("program", source)
             return FunctionSource(function, Path(source.rpartition(":")[0]).stem)
         return CommandSource(source, files)

@@ -15,29 +15,49 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from itertools import pairwise
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import MASGymError, SearchError
-from mas_gym.graph import FAILED, RETURNED
+from mas_gym.graph import FAILED, MAS, RETURNED
 from mas_gym.programs.calls import Call
 from mas_gym.programs.execution import Execution, Failed, Outcome, Quiet, Report, Script, Step, Waiting
 from mas_gym.programs.gateway import Gateway, Server, make_client
+from mas_gym.programs.sources import Source
 from mas_gym.state import Action, MASState
-
-if TYPE_CHECKING:
-    from mas_gym.programs.program import Program
 
 _SWEEP_SECONDS = 0.2
 _CLOSE_SECONDS = 10.0
+
+
+class Described(Protocol):
+    """What a runner needs to know of a program: see `mas_gym.programs.Program`."""
+
+    name: str
+    source: Source
+    normalise: Callable[[dict[str, Any]], Any] | None
+    max_calls: int
+    timeout: float
+    settle: float
+    parked: int
+
+    @property
+    def mas(self) -> MAS:
+        """The system that search sees."""
+        ...
+
+    def agent_of(self, call: Call) -> int:
+        """Return the index of the agent that makes a call."""
+        ...
 
 
 class ProgramError(MASGymError, RuntimeError):
     """A program cannot be searched: it fails or returns before its first call."""
 
 
-class _IdleSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
+class _IdleSelector(selectors.DefaultSelector):
     """Calls ``idle`` before its loop would wait, that is, when no task can run."""
 
     idle: Callable[[], bool] = staticmethod(lambda: False)
@@ -110,7 +130,7 @@ class _Loop:
 class Runner:
     """Runs one program for many searches; thread-safe."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Described) -> None:
         """Start nothing yet."""
         self.program = program
         self.gateway = Gateway(program.normalise)
@@ -354,7 +374,7 @@ class Session:
                 return result
             parked.drop()
         path = state.path()
-        steps = [self._step(before, after.text) for before, after in zip(path, path[1:], strict=False)]
+        steps = [self._step(before, after.text) for before, after in pairwise(path)]
         script = Script([*steps, self._step(state, text)], self._waiting.get(state.digest, ())[1:])
         self._start(script, result, state, text)
         return result

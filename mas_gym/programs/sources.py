@@ -55,9 +55,18 @@ class Source(Protocol):
 
     Attributes:
         name: Its name in reports.
+        needs_key: Whether the program is given the API key that its calls must carry.
     """
 
-    name: str
+    @property
+    def name(self) -> str:
+        """See the class."""
+        ...
+
+    @property
+    def needs_key(self) -> bool:
+        """See the class."""
+        ...
 
     def identity(self) -> Any:
         """Return what determines what it does. Raises `IdentityError`."""
@@ -86,8 +95,8 @@ class FunctionSource:
         rest = [p for p in rest if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         if len(rest) != 1 or not {"client", "base_url"} & self._named:
             raise ConfigError(
-                f"program {self.name}: expected {self.name}(question, base_url=...) or {self.name}(question, client=...), "
-                f"got {self.name}{inspect.signature(function)}"
+                f"program {self.name}: expected a function of (question, base_url) or (question, client), "
+                f"got {inspect.signature(function)}"
             )
         self._asynchronous = inspect.iscoroutinefunction(function)
         hint = str(parameters["client"].annotation) if "client" in parameters else ""
@@ -95,7 +104,7 @@ class FunctionSource:
 
     @property
     def needs_key(self) -> bool:
-        """Whether the program is given the API key that its calls must carry."""
+        """Whether the program has a parameter for the key; a base URL alone is unguessable, too."""
         return "api_key" in self._named or "client" in self._named
 
     def identity(self) -> Any:
@@ -229,7 +238,7 @@ async def _read(pipe: asyncio.StreamReader) -> bytes:
 
 
 class ServiceSource:
-    """An HTTP service: it gets ``{"question", "base_url", "api_key"}`` by POST and replies ``{"answer": ...}`` or text."""
+    """An HTTP service: by POST it gets ``question``, ``base_url`` and ``api_key``; its reply is ``answer``, or text."""
 
     needs_key = True
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from mas_gym.errors import BudgetError, CriticError, PolicyError, SearchError
 from mas_gym.graph import Agent
 from mas_gym.policies.base import SamplingReply, SamplingRequest, derive_seed
+from mas_gym.programs import Runner
 from mas_gym.prompts import ChatMessage, chat_messages
 from mas_gym.state import Action, MASState
 from mas_gym.tasks.base import Problem
@@ -30,7 +31,7 @@ from search.protocol import (
     Reward,
     ScoringContext,
 )
-from search.setup import Budget, SampleRecord, Setup
+from search.setup import Budget, SampleRecord, Sampling, Setup
 from search.tree import Proposal, Tree
 
 _RNG = b"planner"
@@ -40,7 +41,7 @@ MAX_LOCAL_ROUNDS = 100_000
 """Rounds in a row that ask neither policy nor critic, after which a planner counts as endless."""
 
 Messages = tuple[ChatMessage, ...]
-Prompt = tuple[Messages, Agent]
+Prompt = tuple[Messages, Agent, Sampling]
 
 
 class PolicyCall(NamedTuple):
@@ -55,12 +56,20 @@ class PolicyCall(NamedTuple):
     shares: list[tuple[int, MASState, int]]
 
 
+class ProgramStep(NamedTuple):
+    """A reply that a program is run with, at a state; no state means its start."""
+
+    state: MASState | None
+    text: str
+
+
 @dataclass
 class Work:
-    """What one yield of a planner needs from policy and critic."""
+    """What one yield of a planner needs from policy, critic and program."""
 
     sampling: list[PolicyCall]
     scoring: list[ScoringContext]
+    steps: list[ProgramStep] = field(default_factory=list)
 
 
 @dataclass
@@ -83,17 +92,22 @@ class ActiveSearch:
         spent: What has been spent so far, but for the seconds.
         waiting: Outcomes that the planner waits for.
         samples: Where each message came from, by the digest of the state it was written at and its text.
+        session: The states of an agent program; None for a MAS.
         plan: The graded plan, once the search has ended.
         failure: The exception that failed the search.
     """
 
-    def __init__(self, setup: Setup, problem: Problem, grader: Grader, account: Account) -> None:
-        """Prepare a search; nothing of the planner runs yet."""
+    def __init__(
+        self, setup: Setup, problem: Problem, grader: Grader, account: Account, runner: Runner | None = None
+    ) -> None:
+        """Prepare a search; nothing of the planner, or of the program that ``runner`` runs, starts yet."""
         self.setup, self.problem, self.grader = setup, problem, grader
         self.waiting = 0
         self.plan: Plan | None = None
         self.failure: BaseException | None = None
         self.samples: dict[tuple[bytes, str], SampleRecord] = {}
+        self.session = runner.session(problem.question) if runner is not None else None
+        self._root = setup.dynamics.initial_state(problem.question) if runner is None else None
         self._account = account
         self._generator: PlanGenerator | None = None
         self._requests: Sequence[Request] = []
@@ -131,6 +145,9 @@ class ActiveSearch:
 
         Whatever the planner or the grading raises ends this search alone.
         """
+        if self._root is None:
+            self.waiting = 1
+            return Work([], [], [ProgramStep(None, "")])
         try:
             for _ in range(MAX_LOCAL_ROUNDS):
                 self._requests = self._next_requests()
@@ -166,9 +183,9 @@ class ActiveSearch:
         return requests
 
     def _begin(self) -> PlanGenerator:
-        root = self.setup.dynamics.initial_state(self.problem.question)
+        assert self._root is not None
         rng = random.Random(derive_seed(self.setup.seed, self.problem.id, _RNG, 0))
-        generator: object = self.setup.planner.plan(self.setup.dynamics, root, rng)
+        generator: object = self.setup.planner.plan(self.session or self.setup.dynamics, self._root, rng)
         if not isinstance(generator, Generator):
             raise SearchError(
                 f"planner {self._planner_name}: expected plan() to be a generator, got {type(generator).__name__}"
@@ -189,7 +206,9 @@ class ActiveSearch:
     def stop(self, reason: str) -> None:
         """End the search early: the planner may return the best it has; open requests are not waited for."""
         self._stopped, self.waiting = self._stopped or reason, 0
-        assert self._generator is not None
+        if self._generator is None:
+            self.fail(BudgetError(reason))
+            return
         try:
             self._generator.throw(BudgetError(reason))
         except StopIteration as end:
@@ -202,6 +221,8 @@ class ActiveSearch:
     def close(self) -> None:
         """Drop the search: the planner ends without a plan."""
         self.waiting = 0
+        if self.session is not None:
+            self.session.close()
         if self._generator is not None:
             # A planner that answers its end with another request, or with an error, is over all the same.
             with suppress(Exception):
@@ -233,10 +254,7 @@ class ActiveSearch:
                         "expected a list of Propose, Evaluate, Extract, Reward or Remaining from the planner, got one "
                         f"with {request!r:.200}"
                     )
-        sampling = [
-            PolicyCall(self._sampling_request(messages, agent, seeds), shares)
-            for (messages, agent), (seeds, shares) in merged.items()
-        ]
+        sampling = [PolicyCall(_sampling_request(prompt, seeds), shares) for prompt, (seeds, shares) in merged.items()]
         self.waiting = len(sampling) + bool(scoring)
         return Work(sampling, list(scoring.values()))
 
@@ -244,12 +262,14 @@ class ActiveSearch:
         mas = self.setup.dynamics.mas
         if state.acting == mas.sink:
             raise SearchError("the planner proposed at a terminal state; check model.is_terminal(state) first")
-        return chat_messages(mas, state), mas.agents[state.acting]
-
-    def _sampling_request(self, messages: Messages, agent: Agent, seeds: list[int]) -> SamplingRequest:
-        sampling = self.setup.sampling
-        cap = min(agent.max_new_tokens, sampling.max_new_tokens)
-        return SamplingRequest(messages, tuple(seeds), cap, sampling.temperature, sampling.top_p, agent.name)
+        agent, sampling = mas.agents[state.acting], self.setup.sampling
+        if self.session is None:
+            return chat_messages(mas, state), agent, sampling
+        call = self.session.call(state)
+        asked = {"temperature": call.temperature, "top_p": call.top_p}
+        cap = min(call.max_tokens or sampling.max_new_tokens, sampling.max_new_tokens)
+        known: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+        return call.messages, agent, replace(sampling, max_new_tokens=cap, **known)
 
     def _seeds(self, state: MASState, n: int) -> Iterator[int]:
         if n < 1:
@@ -293,8 +313,8 @@ class ActiveSearch:
                 raise SearchError(f"the true reward is defined on terminal states only, got one at turn {state.depth}")
         return [self.grader.reward(state.text) for state in states]
 
-    def take_samples(self, call: PolicyCall, outcome: object) -> None:
-        """Take the policy's reply, or its error.
+    def take_samples(self, call: PolicyCall, outcome: object) -> list[ProgramStep]:
+        """Take the policy's reply, or its error; return what the program is to be run with before the planner goes on.
 
         Raises:
             Exception: The outcome is an error, or a reply that does not fit; the search fails with it.
@@ -323,6 +343,33 @@ class ActiveSearch:
             self._replies[slot] = [record.proposal for record in share]
             for record in share:
                 self.samples.setdefault((state.digest, record.proposal.action.text), record)
+        return [] if self.session is None else self._steps(call, records)
+
+    def _steps(self, call: PolicyCall, records: Sequence[SampleRecord]) -> list[ProgramStep]:
+        """Return the steps of the program that no earlier one has taken."""
+        assert self.session is not None
+        places = [state for _, state, n in call.shares for _ in range(n)]
+        steps = {ProgramStep(s, record.proposal.action.text) for s, record in zip(places, records, strict=True)}
+        fresh = [step for step in steps if step.state is not None and not self.session.knows(step.state, step.text)]
+        self.waiting += len(fresh)
+        return fresh
+
+    def take_state(self, step: ProgramStep, outcome: object) -> None:
+        """Take the state that the program has reached, or its error.
+
+        Raises:
+            Exception: The outcome is an error; the search fails with it.
+        """
+        self.waiting -= 1
+        if isinstance(outcome, Exception):
+            raise outcome
+        assert isinstance(outcome, MASState)
+        if step.state is None:
+            self._root = outcome
+        elif outcome.text != step.text:
+            # The last message of a program may end with its answer.
+            key = step.state.digest
+            self.samples.setdefault((key, outcome.text), self.samples[key, step.text])
 
     def _record(self, sample: Any, seed: int) -> SampleRecord:
         text = self._texts.setdefault(sample.text, sample.text)
@@ -376,9 +423,9 @@ class ActiveSearch:
 
     def _with_tree(self, plan: Plan) -> Plan:
         """Give a plan without a tree the tree of its candidates' paths."""
-        root = self.setup.dynamics.initial_state(self.problem.question)
-        tree = Tree(root)
-        index = {root: 0}
+        assert self._root is not None
+        tree = Tree(self._root)
+        index = {self._root: 0}
         for candidate in plan.candidates:
             for state in candidate.state.path()[1:]:
                 if state not in index:
@@ -401,6 +448,12 @@ class ActiveSearch:
             error=f"{type(error).__name__}: {reason}",
             error_details="".join(traceback.format_exception(error)),
         )
+
+
+def _sampling_request(prompt: Prompt, seeds: list[int]) -> SamplingRequest:
+    messages, agent, sampling = prompt
+    cap = min(agent.max_new_tokens, sampling.max_new_tokens)
+    return SamplingRequest(messages, tuple(seeds), cap, sampling.temperature, sampling.top_p, agent.name)
 
 
 def _checked(requests: object) -> Sequence[Request]:

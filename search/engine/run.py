@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any
 
 from mas_gym.errors import ConfigError
 from mas_gym.graph import MAS
@@ -15,7 +16,7 @@ from search.engine.scheduler import Scheduler, SearchFuture
 from search.engine.source import Source
 from search.plan import Plan, Usage
 from search.protocol import Critic, Planner
-from search.setup import Budget, Sampling, make_setup, resolve_policy
+from search.setup import Budget, ProgramSource, Sampling, make_setup, resolve_policy
 from search.store import Store, open_record
 
 
@@ -23,7 +24,8 @@ def run(
     planner: Planner | str,
     problems: Iterable[Problem],
     *,
-    mas: MAS | str,
+    mas: MAS | str | None = None,
+    program: ProgramSource | None = None,
     policy: Policy | AsyncPolicy | None = None,
     critic: Critic | None = None,
     seed: int = 42,
@@ -44,6 +46,8 @@ def run(
         problems: A task or a slice of one, or any iterable of problems with distinct ids; read as searches start.
             An iterable without a length is read on a thread of its own, so that it may block.
         mas: The system, or the name or path that `mas_gym.load_mas` takes.
+        program: An agent program in place of the system: a function, ``FILE.py:NAME``, a command, the URL of a service,
+            or a `mas_gym.programs.Program`. With ``mas``, too, the system describes the program's agents.
         policy: Writes the messages; by default the one that the MAS names under ``policies``.
         critic: Scores states; not needed by planners that ask for no values.
         seed: With the problem's id it determines every sample and every choice of a search.
@@ -67,7 +71,8 @@ def run(
         ConfigError: An argument does not fit, such as a critic that the planner cannot use.
         StoreError: The store is of another kind, in use, or holds a run of that name with other settings.
     """
-    setup = make_setup(planner, mas, critic, seed=seed, sampling=sampling, budget=budget, training=training)
+    more: dict[str, Any] = {"seed": seed, "sampling": sampling, "budget": budget, "training": training}
+    setup = make_setup(planner, mas, critic, program=program, **more)
     policy = resolve_policy(setup.dynamics.mas, policy)
     listen = listener(progress)
     if concurrency < 1:

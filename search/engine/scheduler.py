@@ -9,7 +9,7 @@ its problem and its seed, never on what runs beside it::
     submit -> waiting -> [at most `concurrency` active searches] -> ended -> SearchFuture
                              |  ^                |  ^
                              v  |                v  |
-                           policy port         critic port
+                     policy port, program    critic port
 
 The loop runs in one of two ways: `search.run` calls `Scheduler.turn` itself whenever
 its user asks for the next plan; the service and the Ray actors call `Scheduler.start`,
@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from mas_gym.errors import ConfigError, EngineUnavailableError, SearchError
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.tasks.base import Problem
-from search.engine.active import Account, ActiveSearch, PolicyCall
+from search.engine.active import Account, ActiveSearch, PolicyCall, ProgramStep
 from search.engine.journal import UPDATE_SECONDS, Journal
 from search.engine.ports import BATCH_DONE, CriticPort, Mail, PolicyPort, policy_port
 from search.grading import Grader
@@ -133,7 +133,8 @@ class Scheduler:
         self._critic = None if setup.critic is None or setup.critic.free else CriticPort(setup.critic, self._mail)
         self._waiting: OrderedDict[int, _Entry] = OrderedDict()
         self._active: dict[int, _Entry] = {}
-        self._open: dict[Hashable, tuple[_Entry, PolicyCall | None]] = {}
+        self._open: dict[Hashable, tuple[_Entry, PolicyCall | ProgramStep | None]] = {}
+        self._runner = None if setup.program is None else setup.program.open()
         self._deadlines: list[tuple[float, int]] = []
         self._numbers, self._keys = itertools.count(), itertools.count()
         self._account, self._calls, self._ended = Account(), 0, 0
@@ -198,7 +199,8 @@ class Scheduler:
             future.set_result(stored)
             return future
         setup = replace(self._setup, **changed) if changed else self._setup
-        search = ActiveSearch(setup, problem, Grader(self._task, problem), self._account)
+        grader = Grader(self._task, problem, setup.dynamics.mas.final_text)
+        search = ActiveSearch(setup, problem, grader, self._account, self._runner)
         with self._lock:
             if self._closed:
                 raise SearchError(f"expected an open scheduler; this one was {self.stopped or 'closed'}")
@@ -292,6 +294,8 @@ class Scheduler:
         for number in [*self._active, *self._waiting]:
             self._drop(number, error)
         self._policy.close()
+        if self._runner is not None:
+            self._runner.close()
         if self._critic is not None:
             self._critic.close()
         if self._journal is not None:
@@ -328,9 +332,9 @@ class Scheduler:
         """Cancel the open requests of a search."""
         for key in entry.keys:
             _, call = self._open.pop(key)
-            if call is not None:
+            if isinstance(call, PolicyCall):
                 self._policy.cancel(key)
-            elif self._critic is not None:
+            elif call is None and self._critic is not None:
                 self._critic.cancel(key)
         entry.keys.clear()
 
@@ -348,6 +352,7 @@ class Scheduler:
             if self._over_budget(wanted):
                 return
             self._calls += wanted
+            self._run_program(entry, work.steps)
             for call in work.sampling:
                 self._policy.submit(self._key(entry, call), call.request)
             if not work.scoring:
@@ -370,7 +375,17 @@ class Scheduler:
         except Exception as error:
             search.fail(error)
 
-    def _key(self, entry: _Entry, call: PolicyCall | None) -> int:
+    def _run_program(self, entry: _Entry, steps: Iterable[ProgramStep]) -> None:
+        """Run the program of a search with replies; the states that it reaches arrive in the mailbox."""
+        for step in steps:
+            session, key = entry.search.session, self._key(entry, step)
+            assert session is not None
+            future = session.begin() if step.state is None else session.extend(step.state, step.text)
+            future.add_done_callback(
+                lambda done, key=key: self._mail.put((key, done.exception() or done.result()))  # type: ignore[misc]
+            )
+
+    def _key(self, entry: _Entry, call: PolicyCall | ProgramStep | None) -> int:
         key = next(self._keys)
         entry.keys.add(key)
         self._open[key] = (entry, call)
@@ -432,8 +447,10 @@ class Scheduler:
             try:
                 if call is None:
                     search.take_scores(outcome)
+                elif isinstance(call, ProgramStep):
+                    search.take_state(call, outcome)
                 else:
-                    search.take_samples(call, outcome)
+                    self._run_program(entry, search.take_samples(call, outcome))
                     entry.future._advance(call.request.agent, search.spent)
             except Exception as error:
                 search.fail(error)
@@ -447,6 +464,8 @@ class Scheduler:
         search, future = entry.search, entry.future
         assert search.plan is not None
         self._release(entry)
+        if search.session is not None:
+            search.session.close()
         self._active.pop(future.number)
         self._ended += 1
         if self._journal is not None:

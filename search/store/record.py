@@ -34,7 +34,7 @@ from search.store.store import Store
 FORM = 2
 """The form of a run's config. In form 1, planners, policies and critics stated only a part of their identity."""
 
-_PARTS = ("planner", "policy", "critic", "grading")
+_PARTS = ("planner", "policy", "critic", "grading", "program")
 
 
 def run_config(setup: Setup, problems: Iterable[Problem], policy: Any) -> dict[str, Any]:
@@ -43,7 +43,8 @@ def run_config(setup: Setup, problems: Iterable[Problem], policy: Any) -> dict[s
     Raises:
         IdentityError: The planner, the policy, the critic or the task cannot state its identity.
     """
-    return {
+    program = {} if setup.program is None else {"program": _stated("program", setup.program)}
+    return program | {
         "schema": FORM,
         "planner": _stated("planner", setup.planner),
         "mas": setup.dynamics.mas.to_dict(),
