@@ -138,7 +138,6 @@ def make_setup(
     Raises:
         ConfigError: The planner or the critic lacks a part of its protocol, or they do not fit each other.
     """
-    from mas_gym.loading import load_mas
     from search.registry import load_planner
 
     if isinstance(planner, str):
@@ -146,24 +145,25 @@ def make_setup(
     if not isinstance(planner, Planner):
         raise ConfigError(f"expected a planner with a plan method, got {type(planner).__name__}")
     _check_critic(critic)
-    loaded = None if program is None else read_program(program, mas)
-    if loaded is not None:
-        system = loaded.mas
-    elif mas is not None:
-        system = load_mas(mas)
-    else:
-        raise ConfigError("expected mas= or program=, got neither: pass mas='rpsv', or program='my_agents.py:solve'")
+    system, loaded = read_system(mas, program)
     bound = bind_planner(planner, critic, training)
     return Setup(bound, Dynamics(system), critic, seed, sampling or Sampling(), budget or Budget(), training, loaded)
 
 
-def read_program(program: ProgramSource, mas: MAS | str | None) -> Program:
-    """Load a program, with the system that describes it if one is given.
+def read_system(mas: MAS | str | None, program: ProgramSource | None) -> tuple[MAS, Program | None]:
+    """Load a system, or a program with the system that search sees in its place; ``mas`` may describe the program.
 
     Raises:
-        ConfigError: It is no program, or it has a system of its own already.
+        ConfigError: There is neither, or the program is described already.
     """
-    return load_program(program) if mas is None else load_program(program, mas=mas)
+    from mas_gym.loading import load_mas
+
+    if program is not None:
+        loaded = load_program(program) if mas is None else load_program(program, mas=mas)
+        return loaded.mas, loaded
+    if mas is None:
+        raise ConfigError("expected mas= or program=, got neither: pass mas='rpsv', or program='my_agents.py:solve'")
+    return load_mas(mas), None
 
 
 def _check_critic(critic: object) -> None:

@@ -24,18 +24,27 @@ AGENT_HEADER = "x-mas-agent"
 MAX_CHOICES = 64
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_READ = {
-    *("messages", "model", "temperature", "top_p", "max_tokens", "max_completion_tokens", "n"),
-    *("stream", "stream_options", "seed", "user", "metadata", "store", "safety_identifier", "prompt_cache_key"),
+_UNSUPPORTED = {
+    *("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls", "response_format", "stop"),
+    *("frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs", "modalities", "audio"),
+    *("web_search_options", "prediction"),
 }
 # Values that ask for nothing: clients send them by default.
 _IDLE: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,), "presence_penalty": (0,), "logprobs": (False,), "top_logprobs": (0,),
-    "logit_bias": ({},), "stop": ([],), "tools": ([],), "functions": ([],), "tool_choice": ("none", "auto"),
-    "function_call": ("none", "auto"), "parallel_tool_calls": (True, False), "response_format": ({"type": "text"},),
-    "modalities": (["text"],), "service_tier": ("auto", "default"), "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
-}  # fmt: skip
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "stop": ([],),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+}
 
 
 class CallError(MASGymError, ValueError):
@@ -112,12 +121,8 @@ def read_call(body: bytes, headers: Mapping[str, str], normalise: Any = None) ->
         raise CallError(f"expected a JSON body: {str(error)[:200]}") from None
     if not isinstance(asked, dict):
         raise CallError(f"expected a JSON object, got {shown(asked)}")
-    for key, value in asked.items():
-        if key not in _READ and value is not None and value not in _IDLE.get(key, ()):
-            raise CallError(
-                f"{key}={shown(value)}: agents of a search reply with plain text, sampled with temperature, top_p and "
-                f"max_tokens; remove {key} from the call"
-            )
+    if reason := unsupported(asked):
+        raise CallError(reason)
     metadata = asked.get("metadata") or {}
     agent = headers.get(AGENT_HEADER) or (metadata.get("agent") if isinstance(metadata, dict) else None)
     stream_options = asked.get("stream_options") or {}
@@ -134,6 +139,22 @@ def read_call(body: bytes, headers: Mapping[str, str], normalise: Any = None) ->
         usage=isinstance(stream_options, dict) and stream_options.get("include_usage") is True,
         text=_canonical(asked, agent, normalise),
     )
+
+
+def unsupported(asked: Mapping[str, Any]) -> str:
+    """Say which field of a chat request changes the reply in a way that no search can honour; empty if none does.
+
+    >>> unsupported({"model": "m", "messages": [], "tools": []})
+    ''
+    """
+    for key in _UNSUPPORTED & asked.keys():
+        value = asked[key]
+        if value is not None and value not in _IDLE.get(key, ()):
+            return (
+                f"{key}={shown(value)}: expected none, because agents reply with plain text, sampled with temperature, "
+                f"top_p and max_tokens; remove {key} from the request"
+            )
+    return ""
 
 
 def _canonical(asked: dict[str, Any], agent: str, normalise: Any) -> str:

@@ -127,6 +127,7 @@ class _Front:
     ) -> None:
         self.pool, self.model, self.seed, self.key = pool, model, seed, key
         self.max_body, self.max_question = max_body, max_question
+        self._read = pool.service.mas.final_text
         self.stopping = False
         self._open: set[SearchFuture] = set()
         self.counts: Counter[str] = Counter()
@@ -176,7 +177,7 @@ class _Front:
         except ApiError as error:
             return self._refused(error)
         self._count(plan, 200)
-        return _json(completion(plan, asked, self.model))
+        return _json(completion(plan, asked, self.model, self._read))
 
     def _submit(self, asked: ChatRequest, changed: asyncio.Event) -> SearchFuture:
         loop = asyncio.get_running_loop()
@@ -292,7 +293,7 @@ class _Front:
                 return
             self._count(plan, 200)
             for index, candidate in enumerate(plan.candidates[: asked.n]):
-                yield sse(chunk(ident, self.model, {"content": candidate.text}, index))
+                yield sse(chunk(ident, self.model, {"content": self._read(candidate.text)}, index))
                 yield sse(chunk(ident, self.model, {}, index, finish_reason="stop"))
             if asked.wants_usage:
                 yield sse(chunk(ident, self.model, None) | {"choices": [], "usage": usage_of(plan)})

@@ -11,6 +11,7 @@ from mas_gym.tasks import Problem
 if TYPE_CHECKING:
     from mas_gym.graph import MAS
     from mas_gym.policies.base import AsyncPolicy, Policy
+    from mas_gym.programs import Program
     from mas_gym.tasks.base import Kind
     from search import Budget, Critic, Planner, Sampling
     from search.engine.scheduler import SearchFuture
@@ -36,6 +37,7 @@ class Service:
         budget: Limits of one search.
         concurrency: Maximum number of open searches.
         queue: Maximum number of waiting searches.
+        program: The agent program behind ``mas``; None for a MAS.
     """
 
     planner: Planner
@@ -46,6 +48,7 @@ class Service:
     budget: Budget | None = None
     concurrency: int = 32
     queue: int = 256
+    program: Program | None = None
 
 
 class SearchPool:
@@ -60,7 +63,8 @@ class SearchPool:
         from search.setup import make_setup
 
         self.service = service
-        setup = make_setup(service.planner, service.mas, service.critic, budget=service.budget)
+        mas = service.mas if service.program is None else None
+        setup = make_setup(service.planner, mas, service.critic, program=service.program, budget=service.budget)
         journal = Journal(setup, policy=service.policy.name, concurrency=service.concurrency)
         # Clients send no reference answers.
         task = ProblemTask.of([], grader=Ungraded())

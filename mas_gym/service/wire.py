@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from mas_gym.programs.calls import unsupported
 
 if TYPE_CHECKING:
     from search import Plan, Sampling
@@ -66,7 +69,7 @@ class StreamOptions(BaseModel):
 
 
 class ChatRequest(BaseModel):
-    """A chat request; unknown fields are ignored because clients send many."""
+    """A chat request; other fields are ignored if they ask for nothing that changes the answer, else refused."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -117,6 +120,8 @@ def parse_chat(raw: bytes, model: str) -> ChatRequest:
         content = json.loads(raw.decode("utf-8"), parse_constant=_not_json)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"expected a JSON body: {str(error)[:200]}") from None
+    if isinstance(content, dict) and (reason := unsupported(content)):
+        raise ApiError(400, reason)
     try:
         asked = ChatRequest.model_validate(content)
     except ValidationError as error:
@@ -158,13 +163,22 @@ def usage_of(plan: Plan) -> dict[str, Any]:
     }
 
 
-def completion(plan: Plan, asked: ChatRequest, model: str) -> dict[str, Any]:
-    """Return a complete reply: the best candidates as choices, and the search's own figures under ``mas_gym``."""
+def completion(
+    plan: Plan, asked: ChatRequest, model: str, read: Callable[[str], str] = lambda text: text
+) -> dict[str, Any]:
+    """Return a complete reply: the best candidates as choices, and the search's own figures under ``mas_gym``.
+
+    Args:
+        plan: The plan.
+        asked: The request.
+        model: The model's name.
+        read: Returns the answer in a candidate's text (`mas_gym.MAS.final_text`).
+    """
     best = plan.candidates[: asked.n]
     choices = [
         {
             "index": index,
-            "message": {"role": "assistant", "content": candidate.text},
+            "message": {"role": "assistant", "content": read(candidate.text)},
             "logprobs": None,
             "finish_reason": "stop",
         }

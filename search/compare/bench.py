@@ -20,6 +20,7 @@ from search.registry import load_planner, planner_spec
 if TYPE_CHECKING:
     from mas_gym.graph import MAS
     from mas_gym.policies import AsyncPolicy, Policy
+    from mas_gym.programs import Program
     from mas_gym.tasks.base import Problem
     from search.engine.fleet import Fleet
     from search.engine.journal import Progress
@@ -91,6 +92,7 @@ class Bench:
         run_budget: Limits of each run, of one arm with one seed.
         sampling: How agents sample; the paper's settings by default.
         workers: Processes to run arms in, for planners that pickle and critics with a spec; None for this process.
+        program: The agent program behind ``mas``; None for a MAS.
     """
 
     task: Any
@@ -104,6 +106,7 @@ class Bench:
     run_budget: Budget | None = None
     sampling: Sampling | None = None
     workers: Workers | None = None
+    program: Program | None = None
 
 
 def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | Planner]) -> dict[str, Planner]:
@@ -299,7 +302,8 @@ def start(
 ) -> Iterator[Plan]:
     """Start searching every problem with one arm and one seed, in this process or on a fleet."""
     common: dict[str, Any] = {
-        "mas": bench.mas,
+        "mas": bench.mas if bench.program is None else None,
+        "program": bench.program,
         "seed": seed,
         "concurrency": bench.concurrency,
         "training": training,

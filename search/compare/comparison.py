@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, MissingDependencyError
 from mas_gym.graph import MAS
-from mas_gym.loading import load_mas
 from mas_gym.render import one_line
 from search.compare import tables
 from search.compare.bench import (
@@ -28,6 +27,7 @@ from search.compare.bench import (
 )
 from search.compare.outcomes import Difference, Outcome, ResultRow, differences, find_row, summarise
 from search.protocol import Critic, Planner
+from search.setup import ProgramSource, read_system
 
 if TYPE_CHECKING:
     import pandas
@@ -147,7 +147,8 @@ def compare(
     planners: str | Planner | Mapping[str, str | Planner] | Iterable[str | Planner],
     problems: Iterable[Problem],
     *,
-    mas: MAS | str,
+    mas: MAS | str | None = None,
+    program: ProgramSource | None = None,
     policy: Policy | AsyncPolicy | None = None,
     critics: str | Critic | Mapping[str, Critic] | Iterable[str | Critic] = (),
     seeds: Iterable[int] = (42,),
@@ -169,6 +170,7 @@ def compare(
         planners: Planners or their short forms, or a mapping from your own names.
         problems: A task, or any problems with distinct ids.
         mas: The system, or what `mas_gym.load_mas` takes.
+        program: An agent program in place of the system, as for `search.run`.
         policy: Writes the messages; by default what the MAS names under ``policies``.
         critics: Critics or their names, or a mapping from your own names.
         seeds: Run seeds; accuracies are averaged over them per problem.
@@ -192,8 +194,9 @@ def compare(
         raise ConfigError("expected at least one seed, got none")
     guides = [critics] if isinstance(critics, str | Critic) else critics
     arms = pair(named_planners(planners), named_critics(guides))
-    system = mas if isinstance(mas, MAS) else load_mas(mas)
-    bench = Bench(items, system, policy, chosen, concurrency, store, None, budget, run_budget, sampling)
+    system, loaded = read_system(mas, program)
+    limits = budget, run_budget
+    bench = Bench(items, system, policy, chosen, concurrency, store, None, *limits, sampling, program=loaded)
     calibrated: list[Calibrated] = []
     if match is not None:
         sample = islice(items, CALIBRATION_PROBLEMS) if dev is None else dev

@@ -27,7 +27,7 @@ from search.engine.source import Source
 from search.engine.worker import Worker
 from search.plan import Plan, Usage
 from search.protocol import Critic, Planner
-from search.setup import Budget, Sampling, make_setup, resolve_policy
+from search.setup import Budget, ProgramSource, Sampling, make_setup, read_system, resolve_policy
 from search.store import Store, open_record
 
 logger = logging.getLogger("search")
@@ -74,7 +74,8 @@ def run_ray(
     planner: Planner | str,
     problems: Iterable[Problem],
     *,
-    mas: MAS | str,
+    mas: MAS | str | None = None,
+    program: ProgramSource | None = None,
     make_policy: Callable[[], Policy | AsyncPolicy] | None = None,
     make_critic: Callable[[], Critic] | None = None,
     seed: int = 42,
@@ -93,7 +94,8 @@ def run_ray(
     Args:
         planner: As for `search.run`, like every argument not described here.
         problems: A task or a slice of one, or any iterable of problems with distinct ids.
-        mas: The system.
+        mas: As for `search.run`.
+        program: As for `search.run`.
         make_policy: Loads the policy inside an actor, such as ``functools.partial(load_policy, "vllm:PATH")``; by
             default the one that the MAS names under ``policies``.
         make_critic: Loads the critic there.
@@ -113,17 +115,17 @@ def run_ray(
         ConfigError: An argument cannot be pickled and sent to the actors.
         EngineUnavailableError: More actors died than may be replaced; what is finished is in the store.
     """
-    from mas_gym.loading import load_mas
     from search.registry import load_planner
 
     algorithm = load_planner(planner) if isinstance(planner, str) else planner
-    system = load_mas(mas)
+    system, loaded = read_system(mas, program)
     make_policy = make_policy or partial(resolve_policy, system, None)
     fleet = fleet or Fleet()
     if isinstance(problems, Sized):
         # With few problems, the first actors to load leave the others their share.
         concurrency = max(1, min(concurrency, math.ceil(len(problems) / fleet.actors)))
-    setup = partial(make_setup, algorithm, system, seed=seed, sampling=sampling, budget=budget, training=training)
+    more: dict[str, Any] = {"seed": seed, "sampling": sampling, "budget": budget, "training": training}
+    setup = partial(make_setup, algorithm, system if loaded is None else None, program=loaded, **more)
     listen = listener(progress)
     _connect(fleet.address)
     # The task without its problems, for its grading alone.

@@ -1,0 +1,348 @@
+"""Search over agent programs: branching by replay, equality with a MAS, identity, resumption, order, divergence."""
+
+import asyncio
+import itertools
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from search_worlds import noise
+
+import mas_gym
+import search
+from mas_gym.errors import ConfigError, IdentityError
+from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
+from mas_gym.policies.base import Sample
+from mas_gym.programs import DivergenceError, Program, ProgramError
+from mas_gym.tasks.base import Problem
+from search import Plan
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "programs"
+AGENTS = ["Reader", "Planner", "Solver", "Verifier"]
+
+
+class Echo:
+    """Answers by a hash of prompt and seed, and counts its calls."""
+
+    name, max_batch = "echo", 64
+
+    def __init__(self, text: Callable[[SamplingRequest, float], str] | None = None) -> None:
+        self.calls, self.requests = 0, list[SamplingRequest]()
+        self.text = text or (
+            lambda request, draw: f"{request.agent} says {int(draw * 1000)}. Final Answer: {int(draw * 3)}"
+        )
+
+    def identity(self) -> str:
+        return "echo"
+
+    def sample(self, requests: Any) -> list[SamplingReply]:
+        replies = []
+        for request in requests:
+            self.requests.append(request)
+            self.calls += len(request.seeds)
+            texts = [self.text(request, noise(request.messages, seed)) for seed in request.seeds]
+            replies.append(SamplingReply(tuple(Sample(text, 5, -1.0, "stop") for text in texts)))
+        return replies
+
+
+def problems(count: int = 3) -> list[Problem]:
+    return [Problem(f"p{i}", f"Question {i}?", "1", "number") for i in range(count)]
+
+
+def searched(
+    program: Any, planner: str = "bon:3", tasks: Any = None, policy: Any = None, **options: Any
+) -> dict[str, Plan]:
+    run = search.run(
+        planner,
+        tasks or problems(),
+        program=program,
+        policy=policy or Echo(),
+        critic=search.PolicyLikelihood(),
+        **options,
+    )
+    return {plan.problem_id: plan for plan in run}
+
+
+def shape(plan: Plan) -> tuple[Any, ...]:
+    assert plan.error is None and plan.tree is not None, plan.error_details
+    return plan.answer, plan.usage.agent_calls, tuple(s.transcript for s in plan.tree.states), tuple(plan.tree.visits)
+
+
+async def ask(client: Any, system: str, text: str, **more: Any) -> str:
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
+    reply = await client.chat.completions.create(model="m", messages=messages, **more)
+    return str(reply.choices[0].message.content)
+
+
+async def chained(question: str, client: AsyncOpenAI) -> str:
+    facts = await ask(client, "You are the Reader. Read.", question)
+    return await ask(client, "You are the Solver. Solve.", f"{question}\n\n{facts}")
+
+
+def threaded(question: str, client: OpenAI) -> str:
+    def say(system: str, text: str) -> str:
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
+        reply = client.chat.completions.create(model="m", messages=messages)  # type: ignore[arg-type]
+        return str(reply.choices[0].message.content)
+
+    return say("You are the Solver. Solve.", f"{question}\n\n{say('You are the Reader. Read.', question)}")
+
+
+async def by_url(question: str, base_url: str) -> str:
+    async with AsyncOpenAI(base_url=base_url, api_key="any") as client:
+        return await chained(question, client)
+
+
+@pytest.mark.parametrize("planner", ["single", "sc:5", "sbs:5,1", "mcts:10,3"])
+def test_the_example_gives_the_transcripts_of_the_mas(planner: str) -> None:
+    task = mas_gym.load_task("arithmetic", split="test", limit=3 if planner == "mcts:10,3" else 6)
+    policy, critic = load_policy("tiny"), search.PolicyLikelihood()
+    common: dict[str, Any] = {"policy": policy, "critic": critic, "seed": 7}
+    native = {plan.problem_id: shape(plan) for plan in search.run(planner, task, mas="rpsv", **common)}
+    program = Program(f"{EXAMPLES}/plain_openai.py:solve", agents=AGENTS)
+    assert {plan.problem_id: shape(plan) for plan in search.run(planner, task, program=program, **common)} == native
+
+
+def test_with_a_mas_its_prompts_name_the_agents_and_its_edges_route() -> None:
+    spec = f"{EXAMPLES}/plain_openai.py:solve"
+    native = {plan.problem_id: shape(plan) for plan in search.run("sc:3", problems(), mas="rpsv", policy=Echo())}
+    found = {p.problem_id: shape(p) for p in search.run("sc:3", problems(), mas="rpsv", program=spec, policy=Echo())}
+    assert found == native
+
+
+def test_every_way_to_write_a_program_gives_the_same_plans() -> None:
+    policies = [Echo() for _ in range(3)]
+    found = [
+        searched(program, "mcts:8,3", policy=p)
+        for program, p in zip((chained, threaded, by_url), policies, strict=True)
+    ]
+    assert [plan.answer for plan in found[0].values()]
+    shapes = [{key: shape(plan) for key, plan in plans.items()} for plans in found]
+    assert shapes[0] == shapes[1] == shapes[2]
+    # A replay makes no model call: the policy was asked for what the plans count, and nothing else.
+    assert [p.calls for p in policies] == [sum(plan.usage.agent_calls for plan in plans.values()) for plans in found]
+
+
+def test_agents_are_found_by_a_rehearsal_without_a_model_call() -> None:
+    program = Program(chained)
+    assert [agent.name for agent in program.mas.agents] == ["Reader", "Solver", "other agents"]
+    plan = searched(program, "single")["p0"]
+    assert plan.best is not None
+    assert [program.mas.node_name(turn.speaker) for turn in plan.best.state.turns] == ["Reader", "Solver"]
+
+
+def test_agents_may_be_named_by_header_metadata_or_a_mapping() -> None:
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        first = await ask(client, "Read.", question, extra_headers={"X-MAS-Agent": "A"})
+        second = await ask(client, "Read.", first, metadata={"agent": "B"})
+        return await ask(client, "Now, third one, answer.", second)
+
+    program = Program(solve, agents={"A": "header", "B": "metadata", "C": "third one"})
+    plan = searched(program, "single")["p0"]
+    assert plan.best is not None and [turn.speaker for turn in plan.best.state.turns] == [0, 1, 2]
+    with pytest.raises(ConfigError, match="got both"):
+        Program(solve, agents=["A"], mas="rpsv")
+    stranger = searched(Program(solve, agents=["A", "B"]), "single")["p0"]
+    assert stranger.error is not None and "none of A, B" in stranger.error
+
+
+def test_what_the_program_returns_is_graded_and_not_its_last_message() -> None:
+    async def solve(question: str, client: AsyncOpenAI) -> int:
+        await ask(client, "You are the Solver.", question)
+        return 1
+
+    policy = Echo(lambda request, draw: f"I say {draw}. Final Answer: 7")
+    plan = searched(solve, "sc:3", policy=policy)["p0"]
+    assert plan.answer == "1" and plan.correct and plan.text is not None
+    assert plan.text.startswith("I say") and plan.text.endswith("[program returned] 1")
+
+
+def test_a_store_resumes_and_tells_programs_apart(tmp_path: Path) -> None:
+    store, policy = tmp_path / "runs.db", Echo()
+    program = Program(chained, agents=["Reader", "Solver"])
+    first = searched(program, "mcts:6,3", store=store, policy=policy)
+    spent = policy.calls
+    again = searched(program, "mcts:6,3", tasks=problems(4), store=store, policy=policy)
+    assert {key: shape(again[key]) for key in first} == {key: shape(plan) for key, plan in first.items()}
+    assert policy.calls == spent + again["p3"].usage.agent_calls
+    searched(Program(threaded, agents=["Reader", "Solver"]), "mcts:6,3", store=store, policy=policy)
+    with search.open_store(store) as opened:
+        assert len(opened.runs()) == 2
+        plans = {plan.problem_id: plan for plan in opened.plans(opened.runs()[0].run)}
+    assert {key: shape(plans[key]) for key in again} == {key: shape(plan) for key, plan in again.items()}
+
+
+def test_a_command_without_its_files_is_refused_by_a_store(tmp_path: Path) -> None:
+    program = Program("python my_agents.py", agents=["A"])
+    with pytest.raises(IdentityError, match="files="):
+        searched(program, "single", store=tmp_path / "runs.db")
+
+
+def test_a_program_survives_pickling() -> None:
+    program = pickle.loads(pickle.dumps(Program(chained, agents=["Reader", "Solver"], max_calls=7)))
+    assert program.max_calls == 7 and [agent.name for agent in program.mas.agents] == ["Reader", "Solver"]
+
+
+# ---- calls at the same time
+
+
+async def gathered(question: str, client: AsyncOpenAI) -> str:
+    async def branch(name: str) -> str:
+        first = await ask(client, f"You are {name}.", question)
+        return await ask(client, f"You are {name}.", f"again {first}")
+
+    return " ".join(await asyncio.gather(branch("Zoe"), branch("Adam"), branch("Mia")))
+
+
+def pooled(question: str, client: OpenAI) -> str:
+    def say(name: str, text: str) -> str:
+        messages = [{"role": "system", "content": f"You are {name}."}, {"role": "user", "content": text}]
+        time.sleep(noise(name, text, time.monotonic()) * 0.004)
+        reply = client.chat.completions.create(model="m", messages=messages)  # type: ignore[arg-type]
+        return str(reply.choices[0].message.content)
+
+    with ThreadPoolExecutor(3) as pool:
+        return " ".join(pool.map(lambda name: say(name, f"again {say(name, question)}"), ["Zoe", "Adam", "Mia"]))
+
+
+def test_calls_at_the_same_time_are_decided_in_a_canonical_order() -> None:
+    plans = searched(gathered, "mcts:8,2")
+    once = searched(Program(pooled, settle=0.05), "mcts:8,2", tasks=problems(1))
+    assert shape(once["p0"]) == shape(plans["p0"])
+    program = Program(gathered)
+    best = plans["p0"].best
+    assert best is not None
+    said = [program.mas.node_name(turn.speaker) for turn in best.state.turns]
+    # Zoe, Adam and Mia ask first, and only then again, one after the other.
+    assert sorted(said[:3]) == ["Adam", "Mia", "Zoe"] and len(said) == 6
+    # However few executions are kept, each state is reached again by replay.
+    assert {k: shape(p) for k, p in searched(Program(gathered, parked=0), "mcts:8,2").items()} == {
+        k: shape(p) for k, p in plans.items()
+    }
+
+
+def test_choices_are_decisions_of_their_own() -> None:
+    async def vote(question: str, client: AsyncOpenAI) -> str:
+        messages: Any = [{"role": "system", "content": "You are a Voter."}, {"role": "user", "content": question}]
+        reply = await client.chat.completions.create(model="m", messages=messages, n=3)
+        return "".join(str(choice.message.content)[-1] for choice in reply.choices)
+
+    plan = searched(vote, "single")["p0"]
+    assert plan.best is not None and plan.usage.agent_calls == 3
+    assert plan.answer == "".join(turn.text.partition("\n\n[program")[0][-1] for turn in plan.best.state.turns)
+
+
+def test_a_streamed_reply_is_the_same_text() -> None:
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        messages: Any = [{"role": "system", "content": "You are the Solver."}, {"role": "user", "content": question}]
+        options = {"include_usage": True}
+        stream = await client.chat.completions.create(model="m", messages=messages, stream=True, stream_options=options)  # type: ignore[call-overload]
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+
+    plan = searched(solve, "sc:3")["p1"]
+    assert plan.best is not None and "[program" not in plan.best.text and plan.best.text.startswith("Solver says")
+
+
+def test_the_settings_of_a_call_reach_the_policy() -> None:
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        return await ask(client, "You are the Solver.", question, temperature=0.2, top_p=0.5, max_tokens=9)
+
+    policy = Echo()
+    searched(solve, "single", tasks=problems(1), policy=policy)
+    [request] = policy.requests
+    assert (request.temperature, request.top_p, request.max_new_tokens, request.agent) == (0.2, 0.5, 9, "Solver")
+
+
+@pytest.mark.parametrize(
+    "asked", [{"tools": [{"type": "function"}]}, {"response_format": {"type": "json_object"}}, {"stop": ["."]}], ids=str
+)
+def test_what_no_policy_can_honour_is_refused_clearly(asked: dict[str, Any]) -> None:
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        await ask(client, "You are the Reader.", question)
+        with pytest.raises(openai.BadRequestError, match=next(iter(asked))):
+            await ask(client, "You are the Solver.", question, **asked)
+        return "1"
+
+    assert searched(solve, "single")["p0"].correct
+
+
+# ---- replays that differ
+
+
+def test_a_program_that_asks_differently_on_replay_fails_its_search_with_the_difference() -> None:
+    ticks = itertools.count()
+
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        first = await ask(client, "You are the Reader.", f"{question} at tick {next(ticks)}")
+        return await ask(client, "You are the Solver.", first)
+
+    plan = searched(Program(solve, agents=["Reader", "Solver"]), "bon:3", tasks=problems(1))["p0"]
+    assert plan.error is not None and plan.error.startswith(DivergenceError.__name__)
+    assert "at call 1" in plan.error and "tick 0" in plan.error and "tick 1" in plan.error
+
+    def masked(request: dict[str, Any]) -> Any:
+        return [message["content"].partition(" at tick")[0] for message in request["messages"]]
+
+    kept = Program(solve, agents=["Reader", "Solver"], normalise=masked)
+    assert searched(kept, "bon:3", tasks=problems(1))["p0"].error is None
+
+
+def test_a_program_that_ends_early_on_replay_is_found_out() -> None:
+    runs = itertools.count()
+
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        if next(runs):
+            return "1"
+        return await ask(client, "You are the Solver.", await ask(client, "You are the Reader.", question))
+
+    plan = searched(Program(solve, agents=["Reader", "Solver"]), "bon:3", tasks=problems(1))["p0"]
+    assert plan.error is not None and "returned an answer after 0 calls" in plan.error
+
+
+# ---- what is left behind
+
+
+def test_a_run_leaves_no_thread_behind() -> None:
+    before = threading.active_count()
+    for program in (chained, threaded, by_url, pooled):
+        searched(program, "mcts:6,3")
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (lambda question: question, "question, base_url"),
+        (3, "expected a function"),
+        ("", "expected a command"),
+        ("http://", "expected an address"),
+        ("'unclosed", "quote it"),
+    ],
+    ids=str,
+)
+def test_what_is_no_program_is_refused(program: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Program(program)
+
+
+def test_a_run_needs_a_mas_or_a_program() -> None:
+    with pytest.raises(ConfigError, match="got neither"):
+        search.run("single", problems(), policy=Echo())
+
+
+def test_a_program_that_never_calls_cannot_be_searched() -> None:
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        return "1"
+
+    with pytest.raises(ProgramError, match="before its first model call"):
+        search.run("single", problems(), program=solve, policy=Echo())
