@@ -23,7 +23,7 @@ MOST_SHOWN = 20
 ANYONE = "*"
 """In ``policies``: every agent without an entry of its own."""
 
-CONFIG_KEYS = ("schema", "name", "agents", "edges", "policies", "max_turns", "min_turns", "history", "program")
+CONFIG_KEYS = ("schema", "name", "agents", "edges", "policies", "max_turns", "min_turns", "history")
 AGENT_KEYS = ("name", "system_prompt", "max_new_tokens")
 RESERVED = ("q", "sink", "all", ANYONE)
 """Names that no agent may have, in any case."""
@@ -95,7 +95,8 @@ class _Reader:
         if not isinstance(data, Mapping):
             self.fault((), f"expected a mapping with agents and edges, got {shown(data)}")
             return None
-        self.keys((), data, CONFIG_KEYS)
+        # Stores write program; no config by hand needs it.
+        self.keys((), data, (*CONFIG_KEYS, *({"program"} & data.keys())))
         schema = data.get("schema", SCHEMA)
         if schema != SCHEMA or isinstance(schema, bool):
             self.fault(("schema",), f"expected {SCHEMA}, got {shown(schema)}: this version reads no other schema")

@@ -108,8 +108,11 @@ def evaluate(
     opt.note_costs(local)
     opt.note_judge(problems)
     if stop is not None:
-        goes_on = f"the same command goes on from {store}" if store else "with --store runs.db it would go on from here"
-        end_early(stop, f"the table has what was finished; {goes_on}")
+        end_early(stop, f"the table has what was finished; {_goes_on(store)}")
+
+
+def _goes_on(store: Path | None) -> str:
+    return f"the same command goes on from {store}" if store else "with --store runs.db it would go on from here"
 
 
 def _workers(wanted: int | None, alone: Mapping[str, object], read: Callable[[], Workers | None]) -> Workers | None:
