@@ -83,9 +83,7 @@ def evaluate(
     from search.compare import Bench, Match
 
     files = Files(json, csv, plot, markdown, latex)
-    for path in (*files, log_json):
-        opt.check_folder(path)
-    opt.check_plot(plot)
+    _check_files(files, log_json)
     numbers, target = opt.read_seeds(seeds), None if match is None else Match.read(match)
     limits = opt.read_budget(budget, "--budget"), opt.read_budget(run_budget, "--run-budget")
     arms = pair_arms(planner or ["single"], critic)
@@ -109,6 +107,12 @@ def evaluate(
     opt.note_judge(problems)
     if stop is not None:
         end_early(stop, f"the table has what was finished; {_goes_on(store)}")
+
+
+def _check_files(files: Files, log: Path | None) -> None:
+    for path in (*files, log):
+        opt.check_folder(path)
+    opt.check_plot(files.plot)
 
 
 def _goes_on(store: Path | None) -> str:
