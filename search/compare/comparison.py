@@ -195,8 +195,7 @@ def compare(
     guides = [critics] if isinstance(critics, str | Critic) else critics
     arms = pair(named_planners(planners), named_critics(guides))
     system, loaded = read_system(mas, program)
-    limits = budget, run_budget
-    bench = Bench(items, system, policy, chosen, concurrency, store, None, *limits, sampling, program=loaded)
+    bench = Bench(items, system, policy, chosen, concurrency, store, None, budget, run_budget, sampling, program=loaded)
     calibrated: list[Calibrated] = []
     if match is not None:
         sample = islice(items, CALIBRATION_PROBLEMS) if dev is None else dev
@@ -205,6 +204,12 @@ def compare(
     outcomes, stop = measure(arms, bench, listen=listen)
     if stop is not None:
         raise stop
+    return _table(outcomes, chosen, match, baseline, calibrated)
+
+
+def _table(
+    outcomes: Sequence[Outcome], chosen: Sequence[int], match: str | None, baseline: str, calibrated: list[Calibrated]
+) -> Comparison:
     rows = tuple(summarise(outcomes))
     name = find_row(rows, baseline).label if rows else ""
     facts = {"problems": rows[0].problems if rows else 0, "seeds": chosen, "match": match, "baseline": name}
