@@ -53,6 +53,8 @@ MatchedCost = Annotated[
 def evaluate(
     source: opt.TaskSource,
     mas: opt.MASName = None,
+    program: opt.ProgramSpec = None,
+    program_file: opt.ProgramFiles = None,
     policy: opt.PolicyName = None,
     critic: opt.CriticNames = None,
     planner: opt.PlannerNames = None,
@@ -88,14 +90,14 @@ def evaluate(
     limits = opt.read_budget(budget, "--budget"), opt.read_budget(run_budget, "--run-budget")
     arms = pair_arms(planner or ["single"], critic)
     problems = source.load()
-    system = opt.read_mas(mas, problems)
+    system, code = opt.read_system(mas, program, program_file, problems)
     spec = opt.chosen_policy(policy, system)
     opt.warn_of_misuse(spec, source.task, system)
     alone = {"--ray": ray, "--cache": cache, "--log-json": log_json, "--match": match}
     shared = _workers(workers, alone, partial(opt.read_workers, workers, spec, arms, len(problems), len(numbers)))
     fleet = opt.read_fleet(ray, actors, gpus_per_actor)
     local, remote = engines(spec, cache, fleet) if shared is None else (None, None)
-    bench = Bench(problems, system, local, numbers, concurrency, store, remote, *limits, workers=shared)
+    bench = Bench(problems, system, local, numbers, concurrency, store, remote, *limits, workers=shared, program=code)
     if target is not None:
         arms = _resize(arms, bench, target, replace(source, split="dev", number=None).load())
     _check_baseline(arms, baseline)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mas_gym.graph import MAS
     from mas_gym.policies import AsyncPolicy, Policy
     from mas_gym.policies.registry import PolicySpec
+    from mas_gym.programs import Program
     from mas_gym.tasks.base import Task
     from search import Budget, Critic, Planner
     from search.compare import Arm, Workers
@@ -85,6 +86,14 @@ AllowCode = Annotated[
 MASName = Annotated[
     str | None,
     typer.Option("--mas", help="Shipped MAS, such as rpsv or debate, or a YAML file. By default the task's own."),
+]
+ProgramSpec = Annotated[
+    str | None,
+    typer.Option("--program", help="Your agents in place of a MAS: my_agents.py:solve, a command, or a service's URL."),
+]
+ProgramFiles = Annotated[
+    list[str] | None,
+    typer.Option("--program-file", help="File that a command or service depends on; needed for --store. Repeatable."),
 ]
 PolicyName = Annotated[
     str | None,
@@ -235,14 +244,26 @@ def with_task(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., 
     return decorate
 
 
-def read_mas(name: str | None, task: Task | None, kind: str | None = None) -> MAS:
-    """Load the named MAS, by default the task's own, or the one for a kind of answer."""
+def read_system(
+    mas: str | None, program: str | None, files: Sequence[str] | None, task: Task | None, kind: str | None = None
+) -> tuple[MAS, Program | None]:
+    """Load a program with the MAS that search sees in its place, which ``mas`` may name; or a MAS and no program.
+
+    By default the MAS is the task's own, or the one for a kind of answer.
+    """
     from mas_gym import load_mas
+    from mas_gym.programs import load_program
     from mas_gym.tasks.loading import default_mas, mas_of_kind
 
-    if name is not None:
-        return load_mas(name)
-    return load_mas(mas_of_kind(kind or "number") if task is None else default_mas(task))
+    if program is not None:
+        more = {"mas": mas, "files": files}
+        loaded = load_program(program, **{name: value for name, value in more.items() if value})
+        return loaded.mas, loaded
+    if files:
+        raise ConfigError("--program-file: expected --program, too")
+    if mas is not None:
+        return load_mas(mas), None
+    return load_mas(mas_of_kind(kind or "number") if task is None else default_mas(task)), None
 
 
 def warn_of_misuse(policy: PolicySpec, task: str | None, mas: MAS, question: str = "") -> None:

@@ -18,6 +18,8 @@ _SPARE_CONNECTIONS = 64
 
 def serve(
     mas: opt.MASName = None,
+    program: opt.ProgramSpec = None,
+    program_file: opt.ProgramFiles = None,
     planner: opt.PlannerName = "mcts:10,3",
     policy: opt.PolicyName = None,
     cache: opt.Cache = None,
@@ -56,7 +58,7 @@ def serve(
     _, algorithm = opt.read_planner(planner)
     if critic and not needs_critic(algorithm):
         raise ConfigError(f"--critic: {planner} takes no critic; choose one that does, as --planner mcts:10,3")
-    system = opt.read_mas(mas, None, kind)
+    system, code = opt.read_system(mas, program, program_file, None, kind)
     service = make_service(
         planner=algorithm,
         mas=system,
@@ -66,6 +68,7 @@ def serve(
         budget=Budget(seconds=seconds),
         concurrency=concurrency,
         queue=queue,
+        program=code,
     )
     app = make_app(service, model=model, seed=seed, key=key, max_body=max_body, max_question=max_question)
     note(f"Serving {system.name} by {planner} at http://{host}:{port}/v1 as model {model!r}; Ctrl-C stops it.")

@@ -37,6 +37,8 @@ def solve(
     cache: opt.Cache = None,
     critic: opt.CriticName = None,
     mas: opt.MASName = None,
+    program: opt.ProgramSpec = None,
+    program_file: opt.ProgramFiles = None,
     seed: opt.Seed = 42,
     tree: Annotated[Path | None, typer.Option("--tree", help="Write the search tree as an HTML page.")] = None,
     problem_id: Annotated[
@@ -56,11 +58,11 @@ def solve(
         problems = _own(sys.stdin.read() if question == "-" else question, source.kind)
     else:
         problems = _known(source.load(), problem_id)
-    system = opt.read_mas(mas, None if task is None else problems, source.kind)
+    system, code = opt.read_system(mas, program, program_file, None if task is None else problems, source.kind)
     spec = opt.chosen_policy(policy, system)
     opt.warn_of_misuse(spec, task, system, problems[0].question)
     [arm] = pair_arms([planner], [critic] if critic else None)
-    bench = Bench(problems, system, opt.read_policy(spec, cache), [seed], concurrency=1)
+    bench = Bench(problems, system, opt.read_policy(spec, cache), [seed], concurrency=1, program=code)
     with RunProgress([arm.label], 1, graded=task is not None) as progress:
         plans = list(start(arm, bench, seed, partial(progress.update, 0, seed)))
     show(plans[0], bench, graded=task is not None)

@@ -145,6 +145,8 @@ def rollouts(
     source: opt.TaskSource,
     store: Annotated[Path, typer.Option("--store", help="SQLite file for the trees; repeat the command to resume.")],
     mas: opt.MASName = None,
+    program: opt.ProgramSpec = None,
+    program_file: opt.ProgramFiles = None,
     policy: opt.PolicyName = None,
     planner: Annotated[str, typer.Option("--planner", help="Planner that uses the true reward.")] = "mcts:40,3",
     seed: opt.Seed = 42,
@@ -170,13 +172,13 @@ def rollouts(
     opt.check_folder(log_json)
     name, method = opt.read_planner(planner)
     problems = source.load()
-    system = opt.read_mas(mas, problems)
+    system, code = opt.read_system(mas, program, program_file, problems)
     spec = opt.chosen_policy(policy, system)
     opt.warn_of_misuse(spec, source.task, system)
     fleet = opt.read_fleet(ray, actors, gpus_per_actor)
     local, remote = engines(spec, cache, fleet)
     limits = opt.read_budget(budget, "--budget"), opt.read_budget(run_budget, "--run-budget")
-    bench = Bench(problems, system, local, [seed], concurrency, store, remote, *limits)
+    bench = Bench(problems, system, local, [seed], concurrency, store, remote, *limits, program=code)
     with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
         harvest, stop = _reap(Arm(name, method), bench, watch)
     _show_harvest(harvest, len(problems), store)

@@ -18,7 +18,7 @@ from mas_gym.programs.calls import Call
 from mas_gym.programs.execution import Execution, Failed, Outcome, Script, Waiting
 from mas_gym.programs.runner import ProgramError, Runner
 from mas_gym.programs.sources import CommandSource, FunctionSource, ServiceSource, Source
-from mas_gym.user_code import is_user_code, load_attribute
+from mas_gym.user_code import find_user_code, is_user_code, user_file
 from mas_gym.validation import MAX_NEW_TOKENS, MAX_TURNS
 
 OTHERS = "other agents"
@@ -174,7 +174,7 @@ class Program:
 def load_program(source: str | Callable[..., Any] | Program, **options: Any) -> Program:
     """Return a program as it is, or make one from what `Program` takes; ``FILE.py:NAME`` may name a `Program`, too."""
     if isinstance(source, str) and _is_function(source):
-        found = load_attribute("program", source)
+        found = _named(source)
         source = found if isinstance(found, Program) else source
     if not isinstance(source, Program):
         return Program(source, **options)
@@ -192,13 +192,20 @@ def _is_function(source: str) -> bool:
     return is_user_code(source) and (" " not in source or Path(source.rpartition(":")[0]).is_file())
 
 
+def _named(source: str) -> Any:
+    """Return the function or program of ``FILE.py:NAME``."""
+    found, args, named = find_user_code("program", source, lambda value: callable(value) or isinstance(value, Program))
+    if args or named:
+        raise ConfigError(f"program {source!r}: expected FILE.py:NAME without settings")
+    return found
+
+
 def _read_source(source: Any, files: Sequence[str | os.PathLike[str]]) -> Source:
     if isinstance(source, str):
         if source.startswith(("http://", "https://")):
             return ServiceSource(source, files)
         if _is_function(source):
-            function = load_attribute("program", source)
-            return FunctionSource(function, Path(source.rpartition(":")[0]).stem)
+            return FunctionSource(_named(source), user_file(source).stem)
         return CommandSource(source, files)
     if isinstance(source, CommandSource | ServiceSource | FunctionSource):
         return source
