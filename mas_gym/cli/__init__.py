@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mas_gym.cli import console, demo, evaluate, listings, play, serve, solve, systems, train, view
+from mas_gym.cli import console, demo, evaluate, listings, play, reports, serve, solve, systems, train, view
 from mas_gym.errors import MASGymError
 from mas_gym.render import printable
 
@@ -123,6 +123,12 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
     ),
     "status": (listings.status, "mas-gym status runs.db", "watch mas-gym status runs.db"),
     "view": (view.view, "mas-gym view runs.db", "mas-gym view runs.db --port 0 --no-open"),
+    "report": (
+        reports.report,
+        "mas-gym report runs.db --out report.html",
+        "mas-gym report runs.db --latex table.tex --figures figures",
+    ),
+    "blame": (reports.blame, "mas-gym blame runs.db", "mas-gym blame runs.db --critic tiny-masprm --json blame.json"),
     "serve": (
         serve.serve,
         "mas-gym serve --planner sc:5",

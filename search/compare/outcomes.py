@@ -383,33 +383,55 @@ def _row(planner: str, critic: str, group: list[Outcome]) -> ResultRow:
         seconds=_spread([[o.seconds for o in run] for run in ended]),
         failures=dict(Counter(o.error for o in group if o.error is not None).most_common()),
         shares=shares,
-        curve=_curve([outcome for outcome in group if outcome.error is None]),
+        curve=tuple((point.tokens, point.hit) for point in anytime_curve(group)),
     )
 
 
-def _curve(group: list[Outcome]) -> tuple[tuple[float, float], ...]:
-    """Average the anytime answers at increasing token budgets, starting where nearly all searches have an answer."""
+class CurvePoint(NamedTuple):
+    """A point of an averaged anytime curve: what searches that stop at one budget reach.
+
+    Attributes:
+        tokens: Mean tokens spent.
+        hit: Hit@1.
+        interval: Its 95% interval.
+    """
+
+    tokens: float
+    hit: float
+    interval: Interval
+
+
+def anytime_curve(outcomes: Iterable[Outcome]) -> list[CurvePoint]:
+    """Average the anytime answers of one row at increasing token budgets; empty if its answers never change.
+
+    The curve starts where nearly all searches have an answer.
+    """
+    group = [outcome for outcome in outcomes if outcome.error is None]
     changing = [outcome for outcome in group if outcome.anytime]
     if not changing or len(changing) < _ANSWERED * len(group) or max(len(o.anytime) for o in changing) < 2:
-        return ()
+        return []
     first = sorted(outcome.anytime[0][0] for outcome in changing)
     low = max(1, first[min(len(first) - 1, int(_ANSWERED * len(group)))])
     high = max(low, *(outcome.tokens for outcome in group))
     budgets = [round(low * (high / low) ** (step / (_CURVE_POINTS - 1))) for step in range(_CURVE_POINTS)]
-    points = [(_spent(group, budget), _right(group, budget)) for budget in sorted(set(budgets))]
-    return tuple(points)
+    return [_point(group, budget) for budget in sorted(set(budgets))]
 
 
-def _spent(group: list[Outcome], budget: int) -> float:
-    return sum(min(outcome.tokens, budget) for outcome in group) / len(group)
-
-
-def _right(group: list[Outcome], budget: int) -> float:
-    right = 0
+def _point(group: list[Outcome], budget: int) -> CurvePoint:
+    by_problem: dict[str, list[bool]] = {}
     for outcome in group:
-        known = [correct for tokens, correct in outcome.anytime if tokens <= budget]
-        right += outcome.correct if budget >= outcome.tokens else bool(known and known[-1])
-    return right / len(group)
+        by_problem.setdefault(outcome.problem_id, []).append(_right_at(outcome, budget))
+    hits = [hit for found in by_problem.values() for hit in found]
+    shares = [sum(found) / len(found) for found in by_problem.values()]
+    spent = sum(min(outcome.tokens, budget) for outcome in group) / len(group)
+    return CurvePoint(spent, sum(hits) / len(hits), wilson(shares, trials=len(group)))
+
+
+def _right_at(outcome: Outcome, budget: int) -> bool:
+    if budget >= outcome.tokens:
+        return outcome.correct
+    known = [correct for tokens, correct in outcome.anytime if tokens <= budget]
+    return bool(known and known[-1])
 
 
 def _spread(runs: Sequence[Sequence[float]]) -> Spread:

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 # The colour-blind safe palette of Okabe and Ito (2008), darkest contrast first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_COSTS = {"tokens": "generated tokens", "agent_calls": "agent calls"}
 _NO_CRITIC = "#555555"
 _MARKERS = ("o", "s", "^", "D", "P", "v", "X", "*", "<", ">")
 INK, _FAINT = "#22262b", "#d9dde2"
 
 
-def tradeoff_figure(rows: Sequence[ResultRow], title: str = "") -> Figure:
-    """Draw Hit@1 with its 95% interval against generated tokens per problem; colour is critic, marker search method.
+def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tokens") -> Figure:
+    """Draw Hit@1 with its 95% interval against the cost per problem; colour is critic, marker search method.
 
     A line that ends in a marker shows what that search would have reached with fewer tokens. The dotted line is the
     frontier: the rows that no other row beats at the same cost or less.
@@ -29,6 +30,7 @@ def tradeoff_figure(rows: Sequence[ResultRow], title: str = "") -> Figure:
     Args:
         rows: From `search.compare.summarise`.
         title: Title of the figure.
+        cost: ``"tokens"`` or ``"agent_calls"``.
 
     Raises:
         ConfigError: No row has a finished search.
@@ -42,21 +44,21 @@ def tradeoff_figure(rows: Sequence[ResultRow], title: str = "") -> Figure:
     axes = figure.subplots()
     colours = _assign([row.critic for row in drawn if row.critic], COLOURS) | {"": _NO_CRITIC}
     markers = _assign([row.planner for row in drawn], _MARKERS)
-    best = frontier(drawn)
+    best = frontier(drawn, cost)
     if 1 < len(best) < len(drawn):
-        spent = [row.tokens.mean for row in best]
+        spent = [getattr(row, cost).mean for row in best]
         axes.plot(spent, [100 * row.hits[1].mean for row in best], ":", color=_NO_CRITIC, linewidth=1.2, zorder=1)
     for row in drawn:
-        _draw_row(axes, row, colours[row.critic], markers[row.planner])
-    _dress(axes, drawn, title)
+        _draw_row(axes, row, cost, colours[row.critic], markers[row.planner])
+    _dress(axes, drawn, cost, title)
     _legend(axes, colours, markers, list(dict.fromkeys(row.critic for row in drawn)))
     return figure
 
 
-def frontier(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Return the rows with a higher Hit@1 than every row that spends no more tokens, by growing tokens."""
+def frontier(rows: Sequence[ResultRow], cost: str = "tokens") -> list[ResultRow]:
+    """Return the rows with a higher Hit@1 than every row that costs no more, by growing cost."""
     best: list[ResultRow] = []
-    for row in sorted(rows, key=lambda row: (row.tokens.mean, -row.hits[1].mean)):
+    for row in sorted(rows, key=lambda row: (getattr(row, cost).mean, -row.hits[1].mean)):
         if not best or row.hits[1].mean > best[-1].hits[1].mean:
             best.append(row)
     return best
@@ -100,23 +102,24 @@ def _assign(names: Sequence[str], looks: Sequence[str]) -> dict[str, str]:
     return {name: looks[i % len(looks)] for i, name in enumerate(dict.fromkeys(names))}
 
 
-def _draw_row(axes: Any, row: ResultRow, colour: str, marker: str) -> None:
-    if row.curve:
-        spent, hits = zip(*row.curve, strict=True)
-        axes.plot(spent, [100 * hit for hit in hits], color=colour, linewidth=1.4, alpha=0.55, zorder=2)
+def _draw_row(axes: Any, row: ResultRow, cost: str, colour: str, marker: str) -> None:
+    if row.curve and cost == "tokens":
+        stops, hits = zip(*row.curve, strict=True)
+        axes.plot(stops, [100 * hit for hit in hits], color=colour, linewidth=1.4, alpha=0.55, zorder=2)
     hit = 100 * row.hits[1].mean
     below, above = (abs(100 * end - hit) for end in row.interval)
     # Wide, pale bars stay readable when methods with equal budgets overlap.
-    axes.errorbar(row.tokens.mean, hit, yerr=[[below], [above]], fmt="none", ecolor=colour, elinewidth=3, alpha=0.35)
-    axes.plot(row.tokens.mean, hit, marker, color=colour, ms=9, mec="white", mew=1.2, zorder=3)
+    spent = getattr(row, cost).mean
+    axes.errorbar(spent, hit, yerr=[[below], [above]], fmt="none", ecolor=colour, elinewidth=3, alpha=0.35)
+    axes.plot(spent, hit, marker, color=colour, ms=9, mec="white", mew=1.2, zorder=3)
 
 
-def _dress(axes: Any, rows: Sequence[ResultRow], title: str) -> None:
-    costs = [row.tokens.mean for row in rows]
+def _dress(axes: Any, rows: Sequence[ResultRow], cost: str, title: str) -> None:
+    costs = [getattr(row, cost).mean for row in rows]
     if min(costs) > 0 and max(costs) / min(costs) > 3:
         axes.set_xscale("log")
         plain_log_ticks(axes, min(costs), max(costs))
-    axes.set_xlabel("generated tokens per problem", color=INK)
+    axes.set_xlabel(f"{_COSTS[cost]} per problem", color=INK)
     axes.set_ylabel("Hit@1 (%)", color=INK)
     if title:
         axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold")

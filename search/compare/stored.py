@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 from mas_gym.errors import ConfigError
@@ -53,21 +54,13 @@ def _title(run: RunInfo) -> str:
 
 
 def _labels(runs: Sequence[RunInfo]) -> list[tuple[str, str]]:
-    """Return planner and critic of each run, with part of a digest where two parts share a name."""
-    names = {}
-    for part in ("planner", "critic"):
-        named = {json.dumps(run.config[part], sort_keys=True): _name(run, part) for run in runs}
-        common = Counter(named.values())
-        first = {json.dumps(run.config[part], sort_keys=True): run.run[:6] for run in reversed(runs)}
-        names[part] = {
-            identity: name if common[name] == 1 else f"{name} [{first[identity]}]" for identity, name in named.items()
-        }
+    """Return planner and critic of each run, with part of a digest where different rows would share a name."""
+    keys = [json.dumps([run.config["planner"], run.config["critic"]], sort_keys=True) for run in runs]
+    names = {key: (_name(run, "planner"), _name(run, "critic")) for key, run in zip(keys, runs, strict=True)}
+    marks = {key: run.run[:6] for key, run in zip(reversed(keys), reversed(runs), strict=True)}
+    common = Counter(names.values())
     return [
-        (
-            names["planner"][json.dumps(run.config["planner"], sort_keys=True)],
-            names["critic"][json.dumps(run.config["critic"], sort_keys=True)],
-        )
-        for run in runs
+        names[key] if common[names[key]] == 1 else (f"{names[key][0]} [{marks[key]}]", names[key][1]) for key in keys
     ]
 
 
@@ -76,19 +69,6 @@ def _name(run: RunInfo, part: str) -> str:
         return str(run.facts["planner"])
     critic: dict[str, Any] | None = run.config["critic"]
     return str(critic["name"]) if critic else ""
-
-
-def outcomes_of(store: Store, setting: Setting) -> list[Outcome]:
-    """Read the outcomes of a setting's runs.
-
-    Raises:
-        StoreError: Searches are damaged.
-    """
-    return [
-        outcome_of(plan, planner, critic, run.config["seed"])
-        for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True)
-        for plan in store.plans(run.run, failed=True)
-    ]
 
 
 def stored_comparison(store: Store, runs: Iterable[str] = (), baseline: str = "") -> Comparison:
@@ -101,13 +81,18 @@ def stored_comparison(store: Store, runs: Iterable[str] = (), baseline: str = ""
             f"expected runs that differ in planner, critic and seed alone, got {len(groups)} settings "
             f"({listed or 'no run'}); choose the runs of one with runs=[...]"
         )
-    return compared(store, groups[0], baseline)
+    setting = groups[0]
+    outcomes = [
+        outcome_of(plan, planner, critic, run.config["seed"])
+        for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True)
+        for plan in store.plans(run.run, failed=True)
+    ]
+    return table_of(store, setting, outcomes, baseline)
 
 
-def compared(store: Store, setting: Setting, baseline: str = "") -> Comparison:
-    """Return the table of one setting; arguments and errors as for `Store.compare`."""
-    outcomes = outcomes_of(store, setting)
-    rows = tuple(summarise(outcomes))
+def table_of(store: Store, setting: Setting, outcomes: Sequence[Outcome], baseline: str = "") -> Comparison:
+    """Return the table of one setting, rows by rising cost."""
+    rows = tuple(sorted(summarise(outcomes), key=lambda row: (isnan(row.tokens.mean), row.tokens.mean)))
     name = find_row(rows, baseline).label if rows else ""
     seeds = sorted({run.config["seed"] for run in setting.runs})
     facts = {"store": store.path.name, "seeds": seeds, "baseline": name}

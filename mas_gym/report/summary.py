@@ -1,0 +1,323 @@
+"""``mas-gym report``: what a run store holds, as one HTML page that stands alone, with figures."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from importlib import resources
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mas_gym.errors import ConfigError, need
+from search.compare import Comparison
+from search.compare.bench import outcome_of
+from search.compare.outcomes import Outcome, ResultRow, anytime_curve
+from search.compare.plots import COLOURS, INK, figure_class, plain_log_ticks, save_figure, tradeoff_figure
+from search.compare.stored import Setting, settings, table_of
+from search.compare.values import (
+    CONFIDENT,
+    Bin,
+    Blame,
+    ScoredState,
+    blame,
+    calibration,
+    chosen_path,
+    path_values,
+    scored_states,
+    usual_start,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from search import Plan, Store
+
+_RANKS = (1, 2, 3, 5, 8, 10)
+
+
+@dataclass
+class SettingReport:
+    """Everything that is reported of the runs of one setting.
+
+    Attributes:
+        setting: The runs.
+        comparison: Their table.
+        calibration: For each row with values, bins by depth.
+        blamed: For each row with values along its answers, the blame of its failed searches.
+        agents: Names of the agents.
+    """
+
+    setting: Setting
+    comparison: Comparison
+    calibration: dict[str, dict[int, list[Bin]]] = field(default_factory=dict)
+    blamed: dict[str, list[Blame]] = field(default_factory=dict)
+    agents: tuple[str, ...] = ()
+
+
+def read_reports(store: Store, runs: Iterable[str] = (), baseline: str = "") -> list[SettingReport]:
+    """Read everything that is reported, one report per setting; each search is read once.
+
+    Args:
+        store: The store.
+        runs: Which runs, as in `Store.find`; all by default.
+        baseline: The row that the others are compared with, where it exists.
+
+    Raises:
+        ConfigError: There are no runs.
+        StoreError: Searches are damaged, or there is no such run.
+    """
+    found = [store.find(run) for run in runs] or store.runs()
+    if not found:
+        raise ConfigError(f"store {store.path}: expected at least one run, got none; write some with --store")
+    return [_read(store, setting, baseline) for setting in settings(found)]
+
+
+def _read(store: Store, setting: Setting, baseline: str) -> SettingReport:
+    outcomes: list[Outcome] = []
+    states: dict[str, list[ScoredState]] = {}
+    failed: dict[str, dict[tuple[str, int], tuple[Plan, list[float]]]] = {}
+    starts: dict[str, dict[str, list[float]]] = {}
+    for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True):
+        label = f"{planner} + {critic}" if critic else planner
+        seed = run.config["seed"]
+        for plan in store.plans(run.run, failed=True):
+            outcomes.append(outcome_of(plan, planner, critic, seed))
+            if plan.tree is None:
+                continue
+            states.setdefault(label, []).extend(scored_states(plan))
+            values = path_values(plan.tree, chosen_path(plan))
+            if values:
+                starts.setdefault(label, {})[f"{plan.problem_id} {seed}"] = values
+                if not plan.correct:
+                    failed.setdefault(label, {})[plan.problem_id, seed] = plan, values
+    known = any(baseline in (f"{one.planner} + {one.critic}", one.planner) for one in outcomes)
+    return SettingReport(
+        setting,
+        table_of(store, setting, outcomes, baseline if known else ""),
+        {label: calibration(found) for label, found in states.items() if found},
+        {
+            label: [blame(plan, values, usual_start(starts[label])) for plan, values in found.values()]
+            for label, found in failed.items()
+        },
+        tuple(agent.name for agent in setting.runs[0].mas.agents),
+    )
+
+
+def blame_counts(blamed: Sequence[Blame], agents: Sequence[str]) -> dict[str, int]:
+    """Return how often each agent is blamed, most often first, and at last for how many searches no one is."""
+    sure = [one for one in blamed if one.confidence >= CONFIDENT]
+    counts = Counter(agents[one.speaker] for one in sure)
+    return {**dict(counts.most_common()), "nobody": len(blamed) - len(sure)}
+
+
+def write_report(
+    store: Store,
+    path: Path,
+    *,
+    runs: Iterable[str] = (),
+    baseline: str = "",
+    figures: Path | None = None,
+) -> list[SettingReport]:
+    """Write a store's report as an HTML page that needs no other file; return what is in it.
+
+    Args:
+        store: The store.
+        path: The page.
+        runs: As for `read_reports`.
+        baseline: As for `read_reports`.
+        figures: Folder for the figures as PNG files; None for none.
+
+    Raises:
+        ConfigError: As for `read_reports`.
+        MissingDependencyError: matplotlib is not installed.
+        StoreError: As for `read_reports`.
+    """
+    reports = read_reports(store, runs, baseline)
+    parts: list[str] = []
+    for number, report in enumerate(reports, 1):
+        drawn = report_figures(report)
+        if figures is not None:
+            figures.mkdir(parents=True, exist_ok=True)
+            for name, draw in drawn.items():
+                save_figure(draw(), figures / (f"{name}.png" if len(reports) == 1 else f"{number}-{name}.png"))
+        parts.append(_section(report, {name: _svg(draw()) for name, draw in drawn.items()}))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_page(store.path.name, parts), encoding="utf-8")
+    return reports
+
+
+def write_tensorboard(reports: Sequence[SettingReport], folder: Path) -> None:
+    """Write Hit@k, costs and anytime curves (in thousandths over tokens) as TensorBoard scalars, a run per row.
+
+    Raises:
+        MissingDependencyError: TensorBoard is not installed.
+    """
+    summary = need("tensorboard.summary", "TensorBoard")
+    for number, report in enumerate(reports, 1):
+        for row in report.comparison.rows:
+            writer = summary.Writer(str(folder / f"{number} {row.label}".replace("/", "_")))
+            for k, spread in row.hits.items():
+                writer.add_scalar(f"hit@{k}", spread.mean, 0)
+            for name in ("tokens", "agent_calls", "reward_calls"):
+                writer.add_scalar(name, getattr(row, name).mean, 0)
+            for tokens, hit in row.curve:
+                writer.add_scalar("hit@1 over tokens", hit, round(tokens))
+            writer.close()
+
+
+def report_figures(report: SettingReport) -> dict[str, Callable[[], Figure]]:
+    """Return what draws each figure, by name."""
+    rows = [row for row in report.comparison.rows if row.tokens.mean > 0]
+    found: dict[str, Callable[[], Figure]] = {}
+    if rows:
+        found["accuracy-tokens"] = lambda: tradeoff_figure(rows)
+        found["accuracy-calls"] = lambda: tradeoff_figure(rows, cost="agent_calls")
+    curves = {row.label: anytime_curve(_of(report, row)) for row in rows}
+    curves = {label: curve for label, curve in curves.items() if curve}
+    if curves:
+        found["anytime"] = lambda: _anytime_figure(curves)
+    ranked = [row for row in rows if 5 in row.hits]
+    if ranked:
+        found["hits"] = lambda: _hits_figure({row.label: _of(report, row) for row in ranked})
+    if report.calibration:
+        found["calibration"] = lambda: _calibration_figure(report.calibration)
+    return found
+
+
+def _of(report: SettingReport, row: ResultRow) -> list[Outcome]:
+    return [one for one in report.comparison.outcomes if (one.planner, one.critic) == (row.planner, row.critic)]
+
+
+def _axes(figure: Figure, x: str, y: str) -> Any:
+    axes = figure.subplots()
+    axes.set_xlabel(x, color=INK)
+    axes.set_ylabel(y, color=INK)
+    axes.grid(True, which="major", alpha=0.3)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return axes
+
+
+def _looks() -> Iterator[dict[str, str]]:
+    """Yield colour and line style of one curve after another."""
+    return ({"color": colour, "linestyle": style} for style in cycle(("-", "--", ":", "-.")) for colour in COLOURS)
+
+
+def _legend(axes: Any) -> None:
+    axes.legend(frameon=False, labelcolor=INK, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+
+
+def _anytime_figure(curves: Mapping[str, Sequence[Any]]) -> Figure:
+    figure = figure_class()(figsize=(8.4, 4.0), dpi=200, layout="constrained")
+    axes = _axes(figure, "generated tokens per problem", "Hit@1 (%) if stopped there")
+    for (label, curve), look in zip(curves.items(), _looks(), strict=False):
+        colour = look["color"]
+        spent = [point.tokens for point in curve]
+        axes.plot(spent, [100 * point.hit for point in curve], lw=1.8, label=label, **look)
+        low, high = ([100 * end for end in ends] for ends in zip(*(point.interval for point in curve), strict=True))
+        axes.fill_between(spent, low, high, color=colour, alpha=0.15, lw=0)
+    spent = [point.tokens for curve in curves.values() for point in curve]
+    axes.set_xscale("log")
+    plain_log_ticks(axes, min(spent), max(spent))
+    _legend(axes)
+    return figure
+
+
+def _hits_figure(groups: Mapping[str, Sequence[Outcome]]) -> Figure:
+    figure = figure_class()(figsize=(8.4, 4.0), dpi=200, layout="constrained")
+    axes = _axes(figure, "k", "Hit@k (%)")
+    for (label, group), look in zip(groups.items(), _looks(), strict=False):
+        hits = [100 * sum(one.hit(k) for one in group) / len(group) for k in _RANKS]
+        axes.plot(_RANKS, hits, marker="o", ms=5, label=label, **look)
+    axes.set_xticks(_RANKS)
+    _legend(axes)
+    return figure
+
+
+def _calibration_figure(rows: Mapping[str, Mapping[int, Sequence[Bin]]]) -> Figure:
+    columns = min(3, len(rows))
+    lines = -(-len(rows) // columns)
+    figure = figure_class()(figsize=(3.0 * columns, 2.8 * lines), dpi=200, layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False, sharey=True).flat
+    for empty in panels[len(rows) :]:
+        empty.remove()
+    for axes, (label, depths) in zip(panels, rows.items(), strict=False):
+        for depth, bins in depths.items():
+            colour = COLOURS[depth % len(COLOURS)]
+            right = [100 * one.right for one in bins]
+            axes.plot([one.value for one in bins], right, marker="o", ms=4, color=colour, label=f"after turn {depth}")
+        axes.set_title(label, fontsize=8, color=INK)
+        axes.set_xlabel("value", color=INK)
+        axes.grid(True, alpha=0.3)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    panels[0].set_ylabel("right answers below (%)", color=INK)
+    panels[0].legend(frameon=False, labelcolor=INK, fontsize=8)
+    return figure
+
+
+def _svg(figure: Figure) -> str:
+    out = io.BytesIO()
+    figure.savefig(out, format="svg")
+    return "data:image/svg+xml;base64," + base64.b64encode(out.getvalue()).decode()
+
+
+_CAPTIONS = {
+    "accuracy-tokens": "Accuracy against generated tokens. Vertical bars are 95% intervals; a line that ends in a "
+    "marker shows what that search would have reached with fewer tokens; the dotted line joins the best rows.",
+    "accuracy-calls": "Accuracy against agent calls.",
+    "anytime": "Accuracy if every search had stopped at the same budget, with 95% bands over problems.",
+    "hits": "Hit@k: a right answer among the first k candidates.",
+    "calibration": "Calibration by depth: the mean share of right answers below states of similar value, in bins of "
+    "equally many states. A useful critic rises from left to right at every depth.",
+}
+
+
+def _section(report: SettingReport, pictures: Mapping[str, str]) -> str:
+    parts = [report.comparison._repr_html_()]
+    for name, data in pictures.items():
+        caption = escape(_CAPTIONS[name])
+        parts.append(f'<figure><img src="{data}" alt="{caption}"><figcaption>{caption}</figcaption></figure>')
+    if report.blamed:
+        parts.append(_blame_table(report))
+    failures = [(row.label, reason, n) for row in report.comparison.rows for reason, n in row.failures.items()]
+    if failures:
+        parts.append(_table(("failed searches", "reason", "number"), failures))
+    return "\n".join(parts)
+
+
+def _blame_table(report: SettingReport) -> str:
+    counts = {label: blame_counts(blamed, report.agents) for label, blamed in report.blamed.items()}
+    names = [*report.agents, "nobody"]
+    lines = [(label, *(str(found.get(name, 0)) for name in names)) for label, found in counts.items()]
+    note = (
+        'Wrong answers by the agent whose message lowered the value most; "nobody" where no fall is clear '
+        f"(confidence below {CONFIDENT:g}). The messages: mas-gym blame."
+    )
+    return f"<p>{escape(note)}</p>" + _table(("row", *names), lines)
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in line) + "</tr>" for line in lines)
+    return f"<table><thead><tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr></thead>{body}</table>"
+
+
+def _page(title: str, sections: Sequence[str]) -> str:
+    style = (resources.files("mas_gym.report") / "listing.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    text = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
+        f"<title>{escape(title)}</title><style>{style}</style></head><body class=report><h1>{escape(title)}</h1>"
+        + "\n<hr>\n".join(f"<section>{section}</section>" for section in sections)
+        + "</body></html>"
+    )
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,137 @@
+"""What a critic's values say about finished searches: calibration by depth, and which message lost a failed one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from search.plan import Plan
+from search.tree import Tree
+
+BINS = 10
+
+CONFIDENT = 0.25
+"""Blame of less confidence is not stated. Chosen on dev problems of Arithmetic, see benchmarks/pages/blame.md."""
+
+
+class ScoredState(NamedTuple):
+    """A scored state of a search tree.
+
+    Attributes:
+        depth: Messages so far.
+        value: The critic's value.
+        right: Share of the graded answers below it that are right.
+    """
+
+    depth: int
+    value: float
+    right: float
+
+
+class Bin(NamedTuple):
+    """States of similar value.
+
+    Attributes:
+        value: Their mean value.
+        right: Mean share of right answers below them.
+        states: How many there are.
+    """
+
+    value: float
+    right: float
+    states: int
+
+
+def scored_states(plan: Plan) -> list[ScoredState]:
+    """Return the scored states of a plan's tree that have graded answers below them."""
+    if plan.tree is None:
+        return []
+    below: dict[int, list[bool]] = {}
+    for candidate in plan.candidates:
+        if candidate.node is not None and candidate.correct is not None:
+            for node in plan.tree.path(candidate.node)[1:]:
+                below.setdefault(node, []).append(candidate.correct)
+    found = []
+    for index, graded in below.items():
+        scored = plan.tree[index]
+        if scored.value is not None:
+            found.append(ScoredState(scored.state.depth, scored.value, sum(graded) / len(graded)))
+    return found
+
+
+def calibration(states: Iterable[ScoredState]) -> dict[int, list[Bin]]:
+    """Return, for each depth, `BINS` bins of equally many states by value; fewer bins if there are few states."""
+    by_depth: dict[int, list[ScoredState]] = {}
+    for state in states:
+        by_depth.setdefault(state.depth, []).append(state)
+    return {depth: _bins(sorted(by_depth[depth], key=lambda state: state.value)) for depth in sorted(by_depth)}
+
+
+def _bins(ordered: Sequence[ScoredState]) -> list[Bin]:
+    count = min(BINS, len(ordered))
+    edges = [round(i * len(ordered) / count) for i in range(count + 1)]
+    groups = [ordered[low:high] for low, high in pairwise(edges)]
+    return [
+        Bin(sum(s.value for s in group) / len(group), sum(s.right for s in group) / len(group), len(group))
+        for group in groups
+    ]
+
+
+class Blame(NamedTuple):
+    """The message that most lowered the value of a transcript.
+
+    Attributes:
+        problem_id: The problem.
+        turn: Its place in the transcript, from 0.
+        speaker: Index of the agent that wrote it.
+        text: The message.
+        values: The value before the first message and after each.
+        fall: By how much it lowered the value.
+        confidence: Half of the fall, in ``[0, 1]`` for values in ``[-1, 1]``; 0 if the value never falls.
+    """
+
+    problem_id: str
+    turn: int
+    speaker: int
+    text: str
+    values: tuple[float, ...]
+    fall: float
+    confidence: float
+
+
+def chosen_path(plan: Plan) -> list[int]:
+    """Return the nodes of the chosen transcript, without the root; empty for a plan without an answer or a tree."""
+    if plan.tree is None or plan.best is None or plan.best.node is None:
+        return []
+    return list(plan.tree.path(plan.best.node)[1:])
+
+
+def path_values(tree: Tree, path: Sequence[int]) -> list[float] | None:
+    """Return the values along a path; None if one of them was never scored."""
+    values = [tree[node].value for node in path]
+    return None if None in values else [value for value in values if value is not None]
+
+
+def blame(plan: Plan, values: Sequence[float], before: float) -> Blame:
+    """Return the message of the chosen transcript after which the value fell most; of equal falls, the first.
+
+    Args:
+        plan: A plan with a tree.
+        values: A critic's value after each message of the chosen transcript.
+        before: The value before the first message, such as the mean value after first messages (`usual_start`).
+    """
+    assert plan.tree is not None
+    path = chosen_path(plan)
+    curve = (before, *values)
+    falls = [old - new for old, new in zip(curve, values, strict=False)]
+    turn = max(range(len(falls)), key=falls.__getitem__)
+    state = plan.tree[path[turn]].state
+    confidence = max(0.0, falls[turn]) / 2
+    return Blame(plan.problem_id, turn, state.speaker, state.text, curve, falls[turn], confidence)
+
+
+def usual_start(values: Mapping[str, Sequence[float]]) -> float:
+    """Return the mean value after the first message, over transcripts by problem."""
+    first = [curve[0] for curve in values.values() if curve]
+    return sum(first) / len(first) if first else 0.0

@@ -1,0 +1,137 @@
+"""``mas-gym report`` and ``mas-gym blame``: what they show is what the store holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from search_worlds import HashCritic, chain, problems, talker
+from typer.testing import CliRunner
+
+import search
+from mas_gym.cli import app
+from mas_gym.policies import ScriptedPolicy
+from search import open_store
+from search.compare.outcomes import Outcome, anytime_curve
+from search.compare.values import ScoredState, blame, calibration, chosen_path, path_values, scored_states
+
+pytest.importorskip("matplotlib", reason="reports draw with the extra 'plot'")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "runs.db"
+    planners, critics = ["single", "sbs:4,2", "mcts:8,3"], {"hash": HashCritic()}
+    search.compare(planners, problems(8), mas=chain(3), policy=talker(), critics=critics, seeds=(1, 2), store=path)
+    return path
+
+
+def command(*arguments: Any) -> str:
+    done = CliRunner().invoke(app, [str(one) for one in arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_page_stands_alone_and_holds_every_row(store: Path, tmp_path: Path) -> None:
+    page, figures, latex = tmp_path / "report.html", tmp_path / "figures", tmp_path / "table.tex"
+    board, markdown = tmp_path / "board", tmp_path / "table.md"
+    files = ("--figures", figures, "--latex", latex, "--tensorboard", board, "--markdown", markdown)
+    command("report", store, "--out", page, "--baseline", "single", *files)
+    text = page.read_text()
+    for label in ("single", "sbs:4,2", "mcts:8,3"):
+        assert f"<td>{label}</td>" in text and label in latex.read_text() and label in markdown.read_text()
+    assert "http" not in text.replace("http-equiv", "") and "<script" not in text
+    drawn = {path.stem for path in figures.iterdir()}
+    assert drawn == {"accuracy-tokens", "accuracy-calls", "anytime", "hits", "calibration"}
+    assert text.count("data:image/svg+xml") == len(drawn)
+    assert {path.name for path in board.iterdir()} == {"1 single", "1 sbs:4,2 + hash", "1 mcts:8,3 + hash"}
+
+
+def test_two_settings_are_two_sections(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    for turns in (2, 3):
+        search.compare(["sc:2"], problems(3), mas=chain(turns), policy=talker(), store=path)
+    command("report", path, "--out", tmp_path / "r.html", "--figures", tmp_path / "f")
+    assert (tmp_path / "r.html").read_text().count("<section>") == 2
+    assert {file.name[:2] for file in (tmp_path / "f").iterdir()} == {"1-", "2-"}
+
+
+def test_what_a_store_does_not_hold_is_said(store: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["report", str(store), "--run", "nothing", "--out", str(tmp_path / "r.html")])
+    assert done.exit_code == 2 and "found 0" in done.output and not (tmp_path / "r.html").exists()
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "none.db"), "--out", str(tmp_path / "r.html")])
+    assert done.exit_code == 2 and "no such file" in done.output
+
+
+def test_hostile_texts_are_escaped(tmp_path: Path) -> None:
+    path, evil = tmp_path / "runs.db", "<script>alert(1)</script>\x1b[31m"
+    policy = ScriptedPolicy(lambda request, seed: f"{evil} Final Answer: {seed % 3}", evil, 1)
+    list(search.run("sc:2", problems(3), mas=chain(2), policy=policy, store=path))
+    output = command("report", path, "--out", tmp_path / "r.html")
+    assert "<script" not in (tmp_path / "r.html").read_text() and "\x1b[31m" not in output
+
+
+def test_blame_is_the_largest_fall(store: Path, tmp_path: Path) -> None:
+    with open_store(store) as opened:
+        run = next(one for one in opened.runs() if one.facts["planner"] == "mcts:8,3")
+        plans = [plan for plan in opened.plans(run.run) if not plan.correct]
+    command("blame", store, "--run", run.run, "--threshold", 0, "--json", tmp_path / "b.json")
+    [document] = json.loads((tmp_path / "b.json").read_text())["runs"]
+    assert [row["problem"] for row in document["searches"]] == [plan.problem_id for plan in plans]
+    for row, plan in zip(document["searches"], plans, strict=True):
+        falls = [a - b for a, b in zip(row["values"], row["values"][1:], strict=False)]
+        assert falls[row["turn"] - 1] == pytest.approx(max(falls), abs=2e-4)
+        assert plan.tree is not None and row["message"] == plan.tree[chosen_path(plan)[row["turn"] - 1]].state.text
+    every = command("blame", store, "--run", run.run, "--threshold", 0)
+    none = command("blame", store, "--run", run.run, "--threshold", 2)
+    assert f"{len(plans)} wrong answers" in every and "named for 0" in none
+
+
+def test_blame_of_a_value_that_never_falls_is_not_confident(store: Path) -> None:
+    with open_store(store) as opened:
+        run = next(one for one in opened.runs() if one.facts["planner"] == "mcts:8,3")
+        plan = next(opened.plans(run.run))
+    assert plan.tree is not None
+    path = chosen_path(plan)
+    assert blame(plan, [0.1, 0.2, 0.3], 0.0).confidence == 0
+    found = blame(plan, [0.5, -0.5, -0.4], 0.4)
+    assert (found.turn, found.fall, found.confidence) == (1, 1.0, 0.5)
+    assert found.text == plan.tree[path[1]].state.text
+    assert path_values(plan.tree, path) == [plan.tree[node].value for node in path]
+
+
+def test_calibration_by_depth(store: Path) -> None:
+    states = [ScoredState(1 + i % 2, i / 100, float(i >= 50)) for i in range(100)]
+    bins = calibration(states)
+    assert list(bins) == [1, 2] and all(
+        len(depth) == 10 and sum(b.states for b in depth) == 50 for depth in bins.values()
+    )
+    assert [one.right for one in bins[1]] == [0.0] * 5 + [1.0] * 5
+    assert [one.value for one in bins[1]] == sorted(one.value for one in bins[1])
+    assert calibration([ScoredState(1, 0.5, 1.0)]) == {1: [(0.5, 1.0, 1)]}
+    with open_store(store) as opened:
+        run = next(one for one in opened.runs() if one.facts["planner"] == "mcts:8,3")
+        plan = next(opened.plans(run.run))
+    assert plan.tree is not None
+    first = [node for node in plan.tree.path(plan.candidates[0].node or 0)][1]
+    below = [c.correct for c in plan.candidates if c.node is not None and first in plan.tree.path(c.node)]
+    value = plan.tree[first].value
+    assert value is not None
+    assert ScoredState(1, value, sum(map(bool, below)) / len(below)) in scored_states(plan)
+
+
+def test_an_anytime_curve_has_intervals_and_ends_at_the_result() -> None:
+    group = [
+        Outcome(
+            "mcts", "", seed, f"p{i}", correct=i % 2 == 0, tokens=100 + i, anytime=((20, False), (60 + i, i % 2 == 0))
+        )
+        for i in range(40)
+        for seed in (1, 2)
+    ]
+    curve = anytime_curve(group)
+    assert curve[-1].hit == 0.5 and curve[0].hit == 0 and curve[0].tokens == 20
+    assert all(point.interval.low - 1e-9 <= point.hit <= point.interval.high + 1e-9 for point in curve)
+    assert [point.tokens for point in curve] == sorted(point.tokens for point in curve)
+    assert anytime_curve([Outcome("single", "", 1, "p", tokens=3)]) == []
