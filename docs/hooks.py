@@ -182,6 +182,21 @@ def heading(text: str) -> str:
     return next(line[2:].strip() for line in text.splitlines() if line.startswith("# "))
 
 
+def changelog_pages() -> Iterator[tuple[str, str, str]]:
+    """Yield the changelog, with the version that is installed and how to cite it."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    yield "Changelog and citation", "reference/changelog.md", f"{text}\n## Citation\n\n```yaml\n{citation}```\n"
+
+
+def own_pages(folder: Path, nav: list[Any]) -> list[dict[str, str]]:
+    """Return the how-to pages that the navigation does not name, so that a new page needs no entry."""
+    named = json.dumps(nav)
+    pages = [*sorted((folder / "howto").glob("*.md")), *sorted(folder.glob("*.md"))]
+    uris = [path.relative_to(folder).as_posix() for path in pages]
+    return [{heading((folder / uri).read_text("utf-8")): uri} for uri in uris if f'"{uri}"' not in named]
+
+
 GENERATED: dict[str, File] = {}
 
 
@@ -191,7 +206,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     GENERATED.clear()
     sections: dict[str, list[dict[str, str]]] = {"Reference": [], "Evidence": []}
     made = {
-        "Reference": [*command_pages(), *schema_pages(config), *store_pages(), *python_pages()],
+        "Reference": [*command_pages(), *schema_pages(config), *store_pages(), *python_pages(), *changelog_pages()],
         "Evidence": list(evidence_pages()),
     }
     for section, pages in made.items():
@@ -200,10 +215,11 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
             GENERATED[uri] = File.generated(config, uri, **source)
             if title:
                 sections[section].append({title: uri})
+    sections["How to"] = own_pages(Path(config.docs_dir), config.nav or [])
     for entry in config.nav or []:
         for section in sections:
             if section in entry:
-                entry[section] = sections[section]
+                entry[section] += sections[section]
     return config
 
 

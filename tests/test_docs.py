@@ -155,3 +155,17 @@ def test_every_page_ends_with_where_to_go_next() -> None:
     for page in PAGES:
         if page.parent.name in ("start", "concepts", "howto") and page.stem != "index":
             assert "**Next:**" in page.read_text("utf-8").splitlines()[-1], page.name
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="the notebook needs nbclient and ipykernel")
+    nbformat = pytest.importorskip("nbformat")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    notebook = nbformat.read(ROOT / "examples" / "first_steps.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "commit the notebook without outputs"
+    nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    printed = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", ()))
+    assert "Solver sees ['Planner']" in printed and "Hit@1" in printed

@@ -126,7 +126,8 @@ class Comparison:
         """Return what ``print`` shows."""
         from rich.console import Console
 
-        console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
+        # In a notebook rich would display the table instead of writing it.
+        console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_jupyter=False)
         console.print(self.show())
         lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
         for part in self.calibrated:
