@@ -26,6 +26,9 @@ class Usage:
         prompt_tokens: Prompt tokens, once per request however many samples it asked for.
         cached_tokens: Prompt tokens that the engine had cached.
         dropped_tokens: Tokens cut from the oldest inputs to fit the context window.
+        critic_tokens: Tokens that the critic generated, such as a judge's verdicts; no part of TOK.
+        critic_prompt_tokens: Prompt tokens that the critic read to generate them.
+        unread_verdicts: Verdicts of a judge that could not be read.
         seconds: Wall-clock seconds from start to end; in a sum, the sum of them.
     """
 
@@ -36,6 +39,9 @@ class Usage:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     dropped_tokens: int = 0
+    critic_tokens: int = 0
+    critic_prompt_tokens: int = 0
+    unread_verdicts: int = 0
     seconds: float = 0.0
 
     def __add__(self, other: Usage) -> Usage:
@@ -49,6 +55,9 @@ class Usage:
             self.prompt_tokens + other.prompt_tokens,
             self.cached_tokens + other.cached_tokens,
             self.dropped_tokens + other.dropped_tokens,
+            self.critic_tokens + other.critic_tokens,
+            self.critic_prompt_tokens + other.critic_prompt_tokens,
+            self.unread_verdicts + other.unread_verdicts,
             self.seconds + other.seconds,
         )
 

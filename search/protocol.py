@@ -136,10 +136,13 @@ class Critic(Protocol):
 
     A critic may have more attributes: ``max_batch`` (the number of states it prefers to get
     at once, 64 by default); ``concurrent`` (True if scoring may and should run in a thread
-    of its own beside generation, as on a GPU or a server; False by default); and
+    of its own beside generation, as on a GPU or a server; False by default);
     ``scores_actions`` (True if a value rates the message that led to the state and not what
     may follow, as policy likelihood does; then `MCTS` takes the best candidate's value for
-    a frontier's).
+    a frontier's); and ``reads_answers`` (True if it reads the answers of a `ScoringContext`).
+
+    A value is a finite number. What cannot be scored gets no default: return a `Score` that is
+    not a number, with the reason, or raise; that search fails with the reason, the others go on.
 
     A run with a store needs the critic's identity: what its values depend on. Its class, its
     source and its attributes are stated automatically; ``identity()`` replaces the
@@ -158,8 +161,27 @@ class Critic(Protocol):
     free: bool
 
     def score(self, contexts: Sequence[ScoringContext]) -> Sequence[float]:
-        """Return one value per state, in order. Raises `mas_gym.errors.CriticError`."""
+        """Return one value per state, in order, each a float or a `Score`. Raises `mas_gym.errors.CriticError`."""
         ...
+
+
+class Score(float):
+    """A value with what it cost; a critic whose forwards are not its only cost returns these instead of floats.
+
+    Attributes:
+        tokens: Tokens that the critic generated for it.
+        prompt_tokens: Tokens that it read to generate them.
+        unread: Verdicts among them that could not be read.
+        reason: Why the value is not a number, if it is not: the search then fails with this reason.
+    """
+
+    __slots__ = ("prompt_tokens", "reason", "tokens", "unread")
+
+    def __new__(cls, value: float, tokens: int = 0, prompt_tokens: int = 0, unread: int = 0, reason: str = "") -> Score:
+        """Keep a value and its cost."""
+        score = super().__new__(cls, value)
+        score.tokens, score.prompt_tokens, score.unread, score.reason = tokens, prompt_tokens, unread, reason
+        return score
 
 
 class ScoringContext(NamedTuple):
@@ -169,11 +191,16 @@ class ScoringContext(NamedTuple):
         state: The state to score.
         mas: The system that it belongs to.
         proposal: The proposal whose message led to the state; None if no policy produced it.
+        answer: The normalised answer of a terminal state; None without one, and for critics without ``reads_answers``.
+        answers: The answers of all terminal states that this search has asked to score so far, this one's included,
+            as often as they were asked for; likewise.
     """
 
     state: MASState
     mas: MAS
     proposal: Proposal | None
+    answer: str | None = None
+    answers: tuple[str | None, ...] = ()
 
 
 def bind_planner(planner: Planner, critic: Critic | None, training: bool) -> Planner:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mas_gym.errors import DataError, MASGymError
-from mas_gym.policies.base import mean_logprob
+from mas_gym.policies.base import Certainty, mean_logprob
 from mas_gym.state import Action, MASState
 
 SCHEMA = 1
@@ -32,12 +32,14 @@ class Proposal(NamedTuple):
         tokens: Generated tokens.
         logprob: Sum of token log-probabilities (nats); None if the policy does not report it.
         finish_reason: ``"stop"`` or ``"length"``.
+        certainty: How sure the policy was of the message; None if it does not report it.
     """
 
     action: Action
     tokens: int = 0
     logprob: float | None = None
     finish_reason: str = "stop"
+    certainty: Certainty | None = None
 
     @property
     def mean_logprob(self) -> float | None:

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 
 from mas_gym.policies import load_policy
 from mas_gym.policies.adapters import ScriptedPolicy, as_async
-from mas_gym.policies.base import Policy, Sample, SamplingReply, SamplingRequest
+from mas_gym.policies.base import Certainty, Policy, Sample, SamplingReply, SamplingRequest
 from mas_gym.prompts import ChatMessage
 
 
@@ -25,7 +25,8 @@ def hash_policy() -> ScriptedPolicy:
 
     def script(request: SamplingRequest, seed: int) -> Sample:
         word = hashlib.blake2b(f"{request.messages}|{seed}".encode(), digest_size=6).hexdigest()
-        return Sample(f"I say {word}. Final Answer: {int(word, 16) % 5}", 7, -1.5 - seed % 3, "stop")
+        logprob = -1.5 - seed % 3
+        return Sample(f"I say {word}. Final Answer: {int(word, 16) % 5}", 7, logprob, "stop", Certainty(logprob / 7))
 
     return ScriptedPolicy(script, name="hash", max_batch=64)
 

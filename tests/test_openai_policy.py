@@ -408,7 +408,7 @@ def test_malformed_replies_say_why(change: dict[str, Any], reason: str) -> None:
 def test_a_sound_reply_is_read() -> None:
     body = {"choices": [CHOICE], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
     reply = parse_reply(json.dumps(body).encode(), 1, "chat", True)
-    assert reply.samples[0] == ("hi", 2, None, "stop")
+    assert reply.samples[0] == Sample("hi", 2, None, "stop")
     assert (reply.prompt_tokens, reply.cached_tokens, reply.generated_tokens) == (3, 0, 2)
 
 

@@ -185,7 +185,7 @@ class TestServers:
             for seed in REQUEST.seeds:
                 key = blake2b(f"{former}|{sample_key(REQUEST, seed)}".encode(), digest_size=16).digest()
                 row = (key, "openai:served", f"old {seed}", 3, -1.0, "stop", 5, 0)
-                database.execute("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+                database.execute("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, NULL)", row)
         database.close()
         with serving(make_app(hash_policy())) as url:
             for options, found in (({}, True), ({"revision": "2"}, False)):

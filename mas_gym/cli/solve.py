@@ -125,12 +125,21 @@ def _cost(plan: Plan) -> str:
         f"TOK {usage.generated_tokens:,}",
         f"RC {usage.reward_calls:,}",
         f"{usage.prompt_tokens:,} prompt tokens",
+        *_critic_cost(plan),
         f"{len(plan.candidates)} candidate{'s' * (len(plan.candidates) != 1)}",
         f"{usage.seconds:.1f} s",
     ]
     if usage.dropped_tokens:
         parts.append(f"{usage.dropped_tokens:,} prompt tokens dropped: the context was too long")
     return "  ".join(parts)
+
+
+def _critic_cost(plan: Plan) -> list[str]:
+    """Return what the critic spent besides its forwards, if anything."""
+    usage = plan.usage
+    read, written = usage.critic_prompt_tokens, usage.critic_tokens
+    costs = [f"judge: {read:,} prompt tokens, {written:,} generated"] if read or written else []
+    return [*costs, f"{usage.unread_verdicts:,} unread verdicts"] if usage.unread_verdicts else costs
 
 
 def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, graded: bool) -> None:

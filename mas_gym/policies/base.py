@@ -131,6 +131,21 @@ def mean_logprob(logprob: float | None, tokens: int) -> float | None:
     return None if logprob is None else logprob / max(tokens, 1)
 
 
+class Certainty(NamedTuple):
+    """How sure a policy was of one message, at temperature 1 and without top-p; None for what its engine does not give.
+
+    Attributes:
+        least: Smallest log-probability of a generated token, in nats.
+        entropy: Mean entropy of the next-token distributions, in nats.
+        self_certainty: Mean KL divergence of the uniform distribution from the next-token distributions, in nats
+            (Kang et al. 2025, "Scalable Best-of-N Selection for Large Language Models via Self-Certainty").
+    """
+
+    least: float | None = None
+    entropy: float | None = None
+    self_certainty: float | None = None
+
+
 class Sample(NamedTuple):
     """One sampled message.
 
@@ -139,12 +154,14 @@ class Sample(NamedTuple):
         tokens: Generated tokens, the end token included.
         logprob: Sum over the generated tokens of the policy's log-probability at temperature 1 (nats); None if unknown.
         finish_reason: ``"stop"`` or ``"length"``.
+        certainty: Statistics of the next-token distributions; None if unknown.
     """
 
     text: str
     tokens: int
     logprob: float | None
     finish_reason: str
+    certainty: Certainty | None = None
 
     @property
     def mean_logprob(self) -> float | None:

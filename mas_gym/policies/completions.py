@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from mas_gym.policies.base import MOST_TOKENS, Sample, SamplingRequest, finite_logprob, token_count
+from mas_gym.policies.base import MOST_TOKENS, Certainty, Sample, SamplingRequest, finite_logprob, token_count
 
 Api = Literal["chat", "completions"]
 FaultKind = Literal["connection", "reset", "timeout", "rate limit", "server error", "bad reply", "too long", "refused"]
@@ -158,9 +158,12 @@ def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool) -> WireReply:
     found = [_choice(choice, api, logprobs) for choice in choices]
     usage = _part(body, "usage")
     prompt, generated = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
-    counts = _token_counts([tokens for _, tokens, _, _ in found], generated)
+    counts = _token_counts([None if values is None else len(values) for _, values, _ in found], generated)
     samples = tuple(
-        Sample(text, count, logprob, finish) for (text, _, logprob, finish), count in zip(found, counts, strict=True)
+        Sample(text, count, None, finish)
+        if values is None
+        else Sample(text, count, math.fsum(values), finish, Certainty(min(values)) if values else None)
+        for (text, values, finish), count in zip(found, counts, strict=True)
     )
     cached = _count(_part(usage, "prompt_tokens_details"), "cached_tokens")
     return WireReply(samples, prompt, cached, sum(counts))
@@ -195,8 +198,8 @@ def load_object(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def _choice(choice: dict[str, Any], api: Api, logprobs: bool) -> tuple[str, int | None, float | None, str]:
-    """Return (text, token count if known, summed log-probability, finish reason) of one choice."""
+def _choice(choice: dict[str, Any], api: Api, logprobs: bool) -> tuple[str, list[float] | None, str]:
+    """Return the text, the tokens' log-probabilities if known, and the finish reason of one choice."""
     if api == "chat":
         message = choice.get("message")
         if not isinstance(message, dict):
@@ -212,9 +215,7 @@ def _choice(choice: dict[str, Any], api: Api, logprobs: bool) -> tuple[str, int 
     if finish not in ("stop", "length", "eos", "eos_token"):
         raise BadReply(f"the server ended a message with finish_reason {str(finish)[:40]!r}")
     values = _logprobs(choice.get("logprobs"), api) if logprobs else None
-    total = None if values is None else math.fsum(values)
-    count = None if values is None else len(values)
-    return clean(text).strip(), count, total, "length" if finish == "length" else "stop"
+    return clean(text).strip(), values, "length" if finish == "length" else "stop"
 
 
 def _logprobs(found: Any, api: Api) -> list[float] | None:

@@ -32,6 +32,7 @@ from mas_gym.identity import digest_of, identity_of
 from mas_gym.policies.adapters import as_async, open_session, prompt_bound
 from mas_gym.policies.base import (
     AsyncPolicy,
+    Certainty,
     Meter,
     Policy,
     Sample,
@@ -44,18 +45,28 @@ from mas_gym.policies.base import (
 
 SCHEMA = 1
 _FORMAT = "mas-gym-recording"
-_COLUMNS = "text, tokens, logprob, finish_reason, prompt_tokens, dropped_tokens"
+_COLUMNS = "text, tokens, logprob, finish_reason, prompt_tokens, dropped_tokens, least, entropy, self_certainty"
+
+
+def _add_certainty(connection: sqlite3.Connection) -> None:
+    """Add what schema 1 lacks; its samples have no certainty."""
+    for column in Certainty._fields:
+        connection.execute(f"ALTER TABLE samples ADD COLUMN {column} REAL")
+
+
 _CACHE = Format(
     name="response cache",
     application=0x4D415343,
-    schema=1,
+    schema=2,
     tables="""
 CREATE TABLE samples (
     key BLOB PRIMARY KEY, policy TEXT NOT NULL, text TEXT NOT NULL, tokens INTEGER NOT NULL, logprob REAL,
-    finish_reason TEXT NOT NULL, prompt_tokens INTEGER NOT NULL, dropped_tokens INTEGER NOT NULL) WITHOUT ROWID;
+    finish_reason TEXT NOT NULL, prompt_tokens INTEGER NOT NULL, dropped_tokens INTEGER NOT NULL,
+    least REAL, entropy REAL, self_certainty REAL) WITHOUT ROWID;
 """,
     error=DataError,
     origin="a CachedPolicy creates one",
+    upgrades={1: _add_certainty},
 )
 
 logger = logging.getLogger("mas_gym.policies")
@@ -372,15 +383,22 @@ class _ResponseCache:
 
     def _stored(self, key: bytes) -> _Entry | None:
         row = self._database.execute(f"SELECT {_COLUMNS} FROM samples WHERE key = ?", (key,)).fetchone()
-        return None if row is None else _Entry(Sample(*row[:4]), row[4], row[5])
+        if row is None:
+            return None
+        certainty = Certainty(*row[6:]) if any(value is not None for value in row[6:]) else None
+        return _Entry(Sample(*row[:4], certainty), row[4], row[5])
 
     def add(self, request: SamplingRequest, entries: Sequence[_Entry]) -> None:
         assert self._address is not None
         keyed = zip(self._keys(self._address, request), entries, strict=True)
-        rows = [(key, self._policy.name, *sample, prompt, dropped) for key, (sample, prompt, dropped) in keyed]
+        rows = [
+            (key, self._policy.name, *sample[:4], prompt, dropped, *(sample.certainty or Certainty()))
+            for key, (sample, prompt, dropped) in keyed
+        ]
+        insert = f"INSERT OR IGNORE INTO samples VALUES ({', '.join('?' * 11)})"
         try:
             with transaction(self._database):
-                self._database.executemany("INSERT OR IGNORE INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+                self._database.executemany(insert, rows)
         except (sqlite3.OperationalError, UnicodeEncodeError) as error:
             # The reply is good even if it cannot be stored: a full disk must not fail the search.
             if not self._warned:
@@ -408,19 +426,24 @@ def _read(file: Path) -> tuple[str, dict[str, _Entry], int]:
         try:
             entry = json.loads(line)
             counts = token_count(entry["prompt_tokens"]), token_count(entry["dropped_tokens"])
-            records[entry["key"]] = _Entry(_checked(Sample(*(entry[name] for name in Sample._fields))), *counts)
+            records[entry["key"]] = _Entry(_sample(entry), *counts)
         except (ValueError, KeyError, TypeError) as error:
             what = f"expected a recorded sample, got {line[:80]!r} ({error})"
             raise DataError(f"{file}, line {number}: {what}") from error
     return policy, records, intact
 
 
-def _checked(sample: Sample) -> Sample:
-    known = sample.logprob is None or (isinstance(sample.logprob, int | float) and math.isfinite(sample.logprob))
-    if not isinstance(sample.text, str) or not known or sample.finish_reason not in ("stop", "length"):
-        raise ValueError("expected a text, a finite log-probability or null, and a finish reason of stop or length")
-    token_count(sample.tokens)
-    return sample
+def _sample(entry: Mapping[str, Any]) -> Sample:
+    text, tokens, logprob, reason = (entry[name] for name in Sample._fields[:4])
+    # Recordings of earlier versions have no certainty.
+    certainty = entry.get("certainty")
+    known = all(
+        value is None or (isinstance(value, int | float) and math.isfinite(value))
+        for value in (logprob, *(certainty or ()))
+    )
+    if not isinstance(text, str) or not known or reason not in ("stop", "length"):
+        raise ValueError("expected a text, finite log-probabilities or null, and a finish reason of stop or length")
+    return Sample(text, token_count(tokens), logprob, reason, Certainty(*certainty) if certainty else None)
 
 
 def _header(file: Path, line: bytes) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependencyError, PolicyError
 from mas_gym.policies.adapters import close_at_exit, engine_loop, on_engine_loop
-from mas_gym.policies.base import Meter, Sample, SamplingReply, SamplingRequest
+from mas_gym.policies.base import Certainty, Meter, Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.chat import ChatFormat, Prompt
 from mas_gym.policies.completions import SEED_MASK
 from mas_gym.policies.registry import ModelSource, build, written_options
@@ -314,7 +314,11 @@ class VLLMPolicy:
         self.meter.calls += 1
         self.meter.add(len(prompt.ids), cached, len(output.token_ids))
         text = self._format.decode(output.token_ids)
-        return Sample(text, len(output.token_ids), float(output.cumulative_logprob), output.finish_reason), cached
+        # With logprobs=0 vLLM gives the generated tokens' own log-probabilities, and no distribution.
+        each = [steps[token].logprob for token, steps in zip(output.token_ids, output.logprobs or (), strict=False)]
+        certainty = Certainty(min(each)) if each else None
+        logprob = float(output.cumulative_logprob)
+        return Sample(text, len(output.token_ids), logprob, output.finish_reason, certainty), cached
 
     def _explained(self, error: Exception) -> PolicyError:
         from vllm.v1.engine.exceptions import EngineDeadError

@@ -157,7 +157,7 @@ def _check_reply(findings: Findings, request: SamplingRequest, reply: Any) -> No
 def _check_sample(findings: Findings, request: SamplingRequest, sample: Any) -> None:
     if not findings.expect(isinstance(sample, Sample), f"a sample: expected a Sample, got {describe(sample)}"):
         return
-    text, tokens, logprob, reason = sample
+    text, tokens, logprob, reason, certainty = sample
     if findings.expect(isinstance(text, str), f"text: expected a str, got {describe(text)}"):
         findings.expect(text == text.strip(), f"text: expected it stripped, got {describe(text)}")
     findings.expect(
@@ -168,6 +168,9 @@ def _check_sample(findings: Findings, request: SamplingRequest, sample: Any) -> 
         fine = isinstance(logprob, float) and math.isfinite(logprob) and logprob <= 1e-6
         findings.expect(fine, f"logprob: expected None or a finite float up to 0, got {describe(logprob)}")
     findings.expect(reason in ("stop", "length"), f"finish_reason: expected 'stop' or 'length', got {describe(reason)}")
+    for value in certainty or ():
+        fine = value is None or (isinstance(value, float) and math.isfinite(value))
+        findings.expect(fine, f"certainty: expected None or finite floats, got {describe(value)}")
 
 
 def _check_odd_prompts(findings: Findings, policy: Policy | AsyncPolicy) -> None:

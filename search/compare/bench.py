@@ -343,6 +343,7 @@ def outcome_of(plan: Plan, planner: str, critic: str, seed: int) -> Outcome:
         error=plan.error,
         anytime=tuple((point.generated_tokens, bool(point.correct)) for point in plan.anytime),
         seconds=plan.usage.seconds,
+        critic_tokens=plan.usage.critic_tokens,
     )
 
 

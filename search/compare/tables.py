@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-COLUMNS = ("Search", "Critic", "Hit@1", "95% interval", "Hit@3", "Hit@5", "TOK", "AC", "RC", "Failed")
+COLUMNS = ("Search", "Critic", "Hit@1", "95% interval", "Hit@3", "Hit@5", "TOK", "AC", "RC", "Critic TOK", "Failed")
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
     character: "\\" + character for character in "&%$#_{}"
 }
@@ -56,6 +56,9 @@ def cells(row: ResultRow, deviations: bool = True) -> tuple[str, ...]:
         f"{100 * row.interval.low:.1f} {_DASH} {100 * row.interval.high:.1f}",
         *(percent(hits.get(k)) for k in HIT_RANKS[1:]),
         *(count(cost if deviations else Spread(cost.mean, None)) for cost in costs),
+        count(row.critic_tokens if deviations else Spread(row.critic_tokens.mean, None))
+        if row.critic_tokens.mean > 0
+        else _DASH,
         str(sum(row.failures.values()) or _DASH),
     )
 
@@ -138,6 +141,7 @@ def caption(rows: Sequence[ResultRow]) -> str:
     return (
         f"{problems} problems, {averaged}. Hit in %, failed searches counted as wrong; 95% intervals over problems. "
         "TOK generated tokens, AC agent calls, RC reward calls, each per problem."
+        + (" Critic TOK: tokens of judges, no part of TOK." if any(row.critic_tokens.mean > 0 for row in rows) else "")
     )
 
 
@@ -186,9 +190,18 @@ def _failure_table(failures: Sequence[tuple[str, int, str]]) -> Table:
 
 def to_markdown(rows: Sequence[ResultRow]) -> str:
     """Return the table as GitHub Markdown."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * 2 + "---:|" * (len(COLUMNS) - 2)]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells(row)) + " |" for row in rows]
+    header, *body = _fixed_columns(rows)
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * 2 + "---:|" * (len(header) - 2)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in body]
     return "\n".join(lines) + "\n"
+
+
+def _fixed_columns(rows: Sequence[ResultRow]) -> list[tuple[str, ...]]:
+    """Return the header and the lines of a table with every column but the critic's tokens, if no critic has any."""
+    lines = [COLUMNS, *map(cells, rows)]
+    place = COLUMNS.index("Critic TOK")
+    bare = all(line[place] == _DASH for line in lines[1:])
+    return [(*line[:place], *line[place + bare :]) for line in lines]
 
 
 def to_csv(rows: Sequence[ResultRow]) -> str:
@@ -234,7 +247,8 @@ def latex(text: str) -> str:
 def to_html(rows: Sequence[ResultRow], title: str = "", baseline: str = "") -> str:
     """Return the table, its caption and the differences as a fragment of HTML, for notebooks."""
     parts = [f"<p><b>{escape(title)}</b></p>" if title else ""]
-    parts.append(_html_table(COLUMNS, [cells(row) for row in rows]))
+    header, *body = _fixed_columns(rows)
+    parts.append(_html_table(header, body))
     if rows:
         parts.append(f"<p><small>{escape(caption(rows))}</small></p>")
     gaps = differences(rows, baseline) if len(rows) > 1 else []

@@ -29,6 +29,7 @@ from search.protocol import (
     Remaining,
     Request,
     Reward,
+    Score,
     ScoringContext,
 )
 from search.setup import Budget, SampleRecord, Sampling, Setup
@@ -116,6 +117,7 @@ class ActiveSearch:
         self._texts: dict[str, str] = {}
         self._values: dict[bytes, float] = {}
         self._to_score: list[MASState] = []
+        self._leaf_answers: list[str | None] = []
         self.spent = Usage()
         self._stopped: str | None = None
         self._last_messages = setup.dynamics.max_depth
@@ -283,6 +285,8 @@ class ActiveSearch:
         if critic is None:
             raise CriticError("the planner asks for values and the run has no critic: pass critic=load_critic(...)")
         hits = 0
+        reads = getattr(critic, "reads_answers", False)
+        answers = self._all_answers(states) if reads else ()
         for state in states:
             if critic.terminal_only and not self.setup.dynamics.is_terminal(state):
                 raise CriticError(
@@ -292,10 +296,21 @@ class ActiveSearch:
             if state.digest in self._values or state.digest in scoring:
                 hits += 1
             else:
-                scoring[state.digest] = self._context(state)
+                context = self._context(state)
+                if reads:
+                    context = context._replace(answer=self._answer(state), answers=answers)
+                scoring[state.digest] = context
                 self._to_score.append(state)
         if hits and not critic.free:
             self._spend(Usage(reward_hits=hits))
+
+    def _answer(self, state: MASState) -> str | None:
+        return self.grader.extract(state.text) if self.setup.dynamics.is_terminal(state) else None
+
+    def _all_answers(self, states: Sequence[MASState]) -> tuple[str | None, ...]:
+        """Add the answers of the terminal ones among ``states``; return those of all that were to be scored so far."""
+        self._leaf_answers += [self._answer(state) for state in states if self.setup.dynamics.is_terminal(state)]
+        return tuple(self._leaf_answers)
 
     def _context(self, state: MASState) -> ScoringContext:
         return ScoringContext(state, self.setup.dynamics.mas, self._proposal_of(state))
@@ -375,7 +390,7 @@ class ActiveSearch:
         text = self._texts.setdefault(sample.text, sample.text)
         logprob = sample.logprob if sample.logprob is not None and math.isfinite(sample.logprob) else None
         action = Action(text, self.setup.dynamics.mas.ALL)
-        return SampleRecord(Proposal(action, sample.tokens, logprob, sample.finish_reason), seed)
+        return SampleRecord(Proposal(action, sample.tokens, logprob, sample.finish_reason, sample.certainty), seed)
 
     def take_scores(self, outcome: object) -> None:
         """Take the critic's values of the submitted states, or its error.
@@ -388,10 +403,15 @@ class ActiveSearch:
             raise outcome
         critic = self.setup.critic
         assert isinstance(outcome, Sequence) and critic is not None
+        if not critic.free:
+            # Before the values are checked: what a value cost is spent, whatever the value is.
+            self._spend(Usage(reward_calls=len(self._to_score)))
+        for value in outcome:
+            if isinstance(value, Score):
+                cost = Usage(critic_tokens=value.tokens, critic_prompt_tokens=value.prompt_tokens)
+                self._spend(replace(cost, unread_verdicts=value.unread))
         for state, value in zip(self._to_score, outcome, strict=True):
             self._values[state.digest] = _finite(value, critic, state)
-        if not critic.free:
-            self._spend(Usage(reward_calls=len(self._to_score)))
 
     def _settle_values(self) -> None:
         """Fill in the replies to `Evaluate`; every value is known by now."""
@@ -466,7 +486,7 @@ def _checked(requests: object) -> Sequence[Request]:
 
 
 def _finite(value: Any, critic: Critic, state: MASState) -> float:
-    reason = "check its weights and its precision"
+    reason = getattr(value, "reason", "") or "check its weights and its precision"
     try:
         number = float(value)
         if math.isfinite(number):

@@ -87,6 +87,13 @@ CREATE TABLE moments (
     correct INTEGER,
     PRIMARY KEY (search, step)
 ) WITHOUT ROWID;
+CREATE TABLE critic_costs (         -- of searches whose critic cost more than its forwards
+    search INTEGER PRIMARY KEY REFERENCES searches,
+    critic_tokens INTEGER NOT NULL,
+    critic_prompt_tokens INTEGER NOT NULL,
+    unread_verdicts INTEGER NOT NULL,
+    checksum BLOB NOT NULL          -- digest of the row
+);
 """
 PARTS = {"nodes": "node", "candidates": "rank", "moments": "step"}
 """The tables that hold parts of a search, with the column that orders them."""
@@ -156,11 +163,22 @@ def checksum(rows: Sequence[Any]) -> bytes:
 
 
 def part_rows(connection: sqlite3.Connection, search: int) -> list[list[tuple[Any, ...]]]:
-    """Return a search's rows in each of `PARTS`, all columns, in order."""
-    return [
+    """Return a search's rows in each of `PARTS`, all columns, in order; then its ``critic_costs``, if any."""
+    rows = [
         connection.execute(f"SELECT * FROM {table} WHERE search = ? ORDER BY {order}", (search,)).fetchall()
         for table, order in PARTS.items()
     ]
+    costs = cost_row(connection, search)
+    return rows if costs is None else [*rows, [costs]]
+
+
+def cost_row(connection: sqlite3.Connection, search: int) -> tuple[Any, ...] | None:
+    """Return a search's row in ``critic_costs``, all columns; None if it has none. Stores before schema 3 have none."""
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'critic_costs'").fetchone():
+        return None
+    found: tuple[Any, ...] | None
+    found = connection.execute("SELECT * FROM critic_costs WHERE search = ?", (search,)).fetchone()
+    return found
 
 
 class Held(NamedTuple):
@@ -236,15 +254,21 @@ def _upgrade_1(connection: sqlite3.Connection) -> None:
         seal_search(connection, search)
     for (run,) in connection.execute("SELECT run FROM runs").fetchall():
         seal_run(connection, run, Held.of(connection, run))
+    _upgrade_2(connection)
+
+
+def _upgrade_2(connection: sqlite3.Connection) -> None:
+    """Add what schema 2 lacks: what critics cost beside their forwards."""
+    connection.execute(next(table for table in TABLES.split(";\n") if "critic_costs" in table))
 
 
 FORMAT = Format(
     name="store",
     application=0x4D415347,
-    schema=2,
+    schema=3,
     tables=TABLES,
     error=StoreError,
     origin="search.run(..., store=path) creates one",
-    upgrades={1: _upgrade_1},
+    upgrades={1: _upgrade_1, 2: _upgrade_2},
 )
 explained = FORMAT.explained

@@ -22,6 +22,7 @@ with the other rows of its batch. Decoding one request at a time (``max_batch=1`
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mas_gym.policies.base import MIN_TEMPERATURE, SamplingRequest
+from mas_gym.policies.base import MIN_TEMPERATURE, Certainty, SamplingRequest
 from mas_gym.policies.local.forward import Model, PrefixStore, Slots
 
 if TYPE_CHECKING:
@@ -52,11 +53,15 @@ class Draws(NamedTuple):
         tokens: ``[n]`` token ids.
         logprobs: ``[n]`` log-probabilities at temperature 1 and without top-p, in nats.
         doubtful: ``[n]`` whether the draw is ambiguous: an error within the tolerance could have changed the token.
+        entropy: ``[n]`` entropy of the distribution at temperature 1, in nats.
+        self_certainty: ``[n]`` KL divergence of the uniform distribution from it, in nats.
     """
 
     tokens: Ints
     logprobs: Floats
     doubtful: Bools
+    entropy: Floats
+    self_certainty: Floats
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -109,7 +114,27 @@ def draw(logits: torch.Tensor, temperature: Floats, top_p: Floats, uniform: Floa
             break
     chosen = torch.from_numpy(picked).to(logits.device)
     logprobs = _numpy(logits.gather(1, chosen[:, None])[:, 0]) - _numpy(plain)
-    return Draws(picked, logprobs, doubtful)
+    return Draws(picked, logprobs, doubtful, *(_numpy(one) for one in spread(logits, plain)))
+
+
+def spread(logits: torch.Tensor, total: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the entropy and the self-certainty of the distributions of ``[n, V]`` logits, in nats, each ``[n]``.
+
+    Self-certainty is ``-mean_j log(V p_j)``, the KL divergence of the uniform distribution from ``p``.
+
+    Args:
+        logits: Finite floats.
+        total: Their ``logsumexp``, if it is known.
+    """
+    import torch
+
+    total = torch.logsumexp(logits, dim=1) if total is None else total
+    share = (logits - total[:, None]).exp_()
+    entropy = total - torch.linalg.vecdot(share, logits)
+    if entropy.isnan().any():
+        # Excluded tokens have logits of minus infinity, which times their probability of 0 is not a number.
+        entropy = total - torch.linalg.vecdot(share, logits.clamp(min=torch.finfo(logits.dtype).min))
+    return entropy.clamp(min=0), (total - logits.mean(dim=1) - math.log(logits.shape[1])).clamp(min=0)
 
 
 def _numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
@@ -176,6 +201,8 @@ GLOBAL_CAP = 1024
 LOGPROB_GRID = 2.0**-6
 """With ``exact``, log-probabilities of messages are rounded to multiples of this (nats)."""
 
+# Of the sums of log-probability, entropy and self-certainty, and of the least log-probability.
+_GRIDS = np.array([LOGPROB_GRID, 4 * LOGPROB_GRID, 4 * LOGPROB_GRID, LOGPROB_GRID])
 _REASONS = ("", "stop", "length", "error")
 _TOLERANCE = 5e-5
 _LOGPROB_TOLERANCE = 2e-6
@@ -185,7 +212,7 @@ _PREFILL_OVERHEAD = 32
 
 
 class Written(NamedTuple):
-    """A sample's tokens (end token included), their summed log-probability, and why it ended.
+    """A sample's tokens (end token included), their summed log-probability, why it ended, and how sure the model was.
 
     ``finish_reason`` is ``"error"`` if the model's logits are not finite.
     """
@@ -193,6 +220,7 @@ class Written(NamedTuple):
     tokens: list[int]
     logprob: float
     finish_reason: str
+    certainty: Certainty
 
 
 @dataclass(eq=False, slots=True)
@@ -247,7 +275,9 @@ class Decoder:
         self._tokens = np.zeros((rows, GLOBAL_CAP), dtype=np.int64)
         self._count, self._caps = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64)
         self._seeds = np.zeros(rows, dtype=np.uint64)
-        self._temperature, self._top_p, self._logprob = (np.zeros(rows) for _ in range(3))
+        self._temperature, self._top_p = np.zeros(rows), np.zeros(rows)
+        # Per row, sums over its tokens of log-probability, entropy and self-certainty, and the least log-probability.
+        self._sums, self._least = np.zeros((rows, 3)), np.zeros(rows)
 
     def submit(self, job: Job) -> None:
         """Queue every sample of a job."""
@@ -327,7 +357,7 @@ class Decoder:
         self._running.append((job, index))
         self._seeds[row] = job.request.seeds[index]
         self._temperature[row], self._top_p[row] = job.request.temperature, job.request.top_p
-        self._count[row], self._caps[row], self._logprob[row] = 0, job.cap, 0.0
+        self._count[row], self._caps[row], self._sums[row], self._least[row] = 0, job.cap, 0.0, 0.0
 
     def _write(self, rows: np.ndarray[Any, Any], logits: torch.Tensor) -> list[Job]:
         """Sample the next token of ``rows`` and remove the finished ones."""
@@ -338,7 +368,8 @@ class Decoder:
                 self._settle(drawn, int(place), int(rows[place]), uniform[place : place + 1])
         self._tokens[rows, self._count[rows]] = drawn.tokens
         self._count[rows] += 1
-        self._logprob[rows] += drawn.logprobs
+        self._sums[rows] += np.stack([drawn.logprobs, drawn.entropy, drawn.self_certainty], axis=1)
+        self._least[rows] = np.minimum(self._least[rows], drawn.logprobs)
         self._stats.tokens += len(rows)
         reason = np.where(self._count[rows] >= self._caps[rows], 2, 0)
         reason[np.isin(drawn.tokens, self._ends)] = 1
@@ -351,7 +382,8 @@ class Decoder:
         written = self._tokens[row, : self._count[row]].tolist()
         logits = self._model.reference(job.prompt + written, 1)
         sure = draw(logits, self._temperature[row : row + 1], self._top_p[row : row + 1], uniform, 0.0)
-        drawn.tokens[place], drawn.logprobs[place] = sure.tokens[0], sure.logprobs[0]
+        for column, one in zip(drawn, sure, strict=True):
+            column[place] = one[0]
         self._stats.rechecks += 1
 
     def _leave(self, finished: list[tuple[int, str]]) -> list[Job]:
@@ -359,8 +391,10 @@ class Decoder:
         for row, reason in finished:
             job, index = self._running[row]
             tokens = self._tokens[row, : self._count[row]].tolist()
-            logprob = self._round(job, tokens, float(self._logprob[row]))
-            job.written[index] = Written(tokens, logprob, reason)
+            logprob, entropy, certainty, least = self._round(job, tokens, (*self._sums[row], self._least[row]))
+            means = (value / len(tokens) if np.isfinite(value) else None for value in (entropy, certainty))
+            known = Certainty(least, *means)
+            job.written[index] = Written(tokens, logprob, reason, known)
             job.missing -= 1
             if job.missing == 0:
                 done.append(job)
@@ -374,22 +408,26 @@ class Decoder:
                 self._seeds,
                 self._temperature,
                 self._top_p,
-                self._logprob,
+                self._sums,
+                self._least,
             ):
                 memory[target] = memory[source]
         del self._running[self._slots.n :]
         return done
 
-    def _round(self, job: Job, tokens: list[int], logprob: float) -> float:
-        if not self._model.exact or not np.isfinite(logprob):
-            return logprob
-        place = logprob / LOGPROB_GRID
+    def _round(self, job: Job, tokens: list[int], sums: tuple[float, ...]) -> tuple[float, ...]:
+        """Round sums over a message's tokens to the grid; recompute them if an error could change the rounding."""
+        if not self._model.exact or not np.isfinite(sums[0]):
+            return tuple(map(float, sums))
+        places = np.array(sums) / _GRIDS
         # The error of a sum grows with its terms; the measured error is less than half of this.
-        tolerance = _LOGPROB_TOLERANCE * (len(tokens) - logprob)
-        if abs(place - np.floor(place) - 0.5) * LOGPROB_GRID < tolerance:
+        tolerance = _LOGPROB_TOLERANCE * (np.array([len(tokens)] * 3 + [1]) + np.abs(sums))
+        if (np.abs(np.mod(places, 1.0) - 0.5) * _GRIDS < tolerance)[np.isfinite(places)].any():
             ids = job.prompt + tokens
             logits = self._model.reference(ids[:-1], len(tokens))
             chosen = torch.tensor(tokens, device=logits.device)
-            place = float(torch.log_softmax(logits, dim=1).gather(1, chosen[:, None]).sum()) / LOGPROB_GRID
+            logprobs = torch.log_softmax(logits, dim=1).gather(1, chosen[:, None])
+            exact = [logprobs.sum(), *(one.sum() for one in spread(logits)), logprobs.min()]
+            places = np.array([float(one) for one in exact]) / _GRIDS
             self._stats.rechecks += 1
-        return float(np.round(place) * LOGPROB_GRID) + 0.0
+        return tuple(float(value) + 0.0 for value in np.round(places) * _GRIDS)

@@ -185,7 +185,7 @@ class TransformersSession:
                     "load the model in float32 or bfloat16, and check its weights"
                 )
             text = self._policy.format.decode(written.tokens)
-            samples.append(Sample(text, len(written.tokens), written.logprob, written.finish_reason))
+            samples.append(Sample(text, len(written.tokens), *written[1:]))
         return SamplingReply(tuple(samples), len(job.prompt), 0, job.dropped)
 
     def close(self) -> None:
