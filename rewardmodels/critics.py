@@ -16,6 +16,8 @@ from mas_gym.user_code import is_user_code, load_user_code, unknown
 from rewardmodels.hub import download, is_hub_name
 from rewardmodels.model.folder import META
 from rewardmodels.model.learned import LearnedCritic
+from rewardmodels.verifiers.free import Agreement, RandomCritic, Uncertainty, agreement, random_critic, uncertainty
+from rewardmodels.verifiers.judge import Judge, judge
 from search.critics import ConstantCritic, Ensemble, PolicyLikelihood
 from search.protocol import Critic
 
@@ -46,7 +48,7 @@ def load_critic(spec: str, **options: Any) -> Critic:
     """
     from mas_gym.policies.registry import written_options
 
-    if is_user_code(spec) and not spec.startswith("ensemble:"):
+    if is_user_code(spec) and not spec.startswith(_OF_PARTS):
         own = load_user_code("critic", spec)
         if not isinstance(own, Critic):
             expected = "name, terminal_only, free and score(contexts)"
@@ -90,6 +92,10 @@ def critic_makers() -> dict[str, Callable[..., Any]]:
         "policy-likelihood": PolicyLikelihood,
         "constant": ConstantCritic,
         "ensemble": Ensemble,
+        "uncertainty": Uncertainty,
+        "agreement": Agreement,
+        "random": RandomCritic,
+        "judge": Judge,
     }
     loaders = {name: made.load() if isinstance(made, EntryPoint) else made for name, made in _known().items()}
     return {**loaders, **classes}
@@ -167,4 +173,10 @@ _BUILTIN: dict[str, Loader] = {
     "constant": _constant,
     "ensemble": _ensemble,
     "vllm": _vllm,
+    "uncertainty": uncertainty,
+    "agreement": agreement,
+    "random": random_critic,
+    "judge": judge,
 }
+_OF_PARTS = ("ensemble:", "judge:")
+"""Beginnings of specs that contain other specs, which may be user code."""

@@ -32,6 +32,7 @@ from search.protocol import (
     Propose,
     Remaining,
     Reward,
+    Score,
     ScoringContext,
 )
 from search.registry import load_planner, planner_names, planner_spec
@@ -68,6 +69,7 @@ __all__ = [
     "Run",
     "RunInfo",
     "Sampling",
+    "Score",
     "ScoringContext",
     "SelfConsistency",
     "SequentialHalving",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mas_gym.errors import ConfigError, CriticError
-from search.protocol import Critic, ScoringContext
+from search.protocol import Critic, Score, ScoringContext
 
 
 class PolicyLikelihood:
@@ -71,6 +71,7 @@ class Ensemble:
         concurrent: Whether any member is.
         max_batch: The smallest of the members'.
         scores_actions: Whether every member does.
+        reads_peers: Whether any member does.
         members: The critics.
 
     Raises:
@@ -88,12 +89,24 @@ class Ensemble:
         self.concurrent = any(getattr(member, "concurrent", False) for member in members)
         self.max_batch = min(int(getattr(member, "max_batch", 64)) for member in members)
         self.scores_actions = all(getattr(member, "scores_actions", False) for member in members)
+        self.reads_peers = any(getattr(member, "reads_peers", False) for member in members)
 
     def identity(self) -> Any:
         """Return the members, whose identities determine the mean."""
         return self.members
 
     def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
-        """Return the members' mean for each state."""
+        """Return the members' mean for each state, with the sum of what they cost."""
         votes = [member.score(contexts) for member in self.members]
-        return [math.fsum(values) / len(values) for values in zip(*votes, strict=True)]
+        return [_mean(values) for values in zip(*votes, strict=True)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    costs = [value for value in values if isinstance(value, Score)]
+    if not costs:
+        return mean
+    tokens, read, unread = (
+        sum(getattr(cost, name) for cost in costs) for name in ("tokens", "prompt_tokens", "unread")
+    )
+    return Score(mean, tokens, read, unread, "; ".join(cost.reason for cost in costs if cost.reason))

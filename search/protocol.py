@@ -139,7 +139,7 @@ class Critic(Protocol):
     of its own beside generation, as on a GPU or a server; False by default);
     ``scores_actions`` (True if a value rates the message that led to the state and not what
     may follow, as policy likelihood does; then `MCTS` takes the best candidate's value for
-    a frontier's); and ``reads_answers`` (True if it reads the answers of a `ScoringContext`).
+    a frontier's); and ``reads_peers`` (True if it gets each state as an `PeerContext`).
 
     A value is a finite number. What cannot be scored gets no default: return a `Score` that is
     not a number, with the reason, or raise; that search fails with the reason, the others go on.
@@ -176,6 +176,10 @@ class Score(float):
     """
 
     __slots__ = ("prompt_tokens", "reason", "tokens", "unread")
+    tokens: int
+    prompt_tokens: int
+    unread: int
+    reason: str
 
     def __new__(cls, value: float, tokens: int = 0, prompt_tokens: int = 0, unread: int = 0, reason: str = "") -> Score:
         """Keep a value and its cost."""
@@ -191,16 +195,26 @@ class ScoringContext(NamedTuple):
         state: The state to score.
         mas: The system that it belongs to.
         proposal: The proposal whose message led to the state; None if no policy produced it.
-        answer: The normalised answer of a terminal state; None without one, and for critics without ``reads_answers``.
-        answers: The answers of all terminal states that this search has asked to score so far, this one's included,
-            as often as they were asked for; likewise.
     """
 
     state: MASState
     mas: MAS
     proposal: Proposal | None
+
+
+class PeerContext(ScoringContext):
+    """What a critic with ``reads_peers`` gets: a context with other states of the search.
+
+    Attributes:
+        answer: The normalised answer of a terminal state; None without one.
+        answers: The answers of all terminal states that this search has asked to score so far, this one's included,
+            as often as they were asked for.
+        siblings: The other states with the same parent that it asks to score now.
+    """
+
     answer: str | None = None
     answers: tuple[str | None, ...] = ()
+    siblings: tuple[MASState, ...] = ()
 
 
 def bind_planner(planner: Planner, critic: Critic | None, training: bool) -> Planner:

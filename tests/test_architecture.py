@@ -79,6 +79,7 @@ FLOORS = [
     "rewardmodels.data",
     "rewardmodels.model",
     "rewardmodels.training",
+    "rewardmodels.verifiers",
     "rewardmodels",
     "mas_gym.report",
     "mas_gym.service",

@@ -18,6 +18,7 @@ need no such method, because `mas_gym.identity.identity_of` states their attribu
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -183,6 +184,52 @@ class SamplingReply(NamedTuple):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     dropped_tokens: int = 0
+
+
+class Choice(NamedTuple):
+    """How likely a reply begins with each of some words.
+
+    Attributes:
+        logprobs: Log-probability of each word as the first token, at temperature 1, over its spellings (case, a space
+            before it) that are one token; minus infinity for a word that the engine does not list.
+        prompt_tokens: Tokens of the prompt.
+        tokens: Generated tokens.
+    """
+
+    logprobs: tuple[float, ...]
+    prompt_tokens: int
+    tokens: int = 1
+
+
+def spellings(word: str) -> tuple[str, ...]:
+    """Return the spellings of a word that count as it."""
+    return tuple(space + form for space in ("", " ") for form in dict.fromkeys((word, word.capitalize(), word.upper())))
+
+
+def log_sum(logprobs: Sequence[float]) -> float:
+    """Return the log of the sum of probabilities; minus infinity of none."""
+    most = max(logprobs, default=-math.inf)
+    return most + math.log(math.fsum(math.exp(value - most) for value in logprobs)) if most > -math.inf else most
+
+
+def first_tokens(words: Sequence[str], encode: Callable[[str], Sequence[int]]) -> list[list[int]]:
+    """Return for each word the tokens that it may begin with: its spellings of one token, else its first token.
+
+    Args:
+        words: The words.
+        encode: Returns the tokens of a text, without special ones.
+
+    Raises:
+        PolicyError: Two words begin with the same token, so that the first token cannot tell them apart.
+    """
+    found = []
+    for word in words:
+        ids = [list(encode(spelling)) for spelling in spellings(word)]
+        single = sorted({tokens[0] for tokens in ids if len(tokens) == 1})
+        found.append(single or [ids[0][0]])
+    if len({token for tokens in found for token in tokens}) < sum(map(len, found)):
+        raise PolicyError(f"expected words that differ in their first token, got {', '.join(map(repr, words))}")
+    return found
 
 
 @runtime_checkable

@@ -90,12 +90,14 @@ class WireReply(NamedTuple):
         prompt_tokens: As counted by the server; 0 if it does not report them.
         cached_tokens: Prompt tokens that the server reports as cached.
         generated_tokens: Sum over all choices.
+        first: The most likely first tokens of the only choice, with their log-probabilities; empty if not listed.
     """
 
     samples: tuple[Sample, ...]
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
+    first: tuple[tuple[str, float], ...] = ()
 
 
 def clean(text: str) -> str:
@@ -112,8 +114,19 @@ def defuse(text: str) -> str:
     return _CHAT_MARKUP.sub(lambda match: match.group() + " ", clean(text))
 
 
-def payload(request: SamplingRequest, seeds: tuple[int, ...], model: str, api: Api, logprobs: bool) -> dict[str, Any]:
-    """Return the body that requests ``len(seeds)`` samples, seeded with the first seed."""
+def payload(
+    request: SamplingRequest, seeds: tuple[int, ...], model: str, api: Api, logprobs: bool, top: int = 0
+) -> dict[str, Any]:
+    """Return the body that requests ``len(seeds)`` samples, seeded with the first seed.
+
+    Args:
+        request: The request.
+        seeds: One per sample.
+        model: The model's name on the server.
+        api: The endpoint.
+        logprobs: Ask for log-probabilities of the generated tokens.
+        top: And for those of this many most likely tokens.
+    """
     body: dict[str, Any] = {
         "model": model,
         "temperature": request.temperature,
@@ -128,10 +141,12 @@ def payload(request: SamplingRequest, seeds: tuple[int, ...], model: str, api: A
         body["messages"] = [{"role": role, "content": text} for role, text in texts]
         if logprobs:
             body["logprobs"] = True
+            if top:
+                body["top_logprobs"] = top
     else:
         body["prompt"] = "\n\n".join(text for _, text in texts) + "\n\n"
         if logprobs:
-            body["logprobs"] = 1
+            body["logprobs"] = max(top, 1)
     return body
 
 
@@ -166,7 +181,8 @@ def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool) -> WireReply:
         for (text, values, finish), count in zip(found, counts, strict=True)
     )
     cached = _count(_part(usage, "prompt_tokens_details"), "cached_tokens")
-    return WireReply(samples, prompt, cached, sum(counts))
+    first = _first_tokens(choices[0].get("logprobs"), api) if logprobs and n == 1 else ()
+    return WireReply(samples, prompt, cached, sum(counts), first)
 
 
 def model_facts(body: dict[str, Any], model: str) -> dict[str, Any]:
@@ -227,6 +243,21 @@ def _logprobs(found: Any, api: Api) -> list[float] | None:
         values = [item.get("logprob") if isinstance(item, dict) else None for item in values]
     try:
         return [finite_logprob(value) for value in values]
+    except ValueError as error:
+        raise BadReply(f"a log-probability is {error}") from error
+
+
+def _first_tokens(found: Any, api: Api) -> tuple[tuple[str, float], ...]:
+    """Return the most likely first tokens with their log-probabilities, in the order sent; empty if none are."""
+    steps = found.get("content" if api == "chat" else "top_logprobs") if isinstance(found, dict) else None
+    step = steps[0] if isinstance(steps, list) and steps else None
+    if not isinstance(step, dict):
+        return ()
+    listed = step.get("top_logprobs") if api == "chat" else [{"token": key, "logprob": step[key]} for key in step]
+    if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
+        return ()
+    try:
+        return tuple((clean(str(item.get("token"))), finite_logprob(item.get("logprob"))) for item in listed)
     except ValueError as error:
         raise BadReply(f"a log-probability is {error}") from error
 

@@ -15,7 +15,7 @@ import os
 import random
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -28,7 +28,7 @@ from mas_gym.errors import (
     PromptTooLongError,
 )
 from mas_gym.policies.adapters import close_at_exit, engine_loop, on_engine_loop
-from mas_gym.policies.base import Meter, Price, SamplingReply, SamplingRequest
+from mas_gym.policies.base import Choice, Meter, Price, SamplingReply, SamplingRequest, log_sum, spellings
 from mas_gym.policies.completions import (
     Api,
     BadReply,
@@ -45,11 +45,14 @@ from mas_gym.policies.completions import (
     reply_limit,
 )
 from mas_gym.policies.registry import build, written_options
+from mas_gym.prompts import ChatMessage
 
 logger = logging.getLogger("mas_gym.policies")
 
 _WRONG_COUNTS_BEFORE_SINGLES = 3
 _EMPTIES_TO_BELIEVE = 2
+# The most that OpenAI and vLLM allow.
+_LISTED = 20
 _CHANGES = 16
 _CONNECT_SECONDS = 20.0
 POOL_SIZE = 8
@@ -219,6 +222,20 @@ class OpenAIPolicy:
         """
         return await on_engine_loop(self._answer(request))
 
+    async def choose_async(self, messages: Sequence[ChatMessage], words: Sequence[str]) -> Choice:
+        """Return how likely the reply begins with each word, among the 20 most likely tokens that the server lists.
+
+        A server that lists none gives minus infinity for each.
+
+        Raises:
+            PolicyError: As `sample_async`.
+        """
+        request = SamplingRequest(tuple(messages), (0,), 1, 1.0, 1.0)
+        reply, _ = await on_engine_loop(self._call(request, (0,), _LISTED))
+        listed = dict(reply.first)
+        known = ([listed[form] for form in spellings(word) if form in listed] for word in words)
+        return Choice(tuple(log_sum(values) for values in known), reply.prompt_tokens, reply.generated_tokens)
+
     async def _answer(self, request: SamplingRequest) -> SamplingReply:
         if self.options.choices == "n" and len(request.seeds) > 1 and "n" not in self._refused:
             replies = await self._together(request)
@@ -244,20 +261,20 @@ class OpenAIPolicy:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
 
-    async def _call(self, request: SamplingRequest, seeds: tuple[int, ...]) -> tuple[WireReply, int]:
+    async def _call(self, request: SamplingRequest, seeds: tuple[int, ...], top: int = 0) -> tuple[WireReply, int]:
         """Return a usable reply, after retries and adaptations if needed, and the prompt tokens that were cut."""
         tries = _Tries(asyncio.get_running_loop().time(), random.Random(seeds[0]))
         changes, kept, empties = 0, 1.0, 0
         while True:
             tried_with = frozenset(self._refused)
             try:
-                reply = await self._once(request, seeds)
+                reply = await self._once(request, seeds, top)
             except Exception as error:
                 fault = fault_of(error)
                 if fault is None:
                     raise
             else:
-                if all(sample.text for sample in reply.samples) or empties + 1 >= _EMPTIES_TO_BELIEVE:
+                if top or all(sample.text for sample in reply.samples) or empties + 1 >= _EMPTIES_TO_BELIEVE:
                     return reply, self._dropped(reply, kept)
                 # The model may have nothing to say: two empty messages in a row are accepted.
                 empties += 1
@@ -313,8 +330,8 @@ class OpenAIPolicy:
             )
         return dropped
 
-    async def _once(self, request: SamplingRequest, seeds: tuple[int, ...]) -> WireReply:
-        body = self._body(request, seeds)
+    async def _once(self, request: SamplingRequest, seeds: tuple[int, ...], top: int) -> WireReply:
+        body = self._body(request, seeds, top)
         want = "logprobs" in body
         api = self.options.api
         inputs: dict[str, Any] = {"messages": []} if api == "chat" else {"prompt": ""}
@@ -349,11 +366,13 @@ class OpenAIPolicy:
             raise BadReply(f"it is larger than {limit:,} bytes")
         return raw
 
-    def _body(self, request: SamplingRequest, seeds: tuple[int, ...]) -> dict[str, Any]:
-        body = payload(request, seeds, self.model, self.options.api, self.options.logprobs)
+    def _body(self, request: SamplingRequest, seeds: tuple[int, ...], top: int) -> dict[str, Any]:
+        body = payload(request, seeds, self.model, self.options.api, self.options.logprobs, top)
         body["max_tokens"] = min(body["max_tokens"], self._cap)
         for name in self._refused & {"logprobs", "seed"}:
             body.pop(name, None)
+        if "logprobs" in self._refused:
+            body.pop("top_logprobs", None)
         if "max_tokens" in self._refused:
             body["max_completion_tokens"] = body.pop("max_tokens")
         # The client spends a quarter of the call on walking through typed parameters, and sends these unchanged.

@@ -386,7 +386,7 @@ class _ResponseCache:
         if row is None:
             return None
         certainty = Certainty(*row[6:]) if any(value is not None for value in row[6:]) else None
-        return _Entry(Sample(*row[:4], certainty), row[4], row[5])
+        return _Entry(Sample(row[0], row[1], row[2], row[3], certainty), row[4], row[5])
 
     def add(self, request: SamplingRequest, entries: Sequence[_Entry]) -> None:
         assert self._address is not None

@@ -10,16 +10,26 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependencyError, PolicyError
 from mas_gym.policies.adapters import close_at_exit, engine_loop, on_engine_loop
-from mas_gym.policies.base import Certainty, Meter, Sample, SamplingReply, SamplingRequest
+from mas_gym.policies.base import (
+    Certainty,
+    Choice,
+    Meter,
+    Sample,
+    SamplingReply,
+    SamplingRequest,
+    first_tokens,
+    log_sum,
+)
 from mas_gym.policies.chat import ChatFormat, Prompt
 from mas_gym.policies.completions import SEED_MASK
 from mas_gym.policies.registry import ModelSource, build, written_options
+from mas_gym.prompts import ChatMessage
 
 _engines: dict[tuple[str, str], VLLMEngine] = {}
 _lock = threading.Lock()
@@ -261,6 +271,41 @@ class VLLMPolicy:
             EngineUnavailableError: The engine died or did not start.
         """
         return await on_engine_loop(self._answer(request))
+
+    async def choose_async(self, messages: Sequence[ChatMessage], words: Sequence[str]) -> Choice:
+        """Return how likely the reply begins with each word, among the 20 most likely tokens.
+
+        Raises:
+            PolicyError: vLLM could not answer, or two words begin with the same token.
+            EngineUnavailableError: The engine died or did not start.
+        """
+        return await on_engine_loop(self._choose(SamplingRequest(tuple(messages), (0,), 1, 1.0, 1.0), words))
+
+    async def _choose(self, request: SamplingRequest, words: Sequence[str]) -> Choice:
+        from vllm import SamplingParams
+        from vllm.inputs import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+
+        try:
+            llm = await self._engine.llm()
+        except PolicyError as error:
+            raise EngineUnavailableError(str(error)) from error
+        prompt = self._prompt(llm, request)
+        assert self._format is not None
+        tokenizer = self._format.tokenizer
+        ids = first_tokens(words, lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])
+        params = SamplingParams(max_tokens=1, logprobs=20, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+        lora = None if self._lora is None else self._engine.lora_request(self._lora)
+        try:
+            stream = llm.generate(tokens_input(prompt.ids), params, f"mas-gym-{next(_numbers)}", lora_request=lora)
+            *_, final = [reply async for reply in stream]
+        except Exception as error:
+            raise self._explained(error) from error
+        listed = final.outputs[0].logprobs[0]
+        self.meter.calls += 1
+        self.meter.add(len(prompt.ids), final.num_cached_tokens or 0, 1)
+        known = ([listed[token].logprob for token in tokens if token in listed] for tokens in ids)
+        return Choice(tuple(log_sum(values) for values in known), len(prompt.ids))
 
     def close(self) -> None:
         """Stop the engine; the next request of any policy that shares it starts it again."""

@@ -24,6 +24,7 @@ from search.protocol import (
     Critic,
     Evaluate,
     Extract,
+    PeerContext,
     PlanGenerator,
     Propose,
     Remaining,
@@ -285,7 +286,7 @@ class ActiveSearch:
         if critic is None:
             raise CriticError("the planner asks for values and the run has no critic: pass critic=load_critic(...)")
         hits = 0
-        reads = getattr(critic, "reads_answers", False)
+        reads = getattr(critic, "reads_peers", False)
         answers = self._all_answers(states) if reads else ()
         for state in states:
             if critic.terminal_only and not self.setup.dynamics.is_terminal(state):
@@ -298,7 +299,7 @@ class ActiveSearch:
             else:
                 context = self._context(state)
                 if reads:
-                    context = context._replace(answer=self._answer(state), answers=answers)
+                    context = self._with_peers(context, states, answers)
                 scoring[state.digest] = context
                 self._to_score.append(state)
         if hits and not critic.free:
@@ -306,6 +307,14 @@ class ActiveSearch:
 
     def _answer(self, state: MASState) -> str | None:
         return self.grader.extract(state.text) if self.setup.dynamics.is_terminal(state) else None
+
+    def _with_peers(
+        self, context: ScoringContext, states: Sequence[MASState], answers: tuple[str | None, ...]
+    ) -> PeerContext:
+        state, peers = context.state, PeerContext(*context)
+        alike = {other.digest: other for other in states if other.parent == state.parent and other != state}
+        peers.answer, peers.answers, peers.siblings = self._answer(state), answers, tuple(alike.values())
+        return peers
 
     def _all_answers(self, states: Sequence[MASState]) -> tuple[str | None, ...]:
         """Add the answers of the terminal ones among ``states``; return those of all that were to be scored so far."""
@@ -486,7 +495,9 @@ def _checked(requests: object) -> Sequence[Request]:
 
 
 def _finite(value: Any, critic: Critic, state: MASState) -> float:
-    reason = getattr(value, "reason", "") or "check its weights and its precision"
+    reason = "check its weights and its precision"
+    if isinstance(value, Score) and value.reason:
+        raise CriticError(f"critic {critic.name!r} has no value for the state after turn {state.depth}: {value.reason}")
     try:
         number = float(value)
         if math.isfinite(number):

@@ -10,11 +10,12 @@ import torch
 import transformers
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
-from mas_gym.policies.base import Sample, SamplingReply, SamplingRequest
+from mas_gym.policies.base import Choice, Sample, SamplingReply, SamplingRequest, first_tokens
 from mas_gym.policies.chat import ChatFormat
 from mas_gym.policies.local.decode import GLOBAL_CAP, Decoder, DecodeStats, Job
-from mas_gym.policies.local.forward import Model, check, threads_for
+from mas_gym.policies.local.forward import Model, PrefixStore, check, threads_for
 from mas_gym.policies.registry import ModelSource, import_models
+from mas_gym.prompts import ChatMessage
 
 _EXACT_LIMIT = 100_000_000
 _DEFAULT_WINDOW = 4096
@@ -88,6 +89,8 @@ class TransformersPolicy:
                 self._model.exact = False
         self.format = ChatFormat(tokenizer, window or _window(lm), chat_options)
         self.end_tokens = _end_tokens(lm, tokenizer)
+        # Kept between calls of choose, whose prompts share their instructions.
+        self._prefixes = PrefixStore(prefix_megabytes << 20) if prefix_megabytes and self._model.shares else None
         self._settings = {
             "dtype": str(lm.dtype),
             "exact": self._model.exact,
@@ -129,6 +132,27 @@ class TransformersPolicy:
                     raise reply
                 replies[key] = reply
         return [replies[index] for index in range(len(requests))]
+
+    def choose(self, prompts: Sequence[Sequence[ChatMessage]], words: Sequence[str]) -> list[Choice]:
+        """Return for each prompt how likely the reply begins with each word; one forward pass per batch of prompts.
+
+        Raises:
+            PolicyError: A prompt does not fit the window, or two words begin with the same token.
+        """
+        ids = first_tokens(words, lambda text: self.format.tokenizer(text, add_special_tokens=False)["input_ids"])
+        encoded = [self.format.encode(messages, 1).ids for messages in prompts]
+        # Prompts of similar length together, so that little is padded.
+        order = sorted(range(len(encoded)), key=lambda place: len(encoded[place]))
+        found: dict[int, Choice] = {}
+        with threads_for(*self._threads), torch.inference_mode():
+            for start in range(0, len(order), self.max_batch):
+                part = order[start : start + self.max_batch]
+                logits, _ = self._model.prefill([encoded[place] for place in part], self._prefixes)
+                spread = torch.log_softmax(logits.double(), dim=1)
+                columns = torch.stack([torch.logsumexp(spread[:, tokens], dim=1) for tokens in ids], dim=1)
+                for place, row in zip(part, columns.tolist(), strict=True):
+                    found[place] = Choice(tuple(row), len(encoded[place]))
+        return [found[place] for place in range(len(encoded))]
 
 
 class TransformersSession:

@@ -1,0 +1,95 @@
+"""Verifiers as critics: ten of them under beam search, tree search and best-of-N, at equal tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.paper.lab import MCTS, Lab, Score, Setting, arm, command, keep_rows
+from benchmarks.paper.page import NEW, Page, claim
+from rewardmodels import load_critic
+from search.compare import to_markdown
+
+BEAM, PASSES = "sbs:5,1", "bon:10"
+CRITICS = {
+    "random": "random",
+    "PL": "policy-likelihood",
+    "entropy": "uncertainty:entropy",
+    "self-certainty": "uncertainty:self-certainty",
+    "least likely token": "uncertainty:least",
+    "agreement": "agreement",
+    "judge": "judge:tiny",
+    "judge, pairs": "judge:tiny#mode=pairwise",
+    "ORM": "",
+    "MASPRM": "",
+    "MASPRM + ORM": "",
+    "MASPRM + PL": "",
+}
+"""Names in the table, and specs; the learned ones are the run's own."""
+
+ASKS = """
+Which verifier guides a search best, and what does it cost? Each critic guides beam search SBS(5,1), tree search
+MCTS(10,3) and best-of-10. The baseline of every row is best-of-N with the ORM, with the N that spends as many tokens as
+the row does. The paper makes no such comparison.
+
+Critics that cost nothing: chance; policy likelihood (PL); the agents' own uncertainty (mean entropy, self-certainty and
+the least likely token of a message); agreement, the share of leaves with the same answer. An LLM as a judge: here the
+agents' own model of a few million parameters, which was trained to play its roles and never to judge, so it says
+what a judge costs and not what one is worth; once each state alone, once by comparing siblings. Learned critics: ORM
+and MASPRM, and the mean of two (the ORM scores finished transcripts only, so MASPRM + ORM ranks leaves alone).
+Agreement and whatever contains the ORM are defined on finished transcripts, and cannot guide a beam search.
+"""
+
+
+def run(lab: Lab) -> Page:
+    page = Page("critics", "Verifiers as critics", ASKS)
+    # The searches of different critics share most of their messages.
+    setting = lab.home._replace(policy=f"{lab.home.policy}#cache={lab.options.out / 'samples.db'}")
+    arms = [
+        arm(planner, critic, name)
+        for name, critic in critics(lab).items()
+        for planner in (BEAM, MCTS, PASSES)
+        if planner != BEAM or not critic.terminal_only
+    ]
+    scores = lab.measure(setting, arms)
+    page.blocks.append(to_markdown([score.row for score in scores]))
+    baselines = equal_passes(lab, setting, scores)
+    page.blocks.append("Best-of-N with the ORM, to compare with at equal tokens:\n")
+    page.blocks.append(to_markdown([score.row for score in baselines.values()]))
+    for score in scores:
+        other = baselines[passes(score, scores)]
+        if score.row.label != other.row.label:
+            text = f"{score.row.label} over {other.row.label}"
+            page.claims.append(claim(text, NEW, score.shares, other.shares))
+    keep_rows(lab, page.name, [*scores, *baselines.values()])
+    return page
+
+
+def critics(lab: Lab) -> dict:
+    """Return the critics by name, the learned ones trained on the home setting."""
+    from rewardmodels import Ensemble
+
+    guides = lab.guides()
+    learned = {
+        "ORM": guides["ORM"],
+        "MASPRM": guides["MASPRM"],
+        "MASPRM + ORM": Ensemble([guides["MASPRM"], guides["ORM"]]),
+        "MASPRM + PL": Ensemble([guides["MASPRM"], guides["PL"]]),
+    }
+    return {name: load_critic(spec) if spec else learned[name] for name, spec in CRITICS.items()}
+
+
+def passes(score: Score, scores: Sequence[Score]) -> int:
+    """Return how many passes spend about as many tokens as a row."""
+    ten = next(other.row.tokens.mean for other in scores if other.row.planner == PASSES)
+    return max(1, round(10 * score.row.tokens.mean / ten))
+
+
+def equal_passes(lab: Lab, setting: Setting, scores: Sequence[Score]) -> dict[int, Score]:
+    """Return best-of-N with the ORM for every N that a row is compared with."""
+    sizes = sorted({passes(score, scores) for score in scores})
+    orm = lab.guides()["ORM"]
+    return dict(zip(sizes, lab.measure(setting, [arm(f"bon:{n}", orm, "ORM") for n in sizes]), strict=True))
+
+
+if __name__ == "__main__":
+    command(run, "critics")

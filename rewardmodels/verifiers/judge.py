@@ -1,0 +1,403 @@
+"""A language model as a critic: its verdict on a state, or on which of two siblings is better.
+
+Three modes:
+
+* ``logprob``: the probability of "yes" against "no" as the first word of the verdict, from the
+  engine's log-probabilities: ``p = P(yes) / (P(yes) + P(no))``;
+* ``share``: the share of "yes" among the verdicts that can be read, of ``n`` sampled ones;
+* ``pairwise``: the mean probability of winning against a sibling, of all siblings that the search
+  scores in the same request. Each pair is compared in both orders, and a state ties with itself,
+  so an only child gets 1/2.
+
+The value is ``2 p - 1``. A verdict that cannot be read is counted and gets no default: a state without
+any readable verdict has no value, and its search fails with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import string
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from mas_gym.errors import ConfigError, DataNotFoundError, EngineUnavailableError, PolicyError, shown
+from mas_gym.policies.base import AsyncPolicy, Choice, Policy, SamplingReply, SamplingRequest
+from mas_gym.prompts import ChatMessage
+from mas_gym.state import MASState
+from search.protocol import PeerContext, Score, ScoringContext
+
+logger = logging.getLogger("rewardmodels.verifiers")
+
+Mode = Literal["auto", "logprob", "share", "pairwise"]
+
+MAX_PROMPT_BYTES = 2**16
+"""Limit on the size of a prompt file."""
+
+PROMPT = """\
+You check the work of a team of agents that answer a question step by step.
+
+Question:
+{question}
+
+The team's messages so far:
+{transcript}
+
+Is every message correct and helpful, so that the team is on the way to the right answer? Reply with one
+word, yes or no."""
+"""The prompt of the modes ``logprob`` and ``share``."""
+
+PAIR_PROMPT = """\
+You compare two messages that an agent of a team could write to answer a question step by step.
+
+Question:
+{question}
+
+The team's messages before:
+{transcript}
+
+Message A of {agent}:
+{first}
+
+Message B of {agent}:
+{second}
+
+Which message brings the team closer to the right answer? Reply with one letter, A or B."""
+"""The prompt of the mode ``pairwise``."""
+
+FIELDS = {
+    "verdict": ("question", "transcript", "message", "agent"),
+    "pair": ("question", "transcript", "agent", "first", "second"),
+}
+"""Placeholders of a prompt: of verdicts, and of comparisons."""
+
+_NEEDED = {"verdict": ({"transcript", "message"},), "pair": ({"first"}, {"second"})}
+_WORDS = {"verdict": ("yes", "no"), "pair": ("A", "B")}
+_GRID = 1_000_000
+
+
+class Verdict(NamedTuple):
+    """The outcome of one question to the judge.
+
+    Attributes:
+        share: Probability of the first word, in ``[0, 1]``; None if no verdict could be read.
+        tokens: Generated tokens.
+        prompt_tokens: Tokens of the prompts.
+        unread: Verdicts that could not be read.
+        reason: Why there is no share.
+    """
+
+    share: float | None
+    tokens: int = 0
+    prompt_tokens: int = 0
+    unread: int = 0
+    reason: str = ""
+
+
+class Judge:
+    """Scores states by the verdicts of a policy.
+
+    Args:
+        policy: The judge: any policy.
+        mode: ``"logprob"``, ``"share"`` or ``"pairwise"``; ``"auto"`` is ``"logprob"`` if the policy's engine gives
+            log-probabilities of first words (local models, vLLM, servers asked for log-probabilities), else
+            ``"share"``. Comparisons use log-probabilities by the same rule.
+        n: Verdicts per state where they are sampled, or comparisons per pair and order.
+        prompt: A text file in place of the prompt, with the placeholders of `FIELDS`; braces are doubled.
+        temperature: At which verdicts are sampled.
+        max_tokens: Longest sampled verdict.
+
+    Attributes:
+        name: ``"judge:POLICY"``.
+        free: False: each state is one reward call. Its tokens are counted as ``critic_tokens``, apart from TOK.
+        concurrent: True if the policy is asynchronous: it judges while agents write.
+        max_batch: Preferred number of states per call.
+        reads_peers: True for comparisons.
+
+    Raises:
+        ConfigError: A setting is wrong, or the prompt file has unknown placeholders or is too long.
+        DataNotFoundError: There is no prompt file.
+    """
+
+    terminal_only = False
+    free = False
+
+    def __init__(
+        self,
+        policy: Policy | AsyncPolicy,
+        *,
+        mode: Mode = "auto",
+        n: int = 3,
+        prompt: str | Path | None = None,
+        temperature: float = 0.7,
+        max_tokens: int = 64,
+    ) -> None:
+        """Check the settings and read the prompt."""
+        if mode not in ("auto", "logprob", "share", "pairwise"):
+            raise ConfigError(f"judge: expected mode logprob, share, pairwise or auto, got {mode!r}")
+        for option, value in (("n", n), ("max_tokens", max_tokens)):
+            if type(value) is not int or value < 1:
+                raise ConfigError(f"judge: expected {option} of at least 1, got {value!r}")
+        self._kind = "pair" if mode == "pairwise" else "verdict"
+        self._likely = mode != "share" and _chooses(policy)
+        if mode == "logprob" and not self._likely:
+            raise ConfigError(
+                f"judge: the policy {policy.name!r} gives no log-probabilities of first words; use mode=share, or a "
+                "local model, vllm:, or openai: with log-probabilities"
+            )
+        self._policy, self._n, self._temperature, self._max_tokens = policy, n, temperature, max_tokens
+        self._prompt = read_prompt(prompt, self._kind)
+        # Checks the ranges.
+        self._request("", 0)
+        self.mode = "pairwise" if mode == "pairwise" else "logprob" if self._likely else "share"
+        self.reads_peers = mode == "pairwise"
+        self.name = f"judge:{policy.name}"
+        self.concurrent = isinstance(policy, AsyncPolicy)
+        self.max_batch = policy.max_concurrency if isinstance(policy, AsyncPolicy) else policy.max_batch
+
+    def identity(self) -> dict[str, Any]:
+        """Return the policy, the mode, the prompt's text and how verdicts are sampled."""
+        sampled = {} if self._likely else {"n": self._n, "temperature": self._temperature, "cap": self._max_tokens}
+        return {"policy": self._policy, "mode": self.mode, "likely": self._likely, "prompt": self._prompt, **sampled}
+
+    def score(self, contexts: Sequence[ScoringContext]) -> list[Score]:
+        """Return one value in ``[-1, 1]`` per state, in order; not a number for a state without a readable verdict.
+
+        Raises:
+            EngineUnavailableError: The judge's engine is down.
+        """
+        if self._kind == "verdict":
+            return [_scored([verdict]) for verdict in self._verdicts([self._question(c) for c in contexts])]
+        asked = [self._comparisons(context) for context in contexts]
+        answers = iter(self._verdicts([prompt for prompts in asked for prompt in prompts]))
+        return [_compared([next(answers) for _ in prompts]) for prompts in asked]
+
+    def _question(self, context: ScoringContext) -> str:
+        state, mas = context.state, context.mas
+        speaker = mas.agents[state.speaker].name if state.speaker >= 0 else ""
+        return self._prompt.format(
+            question=state.question, transcript=transcript(context, state), message=state.text, agent=speaker
+        )
+
+    def _comparisons(self, context: ScoringContext) -> list[str]:
+        """Return the prompts that compare a state with each sibling: first as A, then as B."""
+        state = context.state
+        if not isinstance(context, PeerContext) or state.parent is None:
+            return []
+        shared = {
+            "question": state.question,
+            "transcript": transcript(context, state.parent),
+            "agent": context.mas.agents[state.speaker].name,
+        }
+        prompts = []
+        for other in context.siblings:
+            prompts.append(self._prompt.format(first=state.text, second=other.text, **shared))
+            prompts.append(self._prompt.format(first=other.text, second=state.text, **shared))
+        return prompts
+
+    def _verdicts(self, prompts: Sequence[str]) -> list[Verdict]:
+        """Ask every different prompt once, all together."""
+        fresh = list(dict.fromkeys(prompts))
+        found = dict(zip(fresh, self._ask(fresh) if fresh else [], strict=True))
+        # Each is billed in full, so that the cost of a search does not depend on the others of its batch.
+        return [found[prompt] for prompt in prompts]
+
+    def _ask(self, prompts: Sequence[str]) -> list[Verdict]:
+        if isinstance(self._policy, AsyncPolicy):
+            from mas_gym.policies.adapters import engine_loop
+
+            return asyncio.run_coroutine_threadsafe(self._ask_async(self._policy, prompts), engine_loop()).result()
+        try:
+            return self._ask_batch(self._policy, prompts)
+        except EngineUnavailableError:
+            raise
+        except PolicyError as error:
+            if len(prompts) == 1:
+                return [Verdict(None, unread=1, reason=f"the judge failed: {error}")]
+            # One prompt may be at fault, such as one that is too long.
+            return [verdict for prompt in prompts for verdict in self._ask([prompt])]
+
+    def _ask_batch(self, policy: Policy, prompts: Sequence[str]) -> list[Verdict]:
+        words = _WORDS[self._kind]
+        if self._likely:
+            asked: Any = policy
+            return [_likely(one, words) for one in asked.choose([_messages(prompt) for prompt in prompts], words)]
+        replies = policy.sample([self._request(prompt, self._n) for prompt in prompts])
+        return [_read(reply, words) for reply in replies]
+
+    async def _ask_async(self, policy: AsyncPolicy, prompts: Sequence[str]) -> list[Verdict]:
+        slots = asyncio.Semaphore(policy.max_concurrency)
+        words = _WORDS[self._kind]
+
+        async def one(prompt: str) -> Verdict:
+            async with slots:
+                try:
+                    if self._likely:
+                        asked: Any = policy
+                        return _likely(await asked.choose_async(_messages(prompt), words), words)
+                    return _read(await policy.sample_async(self._request(prompt, self._n)), words)
+                except EngineUnavailableError:
+                    raise
+                except PolicyError as error:
+                    return Verdict(None, unread=1, reason=f"the judge failed: {error}")
+
+        return list(await asyncio.gather(*map(one, prompts)))
+
+    def _request(self, prompt: str, n: int) -> SamplingRequest:
+        """Return a request whose seeds depend on the prompt alone, so that a verdict does not depend on its batch."""
+        digest = blake2b(prompt.encode("utf-8", "replace"), digest_size=7).digest()
+        start = int.from_bytes(digest, "big")
+        seeds = tuple(start + i for i in range(max(n, 1)))
+        return SamplingRequest(_messages(prompt), seeds, self._max_tokens, self._temperature, 0.95, "judge")
+
+
+def transcript(context: ScoringContext, state: MASState) -> str:
+    """Return a state's messages, each as ``Agent: text``; a dash before the first one."""
+    turns = [f"{context.mas.agents[turn.speaker].name}: {turn.text}" for turn in state.path()[1:]]
+    return "\n".join(turns) or "-"
+
+
+def read_prompt(file: str | Path | None, kind: str) -> str:
+    """Return the default prompt, or the contents of a file after checking its placeholders.
+
+    Args:
+        file: A UTF-8 text file; None for the default.
+        kind: ``"verdict"`` or ``"pair"``.
+
+    Raises:
+        DataNotFoundError: There is no such file.
+        ConfigError: It is too long, is not UTF-8, or has wrong placeholders.
+    """
+    if file is None:
+        return PAIR_PROMPT if kind == "pair" else PROMPT
+    path = Path(file).expanduser()
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_PROMPT_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise DataNotFoundError(f"judge: expected a prompt file at {str(file)!r}: {error}") from error
+    if len(raw) > MAX_PROMPT_BYTES:
+        raise ConfigError(f"judge: expected a prompt of at most {MAX_PROMPT_BYTES} bytes, {path.name} is longer")
+    try:
+        text = raw.decode("utf-8-sig")
+        names = list(_placeholders(text))
+    except ValueError as error:
+        raise ConfigError(f"judge: {path.name}: {error}; expected UTF-8 text with {_expected(kind)}") from error
+    wrong = [name for name in names if name not in FIELDS[kind]]
+    lacking = [choice for choice in _NEEDED[kind] if not choice & set(names)]
+    if wrong or lacking:
+        fault = f"the unknown placeholder {{{shown(wrong[0])}}}" if wrong else "none that shows the message"
+        raise ConfigError(f"judge: {path.name}: expected {_expected(kind)}, got {fault}; double other braces")
+    return text
+
+
+def _expected(kind: str) -> str:
+    return "placeholders among " + ", ".join(f"{{{name}}}" for name in FIELDS[kind])
+
+
+def _placeholders(text: str) -> list[str]:
+    names = []
+    for _, name, spec, conversion in string.Formatter().parse(text):
+        if name is not None:
+            plain = name if not spec and not conversion else f"{name}!{conversion}:{spec}"
+            names.append(plain)
+    return names
+
+
+def _messages(prompt: str) -> tuple[ChatMessage, ...]:
+    return (ChatMessage("user", prompt),)
+
+
+def _chooses(policy: Policy | AsyncPolicy) -> bool:
+    wanted = getattr(getattr(policy, "options", None), "logprobs", True)
+    return bool(wanted) and any(callable(getattr(policy, name, None)) for name in ("choose", "choose_async"))
+
+
+def _likely(choice: Choice, words: Sequence[str]) -> Verdict:
+    """Return the probability of the first word against the second."""
+    first, second = choice.logprobs
+    if max(first, second) == -math.inf or math.isnan(first + second):
+        reason = f"the engine lists neither {words[0]!r} nor {words[1]!r} among the likely first tokens"
+        return Verdict(None, choice.tokens, choice.prompt_tokens, 1, reason)
+    share = 1 / (1 + math.exp(min(second - first, 700.0)))
+    return Verdict(share, choice.tokens, choice.prompt_tokens)
+
+
+def _read(reply: SamplingReply, words: Sequence[str]) -> Verdict:
+    """Return the share of the first word among the verdicts that can be read."""
+    found = [read_verdict(sample.text, words) for sample in reply.samples]
+    readable = [one for one in found if one is not None]
+    tokens = sum(sample.tokens for sample in reply.samples)
+    share = readable.count(0) / len(readable) if readable else None
+    if len(readable) < len(found):
+        example = reply.samples[found.index(None)].text
+        logger.debug("a verdict that says neither %s nor %s: %s", *words, shown(example))
+    reason = "" if readable else f"none of {len(found)} verdicts says {words[0]} or {words[1]}"
+    return Verdict(share, tokens, reply.prompt_tokens, len(found) - len(readable), reason)
+
+
+def read_verdict(text: str, words: Sequence[str]) -> int | None:
+    """Return which of two words a verdict says; None if that cannot be read.
+
+    A verdict is the last ``verdict: WORD``, else the word that the text begins with.
+
+    >>> [read_verdict(text, ("yes", "no")) for text in ("Yes.", "It adds up. Verdict: no", "Perhaps, yes or no")]
+    [0, 1, None]
+    """
+    either = "|".join(map(re.escape, words))
+    stated = re.findall(rf"\bverdict\W{{1,5}}({either})\b", text, re.IGNORECASE)
+    opening = re.match(rf"\W{{0,5}}({either})\b", text, re.IGNORECASE)
+    said = stated[-1] if stated else opening[1] if opening else None
+    return None if said is None else [word.casefold() for word in words].index(said.casefold())
+
+
+def _scored(verdicts: Sequence[Verdict], shares: Sequence[float] | None = None) -> Score:
+    """Return the value of the mean share, with the cost of all verdicts."""
+    shares = [v.share for v in verdicts if v.share is not None] if shares is None else shares
+    value = round((2 * math.fsum(shares) / len(shares) - 1) * _GRID) / _GRID if shares else math.nan
+    tokens, read, unread = (
+        sum(getattr(verdict, name) for verdict in verdicts) for name in ("tokens", "prompt_tokens", "unread")
+    )
+    return Score(value, tokens, read, unread, "" if shares else next(verdict.reason for verdict in verdicts))
+
+
+def _compared(verdicts: Sequence[Verdict]) -> Score:
+    """Return the value of a state from its comparisons, which alternate between it as A and it as B."""
+    wins = []
+    for first, second in zip(verdicts[::2], verdicts[1::2], strict=True):
+        known = [share for share in (first.share, _other(second.share)) if share is not None]
+        wins += [math.fsum(known) / len(known)] if known else []
+    if verdicts and not wins:
+        return _scored(verdicts, [])
+    return _scored(verdicts, [0.5, *wins])
+
+
+def _other(share: float | None) -> float | None:
+    return None if share is None else 1 - share
+
+
+def judge(
+    argument: str,
+    *,
+    mode: Mode = "auto",
+    n: int = 3,
+    prompt: str | None = None,
+    temperature: float = 0.7,
+    max_tokens: int = 64,
+    **policy: Any,
+) -> Judge:
+    """An LLM's verdicts: ``"judge:POLICY"`` with any policy; further options are the policy's."""
+    from mas_gym.policies import load_policy
+
+    if not argument:
+        raise ConfigError("expected judge:POLICY, such as judge:openai:MODEL@http://127.0.0.1:8000/v1, got no policy")
+    try:
+        loaded = load_policy(argument, **policy)
+    except ConfigError as error:
+        own = "mode, n, prompt, temperature, max_tokens"
+        raise type(error)(f"{error} (a judge's own options are {own})") from error
+    return Judge(loaded, mode=mode, n=n, prompt=prompt, temperature=temperature, max_tokens=max_tokens)
