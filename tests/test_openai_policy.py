@@ -24,7 +24,7 @@ from fault_proxy import Fault, FaultProxy, proxied
 from loopback import hash_policy, make_app, serving
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
-from mas_gym.policies.base import AsyncPolicy, Meter, Price, SamplingReply, SamplingRequest
+from mas_gym.policies.base import AsyncPolicy, Meter, Price, Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.completions import BadReply, defuse, delay, parse_reply, retry_after
 from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy, load_openai, split_address
 from mas_gym.prompts import ChatMessage

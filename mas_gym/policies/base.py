@@ -222,14 +222,13 @@ def first_tokens(words: Sequence[str], encode: Callable[[str], Sequence[int]]) -
     Raises:
         PolicyError: Two words begin with the same token, so that the first token cannot tell them apart.
     """
-    found = []
-    for word in words:
-        ids = [list(encode(spelling)) for spelling in spellings(word)]
-        single = sorted({tokens[0] for tokens in ids if len(tokens) == 1})
-        found.append(single or [ids[0][0]])
-    if len({token for tokens in found for token in tokens}) < sum(map(len, found)):
+    ids = [[list(encode(spelling)) for spelling in spellings(word)] for word in words]
+    single = [{tokens[0] for tokens in forms if len(tokens) == 1} or {forms[0][0]} for forms in ids]
+    # A token of several words, such as the one for unknown text, tells nothing.
+    found = [own.difference(*(other for other in single if other is not own)) for own in single]
+    if not all(found):
         raise PolicyError(f"expected words that differ in their first token, got {', '.join(map(repr, words))}")
-    return found
+    return [sorted(tokens) for tokens in found]
 
 
 @runtime_checkable

@@ -1,0 +1,419 @@
+"""Verifiers of others as critics: their values are those of the reference formulae, and their cost is counted."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="local models need the extra 'local'")
+pytest.importorskip("transformers", reason="local models need the extra 'local'")
+
+import local_models
+import torch
+
+import mas_gym
+import search
+from mas_gym.errors import ConfigError, CriticError, PolicyError, StoreError, UnknownNameError
+from mas_gym.identity import identity_of
+from mas_gym.policies import SamplingRequest, load_policy
+from mas_gym.policies.adapters import ScriptedPolicy, as_async
+from mas_gym.policies.base import Certainty, Choice, Sample, first_tokens
+from mas_gym.prompts import ChatMessage
+from mas_gym.testing import check_critic
+from rewardmodels import Ensemble, load_critic
+from rewardmodels.verifiers.free import Agreement, RandomCritic, Uncertainty
+from rewardmodels.verifiers.judge import Judge, read_verdict
+from search import Proposal, Score, ScoringContext
+from search.protocol import PeerContext
+
+RPSV = mas_gym.load_mas("rpsv")
+DYNAMICS = mas_gym.Dynamics(RPSV)
+WORDS = "ba de fi go ku"
+
+
+def state_of(*texts: str, question: str = "ba de fi?") -> mas_gym.MASState:
+    state = DYNAMICS.initial_state(question)
+    for text in texts:
+        state = DYNAMICS.transition(state, mas_gym.Action(text, RPSV.ALL))
+    return state
+
+
+def context(*texts: str, certainty: Certainty | None = None) -> ScoringContext:
+    state = state_of(*texts)
+    proposal = Proposal(mas_gym.Action(texts[-1], RPSV.ALL), 5, -2.0, "stop", certainty)
+    return ScoringContext(state, RPSV, proposal)
+
+
+def peers(state: mas_gym.MASState, *siblings: mas_gym.MASState) -> PeerContext:
+    found = PeerContext(state, RPSV, None)
+    found.siblings = siblings
+    return found
+
+
+def problems(count: int) -> list[Any]:
+    return list(mas_gym.load_task("arithmetic", split="test")[:count])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return local_models.save(tmp_path_factory.mktemp("model"))
+
+
+# ---- how sure a policy was
+
+
+@pytest.mark.parametrize(("exact", "near"), [(False, 1e-5), (True, 2**-5)])
+def test_certainty_is_that_of_the_distributions(folder: Path, exact: bool, near: float) -> None:
+    policy: Any = load_policy(f"transformers:{folder}", exact=exact)
+    asked = SamplingRequest((ChatMessage("user", WORDS),), (1, 2, 3, 4), 12)
+    # The text is the message's token ids.
+    policy.format.decode = lambda tokens: " ".join(map(str, tokens))
+    [reply] = policy.sample([asked])
+    prompt = policy.format.encode(asked.messages, 12).ids
+    for sample in reply.samples:
+        written = list(map(int, sample.text.split()))
+        logits = policy.model(torch.tensor([[*prompt, *written]])).logits[0, len(prompt) - 1 : -1]
+        logprobs = torch.log_softmax(logits.double(), dim=1)
+        known = [logprobs[i, token].item() for i, token in enumerate(written)]
+        assert len(known) == sample.tokens
+        entropy = -(logprobs.exp() * logprobs).sum(dim=1).mean().item()
+        uniform = -(logprobs + math.log(logprobs.shape[1])).mean().item()
+        assert sample.certainty == pytest.approx((min(known), entropy, uniform), abs=near)
+
+
+def test_certainty_does_not_depend_on_the_batch(folder: Path) -> None:
+    policy: Any = load_policy(f"transformers:{folder}", exact=True)
+    asked = [SamplingRequest((ChatMessage("user", f"{WORDS} {i}"),), (i,), 30) for i in range(24)]
+    together = policy.sample(asked)
+    alone = [policy.sample([one])[0] for one in asked]
+    assert [reply.samples for reply in together] == [reply.samples for reply in alone]
+    assert len({reply.samples[0].certainty for reply in alone}) > 12
+
+
+def test_excluded_tokens_leave_the_entropy_a_number() -> None:
+    from mas_gym.policies.local.decode import spread
+
+    entropy, certainty = spread(torch.tensor([[0.0, 0.0, -math.inf]]))
+    assert entropy.item() == pytest.approx(math.log(2)) and certainty.item() == math.inf
+
+
+def test_uncertainty_follows_its_formulae() -> None:
+    sure = Certainty(least=-0.5, entropy=0.25, self_certainty=4.0)
+    for kind, value in (("least", math.exp(-0.5)), ("entropy", math.exp(-0.25)), ("self-certainty", 0.8)):
+        critic = load_critic(f"uncertainty:{kind}")
+        assert critic.score([context("a", certainty=sure)]) == [pytest.approx(value)]
+        assert critic.free and critic.name == f"uncertainty:{kind}"
+    assert load_critic("uncertainty").name == "uncertainty:entropy"
+    assert len({str(identity_of(Uncertainty(kind))) for kind in ("least", "entropy", "self-certainty")}) == 3
+
+
+def test_uncertainty_without_statistics_is_an_error() -> None:
+    with pytest.raises(CriticError, match=r"reports no entropy .* or uncertainty:least"):
+        Uncertainty("entropy").score([context("a", certainty=Certainty(least=-1.0))])
+    with pytest.raises(CriticError, match="reports no least"):
+        Uncertainty("least").score([context("a")])
+    with pytest.raises(CriticError, match="no policy wrote"):
+        Uncertainty().score([ScoringContext(state_of("a"), RPSV, None)])
+    with pytest.raises(UnknownNameError, match="self-certainty"):
+        load_critic("uncertainty:certainty")
+
+
+# ---- agreement and chance
+
+
+def test_agreement_is_the_share_of_equal_answers() -> None:
+    task = problems(3)
+    policy = load_policy("tiny")
+    plans = sorted(
+        search.run("bon:8", task, mas="rpsv", policy=policy, critic=Agreement(), seed=3),
+        key=lambda plan: plan.problem_id,
+    )
+    votes = sorted(search.run("sc:8", task, mas="rpsv", policy=policy, seed=3), key=lambda plan: plan.problem_id)
+    assert [plan.answer for plan in plans] == [plan.answer for plan in votes]
+    for plan in plans:
+        answers = [candidate.answer for candidate in plan.candidates]
+        for candidate in plan.candidates:
+            share = answers.count(candidate.answer) / 8 if candidate.answer is not None else 0.0
+            assert candidate.score == pytest.approx(2 * share - 1)
+        assert plan.usage.reward_calls == 0
+
+
+def test_agreement_needs_a_search() -> None:
+    with pytest.raises(CriticError, match="compares the leaves of a search"):
+        Agreement().score([ScoringContext(state_of("a", "b", "c", "d"), RPSV, None)])
+    with pytest.raises(ConfigError, match="no argument"):
+        load_critic("agreement:x")
+
+
+def test_chance_is_spread_and_repeatable() -> None:
+    contexts = [ScoringContext(state_of(f"m{i}"), RPSV, None) for i in range(2000)]
+    values = load_critic("random").score(contexts)
+    assert values == RandomCritic().score(contexts[:1000]) + RandomCritic().score(contexts[1000:])
+    assert min(values) < -0.99 and max(values) > 0.99 and abs(sum(values) / 2000) < 0.05
+    assert values != load_critic("random:7").score(contexts)
+    with pytest.raises(ConfigError, match="whole number"):
+        load_critic("random:x")
+
+
+# ---- judges
+
+
+class Chooser:
+    """A policy that is asked for log-probabilities of first words: those of a table, by a word of the prompt."""
+
+    name, max_batch = "chooser", 4
+
+    def __init__(self, table: dict[str, tuple[float, float]]) -> None:
+        self.table, self.batches = table, []
+
+    def identity(self) -> dict[str, tuple[float, float]]:
+        return self.table
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[Any]:
+        raise AssertionError("asked for a text")
+
+    def choose(self, prompts: Sequence[Sequence[ChatMessage]], words: Sequence[str]) -> list[Choice]:
+        self.batches.append(len(prompts))
+        found = []
+        for [message] in prompts:
+            [key] = [key for key in self.table if key in message.content.rpartition("messages so far")[2]]
+            found.append(Choice(self.table[key], 10))
+        return found
+
+
+def talker(*texts: str) -> ScriptedPolicy:
+    """A judge whose n verdicts are the texts."""
+
+    def script(request: SamplingRequest, seed: int) -> Sample:
+        return Sample(texts[request.seeds.index(seed) % len(texts)], 3, None, "stop")
+
+    return ScriptedPolicy(script, name="talker")
+
+
+def test_a_verdict_is_the_probability_of_yes() -> None:
+    policy = Chooser({"good": (math.log(0.6), math.log(0.2)), "bad": (math.log(0.01), math.log(0.03))})
+    critic = Judge(policy)
+    good, bad, same = critic.score([context("good"), context("bad"), context("good")])
+    assert (good, bad) == (pytest.approx(0.5, abs=1e-6), pytest.approx(-0.5, abs=1e-6))
+    assert (good.tokens, good.prompt_tokens, good.unread) == (1, 10, 0)
+    # An equal question is asked once and billed to both.
+    assert policy.batches == [2] and (same, same.prompt_tokens) == (good, 10)
+
+
+def test_a_local_judge_follows_the_formula(folder: Path) -> None:
+    policy: Any = load_policy(f"transformers:{folder}")
+    prompts = [(ChatMessage("user", f"{WORDS} {'ba ' * i}"),) for i in range(7)]
+    choices = policy.choose(prompts, ("ba", "de"))
+    vocabulary = policy.format.tokenizer.get_vocab()
+    for prompt, choice in zip(prompts, choices, strict=True):
+        ids = policy.format.encode(prompt, 1).ids
+        logprobs = torch.log_softmax(policy.model(torch.tensor([ids])).logits[0, -1].double(), dim=0)
+        expected = [logprobs[vocabulary[word]].item() for word in ("ba", "de")]
+        assert choice.logprobs == pytest.approx(expected, abs=1e-5)
+        assert choice.prompt_tokens == len(ids)
+
+
+def test_spellings_of_one_token_count_together() -> None:
+    table = {"yes": [1], "Yes": [2], "YES": [3, 4], " yes": [5], " Yes": [9, 2], " YES": [9, 3], "no": [6, 7]}
+    assert first_tokens(["yes", "no"], lambda text: table.get(text, [6, 8])) == [[1, 2, 5], [6]]
+    with pytest.raises(PolicyError, match="differ in their first token"):
+        first_tokens(["yes", "yet"], lambda text: [4, 5])
+
+
+@pytest.mark.parametrize(
+    ("texts", "value", "unread"),
+    [(("yes", "No.", "YES!"), 1 / 3, 0), (("yes", "hm", "It holds. Verdict: no"), 0.0, 1), (("perhaps",), None, 3)],
+)
+def test_sampled_verdicts_are_shares_and_the_unread_are_counted(
+    texts: tuple[str, ...], value: float | None, unread: int
+) -> None:
+    for policy in (talker(*texts), as_async(talker(*texts))):
+        critic = Judge(policy, n=3)
+        [score] = critic.score([context("a")])
+        assert critic.mode == "share" and critic.concurrent == (policy.__class__ is not ScriptedPolicy)
+        assert (score.tokens, score.unread) == (9, unread)
+        if value is None:
+            assert math.isnan(score) and score.reason == "none of 3 verdicts says yes or no"
+        else:
+            assert score == pytest.approx(value, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("yes", 0),
+        ("**No**, because", 1),
+        ("Verdict: yes. Verdict: NO", 1),
+        ("not sure", None),
+        ("yesterday", None),
+        ("The answer is no", None),
+        ("", None),
+    ],
+)
+def test_only_a_verdict_is_read(text: str, verdict: int | None) -> None:
+    assert read_verdict(text, ("yes", "no")) == verdict
+
+
+def test_pairs_are_compared_in_both_orders() -> None:
+    strength = {"weak": 1.0, "fair": 2.0, "good": 6.0}
+
+    class Ranker(Chooser):
+        def choose(self, prompts: Sequence[Sequence[ChatMessage]], words: Sequence[str]) -> list[Choice]:
+            assert list(words) == ["A", "B"]
+            found = []
+            for [message] in prompts:
+                first, second = (message.content.split(f"Message {x} of")[1].split("\n")[1] for x in "AB")
+                # It favours what it reads first by a factor of 3.
+                found.append(Choice((math.log(3 * strength[first]), math.log(strength[second])), 5))
+            return found
+
+    states = [state_of(name) for name in strength]
+    critic = Judge(Ranker({}), mode="pairwise")
+    scores = critic.score([peers(one, *(other for other in states if other != one)) for one in states])
+
+    def wins(a: float, b: float) -> float:
+        return (3 * a / (3 * a + b) + 1 - 3 * b / (3 * b + a)) / 2
+
+    for (name, own), score in zip(strength.items(), scores, strict=True):
+        others = [wins(own, other) for key, other in strength.items() if key != name]
+        assert score == pytest.approx(2 * (0.5 + sum(others)) / 3 - 1, abs=1e-6)
+        assert (score.tokens, score.prompt_tokens) == (4, 20)
+    assert sum(scores) == pytest.approx(0, abs=1e-5)
+    [alone] = critic.score([peers(states[0])])
+    assert (alone, alone.tokens) == (0.0, 0)
+    assert critic.reads_peers and not Judge(Ranker({})).reads_peers
+
+
+def test_a_judge_guides_a_search_and_its_cost_is_stored(tmp_path: Path) -> None:
+    def run(store: Path) -> Any:
+        return search.run(
+            "sbs:3,1",
+            problems(3),
+            mas="rpsv",
+            policy=load_policy("tiny"),
+            critic=load_critic("judge:tiny"),
+            store=store,
+        )
+
+    first = run(tmp_path / "a.db")
+    plans = {plan.problem_id: plan.usage for plan in first}
+    assert all(usage.critic_tokens == usage.reward_calls > 0 for usage in plans.values())
+    assert all(usage.critic_prompt_tokens > 10 * usage.critic_tokens for usage in plans.values())
+    again = run(tmp_path / "a.db")
+    assert {plan.problem_id: plan.usage for plan in again} == plans and again.usage.agent_calls == 0
+    with search.open_store(tmp_path / "a.db") as store:
+        assert {plan.problem_id: plan.usage for plan in store.plans(trees=False)} == plans
+        [info] = store.runs()
+        assert info.spent.critic_tokens == sum(usage.critic_tokens for usage in plans.values())
+
+
+def test_changed_critic_costs_are_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "a.db"
+    options: dict[str, Any] = {"mas": "rpsv", "policy": load_policy("tiny"), "critic": load_critic("judge:tiny")}
+    [plan] = search.run("sbs:2,1", problems(1), store=path, **options)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE critic_costs SET critic_tokens = 1")
+    connection.close()
+    with search.open_store(path) as store, pytest.raises(StoreError, match="what its critic cost is not what was"):
+        list(store.plans(trees=False))
+    [again] = search.run("sbs:2,1", problems(1), store=path, **options)
+    assert "is damaged" in caplog.text
+    assert again.usage.critic_tokens == plan.usage.critic_tokens
+
+
+def test_a_store_of_schema_2_is_read_and_upgraded(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    options: dict[str, Any] = {"mas": "rpsv", "policy": load_policy("tiny"), "critic": search.PolicyLikelihood()}
+    plans = {plan.problem_id: plan.usage for plan in search.run("sbs:2,1", problems(2), store=path, **options)}
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE critic_costs")
+        connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    with search.open_store(path) as store:
+        assert {plan.problem_id: plan.usage for plan in store.plans()} == plans
+    again = search.run("sbs:2,1", problems(2), store=path, **options)
+    assert {plan.problem_id: plan.usage for plan in again} == plans and again.usage.agent_calls == 0
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+        assert connection.execute("SELECT count(*) FROM critic_costs").fetchone() == (0,)
+    connection.close()
+
+
+def test_a_search_without_a_readable_verdict_fails_alone_and_pays() -> None:
+    def script(request: SamplingRequest, seed: int) -> Sample:
+        return Sample("hm" if task[0].question in request.messages[0].content else "yes", 2, None, "stop")
+
+    task = problems(3)
+    judge = Judge(ScriptedPolicy(script, name="half"), n=2)
+    plans = {p.problem_id: p for p in search.run("sbs:2,1", task, mas="rpsv", policy=load_policy("tiny"), critic=judge)}
+    failed = plans.pop(task[0].id)
+    assert failed.error == (
+        "CriticError: critic 'judge:half' has no value for the state after turn 1: none of 2 verdicts says yes or no"
+    )
+    assert failed.usage.unread_verdicts == failed.usage.critic_tokens / 2 > 0
+    assert all(plan.error is None and plan.usage.unread_verdicts == 0 for plan in plans.values())
+
+
+def test_a_judges_tokens_are_a_column_only_where_there_are_any() -> None:
+    from search.compare import Outcome, summarise, to_csv, to_markdown
+
+    def rows(spent: int) -> Any:
+        return summarise([Outcome("bon:2", "judge", 1, "p", True, 1, 2, 30, 8, 2, critic_tokens=spent)])
+
+    assert "Critic TOK" not in to_markdown(rows(0)) and "| Critic TOK |" in to_markdown(rows(7))
+    assert "critic_tokens" in to_csv(rows(7)).splitlines()[0]
+
+
+def test_an_ensemble_adds_up_what_its_members_cost() -> None:
+    judge = Judge(talker("yes"), n=2)
+    [score] = Ensemble([judge, search.ConstantCritic(0.0)]).score([context("a")])
+    assert isinstance(score, Score) and (score, score.tokens) == (0.5, 6)
+    [unread] = Ensemble([Judge(talker("hm"), n=2), search.ConstantCritic(0.0)]).score([context("a")])
+    assert math.isnan(unread) and unread.reason and unread.unread == 2
+
+
+def test_a_judges_identity_is_its_policy_prompt_and_settings(tmp_path: Path, folder: Path) -> None:
+    prompt = tmp_path / "p.txt"
+    prompt.write_text("{question} {transcript} yes or no?")
+    shutil.copy(prompt, tmp_path / "q.txt")
+    (tmp_path / "r.txt").write_text("{question} {transcript} yes or no??")
+    spec = f"judge:transformers:{folder}#max_batch=8"
+    same = [f"{spec}&prompt={tmp_path / name}" for name in ("p.txt", "q.txt")]
+    others = [spec, f"{spec}&prompt={tmp_path / 'r.txt'}", f"{spec}&mode=share", f"{spec}&mode=share&n=4"]
+    others += [f"{spec}&mode=pairwise", f"{spec}&mode=share&temperature=0.2"]
+    stated = [str(identity_of(load_critic(one))) for one in (*same, *others)]
+    assert stated[0] == stated[1] and len(set(stated)) == 1 + len(others)
+
+
+def test_options_of_a_judge_and_of_its_policy(folder: Path) -> None:
+    critic = load_critic(f"judge:transformers:{folder}#mode=share&n=2&max_batch=5")
+    assert (critic.max_batch, critic._n, critic.mode) == (5, 2, "share")  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"mdoe.*a judge's own options are mode, n, prompt"):
+        load_critic(f"judge:transformers:{folder}#mdoe=share")
+    for wrong in ("mode=maybe", "mode=share&n=0", "mode=share&max_tokens=x", "mode=share&temperature=-1"):
+        with pytest.raises(ConfigError, match=r"expected"):
+            load_critic(f"judge:transformers:{folder}#{wrong}")
+    with pytest.raises(ConfigError, match="judge:POLICY"):
+        load_critic("judge")
+    with pytest.raises(ConfigError, match=r"gives no log-probabilities of first words; use mode=share"):
+        Judge(talker("yes"), mode="logprob")
+
+
+def test_judges_keep_the_contract_of_critics() -> None:
+    check_critic(Judge(talker("yes", "no"), n=2))
+    check_critic(RandomCritic())
+
+
+def test_a_judge_written_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from mas_gym.policies.adapters import ScriptedPolicy\n"
+        "def make(word):\n    return ScriptedPolicy(lambda request, seed: word, name=word)\n"
+    )
+    [score] = load_critic(f"judge:{tmp_path / 'mine.py'}:make:no").score([context("a")])
+    assert score == -1.0
