@@ -476,9 +476,18 @@ def get(url: str, **headers: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_view_lists_runs_side_by_side_and_links_every_tree(address: str) -> None:
-    status, page = get(address + "/")
-    assert status == 200
+def row_keys(address: str) -> list[str]:
+    return re.findall(r'name=a value="([^"]+)"', get(address + "/")[1])
+
+
+def test_view_lists_rows_and_puts_two_side_by_side(address: str) -> None:
+    status, index = get(address + "/")
+    keys = row_keys(address)
+    assert status == 200 and len(keys) == 2 and "single" in index and "mcts:5,2" in index
+    for name in ("Hit@1", "95% interval", "TOK", "AC", "RC"):
+        assert f"<dt>{name}</dt>" in index
+    status, page = get(f"{address}/problems?a={keys[0]}&b={keys[1]}")
+    assert status == 200 and "Difference in Hit@1" in page
     links = [html.unescape(link) for link in re.findall(r'href="(/tree/[^"]+)"', page)]
     assert len(links) == 2 * PROBLEMS
     for link in links:
@@ -493,12 +502,27 @@ def test_view_filters_problems(address: str, store: Path) -> None:
         [one, two] = [{p.problem_id: p.correct for p in opened.plans(run.run)} for run in opened.runs()]
     differing = {problem for problem in one if one[problem] != two[problem]}
     wrong = {problem for problem in one if not one[problem] and not two[problem]}
+    a, b = row_keys(address)
     for shown, expected in (("differing", differing), ("wrong", wrong), ("failed", set()), ("nonsense", set(one))):
-        _, page = get(f"{address}/?show={shown}&page=99")
-        assert set(re.findall(r"<tr><th>(arithmetic/[^<]+)</th>", page)) == expected
+        _, page = get(f"{address}/problems?a={a}&b={b}&show={shown}&page=99")
+        assert set(re.findall(r"<tr><th><small>(arithmetic/[^<]+)</small>", page)) == expected
 
 
-@pytest.mark.parametrize("path", ["/nope", "/tree/none?problem=x", "/tree/?problem=", "/tree/%00?problem=%00"])
+def test_view_searches_questions(address: str, store: Path) -> None:
+    with search.open_store(store) as opened:
+        problem = next(opened.problems(opened.runs()[0].run))
+    key = row_keys(address)[0]
+    for text in (problem.id, problem.question[:60].upper()):
+        _, page = get(f"{address}/problems?{urllib.parse.urlencode({'a': key, 'q': text})}")
+        assert f"<small>{problem.id}</small>" in page and problem.question[:40] in html.unescape(page)
+    _, page = get(f"{address}/problems?a={key}&q=no+such+question")
+    assert "0 problems" in page
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/nope", "/problems", "/problems?a=none", "/tree/none?problem=x", "/tree/?problem=", "/tree/%00?problem=%00"],
+)
 def test_view_answers_404_with_the_reason(address: str, path: str) -> None:
     status, page = get(address + path)
     assert status == 404

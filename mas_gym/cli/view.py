@@ -8,25 +8,30 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import typer
 
 from mas_gym.cli.console import note, show_traceback
-from mas_gym.errors import ConfigError, MASGymError, StoreError
-from mas_gym.report.pages import Cell, Column, listing_page, tree_page, tree_view
+from mas_gym.errors import ConfigError, MASGymError, MissingDependencyError, StoreError
+from mas_gym.report.listing import Cell, Choice, StoredRow, index_page, problems_page
+from mas_gym.report.pages import tree_page, tree_view
 from mas_gym.service.origin import foreign
 
 if TYPE_CHECKING:
     from search import RunInfo, Store
+    from search.compare import Outcome
 
 _KEY = 16
+_QUESTION = 300
 _HEAD_SECONDS, _IDLE_SECONDS = 10.0, 10.0
 _READ_SECONDS = 1.0
 _CONNECTIONS = 64
@@ -166,6 +171,15 @@ def _error_page(message: str) -> str:
     return f"<!doctype html><meta charset=utf-8><title>Error</title><p>{escape(message)}</p>"
 
 
+class _ReadRun(NamedTuple):
+    """A run that has been read: what it was when it was read, its outcomes, and how each of its searches ended."""
+
+    mark: str
+    info: RunInfo
+    outcomes: list[Outcome]
+    cells: dict[str, Cell]
+
+
 class Pages:
     """The pages of a store. Each run's outcomes are read once, and again only when the run has changed."""
 
@@ -174,11 +188,14 @@ class Pages:
         self._path = path
         self._lock = threading.Lock()
         self._stamp: object = None
-        self._columns: dict[str, tuple[str, Column]] = {}
+        self._runs: dict[str, _ReadRun] = {}
+        self._rows: list[StoredRow] = []
+        self._questions: dict[str, str] = {}
         self._damage: dict[str, str] = {}
+        self._plots: dict[tuple[str, ...], str | None] = {}
 
     def page(self, place: str, query: Mapping[str, str]) -> str:
-        """Return the page at a place: ``/``, or ``/tree/RUN`` with ``problem`` in the query.
+        """Return the page at a place: ``/``, ``/problems`` with ``a`` and ``b``, or ``/tree/RUN`` with ``problem``.
 
         Raises:
             ConfigError: There is no such page.
@@ -187,17 +204,25 @@ class Pages:
         from search import open_store
 
         if place == "/":
-            page = query.get("page", "0")
-            number = int(page) if page.isdecimal() and len(page) < 9 else 0
-            columns, faults, unread = self._listing()
-            return listing_page(self._path.name, columns, query.get("show", "all"), number, faults, unread)
+            rows, faults, unread = self._listing()
+            return index_page(self._path.name, rows, faults, unread, self._plot if not unread else lambda rows: None)
+        if place == "/problems":
+            rows, _, _ = self._listing()
+            number = query.get("page", "0")
+            page = int(number) if number.isdecimal() and len(number) < 9 else 0
+            first, second = (_row(rows, query.get(name, "")) for name in ("a", "b"))
+            if first is None:
+                raise ConfigError(f"expected a row of the index, got {query.get('a', '')[:80]!r}; start at /")
+            second = None if second is first else second
+            choice = Choice(first, second, query.get("show", "all"), query.get("q", "").strip(), page)
+            return problems_page(self._path.name, choice, self._questions)
         if place.startswith("/tree/"):
             with open_store(self._path) as store:
                 return _tree(store, place.removeprefix("/tree/"), query.get("problem", ""))
-        raise ConfigError(f"expected / or /tree/RUN?problem=ID, got {place[:80]!r}")
+        raise ConfigError(f"expected /, /problems?a=ROW&b=ROW or /tree/RUN?problem=ID, got {place[:80]!r}")
 
-    def _listing(self) -> tuple[list[Column], list[str], int]:
-        """Return the runs read so far, damage found, and the number of runs not read yet for lack of time."""
+    def _listing(self) -> tuple[list[StoredRow], list[str], int]:
+        """Return the rows read so far, damage found, and the number of runs not read yet for lack of time."""
         from search import open_store
 
         # One thread reads at a time; the others wait, then get its result.
@@ -210,39 +235,78 @@ class Pages:
                     runs = store.runs()
                     for run in runs:
                         mark = json.dumps([run.searches, run.failed, dict(run.facts)], sort_keys=True, default=str)
-                        if self._columns.get(run.run, ("",))[0] == mark:
+                        if run.run in self._runs and self._runs[run.run].mark == mark:
                             continue
                         if time.monotonic() > end:
                             unread += 1
                         else:
                             self._read(store, run, mark)
-                keys = [run.run for run in runs if run.run in self._columns]
-                self._columns = {key: self._columns[key] for key in keys}
-                self._damage = {key: self._damage[key] for key in keys if key in self._damage}
+                self._runs = {run.run: self._runs[run.run] for run in runs if run.run in self._runs}
+                self._damage = {key: text for key, text in self._damage.items() if key in self._runs}
+                self._rows = stored_rows(self._runs.values())
                 self._stamp = None if unread else stamp
-            return [column for _, column in self._columns.values()], list(self._damage.values()), unread
+            return self._rows, list(self._damage.values()), unread
 
     def _files(self) -> Iterator[Path]:
         return (file for file in (self._path, Path(f"{self._path}-wal")) if file.exists())
 
     def _read(self, store: Store, run: RunInfo, mark: str) -> None:
+        from search.compare.bench import outcome_of
+
         self._damage.pop(run.run, None)
-        plans = []
+        read = _ReadRun(mark, run, [], {})
         try:
             for plan in store.plans(run.run, trees=False, failed=True):
-                plans.append((plan.problem_id, Cell(plan.answer, bool(plan.correct), plan.error), plan.usage))
+                read.outcomes.append(outcome_of(plan, "", "", run.config["seed"]))
+                read.cells[plan.problem_id] = Cell(plan.answer, bool(plan.correct), plan.error)
+            if not read.cells.keys() <= self._questions.keys():
+                self._questions |= {problem.id: problem.question[:_QUESTION] for problem in store.problems(run.run)}
         except StoreError as error:
             self._damage[run.run] = str(error)
-        ended = [usage for _, cell, usage in plans if cell.error is None]
-        facts = {"searches": f"{len(plans):,}"}
-        if ended:
-            facts["Hit@1"] = f"{100 * sum(cell.correct for _, cell, _ in plans) / len(plans):.1f}"
-            facts["TOK"] = f"{sum(usage.generated_tokens for usage in ended) / len(ended):,.1f}"
-            facts["AC"] = f"{sum(usage.agent_calls for usage in ended) / len(ended):,.1f}"
-            facts["RC"] = f"{sum(usage.reward_calls for usage in ended) / len(ended):,.1f}"
-        label = run.label + (", true reward" if run.config["training"] else "")
-        cells = {problem: cell for problem, cell, _ in plans}
-        self._columns[run.run] = mark, Column(run.run[:_KEY], label, facts, cells)
+        self._runs[run.run] = read
+
+    def _plot(self, rows: Sequence[StoredRow]) -> str | None:
+        """Return the picture of a setting's rows, drawn once for the same results; None without matplotlib."""
+        key = tuple(f"{row.key} {row.result.searches}" for row in rows)
+        if key not in self._plots:
+            from mas_gym.report.summary import data_url
+            from search.compare import tradeoff_figure
+
+            drawn = [row.result for row in rows if row.result.tokens.mean > 0]
+            try:
+                self._plots[key] = data_url(tradeoff_figure(drawn)) if len(drawn) > 1 else None
+            except MissingDependencyError:
+                self._plots[key] = None
+        return self._plots[key]
+
+
+def _row(rows: Sequence[StoredRow], key: str) -> StoredRow | None:
+    return next((row for row in rows if row.key == key), None)
+
+
+def stored_rows(runs: Iterable[_ReadRun]) -> list[StoredRow]:
+    """Put the runs of one planner and critic together; rows of one setting follow each other, by rising cost."""
+    from search.compare import summarise
+    from search.compare.stored import settings
+
+    read = {run.info.run: run for run in runs if run.outcomes}
+    found: list[StoredRow] = []
+    for setting in settings(run.info for run in read.values()):
+        groups: dict[tuple[str, str], list[_ReadRun]] = {}
+        for info, label in zip(setting.runs, setting.labels, strict=True):
+            groups.setdefault(label, []).append(read[info.run])
+        rows = []
+        for (planner, critic), members in groups.items():
+            outcomes = [replace(o, planner=planner, critic=critic) for one in members for o in one.outcomes]
+            cells: dict[str, dict[int, Cell]] = {}
+            for one in members:
+                for problem, cell in one.cells.items():
+                    cells.setdefault(problem, {})[one.info.config["seed"]] = cell
+            keys = {one.info.config["seed"]: one.info.run[:_KEY] for one in members}
+            [result] = summarise(outcomes)
+            rows.append(StoredRow(members[0].info.run[:_KEY], setting.title, result, keys, cells))
+        found += sorted(rows, key=lambda row: (isnan(row.result.tokens.mean), row.result.tokens.mean))
+    return found
 
 
 def _tree(store: Store, key: str, problem_id: str) -> str:

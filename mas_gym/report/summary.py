@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from importlib import resources
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, need
+from mas_gym.report.listing import report_page
 from search.compare import Comparison
 from search.compare.bench import outcome_of
 from search.compare.outcomes import Outcome, ResultRow, anytime_curve
@@ -146,9 +145,9 @@ def write_report(
             figures.mkdir(parents=True, exist_ok=True)
             for name, draw in drawn.items():
                 save_figure(draw(), figures / (f"{name}.png" if len(reports) == 1 else f"{number}-{name}.png"))
-        parts.append(_section(report, {name: _svg(draw()) for name, draw in drawn.items()}))
+        parts.append(_section(report, {name: data_url(draw()) for name, draw in drawn.items()}))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_page(store.path.name, parts), encoding="utf-8")
+    path.write_text(report_page(store.path.name, parts), encoding="utf-8")
     return reports
 
 
@@ -262,7 +261,8 @@ def _calibration_figure(rows: Mapping[str, Mapping[int, Sequence[Bin]]]) -> Figu
     return figure
 
 
-def _svg(figure: Figure) -> str:
+def data_url(figure: Figure) -> str:
+    """Return a figure as an SVG picture in a data URL."""
     out = io.BytesIO()
     figure.savefig(out, format="svg")
     return "data:image/svg+xml;base64," + base64.b64encode(out.getvalue()).decode()
@@ -306,18 +306,3 @@ def _blame_table(report: SettingReport) -> str:
 def _table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
     body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in line) + "</tr>" for line in lines)
     return f"<table><thead><tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr></thead>{body}</table>"
-
-
-def _page(title: str, sections: Sequence[str]) -> str:
-    style = (resources.files("mas_gym.report") / "listing.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    text = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
-        f"<title>{escape(title)}</title><style>{style}</style></head><body class=report><h1>{escape(title)}</h1>"
-        + "\n<hr>\n".join(f"<section>{section}</section>" for section in sections)
-        + "</body></html>"
-    )
-    return text.encode("utf-8", "replace").decode("utf-8")
