@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mas_gym.tasks import load_task
     from mas_gym.wrappers import CandidateChoice, aec_env
 
+__version__: str
 _HOMES = {
     "MAS": "graph",
     "Action": "state",
@@ -121,12 +122,23 @@ register_environments()
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its module on first access."""
+    """Import a public name from its module on first access; ``__version__`` is ``"unknown"`` if not installed."""
+    if name == "__version__":
+        return _installed()
     if name not in _HOMES:
         raise AttributeError(f"module 'mas_gym' has no attribute {name!r}; it has {', '.join(__all__)}")
     value = getattr(import_module(f"mas_gym.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def _installed() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("mas-gym")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def __dir__() -> list[str]:

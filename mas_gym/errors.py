@@ -198,7 +198,7 @@ def need(package: str, purpose: str, extra: str = "train") -> Any:
     """Import an optional package.
 
     Args:
-        package: Its name.
+        package: Its name, or a module of it.
         purpose: What needs it, as in ``"exporting data"``.
         extra: The extra of this project that installs it.
 
@@ -209,5 +209,5 @@ def need(package: str, purpose: str, extra: str = "train") -> Any:
         return import_module(package)
     except ImportError as error:
         raise MissingDependencyError(
-            f"{purpose} needs {package}; install it with: pip install 'mas-gym[{extra}]'"
+            f"{purpose} needs {package.partition('.')[0]} ({error}); install it with: pip install 'mas-gym[{extra}]'"
         ) from error

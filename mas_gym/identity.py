@@ -65,7 +65,6 @@ class Identified(Protocol):
         values. Leave out what cannot change a result, such as a server's address or a batch
         size; otherwise a change there would orphan stored runs.
         """
-        ...
 
 
 def identity_of(part: object) -> Any:

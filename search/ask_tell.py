@@ -39,15 +39,12 @@ class AskTellAlgorithm(Protocol):
 
     def init_tree(self) -> Any:
         """Return the state of an empty search."""
-        ...
 
     def ask_batch(self, state: Any, batch_size: int, actions: list[str]) -> tuple[Any, Sequence[Any]]:
         """Return the state and trials, each with ``trial_id`` and ``parent_state`` (None for the root)."""
-        ...
 
     def tell(self, state: Any, trial_id: Any, result: tuple[Any, float]) -> Any:
         """Return the state after a trial's node and its score in [0, 1]."""
-        ...
 
 
 @dataclass(frozen=True)

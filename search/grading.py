@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 from mas_gym.tasks.base import Grade, Problem
@@ -23,32 +25,22 @@ class Grader:
         self, problems: Iterable[Problem], problem: Problem, read: Callable[[str], str] = lambda text: text
     ) -> None:
         """Use the task's own grading if it has one, otherwise strict grading."""
-        self._task: Any = problems if hasattr(problems, "grade") and hasattr(problems, "extract") else None
-        self._problem, self._read = problem, read
-        self._grades: dict[str, Grade] = {}
-        self._answers: dict[str, str | None] = {}
+        task: Any = problems
+        if not (hasattr(task, "grade") and hasattr(task, "extract")):
+            from mas_gym.tasks import grading
+
+            task = SimpleNamespace(extract=grading.extract_answer, grade=grading.grade)
+        self._problem = problem
+        self._extract: Callable[[str], str | None] = cache(lambda text: task.extract(problem, read(text)))
+        self._grade: Callable[[str], Grade] = cache(lambda text: task.grade(problem, read(text)))
 
     def extract(self, text: str) -> str | None:
         """Return the normalised answer in a message, without looking at the reference."""
-        if text not in self._answers:
-            if self._task is not None:
-                self._answers[text] = self._task.extract(self._problem, self._read(text))
-            else:
-                from mas_gym.tasks.grading import extract_answer
-
-                self._answers[text] = extract_answer(self._problem, self._read(text))
-        return self._answers[text]
+        return self._extract(text)
 
     def grade(self, text: str) -> Grade:
         """Compare the answer in a message with the reference."""
-        if text not in self._grades:
-            if self._task is not None:
-                self._grades[text] = self._task.grade(self._problem, self._read(text))
-            else:
-                from mas_gym.tasks.grading import grade
-
-                self._grades[text] = grade(self._problem, self._read(text))
-        return self._grades[text]
+        return self._grade(text)
 
     def reward(self, text: str) -> float:
         """Return R of a terminal state with this final message, +1.0 or -1.0."""

@@ -98,11 +98,9 @@ class Model(Protocol):
 
     def is_terminal(self, state: Any) -> bool:
         """Return whether the state is terminal."""
-        ...
 
     def transition(self, state: Any, action: Any) -> Any:
         """Return the successor state."""
-        ...
 
 
 @runtime_checkable
@@ -127,7 +125,6 @@ class Planner(Protocol):
             root: A non-terminal state.
             rng: The search's own generator, seeded from (run seed, problem).
         """
-        ...
 
 
 @runtime_checkable
@@ -162,7 +159,6 @@ class Critic(Protocol):
 
     def score(self, contexts: Sequence[ScoringContext]) -> Sequence[float]:
         """Return one value per state, in order, each a float or a `Score`. Raises `mas_gym.errors.CriticError`."""
-        ...
 
 
 class Score(float):

@@ -81,7 +81,7 @@ def trees(store: search.Store) -> list[Any]:
     return [(plan.problem_id, plan.tree.to_dict() if plan.tree else None) for plan in store.plans()]
 
 
-def fleet_run(policy: Any, problems: int = 20, actors: int = 2, replacements: int = 3, **options: Any) -> Iterator[Any]:
+def fleet_run(policy: Any, problems: int = 20, actors: int = 2, replacements: int = 3, **options: Any) -> search.Run:
     return run_ray(
         PLANNER,
         TASK[:problems],
@@ -207,6 +207,18 @@ def test_a_fleet_ends_with_its_budget_and_goes_on_without(tmp_path: Path) -> Non
         assert len(plans) < 12
         assert str(last[-1].stopped).startswith("budget of")
     assert results(fleet_run(make_policy, 12, store=store)) == results(plain_run(12))
+
+
+def test_what_dropped_searches_have_spent_is_counted(tmp_path: Path) -> None:
+    last: list[search.Progress] = []
+    store = tmp_path / "runs.db"
+    plans = list(fleet_run(make_policy, 12, run_budget=search.Budget(calls=100), progress=last.append, store=store))
+    finished = sum(plan.usage.agent_calls for plan in plans)
+    assert len(plans) < 12 and last[-1].usage.agent_calls > finished
+    # A later call starts from all that was spent.
+    list(fleet_run(make_policy, 12, run_budget=search.Budget(calls=finished + 1), store=store))
+    with search.open_store(store) as opened:
+        assert opened.find().searches == len(plans)
 
 
 def test_two_problems_with_one_id() -> None:

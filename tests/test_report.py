@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from mas_gym.errors import ConfigError, DataError
-from mas_gym.report import TreeNodes, TreeView, tree_page, write_tree_page
+from mas_gym.report import TreeNodes, TreePage, tree_page, write_tree_page
 from search.compare import (
     Outcome,
     ResultRow,
@@ -304,7 +304,7 @@ HOSTILE = [
 ]
 
 
-def hostile_view() -> TreeView:
+def hostile_view() -> TreePage:
     size = len(HOSTILE) + 1
     nodes = TreeNodes(
         parent=[-1] + [0] * (size - 1),
@@ -317,7 +317,7 @@ def hostile_view() -> TreeView:
     )
     evil = HOSTILE[0]
     facts = {HOSTILE[2]: evil}
-    return TreeView(evil, [evil, "B"], [True, False], nodes, 1, evil, False, HOSTILE[2], facts, title=evil)
+    return TreePage(evil, [evil, "B"], [True, False], nodes, 1, evil, False, HOSTILE[2], facts, title=evil)
 
 
 def page_data(page: str) -> dict[str, object]:
@@ -361,10 +361,10 @@ def test_page_asks_for_nothing_and_names_its_script_by_hash() -> None:
 )
 def test_page_refuses_what_is_no_tree(nodes: TreeNodes, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        tree_page(TreeView("q", ["A"], [True], nodes))
+        tree_page(TreePage("q", ["A"], [True], nodes))
 
 
-def chain(length: int) -> TreeView:
+def chain(length: int) -> TreePage:
     nodes = TreeNodes(
         parent=list(range(-1, length - 1)),
         speaker=[-1] + [0] * (length - 1),
@@ -372,7 +372,7 @@ def chain(length: int) -> TreeView:
         recipients=[[0]] * length,
         q=[0.5] * length,
     )
-    return TreeView("q", ["A"], [True], nodes, chosen=length - 1, answer="1")
+    return TreePage("q", ["A"], [True], nodes, chosen=length - 1, answer="1")
 
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
@@ -382,7 +382,7 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.wh
 @pytest.mark.parametrize(
     ("view", "title"), [(hostile_view(), HOSTILE[0]), (chain(10_000), "Search tree")], ids=["hostile", "deep"]
 )
-def test_a_browser_draws_the_page_and_runs_no_message(view: TreeView, title: str, tmp_path: Path) -> None:
+def test_a_browser_draws_the_page_and_runs_no_message(view: TreePage, title: str, tmp_path: Path) -> None:
     page = write_tree_page(view, tmp_path / "tree.html")
     flags = [
         "--headless",

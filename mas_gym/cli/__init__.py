@@ -70,7 +70,9 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"mas-gym {console.version()}")
+        import mas_gym
+
+        typer.echo(f"mas-gym {mas_gym.__version__}")
         raise typer.Exit
 
 

@@ -16,7 +16,7 @@ import traceback
 import warnings
 from itertools import accumulate
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mas_gym.render import one_line, printable
 
@@ -144,28 +144,6 @@ def examples(*commands: str) -> str:
     return "\n\n".join(("Examples:", *commands))
 
 
-def version() -> str:
-    """Return the version of the installed package; ``"unknown"`` in a checkout that is not installed."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("mas-gym")
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
-class _Sum(NamedTuple):
-    """Totals over the runs of one line."""
-
-    done: int
-    right: int
-    failed: int
-    stored: int
-    agent_calls: int
-    tokens: int
-    seconds: float
-
-
 class _Line:
     """One line: a run per seed, each with its latest snapshot."""
 
@@ -173,17 +151,10 @@ class _Line:
         self.label, self.total = one_line(label), total
         self.runs: dict[int, Progress] = {}
 
-    def sum(self) -> _Sum:
-        runs = tuple(self.runs.values())
-        return _Sum(
-            sum(run.done for run in runs),
-            sum(run.correct for run in runs),
-            sum(run.failed for run in runs),
-            sum(run.stored for run in runs),
-            sum(run.usage.agent_calls for run in runs),
-            sum(run.usage.generated_tokens for run in runs),
-            sum(run.usage.seconds for run in runs),
-        )
+    def sum(self) -> Progress:
+        from search.engine.journal import Progress
+
+        return sum(self.runs.values(), Progress())
 
 
 class RunProgress:
@@ -284,17 +255,33 @@ class RunProgress:
         done = f"{now.done:,}/{line.total:,}"
         if not line.runs:
             return [done, "", "", "", ""]
-        notes = [f"Hit@1 {100 * now.right / now.done:.1f}"] if now.done and self._graded else []
+        notes = [f"Hit@1 {100 * now.correct / now.done:.1f}"] if now.done and self._graded else []
         notes += [f"{now.failed} failed"] if now.failed else []
         notes += [f"{now.stored} stored"] if now.stored and not brief else []
-        rate = now.tokens / now.seconds if now.seconds > 0 else 0.0
+        rate = now.usage.generated_tokens / now.usage.seconds if now.usage.seconds > 0 else 0.0
         fresh = now.done - now.stored
         # Concurrent searches end together, so the first few say little about the remaining time.
         reliable = fresh and now.done * 10 >= line.total and now.done < line.total
-        shown = f"{clock(now.seconds / fresh * (line.total - now.done))} left" if reliable else clock(now.seconds)
+        shown = (
+            f"{clock(now.usage.seconds / fresh * (line.total - now.done))} left"
+            if reliable
+            else clock(now.usage.seconds)
+        )
         if brief:
-            return [done, ", ".join(notes), f"AC {rounded(now.agent_calls)}", f"TOK {rounded(now.tokens)}", shown]
-        return [done, ", ".join(notes), f"AC {now.agent_calls:,}", f"TOK {now.tokens:,} ({rate:,.0f}/s)", shown]
+            return [
+                done,
+                ", ".join(notes),
+                f"AC {rounded(now.usage.agent_calls)}",
+                f"TOK {rounded(now.usage.generated_tokens)}",
+                shown,
+            ]
+        return [
+            done,
+            ", ".join(notes),
+            f"AC {now.usage.agent_calls:,}",
+            f"TOK {now.usage.generated_tokens:,} ({rate:,.0f}/s)",
+            shown,
+        ]
 
 
 def shortened(label: str, width: int) -> str:

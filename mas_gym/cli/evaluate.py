@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 import typer
 
 from mas_gym.cli import options as opt
-from mas_gym.cli.console import RunProgress, note, stdout, version
+from mas_gym.cli.console import RunProgress, note, stdout
 from mas_gym.errors import ConfigError
 from mas_gym.render import one_line
 from mas_gym.service import telemetry
@@ -207,15 +207,9 @@ def measure(
                 stopped[f"{arm.label}, seed {seed}"] = now.stopped
 
         outcomes, stop = measure_arms(arms, bench, look, listen)
-    if stop is None:
-        note_stopped(stopped)
-    return outcomes, stop
-
-
-def note_stopped(stopped: Mapping[str, str]) -> None:
-    """Report the runs that reached their budget."""
-    for label, reason in stopped.items():
+    for label, reason in stopped.items() if stop is None else ():
         note(f"{one_line(label)}: {one_line(reason)}; only what ended before it counts", "yellow")
+    return outcomes, stop
 
 
 def end_early(stop: BaseException, remark: str) -> NoReturn:
@@ -261,6 +255,8 @@ def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[st
 
 
 def _meta(bench: Bench, task: str | None, policy: str) -> dict[str, Any]:
+    import mas_gym
+
     return {
         "task": task,
         "split": bench.task.split,
@@ -269,6 +265,6 @@ def _meta(bench: Bench, task: str | None, policy: str) -> dict[str, Any]:
         "mas": bench.mas.name,
         "policy": policy,
         "seeds": list(bench.seeds),
-        "mas_gym": version(),
+        "mas_gym": mas_gym.__version__,
         "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

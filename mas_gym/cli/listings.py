@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json as jsonlib
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -172,8 +173,6 @@ def _env_row(spec: EnvSpec) -> dict[str, Any]:
 
 def _data(task: str, given: Any) -> tuple[str, bool]:
     """Return the data that a task needs, and whether it is available offline."""
-    from pathlib import Path
-
     from mas_gym.tasks.loading import BENCHMARKS
 
     if given is not None:
@@ -186,9 +185,6 @@ def _data(task: str, given: Any) -> tuple[str, bool]:
 
 def _cached(hub: str) -> bool:
     """Whether a hub data set is in the cache of the datasets library."""
-    import os
-    from pathlib import Path
-
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     cache = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets"))
     folder = cache / hub.replace("/", "___")

@@ -11,23 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mas_gym.cli import options as opt
-from mas_gym.cli.console import RunProgress, examples, note, stdout
-from mas_gym.cli.evaluate import end_early, engines, note_stopped
+from mas_gym.cli.console import examples, note, stdout
+from mas_gym.cli.evaluate import end_early, engines, measure
 from mas_gym.errors import ConfigError
 from mas_gym.service import telemetry
 
 if TYPE_CHECKING:
     from rewardmodels import LabelledTree, Trained
     from search import Plan
-    from search.compare import Arm, Bench
-    from search.engine.journal import Progress
+    from search.compare import Arm
 
 app = typer.Typer(no_args_is_help=True, help="Train a reward model on search trees.", rich_markup_mode="rich")
 
 Stores = Annotated[list[Path], typer.Option("--store", help="Store with training trees. Repeatable, to mix tasks.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder for the critic; repeat the command to resume.")]
 Base = Annotated[str, typer.Option("--base", help="Base model: tiny, or the folder or hub id of a decoder.")]
-View = Annotated[str, typer.Option("--view", help="Input of the critic: full (transcript) or local (view).")]
+ViewOption = Annotated[str, typer.Option("--view", help="Input of the critic: full (transcript) or local (view).")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; by default a GPU if available.")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Hyperparameter, such as learning_rate=1e-5. Repeatable.")
@@ -46,7 +45,7 @@ def masprm(
     out: Out = Path("models/masprm"),
     base: Base = "tiny",
     head: Annotated[str, typer.Option("--head", help="bt (pairs) or mse (values).")] = "bt",
-    view: View = "full",
+    view: ViewOption = "full",
     device: Device = None,
     setting: Sets = None,
 ) -> None:
@@ -65,7 +64,7 @@ def orm(
     out: Out = Path("models/orm"),
     base: Base = "tiny",
     head: Annotated[str, typer.Option("--head", help="bce or mse.")] = "bce",
-    view: View = "full",
+    view: ViewOption = "full",
     device: Device = None,
     setting: Sets = None,
 ) -> None:
@@ -127,7 +126,7 @@ class _Harvest:
     def __init__(self) -> None:
         self.trees = self.failed = self.nodes = self.right = self.wrong = self.mixed = 0
 
-    def add(self, plan: Plan) -> None:
+    def add(self, arm: Arm, plan: Plan) -> None:
         """Count one search; a failed one has no tree to learn from."""
         if plan.error is not None or plan.tree is None:
             self.failed += 1
@@ -178,9 +177,11 @@ def rollouts(
     fleet = opt.read_fleet(ray, actors, gpus_per_actor)
     local, remote = engines(spec, cache, fleet)
     limits = opt.read_budget(budget, "--budget"), opt.read_budget(run_budget, "--run-budget")
-    bench = Bench(problems, system, local, [seed], concurrency, store, remote, *limits, program=code)
+    shared: dict[str, Any] = {"program": code, "training": True}
+    bench = Bench(problems, system, local, [seed], concurrency, store, remote, *limits, **shared)
+    harvest = _Harvest()
     with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
-        harvest, stop = _reap(Arm(name, method), bench, watch)
+        _, stop = measure([Arm(f"{name}, true reward", method)], bench, harvest.add, watch)
     _show_harvest(harvest, len(problems), store)
     opt.note_costs(local)
     opt.note_judge(problems)
@@ -189,27 +190,6 @@ def rollouts(
             note(f"wrote {opened.export(export):,} nodes to {export}")
     if stop is not None:
         end_early(stop, f"the same command goes on from {store}")
-
-
-def _reap(arm: Arm, bench: Bench, watch: telemetry.Watch) -> tuple[_Harvest, BaseException | None]:
-    """Run the searches with progress; return the counts, and what ended the run early if anything did."""
-    from search.compare.bench import drain, start
-
-    harvest = _Harvest()
-    label, seed = f"{arm.name}, true reward", bench.seeds[0]
-    stopped: dict[str, str] = {}
-    with RunProgress([label], len(bench.task)) as progress:
-
-        def listen(now: Progress) -> None:
-            progress.update(0, seed, now)
-            watch(label, seed, now)
-            if now.stopped is not None:
-                stopped[label] = now.stopped
-
-        stop = drain(start(arm, bench, seed, listen, training=True), harvest.add)
-    if stop is None:
-        note_stopped(stopped)
-    return harvest, stop
 
 
 def _show_harvest(harvest: _Harvest, wanted: int, store: Path) -> None:

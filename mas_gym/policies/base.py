@@ -245,7 +245,6 @@ class Policy(Protocol):
 
     def sample(self, requests: Sequence[SamplingRequest]) -> Sequence[SamplingReply]:
         """Answer every request, in order. Raises `mas_gym.errors.PolicyError`."""
-        ...
 
 
 class SamplingSession(Protocol):
@@ -263,11 +262,9 @@ class SamplingSession(Protocol):
     @property
     def pending(self) -> int:
         """Requested samples (one per seed) whose request is not answered yet."""
-        ...
 
     def submit(self, key: Hashable, request: SamplingRequest) -> None:
         """Queue a request without blocking. ``key`` is returned with the reply and is unique among open requests."""
-        ...
 
     def step(self) -> list[tuple[Hashable, SamplingReply | PolicyError]]:
         """Do one short unit of work and return the requests that it finished, often none.
@@ -275,11 +272,9 @@ class SamplingSession(Protocol):
         Returns at once if nothing is pending. A request that cannot be answered yields a `PolicyError`; the others
         continue.
         """
-        ...
 
     def close(self) -> None:
         """Forget every open request and free the memory; the session cannot be used again."""
-        ...
 
 
 @runtime_checkable
@@ -288,7 +283,6 @@ class StreamingPolicy(Policy, Protocol):
 
     def open(self) -> SamplingSession:
         """Start a session. Each request gets the same reply as from `sample`."""
-        ...
 
 
 @runtime_checkable
@@ -305,7 +299,6 @@ class AsyncPolicy(Protocol):
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Answer one request. Raises `mas_gym.errors.PolicyError`."""
-        ...
 
 
 @dataclass(frozen=True)

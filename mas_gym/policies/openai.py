@@ -23,9 +23,9 @@ from typing import Any, Literal
 from mas_gym.errors import (
     ConfigError,
     EngineUnavailableError,
-    MissingDependencyError,
     PolicyError,
     PromptTooLongError,
+    need,
 )
 from mas_gym.policies.adapters import close_at_exit, engine_loop, on_engine_loop
 from mas_gym.policies.base import Choice, Meter, Price, SamplingReply, SamplingRequest, log_sum, spellings
@@ -150,12 +150,7 @@ class OpenAIPolicy:
         Raises:
             MissingDependencyError: The ``openai`` package is not installed.
         """
-        try:
-            import openai  # noqa: F401
-        except ImportError as error:
-            raise MissingDependencyError(
-                "an openai: policy needs the openai package: pip install 'mas-gym[openai]'"
-            ) from error
+        need("openai", "an openai: policy", "openai")
         self.options = options or OpenAIOptions()
         self.model = model
         self.base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None

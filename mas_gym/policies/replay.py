@@ -83,11 +83,9 @@ class _Table(Protocol):
 
     def find(self, request: SamplingRequest) -> list[_Entry | None]:
         """Return what is stored for each seed of a request."""
-        ...
 
     def add(self, request: SamplingRequest, entries: Sequence[_Entry]) -> None:
         """Store one entry for each seed of a request; what is stored already stays."""
-        ...
 
 
 class _Lookup(NamedTuple):

@@ -4,12 +4,12 @@ The input is plain data. Tables, intervals and the plot of accuracy against cost
 """
 
 from mas_gym.report.curves import Series, save_curves, save_matrices
-from mas_gym.report.pages import TreeNodes, TreeView, tree_page, tree_view, write_plan_page, write_tree_page
+from mas_gym.report.pages import TreeNodes, TreePage, tree_page, tree_view, write_plan_page, write_tree_page
 
 __all__ = [
     "Series",
     "TreeNodes",
-    "TreeView",
+    "TreePage",
     "save_curves",
     "save_matrices",
     "tree_page",

@@ -65,7 +65,7 @@ class TreeNodes:
 
 
 @dataclass
-class TreeView:
+class TreePage:
     """Everything that the page shows.
 
     Attributes:
@@ -93,7 +93,7 @@ class TreeView:
     title: str = "Search tree"
 
 
-def tree_page(view: TreeView) -> str:
+def tree_page(view: TreePage) -> str:
     """Return the page as HTML.
 
     Raises:
@@ -115,14 +115,14 @@ def tree_page(view: TreeView) -> str:
     )
 
 
-def write_tree_page(view: TreeView, path: Path) -> Path:
+def write_tree_page(view: TreePage, path: Path) -> Path:
     """Write `tree_page` to a file; return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(tree_page(view), encoding="utf-8")
     return path
 
 
-def tree_view(plan: Plan, facts: Mapping[str, str] | None = None, reference: str | None = None) -> TreeView:
+def tree_view(plan: Plan, facts: Mapping[str, str] | None = None, reference: str | None = None) -> TreePage:
     """Lay out a plan's tree for `write_tree_page`.
 
     Args:
@@ -155,7 +155,7 @@ def tree_view(plan: Plan, facts: Mapping[str, str] | None = None, reference: str
     )
     usage = plan.usage
     costs = {"AC": usage.agent_calls, "TOK": usage.generated_tokens, "RC": usage.reward_calls}
-    return TreeView(
+    return TreePage(
         question=nodes[0].state.question,
         agents=[agent.name for agent in plan.mas.agents],
         sees_question=list(plan.mas.sees_question),
@@ -176,7 +176,7 @@ def write_plan_page(
     return write_tree_page(tree_view(plan, facts, reference), path)
 
 
-def _check(view: TreeView) -> None:
+def _check(view: TreePage) -> None:
     columns = view.nodes.columns()
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) != 1 or not lengths["parent"]:
@@ -195,7 +195,7 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _data(view: TreeView) -> str:
+def _data(view: TreePage) -> str:
     columns = {name: _plain(column) for name, column in view.nodes.columns().items()}
     pool: dict[str, int] = {}
     columns["text"] = [pool.setdefault(text, len(pool)) for text in view.nodes.text]

@@ -65,11 +65,10 @@ class SearchPool:
         self.service = service
         mas = service.mas if service.program is None else None
         setup = make_setup(service.planner, mas, service.critic, program=service.program, budget=service.budget)
-        journal = Journal(setup, policy=service.policy.name, concurrency=service.concurrency)
+        self._journal = Journal(setup, policy=service.policy.name, concurrency=service.concurrency)
         # Clients send no reference answers.
         task = ProblemTask.of([], grader=Ungraded())
-        scheduler = Scheduler(setup, service.policy, concurrency=service.concurrency, task=task, journal=journal)
-        self._scheduler = scheduler.start()
+        self._scheduler = Scheduler(setup, service.policy, concurrency=service.concurrency, task=task).start()
 
     @property
     def active(self) -> int:
@@ -96,8 +95,16 @@ class SearchPool:
         if self.waiting + self.active >= self.service.concurrency + self.service.queue:
             raise PoolFullError
         problem = Problem(PROBLEM_ID, question, "", self.service.kind)
-        return self._scheduler.submit(problem, seed=seed, sampling=sampling, on_progress=lambda step: changed())
+        future = self._scheduler.submit(problem, seed=seed, sampling=sampling, on_progress=lambda step: changed())
+        future.add_done_callback(self._ended)  # type: ignore[arg-type]
+        return future
+
+    def _ended(self, future: SearchFuture) -> None:
+        """Log a search on the scheduler's thread."""
+        if not future.cancelled() and future.exception() is None:
+            self._journal.ended(future.problem, future.result(), {})
 
     def close(self) -> None:
         """Cancel every search and wait for the scheduler's thread."""
         self._scheduler.close()
+        self._journal.close(self._scheduler.usage, self._scheduler.calls, self._scheduler.stopped)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.errors import ConfigError, need
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -97,13 +97,7 @@ def metrics(port: int | None) -> Iterator[Watch]:
 
 def require_prometheus() -> Any:
     """Return the module. Raises `MissingDependencyError`."""
-    try:
-        import prometheus_client
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"metrics need prometheus_client ({error}): pip install 'mas-gym[metrics]'"
-        ) from error
-    return prometheus_client
+    return need("prometheus_client", "counting metrics", "metrics")
 
 
 class Families:

@@ -99,25 +99,20 @@ class Task(Protocol):
     @property
     def name(self) -> str:
         """Registered name, such as ``"gsm8k"``."""
-        ...
 
     @property
     def split(self) -> str:
         """One of ``"train"``, ``"dev"`` and ``"test"``."""
-        ...
 
     @property
     def grading(self) -> GradingMode:
         """The grading mode of `grade`."""
-        ...
 
     def __len__(self) -> int:
         """Number of problems."""
-        ...
 
     def __iter__(self) -> Iterator[Problem]:
         """Iterate over the problems in order."""
-        ...
 
     @overload
     def __getitem__(self, index: int) -> Problem: ...
@@ -126,12 +121,9 @@ class Task(Protocol):
 
     def problem(self, problem_id: str) -> Problem:
         """Return the problem with this id; raises `UnknownNameError`."""
-        ...
 
     def extract(self, problem: Problem, text: str) -> str | None:
         """Read the normalised answer from a final message, without looking at the reference."""
-        ...
 
     def grade(self, problem: Problem, text: str) -> Grade:
         """Compare the answer read from a final message with the reference."""
-        ...

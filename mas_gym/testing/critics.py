@@ -43,7 +43,6 @@ class CriticLike(Protocol):
 
     def score(self, contexts: Any) -> Sequence[float]:
         """Return one value per state, in order."""
-        ...
 
 
 def check_critic(
@@ -152,12 +151,10 @@ class ScoredState(Protocol):
     @property
     def state(self) -> MASState:
         """The state to score."""
-        ...
 
     @property
     def mas(self) -> MAS:
         """The MAS that it belongs to."""
-        ...
 
 
 class OracleCritic:

@@ -23,7 +23,6 @@ class PlannerLike(Protocol):
 
     def plan(self, model: Any, root: MASState, rng: random.Random) -> Generator[list[Any], list[Any], Any]:
         """Search from the root."""
-        ...
 
 
 class _CriticFacts(NamedTuple):

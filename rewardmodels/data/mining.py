@@ -23,26 +23,21 @@ class TreeView(Protocol):
     @property
     def states(self) -> Sequence[MASState]:
         """The state of each node."""
-        ...
 
     @property
     def parents(self) -> Sequence[int]:
         """Index of each node's parent; -1 for the root."""
-        ...
 
     @property
     def visits(self) -> Sequence[int]:
         """``N`` of each node."""
-        ...
 
     @property
     def totals(self) -> Sequence[float]:
         """``W`` of each node."""
-        ...
 
     def is_terminal(self, node: int) -> bool:
         """Return whether a node's state is terminal."""
-        ...
 
 
 class Labelled(NamedTuple):

@@ -184,7 +184,7 @@ def _run(
         CriticTrainer,
         Curves,
         HeldOut,
-        Steps,
+        StepData,
         arguments,
         bundles,
         last_checkpoint,
@@ -211,7 +211,7 @@ def _run(
     with quiet(), threads_for(sum(p.numel() for p in model.parameters())):
         trainer = CriticTrainer(
             config,
-            Steps(found, order, *rest),
+            StepData(found, order, *rest),
             held_out,
             model=model,
             args=arguments(config, checkpoints, len(order), device),
@@ -304,7 +304,7 @@ def grow(
         What ended the searches early; None if every tree is in the store.
     """
     [(name, method)] = named_planners([planner]).items()
-    return drain(start(Arm(name, method), bench, bench.seeds[0], listen, training=True), lambda plan: None)
+    return drain(start(Arm(name, method), replace(bench, training=True), bench.seeds[0], listen), lambda plan: None)
 
 
 def trees(bench: Bench, first: int | None = None) -> Iterator[LabelledTree]:

@@ -221,7 +221,7 @@ def weight_of(config: TrainingConfig, tensors: dict[str, Any]) -> float:
     return len(tensors["worse"]) + point * len(tensors["points"])
 
 
-class Steps(Dataset):  # type: ignore[misc]
+class StepData(Dataset):  # type: ignore[misc]
     """All steps of all epochs, in order; each is built on request."""
 
     def __init__(
@@ -315,9 +315,9 @@ class Curves(TrainerCallback):  # type: ignore[misc]
 
 
 class CriticTrainer(Trainer):  # type: ignore[misc]
-    """Trains a critic on `Steps` and measures it on `HeldOut`."""
+    """Trains a critic on `StepData` and measures it on `HeldOut`."""
 
-    def __init__(self, config: TrainingConfig, steps: Steps, held_out: HeldOut, **kwargs: Any):
+    def __init__(self, config: TrainingConfig, steps: StepData, held_out: HeldOut, **kwargs: Any):
         """Pass the rest on to transformers."""
         self.config, self.held_out = config, held_out
         super().__init__(train_dataset=steps, eval_dataset=steps, data_collator=lambda items: items[0], **kwargs)

@@ -93,6 +93,7 @@ class Bench:
         sampling: How agents sample; the paper's settings by default.
         workers: Processes to run arms in, for planners that pickle and critics with a spec; None for this process.
         program: The agent program behind ``mas``; None for a MAS.
+        training: Whether searches may ask for the true reward, to generate training data.
     """
 
     task: Any
@@ -107,6 +108,7 @@ class Bench:
     sampling: Sampling | None = None
     workers: Workers | None = None
     program: Program | None = None
+    training: bool = False
 
 
 def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | Planner]) -> dict[str, Planner]:
@@ -297,16 +299,14 @@ def drain(run: Iterator[Plan], take: Callable[[Plan], None]) -> BaseException | 
             stop = stop or error
 
 
-def start(
-    arm: Arm, bench: Bench, seed: int, listen: Callable[[Progress], None] | bool = False, training: bool = False
-) -> Iterator[Plan]:
+def start(arm: Arm, bench: Bench, seed: int, listen: Callable[[Progress], None] | bool = False) -> Iterator[Plan]:
     """Start searching every problem with one arm and one seed, in this process or on a fleet."""
     common: dict[str, Any] = {
         "mas": bench.mas if bench.program is None else None,
         "program": bench.program,
         "seed": seed,
         "concurrency": bench.concurrency,
-        "training": training,
+        "training": bench.training,
         "sampling": bench.sampling,
         "budget": bench.budget,
         "run_budget": bench.run_budget,

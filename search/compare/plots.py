@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.errors import ConfigError, need
 from search.compare.outcomes import ResultRow
 
 if TYPE_CHECKING:
@@ -75,11 +75,8 @@ def figure_class() -> type[Figure]:
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError("a plot needs matplotlib; install it with: pip install 'mas-gym[plot]'") from error
-    return Figure
+    found: type[Figure] = need("matplotlib.figure", "a plot", "plot").Figure
+    return found
 
 
 def save_figure(figure: Figure, path: Path) -> Path:

@@ -25,7 +25,6 @@ class JobRunner(Protocol):
 
     def __call__(self, job: Any, report: Callable[[Any], None]) -> BaseException | None:
         """Do a job."""
-        ...
 
 
 def run_jobs(

@@ -38,6 +38,11 @@ class Progress:
     usage: Usage = field(default_factory=Usage)
     stopped: str | None = None
 
+    def __add__(self, other: Progress) -> Progress:
+        """Add the counts of another run."""
+        names = ("done", "correct", "failed", "stored", "open", "usage")
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in names})
+
     def with_plan(self, plan: Plan, fresh: bool) -> Progress:
         """Count one more plan."""
         return replace(
@@ -74,11 +79,9 @@ class Listener(Protocol):
 
     def show(self, progress: Progress) -> None:
         """Show a new snapshot."""
-        ...
 
     def close(self, progress: Progress) -> None:
         """Show the last snapshot and end the display."""
-        ...
 
 
 def listener(progress: bool | Callable[[Progress], None]) -> Listener | None:
@@ -141,19 +144,15 @@ class Record(Protocol):
 
     def load(self, problem: Problem) -> Plan | None:
         """Return the stored plan of a problem, if it has one that did not fail."""
-        ...
 
     def save(self, problem: Problem, plan: Plan, made: Mapping[tuple[bytes, str], SampleRecord]) -> None:
         """Store a finished search."""
-        ...
 
     def spend(self, usage: Usage) -> None:
         """Store what was spent on searches that are not saved."""
-        ...
 
     def close(self) -> None:
         """Close the store."""
-        ...
 
 
 class Journal:
@@ -162,6 +161,7 @@ class Journal:
     Attributes:
         earlier: What earlier processes have spent on the run.
         watched: Whether anyone looks at the progress.
+        closed: Whether the run has ended.
     """
 
     def __init__(
@@ -187,6 +187,7 @@ class Journal:
         self._updated = perf_counter()
         self.earlier = record.spent if record is not None else Usage()
         self.watched = listener is not None
+        self.closed = False
         self._saved = Usage()
         _log_start(setup, total, facts)
 
@@ -214,6 +215,11 @@ class Journal:
         """Whether the last progress update is long ago."""
         return self.watched and perf_counter() - self._updated > UPDATE_SECONDS
 
+    @property
+    def patience(self) -> float | None:
+        """How long a run may wait before its next progress update, in seconds; None for as long as it takes."""
+        return UPDATE_SECONDS if self.watched else None
+
     def update(self, usage: Usage, open_searches: int) -> None:
         """Show progress."""
         self._updated = perf_counter()
@@ -228,6 +234,7 @@ class Journal:
             calls: Agent calls that were made, those without a reply included.
             stopped: Why the run ended early; None if it did not.
         """
+        self.closed = True
         if self._record is not None:
             self._record.spend(replace(usage, agent_calls=max(calls, usage.agent_calls)) - self._saved)
             self._record.close()

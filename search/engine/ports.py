@@ -19,7 +19,7 @@ from mas_gym.errors import CriticError, EngineUnavailableError, PolicyError
 from mas_gym.policies.base import AsyncPolicy, Policy, SamplingReply, SamplingRequest, SamplingSession
 from search.protocol import Critic, ScoringContext
 
-Outcome = SamplingReply | Sequence[float] | Exception
+EngineResult = SamplingReply | Sequence[float] | Exception
 Mail = SimpleQueue[tuple[Hashable, Any]]
 """What other threads tell the scheduler: outcomes by key, and its own notices."""
 
@@ -37,29 +37,23 @@ class PolicyPort(Protocol):
 
     def submit(self, key: Hashable, request: SamplingRequest) -> None:
         """Queue a request; never blocks."""
-        ...
 
     def cancel(self, key: Hashable) -> None:
         """Drop a request unless the engine has begun it; then its outcome may still arrive."""
-        ...
 
     def step(self) -> Sequence[tuple[Hashable, SamplingReply | PolicyError]]:
         """Do one piece of work and return what it finished."""
-        ...
 
     @property
     def has_capacity(self) -> bool:
         """Whether the engine could work on more than it has."""
-        ...
 
     @property
     def has_pending_work(self) -> bool:
         """Whether requests are open."""
-        ...
 
     def close(self) -> None:
         """Drop open requests."""
-        ...
 
 
 def policy_port(policy: Policy | AsyncPolicy, mail: Mail) -> PolicyPort:
@@ -161,7 +155,7 @@ class _AsyncPort:
         with self._lock:
             self._open.pop(key, None)
         try:
-            outcome: Outcome = future.result()
+            outcome: EngineResult = future.result()
         except CancelledError:
             outcome = PolicyError(f"{self._policy.name}: the request was cancelled")
         except Exception as error:
@@ -220,7 +214,7 @@ class CriticPort:
             return False
         return self.waiting >= self.max_batch or engine_has_capacity if self.inline else not self._scoring
 
-    def step(self) -> Sequence[tuple[Hashable, Outcome]]:
+    def step(self) -> Sequence[tuple[Hashable, EngineResult]]:
         """Score one batch, or hand it to the critic's thread."""
         batch: dict[Hashable, Sequence[ScoringContext]] = {}
         size = 0
@@ -257,7 +251,7 @@ class CriticPort:
 BATCH_DONE = "batch done"
 
 
-def score(critic: Critic, batch: Mapping[Hashable, Sequence[ScoringContext]]) -> list[tuple[Hashable, Outcome]]:
+def score(critic: Critic, batch: Mapping[Hashable, Sequence[ScoringContext]]) -> list[tuple[Hashable, EngineResult]]:
     """Score the states of several searches together; if that fails, one by one, so that only the faulty ones fail."""
     contexts = [context for share in batch.values() for context in share]
     try:
@@ -268,7 +262,7 @@ def score(critic: Critic, batch: Mapping[Hashable, Sequence[ScoringContext]]) ->
         if len(batch) > 1 and not isinstance(error, EngineUnavailableError):
             return [outcome for key, share in batch.items() for outcome in score(critic, {key: share})]
         return [(key, error) for key in batch]
-    outcomes: list[tuple[Hashable, Outcome]] = []
+    outcomes: list[tuple[Hashable, EngineResult]] = []
     start = 0
     for key, share in batch.items():
         outcomes.append((key, values[start : start + len(share)]))

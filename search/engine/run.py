@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Sized
 from typing import Any
 
 from mas_gym.errors import ConfigError
@@ -12,9 +11,8 @@ from mas_gym.graph import MAS
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.tasks.base import Problem
 from search.engine.journal import Journal, Progress, listener
-from search.engine.scheduler import Scheduler, SearchFuture
-from search.engine.source import Source
-from search.plan import Plan, Usage
+from search.engine.loop import Run
+from search.engine.scheduler import Scheduler
 from search.protocol import Critic, Planner
 from search.setup import Budget, ProgramSource, Sampling, make_setup, resolve_policy
 from search.store import Store, open_record
@@ -80,98 +78,10 @@ def run(
     record = open_record(store, setup, problems, policy, run_name) if store is not None else None
     total = len(problems) if isinstance(problems, Sized) else None
     journal = Journal(setup, total=total, record=record, listener=listen, policy=policy.name, concurrency=concurrency)
-    scheduler = Scheduler(setup, policy, concurrency=concurrency, task=problems, run_budget=run_budget, journal=journal)
-    return Run(scheduler, problems, raise_errors)
-
-
-class Run(Iterator[Plan]):
-    """A run in progress; made by `run`. Works only while its user waits for the next plan."""
-
-    def __init__(self, scheduler: Scheduler, problems: Iterable[Problem], raise_errors: bool = False) -> None:
-        """Read ``problems`` into ``scheduler``; nothing starts before the first plan is asked for."""
-        self._scheduler, self._source = scheduler, Source(problems, scheduler.wake)
-        self._raise_errors = raise_errors
-        self._ended: deque[SearchFuture] = deque()
-        self._late: Exception | None = None
-
-    @property
-    def usage(self) -> Usage:
-        """What this run has spent so far, failed and dropped searches included; nothing for stored plans."""
-        return self._scheduler.usage
-
-    @property
-    def stopped(self) -> str | None:
-        """Why the run ended before its problems did; None if it did not."""
-        return self._scheduler.stopped
-
-    def __iter__(self) -> Run:
-        """Return the run itself."""
-        return self
-
-    def __next__(self) -> Plan:
-        """Return the next finished plan, working until there is one."""
-        try:
-            while (future := self._next_ended()) is None and self._turn():
-                pass
-        except BaseException as error:
-            self.stop("interrupted" if isinstance(error, KeyboardInterrupt) else str(error))
-            if not isinstance(error, Exception) or (future := self._next_ended()) is None:
-                raise
-            self._late = error
-        if future is None:
-            self.close()
-            if self._late is not None:
-                late, self._late = self._late, None
-                raise late
-            raise StopIteration
-        if self._raise_errors and future.failure is not None:
-            self.stop(str(future.failure))
-            raise future.failure
-        return future.result()
-
-    def _next_ended(self) -> SearchFuture | None:
-        while self._ended:
-            future = self._ended.popleft()
-            # A search that was dropped when the run ended has no plan.
-            if future.exception() is None:
-                return future
-        return None
-
-    def _turn(self) -> bool:
-        """Do one piece of work; False when there is nothing left to do."""
-        scheduler, source = self._scheduler, self._source
-        while scheduler.has_capacity and not self._ended and (problem := source.poll()) is not None:
-            # Not a method of this object: a run that is no longer referenced closes at once.
-            scheduler.submit(problem).add_done_callback(self._ended.append)  # type: ignore[arg-type]
-        if self._ended or scheduler.turn() or self._ended:
-            return True
-        if scheduler.closed or source.exhausted:
-            return False
-        scheduler.wait()
-        return True
-
-    def stop(self, reason: str = "stopped") -> None:
-        """End the run: open searches are dropped, what is finished is still returned."""
-        self._scheduler.stop(reason)
-        self.close()
-
-    def close(self) -> None:
-        """Drop open searches and let the engines and the store go; safe to call twice."""
-        self._source.close()
-        self._scheduler.close()
-
-    def __enter__(self) -> Run:
-        """Return the run itself."""
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Close the run."""
-        self.close()
-
-    def __del__(self) -> None:
-        """Close a run that nobody iterates any more."""
-        if hasattr(self, "_late"):
-            self.close()
+    scheduler = Scheduler(
+        setup, policy, concurrency=concurrency, task=problems, run_budget=run_budget, earlier=journal.earlier
+    )
+    return Run(scheduler, problems, journal, raise_errors)
 
 
 __all__ = ["Run", "run"]

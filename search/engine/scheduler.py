@@ -1,6 +1,6 @@
 """The scheduler: many searches at once over one policy and one critic.
 
-It owns admission, batching, budgets, cancellation and progress. A search waits for
+It owns admission, batching, budgets and cancellation. A search waits for
 its own replies and for nothing else. Requests of all searches go to the policy as
 they arise; states to be scored gather while the engine is busy and go to the critic
 together, at the latest when the engine would run dry. What a search gets depends on
@@ -11,8 +11,8 @@ its problem and its seed, never on what runs beside it::
                              v  |                v  |
                      policy port, program    critic port
 
-The loop runs in one of two ways: `search.run` calls `Scheduler.turn` itself whenever
-its user asks for the next plan; the service and the Ray actors call `Scheduler.start`,
+The loop runs in one of two ways: a `search.engine.loop.Run` calls `Scheduler.turn` itself
+whenever its user asks for the next plan; the service and the Ray actors call `Scheduler.start`,
 which runs it on one background thread. `submit` and `SearchFuture.cancel` are safe on
 any thread in both.
 """
@@ -27,6 +27,7 @@ from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -35,7 +36,6 @@ from mas_gym.errors import ConfigError, EngineUnavailableError, SearchError
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.tasks.base import Problem
 from search.engine.active import Account, ActiveSearch, PolicyCall, ProgramStep
-from search.engine.journal import UPDATE_SECONDS, Journal
 from search.engine.ports import BATCH_DONE, CriticPort, Mail, PolicyPort, policy_port
 from search.grading import Grader
 from search.plan import Plan, Usage
@@ -65,20 +65,26 @@ class SearchFuture(Future[Plan]):
         failure: The exception that failed the search.
     """
 
-    def __init__(self, problem: Problem, number: int, mail: Mail, on_progress: Callable[[Step], object] | None) -> None:
-        """Made by `Scheduler.submit`."""
+    def __init__(
+        self,
+        problem: Problem,
+        on_cancel: Callable[[], object] | None = None,
+        on_progress: Callable[[Step], object] | None = None,
+    ) -> None:
+        """Made by an engine's ``submit``."""
         super().__init__()
-        self.problem, self.number = problem, number
+        self.problem = problem
         self.step: Step | None = None
         self.samples: dict[tuple[bytes, str], SampleRecord] = {}
         self.failure: BaseException | None = None
-        self._mail, self._on_progress = mail, on_progress
+        self._on_cancel, self._on_progress = on_cancel, on_progress
 
     def cancel(self) -> bool:
         """Drop the search with its open requests; safe at any time. Returns False if it has ended."""
         if not super().cancel():
             return False
-        self._mail.put((_CANCELLED, self.number))
+        if self._on_cancel is not None:
+            self._on_cancel()
         return True
 
     def _advance(self, agent: str, usage: Usage) -> None:
@@ -88,8 +94,9 @@ class SearchFuture(Future[Plan]):
 
 
 class _Entry(NamedTuple):
-    """A search with its future and the keys of its open requests."""
+    """A search with its number, its future and the keys of its open requests."""
 
+    number: int
     search: ActiveSearch
     future: SearchFuture
     keys: set[int]
@@ -100,6 +107,7 @@ class Scheduler:
 
     Attributes:
         stopped: Why no more searches are admitted; None while they are.
+        calls: Agent calls made so far, those without a reply included.
     """
 
     def __init__(
@@ -110,7 +118,7 @@ class Scheduler:
         concurrency: int = 64,
         task: Iterable[Problem] | None = None,
         run_budget: Budget | None = None,
-        journal: Journal | None = None,
+        earlier: Usage | None = None,
     ) -> None:
         """Start without searches.
 
@@ -120,14 +128,14 @@ class Scheduler:
             concurrency: Maximum number of open searches; memory grows with it, results do not depend on it.
             task: Grades the answers, if it has a grading of its own.
             run_budget: Limits of all searches together; when one is met, open searches are dropped.
-            journal: Where ended searches are written down; one with a store wants every `submit` on one thread.
+            earlier: What earlier processes have spent, which counts for ``run_budget``.
         """
         if concurrency < 1:
             raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
         self.stopped: str | None = None
         self._setup, self._engine = setup, policy
         self._task: Iterable[Problem] = () if task is None else task
-        self._concurrency, self._budget, self._journal = concurrency, run_budget or Budget(), journal
+        self._concurrency, self._budget, self._earlier = concurrency, run_budget or Budget(), earlier or Usage()
         self._mail: Mail = SimpleQueue()
         self._policy: PolicyPort = policy_port(policy, self._mail)
         self._critic = None if setup.critic is None or setup.critic.free else CriticPort(setup.critic, self._mail)
@@ -137,8 +145,7 @@ class Scheduler:
         self._runner = None if setup.program is None else setup.program.open()
         self._deadlines: list[tuple[float, int]] = []
         self._numbers, self._keys = itertools.count(), itertools.count()
-        self._account, self._calls, self._ended = Account(), 0, 0
-        self._earlier = journal.earlier if journal is not None else Usage()
+        self.calls, self._account, self._ended = 0, Account(), 0
         self._started = perf_counter()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -146,7 +153,7 @@ class Scheduler:
 
     @property
     def usage(self) -> Usage:
-        """What all searches have spent so far, failed and dropped ones included; nothing for stored plans."""
+        """What all searches have spent so far, failed and dropped ones included."""
         return replace(self._account.usage, seconds=perf_counter() - self._started)
 
     @property
@@ -192,19 +199,15 @@ class Scheduler:
         """
         given = {"seed": seed, "sampling": sampling, "budget": budget}
         changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        future = SearchFuture(problem, next(self._numbers), self._mail, on_progress)
-        stored = self._journal.lookup(problem) if self._journal is not None else None
-        if stored is not None:
-            self._show_progress()
-            future.set_result(stored)
-            return future
+        number = next(self._numbers)
+        future = SearchFuture(problem, partial(self._mail.put, (_CANCELLED, number)), on_progress)
         setup = replace(self._setup, **changed) if changed else self._setup
         grader = Grader(self._task, problem, setup.dynamics.mas.final_text)
         search = ActiveSearch(setup, problem, grader, self._account, self._runner)
         with self._lock:
             if self._closed:
                 raise SearchError(f"expected an open scheduler; this one was {self.stopped or 'closed'}")
-            self._waiting[future.number] = _Entry(search, future, set())
+            self._waiting[number] = _Entry(number, search, future, set())
         self.wake()
         return future
 
@@ -239,8 +242,8 @@ class Scheduler:
 
     # ---- the loop
 
-    def turn(self) -> bool:
-        """Do one piece of work, or wait for an engine; False if no search is open.
+    def turn(self, timeout: float | None = None) -> bool:
+        """Do one piece of work, or wait for an engine, at most ``timeout`` seconds; False if no search is open.
 
         Raises:
             EngineUnavailableError: No request can succeed. Other exceptions of an engine pass through, too.
@@ -252,19 +255,17 @@ class Scheduler:
             return False
         self._expire()
         if not progressed and self._ended == ended:
-            self._work()
-        if self._journal is not None and self._journal.due:
-            self._show_progress()
+            self._work(timeout)
         return True
 
     def wake(self) -> None:
         """End a `wait`."""
         self._mail.put((_WAKE, None))
 
-    def wait(self) -> None:
-        """Wait until something arrives from another thread, or a deadline is near."""
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until something arrives from another thread, or a deadline is near, at most ``timeout`` seconds."""
         try:
-            self._take(*self._mail.get(timeout=self._patience()))
+            self._take(*self._mail.get(timeout=self._patience(timeout)))
         except Empty:
             self._over_budget(0)
 
@@ -298,9 +299,6 @@ class Scheduler:
             self._runner.close()
         if self._critic is not None:
             self._critic.close()
-        if self._journal is not None:
-            # Calls in flight are spent, though nobody waits for them any more.
-            self._journal.close(self.usage, self._calls, self.stopped)
 
     # ---- admission
 
@@ -351,7 +349,7 @@ class Scheduler:
             wanted = sum(len(call.request.seeds) for call in work.sampling)
             if self._over_budget(wanted):
                 return
-            self._calls += wanted
+            self.calls += wanted
             self._run_program(entry, work.steps)
             for call in work.sampling:
                 self._policy.submit(self._key(entry, call), call.request)
@@ -396,14 +394,14 @@ class Scheduler:
         if self._budget == Budget():
             return False
         # Calls in flight are spent, though no search has been billed for them yet.
-        reason = self._budget.spent(self._earlier + replace(self.usage, agent_calls=self._calls), wanted)
+        reason = self._budget.spent(self._earlier + replace(self.usage, agent_calls=self.calls), wanted)
         if reason:
             self.stop(reason)
         return bool(reason)
 
     # ---- from engines to planners
 
-    def _work(self) -> None:
+    def _work(self, timeout: float | None) -> None:
         """Score, else generate, else wait."""
         critic, policy = self._critic, self._policy
         if critic is not None and critic.ready(policy.has_capacity):
@@ -411,7 +409,7 @@ class Scheduler:
         elif policy.inline and policy.has_pending_work:
             self._deliver(policy.step())
         elif self._open:
-            self.wait()
+            self.wait(timeout)
         else:
             raise SearchError("searches are open and wait for nothing: a policy or critic has lost a request")
 
@@ -460,24 +458,17 @@ class Scheduler:
                 self._advance(entry)
 
     def _end(self, entry: _Entry) -> None:
-        """Write down a search that has a plan, and hand the plan out."""
+        """Hand out the plan of a search."""
         search, future = entry.search, entry.future
         assert search.plan is not None
         self._release(entry)
         if search.session is not None:
             search.session.close()
-        self._active.pop(future.number)
+        self._active.pop(entry.number)
         self._ended += 1
-        if self._journal is not None:
-            self._journal.ended(search.problem, search.plan, search.samples)
-            self._show_progress()
         future.samples, future.failure = search.samples, search.failure
         if future.set_running_or_notify_cancel():
             future.set_result(search.plan)
-
-    def _show_progress(self) -> None:
-        if self._journal is not None and self._journal.watched:
-            self._journal.update(self.usage, self.active)
 
     # ---- deadlines
 
@@ -490,11 +481,10 @@ class Scheduler:
                 entry.search.stop(f"budget of {entry.search.setup.budget.seconds:g} seconds spent")
                 self._end(entry)
 
-    def _patience(self) -> float | None:
+    def _patience(self, timeout: float | None) -> float | None:
         """Return how long to wait for other threads at most; None for as long as it takes."""
-        moments = [self._deadlines[0][0]] if self._deadlines else []
+        moments = [] if timeout is None else [perf_counter() + timeout]
+        moments += [self._deadlines[0][0]] if self._deadlines else []
         if self._budget.seconds is not None:
             moments.append(self._started + self._budget.seconds - self._earlier.seconds)
-        if self._journal is not None and self._journal.watched:
-            moments.append(perf_counter() + UPDATE_SECONDS)
         return max(0.0, min(moments) - perf_counter()) if moments else None

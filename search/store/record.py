@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
 from typing import IO, Any
 
+import mas_gym
 from mas_gym.database import transaction
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import DataError, IdentityError, StoreError
@@ -95,12 +95,8 @@ def run_facts(setup: Setup, problems: Iterable[Problem]) -> dict[str, Any]:
     """Return what does not determine a run's results."""
     from search.registry import planner_spec
 
-    try:
-        installed = version("mas-gym")
-    except PackageNotFoundError:
-        installed = "unknown"
     return {
-        "mas_gym": installed,
+        "mas_gym": mas_gym.__version__,
         "planner": planner_spec(setup.planner),
         "task": getattr(problems, "name", None),
         "split": getattr(problems, "split", None),

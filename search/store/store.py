@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mas_gym.dynamics import Dynamics
-from mas_gym.errors import MissingDependencyError, StoreError, UnknownNameError
+from mas_gym.errors import StoreError, UnknownNameError, need
 from mas_gym.tasks.base import Problem
 from search.plan import Plan
 from search.store.file import FORMAT, Damage, explained
@@ -325,19 +325,11 @@ def write_parquet(searches: Iterable[ExportedSearch], info: RunInfo, path: Path)
 
 def to_dataset(searches: Iterable[ExportedSearch], info: RunInfo) -> Any:
     """Return one run as a ``datasets.Dataset``."""
-    pa = _pyarrow()
-    try:
-        from datasets import Dataset
-    except ImportError as error:
-        raise MissingDependencyError("a data set needs datasets: pip install 'mas-gym[data]'") from error
+    pa, dataset = _pyarrow(), need("datasets", "a data set", "data").Dataset
     schema = arrow_schema(info)
     tables = [pa.table(columns, schema=schema) for columns in batches(searches)]
-    return Dataset(pa.concat_tables(tables) if tables else schema.empty_table())
+    return dataset(pa.concat_tables(tables) if tables else schema.empty_table())
 
 
 def _pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise MissingDependencyError("exporting needs pyarrow: pip install 'mas-gym[data]'") from error
-    return pyarrow
+    return need("pyarrow", "exporting", "data")
