@@ -72,15 +72,14 @@ def run(
     more: dict[str, Any] = {"seed": seed, "sampling": sampling, "budget": budget, "training": training}
     setup = make_setup(planner, mas, critic, program=program, **more)
     policy = resolve_policy(setup.dynamics.mas, policy)
-    listen = listener(progress)
     if concurrency < 1:
         raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
+    listen = listener(progress)
     record = open_record(store, setup, problems, policy, run_name) if store is not None else None
     total = len(problems) if isinstance(problems, Sized) else None
     journal = Journal(setup, total=total, record=record, listener=listen, policy=policy.name, concurrency=concurrency)
-    scheduler = Scheduler(
-        setup, policy, concurrency=concurrency, task=problems, run_budget=run_budget, earlier=journal.earlier
-    )
+    limits: dict[str, Any] = {"concurrency": concurrency, "run_budget": run_budget, "earlier": journal.earlier}
+    scheduler = Scheduler(setup, policy, task=problems, **limits)
     return Run(scheduler, problems, journal, raise_errors)
 
 
