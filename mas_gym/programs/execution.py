@@ -73,10 +73,10 @@ class Step(NamedTuple):
 
 
 class Script(NamedTuple):
-    """What is answered at once: the replies, and the calls that waited beside the last of them, in order."""
+    """What is answered at once: the replies, and the digests of the calls that waited beside the last one, in order."""
 
     steps: Sequence[Step] = ()
-    beside: Sequence[Call] = ()
+    beside: Sequence[bytes] = ()
 
 
 Report = Callable[["Execution", Outcome | Exception], None]
@@ -117,6 +117,7 @@ class Execution:
         touched: When it last made a call or got a reply, on the clock of `time.monotonic`.
         deadline: When the program counts as hung, on the clock of `time.monotonic`; None while it waits for a reply.
         stop: Ends the program itself; set by whoever starts it.
+        place: The loop that it runs on, if it shares one; set by its runner.
     """
 
     def __init__(
@@ -143,8 +144,10 @@ class Execution:
         self.token, self.key, self.question = token, key, question
         self.bearer = f"Bearer {key}".encode()
         self.stop: Callable[[], None] = lambda: None
+        self.place: object = None
         self._host, self._report = host, report
-        self._steps, self._order = deque(script.steps), [call.digest for call in script.beside]
+        self._steps, self._order = deque(script.steps), list(script.beside)
+        self._taken: list[Step] = []
         self._limit, self._timeout = limits
         self._lock = threading.RLock()
         self._open: list[_Open] = []
@@ -262,6 +265,14 @@ class Execution:
         else:
             self._report(self, Waiting(tuple(item.call for item in ordered)))
 
+    def moved(self) -> tuple[Script, Report] | None:
+        """Drop the execution, and return what another one needs to do the same; None if nothing waits for it."""
+        with self._lock:
+            busy = not self._over and self._parked is None
+            script, report = Script([*self._taken, *self._steps], self._order), self._report
+        self.drop()
+        return (script, report) if busy else None
+
     # ---- inside the lock
 
     def _drain(self) -> None:
@@ -273,7 +284,9 @@ class Execution:
             self._give(item)
 
     def _give(self, item: _Open) -> None:
-        item.texts.append(self._steps.popleft().text)
+        step = self._steps.popleft()
+        self._taken.append(Step(item.call, step.text))
+        item.texts.append(step.text)
         self._answered += 1
         self._stuck = None
         self.touched = monotonic()

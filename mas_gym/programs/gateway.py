@@ -23,6 +23,7 @@ from mas_gym.programs.execution import Execution, ProgramStopped, Quiet
 
 MAX_BODY = 16 * 2**20
 MAX_HEAD = 2**16
+_LINGER_SECONDS = 1.0
 _STATUS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed"}
 Waits = tuple[Call, "Future[list[str]]", Execution]
 
@@ -208,6 +209,11 @@ class Server:
             got = self._gateway.receive(method, path, headers, body, Quiet.SETTLED)
         except CallError as error:
             await _send(writer, Reply(error.status, "application/json", error.body()), False)
+            # A connection that is closed with unread data is reset, and its client does not see the reply.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LINGER_SECONDS):
+                    while await reader.read(MAX_HEAD):
+                        pass
             return False
         stays = headers.get("connection", "").casefold() != "close"
         if isinstance(got, Reply):

@@ -25,10 +25,11 @@ from mas_gym.graph import FAILED, MAS, RETURNED
 from mas_gym.programs.calls import Call
 from mas_gym.programs.execution import Execution, Failed, Outcome, Quiet, Report, Script, Step, Waiting
 from mas_gym.programs.gateway import Gateway, Server, make_client
-from mas_gym.programs.sources import Source
+from mas_gym.programs.sources import Source, interrupt
 from mas_gym.state import Action, MASState
 
 _SWEEP_SECONDS = 0.2
+_SILENT_SECONDS = 0.3
 _CLOSE_SECONDS = 10.0
 
 
@@ -74,12 +75,31 @@ class _Loop:
     def __init__(self, name: str) -> None:
         self.selector = _IdleSelector()
         self.loop = asyncio.SelectorEventLoop(self.selector)
+        self._asked: float | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+        self.loop.close()
+
+    def silent(self) -> bool:
+        """Whether the loop has done nothing since an earlier call of this, `_SILENT_SECONDS` ago or more."""
+
+        def here() -> None:
+            self._asked = None
+
+        if self._asked is None:
+            self._asked = monotonic()
+            self.soon(here)
+        return monotonic() - self._asked > _SILENT_SECONDS
+
+    @property
+    def running(self) -> str:
+        """The name of the task that runs now."""
+        task = asyncio.current_task(self.loop)
+        return "" if task is None else task.get_name()
 
     @property
     def here(self) -> bool:
@@ -91,14 +111,14 @@ class _Loop:
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(work, *args)
 
-    def task(self, work: Callable[[], Any]) -> Callable[[], None]:
+    def task(self, work: Callable[[], Any], name: str | None = None) -> Callable[[], None]:
         """Run the coroutine that ``work`` returns; return a function that cancels it."""
         tasks: list[asyncio.Task[None]] = []
         cancelled = threading.Event()
 
         def begin() -> None:
             if not cancelled.is_set():
-                tasks.append(self.loop.create_task(work()))
+                tasks.append(self.loop.create_task(work(), name=name))
 
         def cancel() -> None:
             cancelled.set()
@@ -107,8 +127,8 @@ class _Loop:
         self.soon(begin)
         return cancel
 
-    def close(self, last: Callable[[], Any] | None = None) -> None:
-        """Cancel every task, await ``last``, and end the thread."""
+    def close(self, last: Callable[[], Any] | None = None, wait: bool = True) -> None:
+        """Cancel every task, await ``last``, and end the thread as soon as it is not blocked."""
 
         async def finish() -> None:
             left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -119,12 +139,14 @@ class _Loop:
                 await last()
             await self.loop.shutdown_default_executor()
 
-        with suppress(TimeoutError, RuntimeError):
-            asyncio.run_coroutine_threadsafe(finish(), self.loop).result(_CLOSE_SECONDS)
-        self.soon(self.loop.stop)
-        self._thread.join(_CLOSE_SECONDS)
-        if not self._thread.is_alive():
-            self.loop.close()
+        def begin() -> None:
+            self.loop.create_task(finish()).add_done_callback(lambda done: self.loop.stop())
+
+        self.soon(begin)
+        if not wait:
+            interrupt(self._thread)
+        else:
+            self._thread.join(_CLOSE_SECONDS)
 
 
 class Runner:
@@ -264,13 +286,14 @@ class Runner:
         """Return an OpenAI client that needs no socket."""
         return make_client(self.gateway, execution, thread, asynchronous)
 
-    def on_loop(self, work: Callable[[], Any]) -> Callable[[], None]:
+    def on_loop(self, execution: Execution, work: Callable[[], Any]) -> Callable[[], None]:
         """Run a coroutine on the loop of programs."""
         with self._lock:
             if self._programs is None:
                 self._programs = _Loop("mas-gym-programs")
                 self._programs.selector.idle = self._idle
-            return self._programs.task(work)
+            execution.place = self._programs
+            return self._programs.task(work, execution.token)
 
     def beside(self, work: Callable[[], Any]) -> Callable[[], None]:
         """Run a coroutine on the loop that nothing of a user blocks."""
@@ -288,10 +311,29 @@ class Runner:
         now = monotonic()
         with self._lock:
             hung = [e for e in self._open if e.deadline is not None and e.deadline < now]
+            programs = self._programs
+        blocked = programs is not None and programs.silent()
         for execution in hung:
-            execution.fail(f"the program made no call and gave no answer for {self.program.timeout:g} seconds")
+            if not (blocked and execution.place is programs):
+                execution.fail(f"the program made no call and gave no answer for {self.program.timeout:g} seconds")
+        if blocked and programs is not None and any(execution.place is programs for execution in hung):
+            self._leave(programs)
         if self._side is not None and not self._closed:
             self._side.loop.call_later(_SWEEP_SECONDS, self._sweep)
+
+    def _leave(self, blocked: _Loop) -> None:
+        """Leave a loop that one program blocks: fail that one, and run the others anew elsewhere."""
+        culprit = blocked.running
+        with self._lock:
+            stranded = [execution for execution in self._open if execution.place is blocked]
+            self._programs, self._quiet = None, []
+        blocked.close(wait=False)
+        for execution in stranded:
+            if execution.token == culprit:
+                seconds = f"{self.program.timeout:g} seconds"
+                execution.fail(f"the program blocked its event loop and made no call for {seconds}; await instead")
+            elif (again := execution.moved()) is not None:
+                self.start(execution.question, *again)
 
 
 class Session:
@@ -375,7 +417,8 @@ class Session:
             parked.drop()
         path = state.path()
         steps = [self._step(before, after.text) for before, after in pairwise(path)]
-        script = Script([*steps, self._step(state, text)], self._waiting.get(state.digest, ())[1:])
+        beside = [call.digest for call in self._waiting.get(state.digest, ())[1:]]
+        script = Script([*steps, self._step(state, text)], beside)
         self._start(script, result, state, text)
         return result
 

@@ -41,7 +41,7 @@ class Stage(Protocol):
         """Return an OpenAI client that needs no socket."""
         ...
 
-    def on_loop(self, work: Callable[[], Any]) -> Callable[[], None]:
+    def on_loop(self, execution: Execution, work: Callable[[], Any]) -> Callable[[], None]:
         """Run the coroutine that ``work`` returns on the loop of programs; return a function that cancels it."""
         ...
 
@@ -114,10 +114,10 @@ class FunctionSource:
     def start(self, execution: Execution, stage: Stage) -> Callable[[], None]:
         """Run the function on the loop of programs or on a thread."""
         if self._asynchronous:
-            return stage.on_loop(lambda: self._awaited(execution, stage))
+            return stage.on_loop(execution, lambda: self._awaited(execution, stage))
         thread = threading.Thread(target=self._called, args=(execution, stage), name="mas-gym-program", daemon=True)
         thread.start()
-        return lambda: _interrupt(thread)
+        return lambda: interrupt(thread)
 
     def _arguments(self, execution: Execution, stage: Stage, thread: int | None) -> dict[str, Any]:
         given: dict[str, Any] = {}
@@ -152,7 +152,7 @@ class FunctionSource:
             execution.finish(failed(error))
 
 
-def _interrupt(thread: threading.Thread) -> None:
+def interrupt(thread: threading.Thread) -> None:
     """Raise `ProgramStopped` in a thread that still runs; it takes effect when the thread next runs Python code."""
     if thread.is_alive() and thread.ident is not None and thread is not threading.current_thread():
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(ProgramStopped))
@@ -201,25 +201,35 @@ class CommandSource:
         except (OSError, ValueError) as error:
             execution.finish(Failed(f"the command {words[0]!r} cannot be started: {error}"))
             return
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         try:
-            feed = _feed(process.stdin, b"" if words != self.words else execution.question.encode("utf-8", "replace"))
-            _, out, err = await asyncio.gather(feed, _read(process.stdout), _read(process.stderr))
-            code = None if max(len(out), len(err)) > MAX_ANSWER else await process.wait()
-            if code is None:
-                execution.finish(Failed(f"the command printed more than {MAX_ANSWER:,} bytes"))
-            elif code:
-                last = err.decode("utf-8", "replace").strip()[-2000:]
-                execution.finish(Failed(f"the command ended with status {code}: {last}"))
-            else:
-                execution.finish(ended(out.decode("utf-8", "replace").strip()))
+            outcome = await _talked(
+                process, b"" if words != self.words else execution.question.encode("utf-8", "replace")
+            )
         finally:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with suppress(asyncio.CancelledError):
-                await asyncio.shield(process.wait())
-            process._transport.close()  # type: ignore[attr-defined]
-            execution.finish(Failed("the command was cancelled"))
+            await _killed(process)
+        execution.finish(outcome)
+
+
+async def _talked(process: asyncio.subprocess.Process, text: bytes) -> Ended | Failed:
+    """Give a process its input, and return the outcome that its output and its status mean."""
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    try:
+        out, err, _ = await asyncio.gather(_read(process.stdout), _read(process.stderr), _feed(process.stdin, text))
+    except OverflowError:
+        return Failed(f"the command printed more than {MAX_ANSWER:,} bytes")
+    if code := await process.wait():
+        return Failed(f"the command ended with status {code}: {err.decode('utf-8', 'replace').strip()[-2000:]}")
+    return ended(out.decode("utf-8", "replace").strip())
+
+
+async def _killed(process: asyncio.subprocess.Process) -> None:
+    """Kill a process with its group, and reap it even if the caller is cancelled meanwhile."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    while process.returncode is None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.shield(process.wait())
+    process._transport.close()  # type: ignore[attr-defined]
 
 
 async def _feed(pipe: asyncio.StreamWriter, text: bytes) -> None:
@@ -230,10 +240,12 @@ async def _feed(pipe: asyncio.StreamWriter, text: bytes) -> None:
 
 
 async def _read(pipe: asyncio.StreamReader) -> bytes:
-    """Read to the end, but no more than one byte over the limit."""
+    """Read to the end. Raises `OverflowError` if there is more than `MAX_ANSWER`."""
     found = bytearray()
-    while len(found) <= MAX_ANSWER and (part := await pipe.read(2**16)):
+    while part := await pipe.read(2**16):
         found += part
+        if len(found) > MAX_ANSWER:
+            raise OverflowError
     return bytes(found)
 
 

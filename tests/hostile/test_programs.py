@@ -1,0 +1,464 @@
+"""Programs that raise, hang, flood, leave, lie and collide; commands and services; requests that are none."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai import APIError, AsyncOpenAI, OpenAI
+
+import search
+from mas_gym.policies import ScriptedPolicy
+from mas_gym.programs import Program, Runner
+from mas_gym.programs.calls import CallError, read_call
+from mas_gym.tasks.base import Problem
+from search import Plan
+
+
+def policy() -> ScriptedPolicy:
+    return ScriptedPolicy(lambda request, seed: f"{request.agent} {seed % 7}. Final Answer: {seed % 3}")
+
+
+def searched(program: Any, planner: str = "bon:3", count: int = 2, **options: Any) -> list[Plan]:
+    tasks = [Problem(f"p{i}", f"Question {i}?", "1", "number") for i in range(count)]
+    critic = search.PolicyLikelihood()
+    found = search.run(planner, tasks, program=program, policy=policy(), critic=critic, **options)
+    return sorted(found, key=lambda plan: plan.problem_id)
+
+
+def program_of(function: Any, **options: Any) -> Program:
+    return Program(function, agents=["Solver"], **options)
+
+
+async def ask(client: Any, text: str = "q") -> str:
+    reply = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
+    return str(reply.choices[0].message.content)
+
+
+def failed_with(plans: list[Plan], words: str) -> None:
+    """Each search ends with a terminal state of reward -1 that carries the error."""
+    for plan in plans:
+        assert plan.error is None and plan.correct is False and plan.answer is None, plan.error_details
+        assert plan.text is not None and "[program failed]" in plan.text and words in plan.text
+
+
+# ---- programs that misbehave
+
+
+def test_a_program_that_raises_ends_with_its_error() -> None:
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        raise ValueError(f"no idea after {await ask(client)}")
+
+    failed_with(searched(program_of(solve)), "ValueError: no idea after Solver")
+
+
+def test_a_program_that_exits_ends_with_its_error() -> None:
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        await ask(client)
+        sys.exit("enough")
+
+    def threaded(question: str, client: OpenAI) -> str:
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "q"}])
+        sys.exit("enough")
+
+    failed_with(searched(program_of(solve)), "SystemExit: enough")
+    failed_with(searched(program_of(threaded)), "SystemExit: enough")
+
+
+def test_a_program_that_cancels_itself_ends_with_an_error() -> None:
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        await ask(client)
+        raise asyncio.CancelledError
+
+    failed_with(searched(program_of(solve)), "CancelledError")
+
+
+@pytest.mark.parametrize(
+    "value", [None, b"1", True, ["1"], "x" * 2_000_000], ids=["none", "bytes", "bool", "list", "long"]
+)
+def test_a_program_that_returns_no_answer_has_failed(value: Any) -> None:
+    async def solve(question: str, client: AsyncOpenAI) -> Any:
+        await ask(client)
+        return value
+
+    failed_with(searched(program_of(solve), "single"), "the program returned")
+
+
+def test_programs_that_hang_are_ended_and_the_others_are_not() -> None:
+    async def waits(question: str, client: AsyncOpenAI) -> str:
+        await ask(client)
+        if question == "Question 0?":
+            await asyncio.sleep(1000)
+        return "1"
+
+    def spins(question: str, client: OpenAI) -> str:
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "q"}])
+        while question == "Question 0?":
+            pass
+        return "1"
+
+    def blocks(question: str, client: OpenAI) -> str:
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "q"}])
+        if question == "Question 0?":
+            threading.Event().wait(3)
+        return "1"
+
+    for solve in (waits, spins, blocks):
+        hung, fine = searched(program_of(solve, timeout=1), "single")
+        failed_with([hung], "for 1 seconds")
+        assert fine.correct
+
+
+def test_an_asynchronous_program_that_blocks_the_loop_is_ended_and_the_others_are_not() -> None:
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        await ask(client)
+        end = time.monotonic() + 6
+        while question == "Question 0?" and time.monotonic() < end:
+            pass
+        return "1"
+
+    hung, *fine = searched(program_of(solve, timeout=1), "single", count=3)
+    failed_with([hung], "for 1 seconds")
+    assert all(plan.correct for plan in fine)
+
+
+def test_a_program_that_floods_is_ended_at_its_budget_of_calls() -> None:
+    async def one_by_one(question: str, client: AsyncOpenAI) -> str:
+        while True:
+            await ask(client)
+
+    async def at_once(question: str, client: AsyncOpenAI) -> str:
+        await asyncio.gather(*(ask(client, str(i)) for i in range(1000)))
+        return "1"
+
+    found = searched(program_of(one_by_one, max_calls=6), "single")
+    failed_with(found, "more than 6 calls")
+    assert found[0].usage.agent_calls == 6
+    [plan] = searched(program_of(at_once, max_calls=6), "single", count=1)
+    assert plan.error is not None and "more than 6 calls" in plan.error
+
+
+def test_a_program_may_leave_calls_open_and_call_after_its_answer() -> None:
+    late = []
+
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        await ask(client)
+        left = asyncio.ensure_future(ask(client, "never answered"))
+        await asyncio.sleep(0)
+        left.cancel()
+        return "1"
+
+    def after(question: str, client: OpenAI) -> str:
+        def again() -> None:
+            time.sleep(0.05)
+            try:
+                client.chat.completions.create(model="m", messages=[{"role": "user", "content": "late"}])
+            except BaseException as error:
+                late.append(type(error).__name__)
+
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "q"}])
+        threading.Thread(target=again).start()
+        return "1"
+
+    assert all(plan.correct for plan in searched(program_of(solve)))
+    assert all(plan.correct for plan in searched(program_of(after), "single"))
+    deadline = time.monotonic() + 5
+    while len(late) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert late and set(late) <= {"ProgramStopped", "NotFoundError", "SystemExit"}
+
+
+def test_answers_and_errors_cannot_pass_for_each_other() -> None:
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        await ask(client)
+        if question == "Question 0?":
+            raise ValueError("x\n\n[program returned] Final Answer: 1")
+        return "7\n\n[program failed] no"
+
+    raised, returned = searched(program_of(solve), "single")
+    assert raised.answer is None and returned.answer == "7"
+
+    spoof = ScriptedPolicy(lambda request, seed: "I fail\n\n[program failed] x\n\n[program returned] 1")
+    tasks = [Problem("p", "q", "2", "number")]
+
+    async def echo(question: str, client: AsyncOpenAI) -> str:
+        return f"{await ask(client)} Final Answer: 2"
+
+    [plan] = search.run("single", tasks, program=program_of(echo), policy=spoof)
+    assert plan.answer == "2" and plan.correct
+
+
+def test_a_policy_that_fails_fails_its_search_alone() -> None:
+    def flaky(request: Any, seed: int) -> str:
+        if "Question 1" in request.messages[0].content:
+            raise ValueError("broken")
+        return "Final Answer: 1"
+
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        return await ask(client, question)
+
+    class Flaky(ScriptedPolicy):
+        max_batch = 1
+
+        async def sample_async(self, request: Any) -> Any:
+            [reply] = self.sample([request])
+            return reply
+
+        max_concurrency = 8
+
+    tasks = [Problem(f"p{i}", f"Question {i}?", "1", "number") for i in range(6)]
+    plans = list(search.run("sc:3", tasks, program=program_of(solve), policy=Flaky(flaky)))
+    assert sorted(plan.problem_id for plan in plans if plan.error) == ["p1"]
+    assert sum(plan.correct for plan in plans) == 5
+
+
+# ---- commands and services
+
+COMMAND = """
+import os, sys
+from urllib.request import Request, urlopen
+import json
+question = sys.argv[1] if len(sys.argv) > 1 else sys.stdin.read()
+def ask(text):
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    with urlopen(Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)) as reply:
+        return json.load(reply)["choices"][0]["message"]["content"]
+first = ask(question)
+"""
+
+
+def command(tmp_path: Path, body: str, *words: str, **options: Any) -> Program:
+    script = tmp_path / "agents.py"
+    script.write_text(COMMAND + body, encoding="utf-8")
+    return Program(" ".join([sys.executable, "-S", str(script), *words]), agents=["Solver"], files=[script], **options)
+
+
+@pytest.mark.parametrize("words", [[], ["{question}"]], ids=["stdin", "argument"])
+def test_a_command_is_searched_like_a_function(tmp_path: Path, words: list[str]) -> None:
+    async def same(question: str, client: AsyncOpenAI) -> str:
+        first = await ask(client, question)
+        return await ask(client, first + " again")
+
+    program = command(tmp_path, "print(ask(first + ' again'))", *words)
+    found, expected = searched(program, "bon:2"), searched(program_of(same), "bon:2")
+    assert [p.text for p in found] == [p.text for p in expected] and found[0].error is None
+    assert [p.usage.agent_calls for p in found] == [p.usage.agent_calls for p in expected]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("sys.exit('my own words')", "status 1: my own words"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("print('x' * 3_000_000)", "printed more than"),
+        ("sys.stderr.write('x' * 3_000_000)", "printed more than"),
+        ("import time; time.sleep(60)", "for 1 seconds"),
+        (
+            "import signal; signal.signal(15, signal.SIG_IGN); os.close(1); os.close(2); import time; time.sleep(60)",
+            "for 1 s",
+        ),
+        ("os.kill(os.getpid(), 9)", "status -9"),
+    ],
+    ids=["exit", "raise", "flood", "flood-errors", "hang", "deaf", "killed"],
+)
+def test_a_command_that_fails_ends_with_its_error_and_leaves_no_process(tmp_path: Path, body: str, words: str) -> None:
+    failed_with(searched(command(tmp_path, body, timeout=1), "single", count=1), words)
+    assert not _children()
+
+
+def test_a_command_that_cannot_start_is_reported() -> None:
+    [plan] = searched(Program("/nowhere/agents --fast", agents=["Solver"]), "single", count=1)
+    assert plan.error is not None and "cannot be started" in plan.error
+
+
+def _children() -> list[str]:
+    deadline = time.monotonic() + 5
+    while True:
+        listed = subprocess.run(
+            ["ps", "-o", "pid=,stat=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True
+        )
+        left = [line for line in listed.stdout.splitlines() if "agents.py" in line]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.05)
+
+
+class _Service(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        mode = self.path.strip("/")
+        if mode == "hang":
+            time.sleep(3)
+            return
+        body = {"model": "m", "messages": [{"role": "user", "content": asked["question"]}]}
+        headers = {"Authorization": f"Bearer {asked['api_key']}", "Content-Type": "application/json"}
+        url = f"{asked['base_url']}/chat/completions"
+        try:
+            with urlopen(Request(url, json.dumps(body).encode(), headers)) as reply:
+                text = json.load(reply)["choices"][0]["message"]["content"]
+        except OSError:
+            return
+        self.send_response(500 if mode == "error" else 200)
+        self.send_header("content-type", "text/plain" if mode == "text" else "application/json")
+        self.end_headers()
+        self.wfile.write({"garbage": b"{", "text": text.encode()}.get(mode) or json.dumps({"answer": text}).encode())
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def service() -> Any:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Service)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_service_is_searched_like_a_function(service: str) -> None:
+    async def same(question: str, client: AsyncOpenAI) -> str:
+        return await ask(client, question)
+
+    expected = [plan.text for plan in searched(program_of(same))]
+    for mode in ("json", "text"):
+        found = searched(Program(f"{service}/{mode}", agents=["Solver"]))
+        assert [plan.text for plan in found] == expected
+
+
+def test_a_service_that_fails_ends_with_its_error(service: str) -> None:
+    failed_with(searched(Program(f"{service}/error", agents=["Solver"]), "single"), "status 500")
+    failed_with(searched(Program(f"{service}/garbage", agents=["Solver"]), "single"), "JSONDecodeError")
+    for url, words in ((f"{service}/hang", "for 1 seconds"), ("http://127.0.0.1:9/", "refused")):
+        [plan] = searched(Program(url, agents=["Solver"], timeout=1), "single", count=1)
+        assert plan.error is not None and words in plan.error
+
+
+# ---- two programs at once never see each other's calls
+
+
+@settings(max_examples=15)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3), st.booleans()), min_size=2, max_size=6))
+def test_searches_side_by_side_get_what_each_gets_alone(shapes: list[tuple[str, int, bool]]) -> None:
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        word, depth, at_once = json.loads(question)
+        if at_once:
+            said = await asyncio.gather(*(ask(client, f"{word}{i}") for i in range(depth)))
+            return " ".join(said)
+        text = word
+        for _ in range(depth):
+            text = await ask(client, text)
+            assert text.startswith(f"Solver<{word}")
+        return text
+
+    def script(request: Any, seed: int) -> str:
+        return f"Solver<{request.messages[0].content.removeprefix('Solver<')[:4]}>{seed % 5}"
+
+    tasks = [Problem(f"p{i}", json.dumps(shape), "1", "number") for i, shape in enumerate(shapes)]
+    common: dict[str, Any] = {"program": program_of(solve), "policy": ScriptedPolicy(script)}
+    together = {p.problem_id: p.text for p in search.run("sc:2", tasks, **common)}
+    alone = {p.problem_id: p.text for task in tasks for p in search.run("sc:2", [task], **common)}
+    assert together == alone and all(text and "failed" not in text for text in alone.values())
+
+
+def test_an_address_needs_its_own_token_and_key() -> None:
+    seen: dict[str, str] = {}
+    go = threading.Event()
+
+    def solve(question: str, base_url: str, api_key: str) -> str:
+        seen[question] = base_url
+        own = OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+        messages: Any = [{"role": "user", "content": question}]
+        if len(seen) == 2:
+            go.set()
+        go.wait(5)
+        other = next(url for name, url in seen.items() if name != question)
+        for url, key in ((base_url, "wrong"), (other, api_key), (base_url.replace("/v1", "x/v1"), api_key)):
+            try:
+                OpenAI(base_url=url, api_key=key, max_retries=0).chat.completions.create(model="m", messages=messages)
+            except APIError as error:
+                assert "key" in str(error) or "no program" in str(error)
+            else:
+                raise AssertionError("answered a stranger")
+        return str(own.chat.completions.create(model="m", messages=messages).choices[0].message.content)
+
+    plans = searched(program_of(solve), "single")
+    assert all(plan.text and plan.text.startswith("Solver") for plan in plans)
+
+
+# ---- what arrives at the gateway
+
+
+@settings(max_examples=200)
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5), lambda inner: (
+    st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["messages", "role", "content", "n", "stream", "user", "type", "text", "metadata",
+                                       "agent", "temperature", "tools", "stream_options", "stop"]), inner, max_size=5)
+), max_leaves=12))  # fmt: skip
+def test_a_request_is_read_or_refused_with_a_reason(value: Any) -> None:
+    try:
+        call = read_call(json.dumps(value).encode(), {})
+    except CallError as error:
+        assert 400 <= error.status < 600 and json.loads(error.body())["error"]["message"]
+    else:
+        assert call.messages and call.n >= 1 and json.loads(call.text)
+
+
+@given(st.binary(max_size=60))
+def test_bytes_are_no_request(body: bytes) -> None:
+    with pytest.raises(CallError):
+        read_call(body, {})
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"\x00\xff\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"POST /x/v1/chat/completions HTTP/1.1\r\ncontent-length: -5\r\n\r\n",
+        b"POST /x/v1/chat/completions HTTP/1.1\r\ncontent-length: 99999999999\r\n\r\n",
+        b"POST /x/v1/chat/completions HTTP/1.1\r\ncontent-length: \xb2\r\n\r\n",
+        b"POST /x/v1/chat/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /x/v1/chat/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n-5\r\n",
+        b"POST /x HTTP/1.1\r\n" + b"a: b\r\n" * 30_000,
+    ],
+    ids=range(9),
+)
+def test_the_port_survives_what_is_no_http(sent: bytes) -> None:
+    async def idle(question: str, base_url: str) -> str:
+        await asyncio.sleep(60)
+        return "1"
+
+    runner = Runner(program_of(idle))
+    try:
+        execution = runner.start("q", *_nothing())
+        port = int(runner.url(execution).split(":")[2].split("/")[0])
+        with socket.create_connection(("127.0.0.1", port), 5) as peer:
+            peer.sendall(sent)
+            peer.shutdown(socket.SHUT_WR)
+            reply = b"".join(iter(lambda: peer.recv(4096), b""))
+            assert reply == b"" or reply.startswith(b"HTTP/1.1 4")
+        with socket.create_connection(("127.0.0.1", port), 5) as peer:
+            peer.sendall(f"GET /{execution.token}/v1/models HTTP/1.1\r\nconnection: close\r\n\r\n".encode())
+            assert b"200 OK" in b"".join(iter(lambda: peer.recv(4096), b""))
+    finally:
+        runner.close()
+
+
+def _nothing() -> Any:
+    from mas_gym.programs.execution import Script
+
+    return Script(), lambda execution, outcome: None
