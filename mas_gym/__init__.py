@@ -91,6 +91,7 @@ ENVIRONMENTS = {
     "MAS-GSM8K-Consensus-v0": ("gsm8k", "consensus"),
     "MAS-GSM8K-DyLAN-v0": ("gsm8k", "dylan"),
     "MAS-MATH-v0": ("math", "rpsv"),
+    "MAS-MATH-Handoff-v0": ("math", "handoff"),
     "MAS-MMLU-v0": ("mmlu", "debate"),
     "MAS-LogiQA-v0": ("logiqa", "logic"),
     "MAS-GPQA-v0": ("gpqa", "debate"),

@@ -10,6 +10,7 @@ Two schedules as in the paper, and one for systems with loops:
 * with ``max_turns`` the first agent with an edge from the question begins, and then
   agents act in the order in which messages reached them, any number of times. The
   speaker of the last turn routes to ``sink``, as does one after whom no agent waits.
+  With ``route: message`` the message of an agent names its recipient (`mas_gym.routing`).
 
 In a ``program`` the recipient of a message names the agent that acts next, or ``sink``; if the
 system has edges, `ALL` routes along them as above.
@@ -26,6 +27,7 @@ from typing import Any
 
 from mas_gym.errors import DataError, EpisodeOverError, IllegalActionError, UnknownNameError, shown
 from mas_gym.graph import MAS, Condition, Q
+from mas_gym.routing import folded, nameable, named_recipient
 from mas_gym.state import SCHEMA, Action, LocalView, MASState, Message
 
 _NAMES_SHOWN = 12
@@ -54,6 +56,7 @@ class Dynamics:
         self._out = [dict(sorted(targets.items())) for targets in out]
         self._conditions = [{condition for condition in o.values() if condition is not None} for o in self._out]
         self._open = [tuple(t for t, condition in o.items() if condition is None) for o in self._out]
+        self._by_name = {folded(mas.node_name(node)): node for node in range(self._sink + 1)}
         self._fixed = None if mas.dynamic else [self._fixed_routes(i) for i in range(self._sink)]
         self._in_degree = [0] * self._sink
         for edge in mas.edges:
@@ -96,8 +99,9 @@ class Dynamics:
         """Return the recipients that some message could be routed to, in index order, `ALL` last.
 
         In a dynamic graph the conditions depend on the text, so a recipient listed here
-        may still be refused for a given text; `ALL` never is. The result is empty in a
-        terminal state.
+        may still be refused for a given text; `ALL` never is. For an agent with
+        ``route: message``, `ALL` stands for the recipient that the message names, and
+        another recipient overrides it. The result is empty in a terminal state.
         """
         if state.acting == self._sink:
             return ()
@@ -105,6 +109,8 @@ class Dynamics:
             return tuple(self._fixed[state.acting])
         if not self.mas.edges:
             return tuple(range(self._sink + 1))
+        if self._names_recipients(state):
+            return (*nameable(self.mas, state), self._all)
         early = self._too_early(state)
         targets = [t for t in self._out[state.acting] if t != self._sink or not early]
         free = tuple(t for t in self._open[state.acting] if t != self._sink or not early)
@@ -116,7 +122,8 @@ class Dynamics:
         """Return the nodes that an action reaches, in node order.
 
         The result is empty if `ALL` is chosen, no condition holds and other agents can
-        still act: the message then reaches no agent.
+        still act, or if the message should name its recipient and names no legal one: the
+        message then reaches no agent.
 
         Raises:
             EpisodeOverError: The state is terminal.
@@ -130,7 +137,8 @@ class Dynamics:
         if self.mas.program and (recipient != self._all or not self.mas.edges):
             return self._next_caller(index(recipient))
         if self._fixed is None:
-            return self._dynamic_route(state, text, index(recipient))
+            find = self._named_route if self._names_recipients(state) else self._dynamic_route
+            return find(state, text, index(recipient))
         routes_of_agent = self._fixed[state.acting]
         routes = routes_of_agent.get(recipient)
         if routes is None:
@@ -165,8 +173,41 @@ class Dynamics:
             return (*chosen, self._sink)
         return chosen
 
+    def _names_recipients(self, state: MASState) -> bool:
+        return self.mas.agents[state.acting].route == "message"
+
+    def _named_route(self, state: MASState, text: str, recipient: int) -> tuple[int, ...]:
+        """Return the recipient of an agent with ``route: message``; nobody if the message names no legal one."""
+        conditions, legal = self._out[state.acting], nameable(self.mas, state)
+        alone = len(legal) == 1
+        enabled = [t for t in legal if alone or (condition := conditions.get(t)) is None or condition.holds(text)]
+        if recipient != self._all:
+            if recipient not in enabled:
+                raise IllegalActionError(self._refusal(state, recipient, [*enabled, self._all]))
+            return (recipient,)
+        if alone:
+            return legal
+        named = self._by_name.get(folded(named_recipient(text) or ""))
+        fallback = self.mas.agents[state.acting].fallback
+        return next(((target,) for target in (named, fallback) if target in enabled), ())
+
+    def failure(self, state: MASState) -> str | None:
+        """Return why an episode ended in failure: its last message names no legal recipient; None for other states.
+
+        Such a state is terminal, its message reached nobody, it has no answer and its reward is -1.
+        """
+        before = state.parent
+        if state.acting != self._sink or before is None or state.recipients:
+            return None
+        name = named_recipient(state.text)
+        problem = "names no recipient" if name is None else f"names {shown(name)} as its recipient"
+        speaker, legal = self.mas.agents[state.speaker].name, self._listed(nameable(self.mas, before))
+        return f"the message of {speaker} {problem}; expected a line RECIPIENT: with one of {legal}"
+
     def transition(self, state: MASState, action: tuple[str, int]) -> MASState:
         """Return the successor ``next(s, a)``.
+
+        A message that should name its recipient and names no legal one ends the episode; see `failure`.
 
         Args:
             state: A non-terminal state.
@@ -184,6 +225,8 @@ class Dynamics:
             acting = routed[0]
         elif self._fixed is not None:
             acting = state.acting + 1
+        elif not routed and nameable(self.mas, state):
+            acting = self._sink
         else:
             acting, delivered = self._after(state, routed)
         return MASState(state.question, acting, state, state.acting, action[0], routed, delivered)
@@ -272,10 +315,12 @@ class Dynamics:
         return state.depth + 1 < self.mas.min_turns
 
     def _refusal(self, state: MASState, recipient: int, legal: Iterable[int]) -> str:
-        names = [f"{r} ({self.mas.node_name(r)})" for r in dict.fromkeys(legal)]
-        listed = names if len(names) <= _NAMES_SHOWN else [*names[: _NAMES_SHOWN - 1], "...", names[-1]]
         speaker = self.mas.agents[state.acting].name
         why = "the edge's condition does not hold for this text" if recipient in self._out[state.acting] else "no edge"
         if recipient == self._sink and self._too_early(state):
             why = f"the episode cannot end before turn {self.mas.min_turns}"
-        return f"{speaker} cannot route to {shown(recipient)}: {why}; expected one of {', '.join(listed)}"
+        return f"{speaker} cannot route to {shown(recipient)}: {why}; expected one of {self._listed(legal)}"
+
+    def _listed(self, nodes: Iterable[int]) -> str:
+        names = [f"{node} ({self.mas.node_name(node)})" for node in dict.fromkeys(nodes)]
+        return ", ".join(names if len(names) <= _NAMES_SHOWN else [*names[: _NAMES_SHOWN - 1], "...", names[-1]])

@@ -35,6 +35,7 @@ from mas_gym.errors import (
 )
 from mas_gym.loading import MASSource, load_mas
 from mas_gym.prompts import ChatMessage, chat_messages
+from mas_gym.routing import filled_prompt
 from mas_gym.spaces import Records, Unicode, utf8_length
 from mas_gym.state import MASState, Message
 from mas_gym.tasks import check_task_options, load_task
@@ -129,7 +130,8 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         data: A local file or folder instead of the hub; for tasks given by name.
         view: ``"full"`` transcript in observations, or the acting agent's ``"local"`` view.
         render_mode: One of ``metadata["render_modes"]``, or None.
-        on_invalid: Effect of an illegal action: ``"terminate"`` ends the episode with reward -1, ``"retry"``
+        on_invalid: Effect of an illegal action, or of a message that should name its recipient and names no legal
+            one (see `mas_gym.routing`): ``"terminate"`` ends the episode with reward -1, ``"retry"``
             refuses it and leaves the state unchanged, at most ``max_retries`` times per turn.
         max_bytes: Maximum size of a message or a question in bytes of UTF-8.
         max_retries: Maximum refusals per turn before ``"retry"`` ends the episode.
@@ -181,7 +183,8 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         agents = len(self.mas.agents)
         turns = self.mas.max_turns
         messages = len(self.mas.edges) + 1 if turns is None else turns * (agents + 1)
-        prompts = max(utf8_length(agent.system_prompt) for agent in self.mas.agents)
+        nodes = range(agents + 1)
+        prompts = max(utf8_length(filled_prompt(self.mas, agent, nodes, turns or 0)) for agent in self.mas.agents)
         heard = turns or max(sum(edge.target == i for edge in self.mas.edges) for i in range(agents))
         labels = heard * max(utf8_length(agent.name) + 2 for agent in self.mas.agents)
         prompt_bytes = prompts + labels + (heard + 1) * (self.max_bytes + 2) + 16
@@ -271,10 +274,12 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         try:
             if len(text) * 4 > self.max_bytes and utf8_length(text) > self.max_bytes:
                 raise IllegalActionError(f"a text of {utf8_length(text)} bytes; at most {self.max_bytes} are allowed")
-            self._state = following = self.dynamics.transition(state, (text, recipient))
+            following = self.dynamics.transition(state, (text, recipient))
         except IllegalActionError as error:
             return self._refuse(str(error))
-        self._refusals = 0
+        if (failure := self.dynamics.failure(following)) is not None:
+            return self._refuse(failure)
+        self._state, self._refusals = following, 0
         if following.acting != self.sink:
             observation, info = self._report({})
             return observation, 0.0, False, False, info

@@ -210,6 +210,8 @@ ConditionKind = Literal["regex", "not_regex", "contains", "not_contains"]
 
 History = Literal["inputs", "private"]
 
+Route = Literal["edges", "message"]
+
 RETURNED = "\n\n[program returned] "
 FAILED = "\n\n[program failed] "
 """They separate the last reply of a program from its answer, if that is another text, or from its error."""
@@ -226,11 +228,17 @@ class Agent:
         name: Unique within the MAS.
         system_prompt: The instructions that precede the agent's inputs.
         max_new_tokens: Cap on the tokens of one message, at least 1.
+        route: ``"edges"``, its messages reach every agent that its edges allow, or ``"message"``, they reach the one
+            recipient that they name (see `mas_gym.routing`).
+        fallback: With ``route: message``, the recipient of a message that names no legal one; None if such a
+            message is an invalid action.
     """
 
     name: str
     system_prompt: str
     max_new_tokens: int
+    route: Route = "edges"
+    fallback: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +334,11 @@ class MAS:
         heard = {edge.target for edge in self.edges if edge.source == Q}
         return tuple(i in heard or not self.edges for i in range(len(self.agents)))
 
+    @cached_property
+    def targets(self) -> tuple[tuple[int, ...], ...]:
+        """For each agent, the nodes that its explicit edges lead to, in node order."""
+        return tuple(tuple(sorted(e.target for e in self.edges if e.source == i)) for i in range(len(self.agents)))
+
     def node_name(self, node: int) -> str:
         """Return a readable name of a node or recipient index."""
         special = {Q: "q", self.sink: "sink", self.ALL: "ALL"}
@@ -345,13 +358,11 @@ class MAS:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able config, which `mas_gym.load_mas` reads back to an equal system."""
-        agents = [
-            {"name": a.name, "system_prompt": a.system_prompt, "max_new_tokens": a.max_new_tokens} for a in self.agents
-        ]
+        agents = [self._agent_dict(agent) for agent in self.agents]
         edges: list[list[int | str]] = []
         for edge in self.edges:
-            target = "sink" if edge.target == self.sink else edge.target
-            edges.append([edge.source, target, *([] if edge.condition is None else [str(edge.condition)])])
+            condition = [] if edge.condition is None else [str(edge.condition)]
+            edges.append([edge.source, self._node_key(edge.target), *condition])
         data = {"schema": SCHEMA, "name": self.name, "agents": agents, "edges": edges}
         # Defaults are left out, so that the fingerprints of systems without loops do not change.
         if self.max_turns is not None:
@@ -363,6 +374,21 @@ class MAS:
         if self.program:
             data["program"] = True
         return data
+
+    def _agent_dict(self, agent: Agent) -> dict[str, Any]:
+        data: dict[str, Any] = {
+            "name": agent.name,
+            "system_prompt": agent.system_prompt,
+            "max_new_tokens": agent.max_new_tokens,
+        }
+        if agent.route != "edges":
+            data["route"] = agent.route
+        if agent.fallback is not None:
+            data["fallback"] = self._node_key(agent.fallback)
+        return data
+
+    def _node_key(self, node: int) -> int | str:
+        return "sink" if node == self.sink else node
 
     @cached_property
     def fingerprint(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mas_gym.graph import MAS
+from mas_gym.routing import turn_prompt
 from mas_gym.state import MASState
 
 
@@ -48,5 +49,4 @@ def chat_messages(mas: MAS, state: MASState) -> tuple[ChatMessage, ...]:
     """
     if state.acting == mas.sink:
         return ()
-    system = mas.agents[state.acting].system_prompt.strip()
-    return ChatMessage("system", system), ChatMessage("user", "\n\n".join(agent_inputs(mas, state)))
+    return ChatMessage("system", turn_prompt(mas, state)), ChatMessage("user", "\n\n".join(agent_inputs(mas, state)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from mas_gym.graph import SCHEMA, History
+from mas_gym.graph import SCHEMA, History, Route
 from mas_gym.validation import (
     AGENT_KEYS,
     ANYONE,
@@ -34,7 +34,7 @@ def json_schema() -> dict[str, Any]:
         "type": "object",
         "properties": _in_order(_config_properties(), CONFIG_KEYS),
         "required": ["agents", "edges"],
-        "dependentRequired": {"min_turns": ["max_turns"]},
+        "dependentRequired": {"min_turns": ["max_turns"], "fallback": ["max_turns"]},
         "additionalProperties": False,
         "$defs": {"agent": _agent(), "edge": _edge()},
     }
@@ -78,6 +78,8 @@ def _config_properties() -> dict[str, Any]:
             "description": "An agent's prompt: the messages that reached it (`inputs`), or all that it sent or "
             "received (`private`).",
         },
+        "route": {**_route(), "description": "The `route` of agents without one of their own."},
+        "fallback": {**_fallback(), "description": "The `fallback` of agents without one of their own."},
     }
 
 
@@ -94,6 +96,16 @@ def _agent() -> dict[str, Any]:
             **_count(MAX_NEW_TOKENS),
             "default": DEFAULT_MAX_NEW_TOKENS,
             "description": "Maximum tokens of one message.",
+        },
+        "route": {
+            **_route(),
+            "description": "Who gets its messages: every agent that its edges allow (`edges`), or the one recipient "
+            "that the message names, as in `RECIPIENT: Critic` (`message`, which needs `max_turns`).",
+        },
+        "fallback": {
+            **_fallback(),
+            "description": "With `route: message`: who gets a message that names no legal recipient. Without it, such "
+            "a message is an invalid action.",
         },
     }
     return {
@@ -125,6 +137,14 @@ def _edge() -> dict[str, Any]:
         "description": "`[source, target]` or `[source, target, condition]`. A node is an agent's name or its index "
         "from 0, `q` or -1 for the question, `sink` for the end.",
     }
+
+
+def _route() -> dict[str, Any]:
+    return {"enum": list(get_args(Route)), "default": get_args(Route)[0]}
+
+
+def _fallback() -> dict[str, Any]:
+    return {"anyOf": [{"type": "integer", "minimum": 0}, {**_TEXT, "not": {"const": "q"}}]}
 
 
 def _count(most: int) -> dict[str, Any]:

@@ -7,11 +7,13 @@ one is reported with its place (and line, for files) and its remedy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal, cast, get_args
 
 from mas_gym.errors import ConfigError, did_you_mean, shown
-from mas_gym.graph import MAS, SCHEMA, Agent, Condition, ConditionKind, Edge, History, Q
+from mas_gym.graph import MAS, SCHEMA, Agent, Condition, ConditionKind, Edge, History, Q, Route
+from mas_gym.routing import folded
 
 DEFAULT_MAX_NEW_TOKENS = 1024
 MAX_NEW_TOKENS = 1_000_000
@@ -23,8 +25,9 @@ MOST_SHOWN = 20
 ANYONE = "*"
 """In ``policies``: every agent without an entry of its own."""
 
-CONFIG_KEYS = ("schema", "name", "agents", "edges", "policies", "max_turns", "min_turns", "history")
-AGENT_KEYS = ("name", "system_prompt", "max_new_tokens")
+_ROUTING_KEYS = ("route", "fallback")
+CONFIG_KEYS = ("schema", "name", "agents", "edges", "policies", "max_turns", "min_turns", "history", *_ROUTING_KEYS)
+AGENT_KEYS = ("name", "system_prompt", "max_new_tokens", *_ROUTING_KEYS)
 RESERVED = ("q", "sink", "all", ANYONE)
 """Names that no agent may have, in any case."""
 LONGEST_NAME = 200
@@ -109,6 +112,7 @@ class _Reader:
         if not isinstance(program, bool):
             self.fault(("program",), f"expected true or false, got {shown(program)}")
         edges = [] if program is True and not data.get("edges") else self.edges(data.get("edges"), len(agents), names)
+        agents = self.routing(data, agents, names, edges)
         policies = self.policies(data.get("policies"), agents)
         max_turns, min_turns = self.turns(data)
         history = data.get("history", "inputs")
@@ -133,6 +137,76 @@ class _Reader:
             problem = f"expected a whole number from 1 to max_turns, got {shown(least)}: correct it or add max_turns"
             self.fault(("min_turns",), problem)
         return most, least
+
+    def routing(
+        self, data: Mapping[Any, Any], agents: list[Agent | None], names: Mapping[str, int], edges: Sequence[ReadEdge]
+    ) -> list[Agent | None]:
+        """Return the agents with their routes and fallbacks; an agent's own keys replace those of the config."""
+        entries = cast(Sequence[object], data.get("agents")) if agents else ()
+        own: list[Mapping[Any, Any]] = [entry if isinstance(entry, Mapping) else {} for entry in entries]
+        common = self.route((), data, "edges")
+        routes = [self.route(("agents", i), entry, common) for i, entry in enumerate(own)]
+        named = [i for i, route in enumerate(routes) if route == "message"]
+        if "fallback" in data and not named:
+            self.fault(("fallback",), "no agent has route: message: add it or drop the key")
+        for i, entry in enumerate(own):
+            if "fallback" in entry and i not in named:
+                self.fault(("agents", i, "fallback"), "the agent has no route: message: add it or drop the key")
+        if not named:
+            return agents
+        place: Place = ("route",) if common == "message" else ("agents", named[0], "route")
+        if data.get("program") is True:
+            self.fault(place, "route: message in a program, which decides itself who acts next: drop the key")
+        elif "max_turns" not in data:
+            self.fault(place, "route: message needs max_turns, with which agents act as messages reach them: add it")
+        self.distinct_names(agents)
+        shared = self.fallback((), data, len(agents), names)
+        for i in named:
+            place = ("agents", i) if "fallback" in own[i] else ()
+            target = self.fallback(place, own[i], len(agents), names) if place else shared
+            if (agent := agents[i]) is not None:
+                self.fallback_edge((*place, "fallback"), agents, i, target, edges)
+                agents[i] = replace(agent, route="message", fallback=target)
+        return agents
+
+    def fallback_edge(
+        self, place: Place, agents: Sequence[Agent | None], i: int, target: int | None, edges: Sequence[ReadEdge]
+    ) -> None:
+        unknown = any(source is None or goal is None or condition is False for source, goal, condition in edges)
+        if target is None or unknown or (i, target, None) in edges:
+            return
+        name, goal = (agent.name if (agent := ([*agents, None])[n]) else "sink" for n in (i, target))
+        remedy = f"add the edge or give {name} a fallback of its own"
+        self.fault(place, f"{name} has no edge without a condition to {goal}: {remedy}")
+
+    def distinct_names(self, agents: Sequence[Agent | None]) -> None:
+        """Report names that messages cannot tell apart."""
+        seen = {folded(name): name for name in RESERVED}
+        for i, agent in enumerate(agents):
+            if agent is None:
+                continue
+            key = folded(agent.name)
+            if not key:
+                self.fault(("agents", i, "name"), f"{shown(agent.name)} needs a letter or digit: messages name it")
+            elif seen.setdefault(key, agent.name) != agent.name:
+                problem = f"messages cannot tell {shown(agent.name)} from {shown(seen[key])}: rename one"
+                self.fault(("agents", i, "name"), problem)
+
+    def route(self, place: Place, data: Mapping[Any, Any], default: Route) -> Route:
+        route = data.get("route", default)
+        if route in get_args(Route):
+            return cast(Route, route)
+        self.fault((*place, "route"), f"expected {_or(get_args(Route))}, got {shown(route)}")
+        return default
+
+    def fallback(self, place: Place, data: Mapping[Any, Any], agents: int, names: Mapping[str, int]) -> int | None:
+        if "fallback" not in data:
+            return None
+        node = self.node((*place, "fallback"), data["fallback"], agents, names)
+        if node == Q:
+            self.fault((*place, "fallback"), "q receives no messages: name an agent or sink")
+            return None
+        return node
 
     def keys(self, place: Place, data: Mapping[Any, Any], known: Sequence[str]) -> None:
         for key in data:

@@ -8,8 +8,17 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+from mas_gym.state import MASState
 from mas_gym.tasks.base import Grade, Problem
 from search.plan import AnytimePoint, Plan
+
+
+def final_text(state: MASState) -> str:
+    """Return the text of a terminal state that is graded: its last message; none if that reached nobody.
+
+    A message that names no legal recipient ends the episode without an answer (`mas_gym.Dynamics.failure`).
+    """
+    return state.text if state.recipients else ""
 
 
 class Grader:
@@ -51,7 +60,7 @@ class Grader:
 
         A plan without a curve gets one point, at its agent calls and tokens.
         """
-        grades = [self.grade(candidate.text) for candidate in plan.candidates]
+        grades = [self.grade(final_text(candidate.state)) for candidate in plan.candidates]
         candidates = tuple(
             replace(candidate, answer=grade.extracted, correct=grade.correct)
             for candidate, grade in zip(plan.candidates, grades, strict=True)
@@ -72,5 +81,5 @@ class Grader:
     def _graded(self, point: AnytimePoint) -> AnytimePoint:
         if point.state is None:
             return point
-        grade = self.grade(point.state.text)
+        grade = self.grade(final_text(point.state))
         return point._replace(answer=grade.extracted, correct=grade.correct)

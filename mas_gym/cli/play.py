@@ -42,7 +42,7 @@ def play(
     """Play one agent, or every agent, with its local view.
 
     An empty line ends a message. If the graph allows several recipients, one more line names one of them; an empty
-    line means ALL. Ctrl-D quits.
+    line means ALL, or the recipient that the message itself names. Ctrl-D quits.
     """
     env = _make(env_id, source, mas)
     mine = _seats(env, agent)
@@ -125,7 +125,9 @@ def _episode(
 
 
 def _order(env: MASEnv, mine: frozenset[int]) -> str:
-    return " → ".join(f"[{a.name}, you]" if i in mine else a.name for i, a in enumerate(env.mas.agents))
+    # Where messages choose who acts next, there is no order to show.
+    arrow = " → " if env.mas.max_turns is None else ", "
+    return arrow.join(f"[{a.name}, you]" if i in mine else a.name for i, a in enumerate(env.mas.agents))
 
 
 def _show_view(env: MASEnv, observation: dict[str, Any]) -> None:
@@ -139,7 +141,7 @@ def _show_view(env: MASEnv, observation: dict[str, Any]) -> None:
     console.rule(Text(f"Your turn: {one_line(env.mas.agents[acting].name)}", style=f"bold {colour}"), style=colour)
     console.print(
         Panel(
-            Text(shortened(env.mas.agents[acting].system_prompt), style="dim"),
+            Text(shortened(observation["messages"][0].content), style="dim"),
             title=Text("Your instructions"),
             title_align="left",
             border_style="dim",
@@ -166,7 +168,8 @@ def _ask(env: MASEnv, info: dict[str, Any]) -> tuple[str, int]:
     if len(legal) <= 2:
         return text, env.ALL
     while True:
-        console.print(Text("To (empty for ALL): ", style="bold"), end="")
+        others = "the one that your message names" if env.mas.agents[env.state.acting].route == "message" else "ALL"
+        console.print(Text(f"To (empty for {others}): ", style="bold"), end="")
         answer = _line().strip()
         recipient = _recipient(env, legal, answer)
         if recipient is not None:

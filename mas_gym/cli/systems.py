@@ -15,7 +15,7 @@ from mas_gym.errors import ConfigError
 from mas_gym.render import one_line
 
 if TYPE_CHECKING:
-    from mas_gym.graph import MAS
+    from mas_gym.graph import MAS, Agent
     from mas_gym.report.graph import Seen
 
 TEMPLATE = "template.yaml"
@@ -57,8 +57,8 @@ def check(
     for line in graph_text(mas).splitlines():
         console.print(line, overflow="crop", no_wrap=True)
     console.print()
-    for seen in views(mas):
-        console.print(_view(mas, seen))
+    for agent, seen in zip(mas.agents, views(mas), strict=True):
+        console.print(_view(mas, agent, seen))
     if svg is not None:
         svg.write_text(graph_svg(mas), encoding="utf-8")
         note(f"Wrote {svg}.")
@@ -87,16 +87,20 @@ def _headline(mas: MAS) -> str:
     return f"{one_line(mas.name)}: no faults; {agents}; {schedule}."
 
 
-def _view(mas: MAS, seen: Seen) -> str:
+def _view(mas: MAS, agent: Agent, seen: Seen) -> str:
     """Return the lines on one agent: what it reads, and whom its message reaches."""
     reads = ["the question"] if seen.question else []
     reads += [_end(name, condition) for name, condition in seen.hears]
-    writes = [_end(name, condition) for name, condition in seen.writes]
-    if mas.dynamic and all(condition for _, condition in seen.writes):
-        writes.append("sink if no agent is left to act")
     if mas.history == "private":
         reads.append("its own earlier messages")
-    return f"{one_line(seen.agent)}\n  sees   {', '.join(reads) or 'nothing'}\n  writes {', '.join(writes) or 'nobody'}"
+    names = [_end(name, condition) for name, condition in seen.writes]
+    writes = ", ".join(names) or "nobody"
+    if agent.route == "message":
+        other = "" if agent.fallback is None else f", or else {one_line(mas.node_name(agent.fallback))}"
+        writes = f"the one that its message names{other}; legal: {writes}"
+    elif mas.dynamic and all(condition for _, condition in seen.writes):
+        writes = ", ".join([*names, "sink if no agent is left to act"])
+    return f"{one_line(seen.agent)}\n  sees   {', '.join(reads) or 'nothing'}\n  writes {writes}"
 
 
 def _end(name: str, condition: str) -> str:

@@ -15,6 +15,7 @@ from mas_gym.graph import MAS
 from mas_gym.identity import digest_of, identity_of
 from mas_gym.loading import MASSource, load_mas
 from mas_gym.policies.base import mean_logprob
+from mas_gym.routing import nameable
 from mas_gym.state import Action, MASState
 from mas_gym.tasks import Problem, ProblemTask
 
@@ -64,6 +65,12 @@ class Findings:
             raise ComplianceError("\n".join([head, *(f"  {f}" for f in self.faults)]), tuple(self.faults))
 
 
+def addressed(mas: MAS, state: MASState, text: str, number: int) -> str:
+    """Return a text that names one of the recipients, chosen by a number, if the acting agent must name one."""
+    legal = nameable(mas, state)
+    return f"{text}\n-> {mas.node_name(legal[number % len(legal)])}" if legal else text
+
+
 def walk(model: Dynamics, question: str, texts: Sequence[str], rng: random.Random) -> list[MASState]:
     """Return the states of one random episode, from the initial to the terminal one.
 
@@ -76,6 +83,8 @@ def walk(model: Dynamics, question: str, texts: Sequence[str], rng: random.Rando
     states = [model.initial_state(question)]
     while not model.is_terminal(states[-1]):
         text = rng.choice(texts)
+        if nameable(model.mas, states[-1]) and rng.random() < 0.5:
+            text = addressed(model.mas, states[-1], text, rng.randrange(len(model.mas.agents) + 1))
         legal = model.legal_recipients(states[-1])
         # Policies always use ALL, so half of the messages go there.
         recipient = model.mas.ALL if rng.random() < 0.5 else rng.choice(legal)

@@ -13,7 +13,16 @@ from mas_gym.dynamics import Dynamics
 from mas_gym.errors import BudgetError
 from mas_gym.loading import MASSource, load_mas
 from mas_gym.state import Action, MASState
-from mas_gym.testing.checks import Findings, ProposalLike, check_apart, check_steady, describe, stated, variants
+from mas_gym.testing.checks import (
+    Findings,
+    ProposalLike,
+    addressed,
+    check_apart,
+    check_steady,
+    describe,
+    stated,
+    variants,
+)
 
 _QUESTION = "Maya has 3 apples and buys 4 more. How many apples does she have?"
 
@@ -194,7 +203,8 @@ class _Search:
         for i in range(first, first + request.n):
             # Few distinct texts, because real proposals repeat too.
             number = int(4 * abs(self._draw(state, f"text {i}")))
-            replies.append(ProposalLike(Action(f"Step. Final Answer: {number}", self.model.mas.ALL), 4, -2.0, "stop"))
+            text = addressed(self.model.mas, state, f"Step. Final Answer: {number}", number)
+            replies.append(ProposalLike(Action(text, self.model.mas.ALL), 4, -2.0, "stop"))
         return replies
 
     def _draw(self, state: MASState, what: str) -> float:

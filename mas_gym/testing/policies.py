@@ -13,7 +13,7 @@ from mas_gym.loading import MASSource, load_mas
 from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest, StreamingPolicy
 from mas_gym.policies.adapters import engine_loop
 from mas_gym.prompts import ChatMessage, chat_messages
-from mas_gym.testing.checks import HOSTILE, ORDINARY, Findings, check_apart, check_steady, describe, stated
+from mas_gym.testing.checks import HOSTILE, ORDINARY, Findings, addressed, check_apart, check_steady, describe, stated
 
 _CAP = 16
 _MOST_STEPS = 100_000
@@ -123,7 +123,8 @@ def _requests(mas: MASSource, question: str) -> list[SamplingRequest]:
         seeds = tuple(1_000 * state.depth + i for i in range(3))
         agent = system.agents[state.acting]
         requests.append(SamplingRequest(chat_messages(system, state), seeds, _CAP, agent=agent.name))
-        state = model.transition(state, (ORDINARY[state.depth % len(ORDINARY)], system.ALL))
+        text = addressed(system, state, ORDINARY[state.depth % len(ORDINARY)], state.depth)
+        state = model.transition(state, (text, system.ALL))
     return requests
 
 

@@ -18,7 +18,7 @@ from mas_gym.programs import Runner
 from mas_gym.prompts import ChatMessage, chat_messages
 from mas_gym.state import Action, MASState
 from mas_gym.tasks.base import Problem
-from search.grading import Grader
+from search.grading import Grader, final_text
 from search.plan import Plan, Usage
 from search.protocol import (
     Critic,
@@ -247,7 +247,7 @@ class ActiveSearch:
                 case Evaluate(states=states):
                     self._collect(states, scoring)
                 case Extract(states=states):
-                    self._replies[slot] = [self.grader.extract(state.text) for state in states]
+                    self._replies[slot] = [self.grader.extract(self._said(state)) for state in states]
                 case Reward(states=states):
                     self._replies[slot] = self._rewards(states)
                 case Remaining():
@@ -294,7 +294,10 @@ class ActiveSearch:
                     f"the outcome critic {critic.name!r} scores terminal states only, got one at turn {state.depth}; "
                     "use a process critic with this planner"
                 )
-            if state.digest in self._values or state.digest in scoring:
+            if self.setup.dynamics.failure(state) is not None:
+                # The reward is known without a critic.
+                self._values[state.digest] = -1.0
+            elif state.digest in self._values or state.digest in scoring:
                 hits += 1
             else:
                 context = self._context(state)
@@ -306,7 +309,7 @@ class ActiveSearch:
             self._spend(Usage(reward_hits=hits))
 
     def _answer(self, state: MASState) -> str | None:
-        return self.grader.extract(state.text) if self.setup.dynamics.is_terminal(state) else None
+        return self.grader.extract(final_text(state)) if self.setup.dynamics.is_terminal(state) else None
 
     def _with_peers(
         self, context: ScoringContext, states: Sequence[MASState], answers: tuple[str | None, ...]
@@ -335,7 +338,10 @@ class ActiveSearch:
         for state in states:
             if not self.setup.dynamics.is_terminal(state):
                 raise SearchError(f"the true reward is defined on terminal states only, got one at turn {state.depth}")
-        return [self.grader.reward(state.text) for state in states]
+        return [self.grader.reward(self._said(state)) for state in states]
+
+    def _said(self, state: MASState) -> str:
+        return final_text(state) if self.setup.dynamics.is_terminal(state) else state.text
 
     def take_samples(self, call: PolicyCall, outcome: object) -> list[ProgramStep]:
         """Take the policy's reply, or its error; return what the program is to be run with before the planner goes on.

@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from mas_gym.errors import BudgetError, ConfigError
-from mas_gym.state import Action, MASState
+from mas_gym.state import MASState
 from mas_gym.tasks.same import Same
 from search.plan import AnytimePoint, Candidate
 from search.protocol import Critic, Evaluate, Model, Propose, Remaining, Request, ValueKind, value_kind
@@ -81,14 +81,20 @@ def append(tree: Tree, model: Model, node: int, proposal: Proposal) -> int:
     return tree.add(node, state, proposal, model.is_terminal(state))
 
 
-def distinct(proposals: Sequence[Proposal], same: Same | None) -> list[Proposal]:
-    """Return the first proposal of each action; without a rule, actions are equal if their texts are identical."""
-    first: dict[Action, Proposal] = {}
+def append_distinct(tree: Tree, model: Model, node: int, proposals: Sequence[Proposal], same: Same | None) -> list[int]:
+    """Add the child of the first proposal of each action and return their indices.
+
+    Actions differ if they reach different recipients, or if their texts differ: by ``same``, or without it in any
+    character.
+    """
+    first: dict[tuple[str, tuple[int, ...]], int] = {}
     for proposal in proposals:
-        text, recipient = action = proposal.action
+        state = model.transition(tree.states[node], proposal.action)
+        text, recipients = action = state.text, state.recipients
         if same is not None:
-            action = next((a for a in first if a.recipient == recipient and same(a.text, text)), action)
-        first.setdefault(action, proposal)
+            action = next((a for a in first if a[1] == recipients and same(a[0], text)), action)
+        if action not in first:
+            first[action] = tree.add(node, state, proposal, model.is_terminal(state))
     return list(first.values())
 
 

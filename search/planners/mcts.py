@@ -42,7 +42,7 @@ from mas_gym.identity import ADDED
 from mas_gym.state import MASState
 from mas_gym.tasks.same import Same, same_rule
 from search.plan import AnytimePoint, Plan
-from search.planners.common import Steps, anytime_point, append, check_at_least, distinct, evaluate, path_scores, ranked
+from search.planners.common import Steps, anytime_point, append_distinct, check_at_least, evaluate, path_scores, ranked
 from search.protocol import (
     Critic,
     Model,
@@ -250,7 +250,7 @@ class Search:
             proposals += more
         if not proposals:
             return False
-        fresh = [append(tree, self.model, node, proposal) for proposal in distinct(proposals, self.same)]
+        fresh = append_distinct(tree, self.model, node, proposals, self.same)
         self.leads.extend(bytes(len(fresh)))
         if self.steps:
             yield from evaluate(tree, fresh)
