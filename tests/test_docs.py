@@ -79,6 +79,8 @@ SLOW = {"first-critic.md", "train-critic.md"}
 def test_what_a_page_shows_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    if page.stem == "trace":
+        pytest.importorskip("opentelemetry.sdk", reason="traces need opentelemetry-sdk")
     names: dict[str, Any] = {"__name__": "page", "__file__": str(tmp_path / "examples" / "page.py")}
     for block in blocks(page):
         if block.note.startswith("skip"):
@@ -114,6 +116,11 @@ def test_the_commands_of_engines_are_understood(page: str) -> None:
         ("own_policy", (6,), r"single +\d of 6 right\nsc:5 +\d of 6 right"),
         ("resume", (4,), "4 plans; .*\nsame answers as a run in one go: True"),
         ("read_store", (3,), r"single +\d.*\n\d+ rows"),
+        (
+            "trace_search",
+            (),
+            r"'chat tiny': 4, 'evaluate policy-likelihood': 4, 'invoke_workflow rpsv': 1(.|\n)*Verifier",
+        ),
         ("fine_tune_agents", (2, 6), r"\d+ preference rows: \{"),
         pytest.param(
             "train_critic", (6, 6, 0.1), r"\d+ pairs from 6 trees\n(.|\n)* of 4 right", marks=pytest.mark.slow
@@ -123,6 +130,8 @@ def test_the_commands_of_engines_are_understood(page: str) -> None:
     ],
 )
 def test_the_examples_run(name: str, arguments: tuple[Any, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if name == "trace_search":
+        pytest.importorskip("opentelemetry.sdk", reason="traces need opentelemetry-sdk")
     main = runpy.run_path(str(ROOT / "examples" / f"{name}.py"))["main"]
     if name == "serve_search":
         arguments = (free_port(),)

@@ -11,14 +11,17 @@ import errno
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from mas_gym.cli import console, demo, evaluate, listings, play, reports, serve, solve, systems, train, view
+from mas_gym.cli import options as opt
 from mas_gym.errors import MASGymError
 from mas_gym.render import printable
+from mas_gym.service import telemetry
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 
@@ -78,12 +81,27 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def front(
+    context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", envvar="MAS_GYM_DEBUG", help="Show tracebacks.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
+    traces: Annotated[
+        str | None,
+        typer.Option(
+            "--traces",
+            metavar="FILE|otlp",
+            help="Record OpenTelemetry spans of searches, agent calls and scores, in a file or to a collector.",
+        ),
+    ] = None,
+    trace_content: Annotated[
+        bool, typer.Option("--trace-content", help="With --traces: prompts and messages.")
+    ] = False,
 ) -> None:
     """Build, train and compare test-time search over multi-agent LLM systems."""
+    if traces is not None:
+        opt.check_folder(Path(traces))
+        context.with_resource(telemetry.traces(traces, content=trace_content))
     tasks = logging.getLogger("mas_gym.tasks")
     if not tasks.handlers:
         # What loading a task decided, such as the kind of its answers, is said in one line.

@@ -83,6 +83,7 @@ def evaluate(
     A planner that needs a critic runs once with each; the others run once. Ctrl-C prints what is finished.
     """
     from search.compare import Bench, Match
+    from search.engine import tracing
 
     files = Files(json, csv, plot, markdown, latex)
     _check_files(files, log_json)
@@ -93,7 +94,7 @@ def evaluate(
     system, code = opt.read_system(mas, program, program_file, problems)
     spec = opt.chosen_policy(policy, system)
     opt.warn_of_misuse(spec, source.task, system)
-    alone = {"--ray": ray, "--cache": cache, "--log-json": log_json, "--match": match}
+    alone = {"--ray": ray, "--cache": cache, "--log-json": log_json, "--match": match, "--traces": tracing.current()}
     shared = _workers(workers, alone, partial(opt.read_workers, workers, spec, arms, len(problems), len(numbers)))
     fleet = opt.read_fleet(ray, actors, gpus_per_actor)
     local, remote = engines(spec, cache, fleet) if shared is None else (None, None)

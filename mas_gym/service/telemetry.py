@@ -1,4 +1,4 @@
-"""Telemetry for other programs: JSON lines in a file, and Prometheus metrics over HTTP."""
+"""Telemetry for other programs: JSON lines in a file, Prometheus metrics over HTTP, OpenTelemetry traces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mas_gym.errors import ConfigError, need
+from mas_gym.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -93,6 +93,52 @@ def metrics(port: int | None) -> Iterator[Watch]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextlib.contextmanager
+def traces(target: str, content: bool = False) -> Iterator[None]:
+    """Send the spans of all searches to a file, one JSON object per line, or for ``"otlp"`` to a collector.
+
+    The collector's address and headers are read from the standard ``OTEL_EXPORTER_OTLP_*`` variables.
+
+    Args:
+        target: A file to append to, or ``"otlp"``.
+        content: Whether to record prompts and messages.
+
+    Raises:
+        MissingDependencyError: Without opentelemetry-sdk, or for ``"otlp"`` without its exporter.
+    """
+    from search.engine.tracing import trace
+
+    try:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
+    except ImportError as error:
+        remedy = "pip install 'mas-gym[telemetry]'"
+        raise MissingDependencyError(f"traces need opentelemetry-sdk ({error}): {remedy}") from error
+    with contextlib.ExitStack() as stack:
+        exporter: SpanExporter
+        if target == "otlp":
+            exporter = _otlp()
+        else:
+            file = stack.enter_context(open(target, "a", encoding="utf-8"))
+            exporter = ConsoleSpanExporter(out=file, formatter=lambda span: span.to_json(indent=None) + "\n")
+        provider = TracerProvider(resource=Resource.create({"service.name": "mas-gym"}))
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+        stack.callback(provider.shutdown)
+        with trace(provider, content=content):
+            yield
+
+
+def _otlp() -> Any:
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"--traces otlp needs the exporter ({error}): pip install opentelemetry-exporter-otlp-proto-http"
+        ) from error
+    return OTLPSpanExporter()
 
 
 def require_prometheus() -> Any:

@@ -183,6 +183,7 @@ class CriticPort:
     """Collects the states of many searches into batches for one critic.
 
     Attributes:
+        name: The critic's name.
         inline: Whether `step` scores on the scheduler's thread; False for critics that are ``concurrent``.
         waiting: States not yet given to the critic.
     """
@@ -190,6 +191,7 @@ class CriticPort:
     def __init__(self, critic: Critic, mail: Mail) -> None:
         """Start empty, with a thread if the critic asks for one."""
         self._critic, self._mail = critic, mail
+        self.name = critic.name
         self.max_batch: int = getattr(critic, "max_batch", DEFAULT_CRITIC_BATCH)
         self.inline = not getattr(critic, "concurrent", False)
         self.waiting = 0

@@ -37,6 +37,7 @@ from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.tasks.base import Problem
 from search.engine.active import Account, ActiveSearch, PolicyCall, ProgramStep
 from search.engine.ports import BATCH_DONE, CriticPort, Mail, PolicyPort, policy_port
+from search.engine.tracing import Spans
 from search.grading import Grader
 from search.plan import Plan, Usage
 from search.setup import Budget, SampleRecord, Sampling, Setup
@@ -146,6 +147,7 @@ class Scheduler:
         self._deadlines: list[tuple[float, int]] = []
         self._numbers, self._keys = itertools.count(), itertools.count()
         self.calls, self._account, self._ended = 0, Account(), 0
+        self._spans = Spans()
         self._started = perf_counter()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -311,6 +313,7 @@ class Scheduler:
                 number, entry = self._waiting.popitem(last=False)
                 self._active[number] = entry
             entry.search.start()
+            self._spans.begin(number, entry.search.setup, entry.search.problem.id)
             if (deadline := entry.search.deadline) is not None:
                 heapq.heappush(self._deadlines, (deadline, number))
             self._advance(entry)
@@ -322,6 +325,7 @@ class Scheduler:
         if entry is None:
             return
         self._release(entry)
+        self._spans.finish(number, None, error)
         entry.search.close()
         if entry.future.set_running_or_notify_cancel():
             entry.future.set_exception(error or SearchError("the search was dropped"))
@@ -330,6 +334,7 @@ class Scheduler:
         """Cancel the open requests of a search."""
         for key in entry.keys:
             _, call = self._open.pop(key)
+            self._spans.answer(key, None)
             if isinstance(call, PolicyCall):
                 self._policy.cancel(key)
             elif call is None and self._critic is not None:
@@ -352,26 +357,34 @@ class Scheduler:
             self.calls += wanted
             self._run_program(entry, work.steps)
             for call in work.sampling:
-                self._policy.submit(self._key(entry, call), call.request)
+                key = self._key(entry, call)
+                self._spans.ask(entry.number, key, self._engine.name, call.request)
+                self._policy.submit(key, call.request)
             if not work.scoring:
                 return
             if self._critic is not None:
-                self._critic.submit(self._key(entry, None), work.scoring)
+                key = self._key(entry, None)
+                self._spans.score(entry.number, key, self._critic.name, work.scoring)
+                self._critic.submit(key, work.scoring)
                 return
-            self._score_free(search, work.scoring)
+            self._score_free(entry, work.scoring)
             if search.plan is not None:
                 self._end(entry)
                 return
             if search.waiting:
                 return
 
-    def _score_free(self, search: ActiveSearch, contexts: Any) -> None:
-        critic = self._setup.critic
+    def _score_free(self, entry: _Entry, contexts: Any) -> None:
+        critic, key = self._setup.critic, next(self._keys)
         assert critic is not None
+        self._spans.score(entry.number, key, critic.name, contexts)
         try:
-            search.take_scores(critic.score(contexts))
+            values = critic.score(contexts)
+            self._spans.answer(key, values)
+            entry.search.take_scores(values)
         except Exception as error:
-            search.fail(error)
+            self._spans.answer(key, error)
+            entry.search.fail(error)
 
     def _run_program(self, entry: _Entry, steps: Iterable[ProgramStep]) -> None:
         """Run the program of a search with replies; the states that it reaches arrive in the mailbox."""
@@ -439,6 +452,7 @@ class Scheduler:
                 continue
             entry, call = self._open.pop(key)
             entry.keys.discard(key)
+            self._spans.answer(key, outcome)
             if isinstance(outcome, EngineUnavailableError):
                 raise outcome
             search = entry.search
@@ -465,6 +479,7 @@ class Scheduler:
         if search.session is not None:
             search.session.close()
         self._active.pop(entry.number)
+        self._spans.finish(entry.number, search.plan, search.failure)
         self._ended += 1
         future.samples, future.failure = search.samples, search.failure
         if future.set_running_or_notify_cancel():

@@ -1,0 +1,218 @@
+"""OpenTelemetry traces: a span per search, agent call and score, with the names of the ``gen_ai`` conventions.
+
+Off by default; a scheduler that is made inside `trace` records spans::
+
+    invoke_workflow rpsv                    the search: problem, planner, critic, answer, cost
+      chat tiny                             an agent call: agent, sampling, tokens, finish reasons
+      evaluate masprm                       states scored together: an event with the value of each
+
+Times are those of the scheduler: a call's span begins when the request is handed to the engine and ends when the
+reply is, so that it includes the time that the request waits there for a place in a batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mas_gym.errors import MissingDependencyError
+from mas_gym.policies.base import SamplingReply, SamplingRequest
+from search.plan import Plan
+from search.protocol import ScoringContext
+from search.setup import Setup
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, TracerProvider
+
+_current: Tracer | None = None
+
+
+@contextlib.contextmanager
+def trace(provider: TracerProvider | None = None, *, content: bool = False) -> Iterator[None]:
+    """Record the searches of all runs that start inside this context in this process.
+
+    Args:
+        provider: Where the spans go, such as a ``TracerProvider`` of ``opentelemetry.sdk.trace`` with an exporter;
+            the application's global provider by default.
+        content: Also record prompts and messages, which may be confidential.
+
+    Raises:
+        MissingDependencyError: OpenTelemetry is not installed.
+    """
+    global _current
+    before, _current = _current, Tracer(provider, content)
+    try:
+        yield
+    finally:
+        _current = before
+
+
+def current() -> Tracer | None:
+    """Return what records spans now; None if nothing does."""
+    return _current
+
+
+class Tracer:
+    """Opens and closes the spans of a scheduler's searches and requests; used on the scheduler's thread."""
+
+    def __init__(self, provider: TracerProvider | None, content: bool) -> None:
+        """Get a tracer from the provider.
+
+        Raises:
+            MissingDependencyError: OpenTelemetry is not installed.
+        """
+        try:
+            from opentelemetry import trace as api
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"traces need opentelemetry-sdk ({error}): pip install 'mas-gym[telemetry]'"
+            ) from error
+        self._api, self._content = api, content
+        self._tracer = api.get_tracer("mas_gym", tracer_provider=provider)
+
+    def search(self, setup: Setup, problem_id: str) -> Span:
+        """Open the span of a search."""
+        from search.registry import planner_spec
+
+        mas = setup.dynamics.mas
+        return self._tracer.start_span(
+            f"invoke_workflow {mas.name}",
+            attributes={
+                "gen_ai.operation.name": "invoke_workflow",
+                "gen_ai.workflow.name": mas.name,
+                "mas_gym.problem.id": problem_id,
+                "mas_gym.planner": planner_spec(setup.planner),
+                "mas_gym.critic": setup.critic.name if setup.critic is not None else "",
+                "mas_gym.seed": setup.seed,
+            },
+        )
+
+    def end_search(self, span: Span, plan: Plan | None, error: BaseException | None = None) -> None:
+        """Close it with its result; without a plan the search was dropped."""
+        if plan is not None:
+            usage = plan.usage
+            span.set_attributes(
+                {
+                    "gen_ai.usage.input_tokens": usage.prompt_tokens,
+                    "gen_ai.usage.output_tokens": usage.generated_tokens,
+                    "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+                    "mas_gym.agent_calls": usage.agent_calls,
+                    "mas_gym.reward_calls": usage.reward_calls,
+                    "mas_gym.answer": plan.answer or "",
+                }
+            )
+            if plan.correct is not None:
+                span.set_attribute("mas_gym.correct", plan.correct)
+        reason = plan.error if plan is not None else str(error or "the search was cancelled")
+        if reason is not None:
+            self._fail(span, type(error).__name__ if error is not None else "search failed", reason)
+        span.end()
+
+    def call(self, parent: Span, model: str, request: SamplingRequest) -> Span:
+        """Open the span of an agent call."""
+        attributes: dict[str, Any] = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.request.model": model,
+            "gen_ai.agent.name": request.agent,
+            "gen_ai.request.temperature": request.temperature,
+            "gen_ai.request.top_p": request.top_p,
+            "gen_ai.request.max_tokens": request.max_new_tokens,
+            "gen_ai.request.choice.count": len(request.seeds),
+            "gen_ai.request.seed": request.seeds[0],
+        }
+        if self._content:
+            prompt = [_message(message.role, message.content) for message in request.messages]
+            attributes["gen_ai.input.messages"] = json.dumps(prompt)
+        return self._open(parent, f"chat {model}", attributes)
+
+    def score(self, parent: Span, critic: str, states: int) -> Span:
+        """Open the span of states that are scored together."""
+        attributes = {"gen_ai.operation.name": "evaluate", "gen_ai.evaluation.name": critic, "mas_gym.states": states}
+        return self._open(parent, f"evaluate {critic}", attributes)
+
+    def end(self, span: Span, outcome: object, critic: str = "", contexts: Sequence[ScoringContext] = ()) -> None:
+        """Close the span of a call or score with its reply, its values or its exception; None if it was cancelled."""
+        if isinstance(outcome, BaseException) or outcome is None:
+            self._fail(span, type(outcome).__name__ if outcome else "cancelled", str(outcome or "cancelled"))
+        elif isinstance(outcome, SamplingReply):
+            self._add_reply(span, outcome)
+        elif isinstance(outcome, Sequence):
+            for context, value in zip(contexts, outcome, strict=False):
+                result = {
+                    "gen_ai.evaluation.name": critic,
+                    "gen_ai.evaluation.score.value": float(value),
+                    "mas_gym.depth": context.state.depth,
+                }
+                span.add_event("gen_ai.evaluation.result", result)
+        span.end()
+
+    def _add_reply(self, span: Span, reply: SamplingReply) -> None:
+        span.set_attributes(
+            {
+                "gen_ai.usage.input_tokens": reply.prompt_tokens,
+                "gen_ai.usage.output_tokens": sum(sample.tokens for sample in reply.samples),
+                "gen_ai.usage.cache_read.input_tokens": reply.cached_tokens,
+                "gen_ai.response.finish_reasons": [sample.finish_reason for sample in reply.samples],
+            }
+        )
+        if self._content:
+            said = [
+                {**_message("assistant", sample.text), "finish_reason": sample.finish_reason}
+                for sample in reply.samples
+            ]
+            span.set_attribute("gen_ai.output.messages", json.dumps(said))
+
+    def _open(self, parent: Span, name: str, attributes: dict[str, Any]) -> Span:
+        kind = self._api.SpanKind.CLIENT
+        within = self._api.set_span_in_context(parent)
+        return self._tracer.start_span(name, context=within, kind=kind, attributes=attributes)
+
+    def _fail(self, span: Span, kind: str, reason: str) -> None:
+        span.set_attribute("error.type", kind)
+        span.set_status(self._api.Status(self._api.StatusCode.ERROR, reason))
+
+
+def _message(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "parts": [{"type": "text", "content": text}]}
+
+
+class Spans:
+    """The open spans of one scheduler, by the number of the search and the key of the request.
+
+    Every method does nothing if no tracer was current when the scheduler was made.
+    """
+
+    def __init__(self) -> None:
+        """Look for the current tracer."""
+        self._tracer = current()
+        self._searches: dict[int, Span] = {}
+        self._requests: dict[Hashable, tuple[Span, str, Sequence[ScoringContext]]] = {}
+
+    def begin(self, number: int, setup: Setup, problem_id: str) -> None:
+        """A search has begun."""
+        if self._tracer is not None:
+            self._searches[number] = self._tracer.search(setup, problem_id)
+
+    def finish(self, number: int, plan: Plan | None, error: BaseException | None = None) -> None:
+        """A search has ended, with a plan unless it was dropped."""
+        if self._tracer is not None and (span := self._searches.pop(number, None)) is not None:
+            self._tracer.end_search(span, plan, error)
+
+    def ask(self, number: int, key: Hashable, model: str, request: SamplingRequest) -> None:
+        """A request goes to the policy."""
+        if self._tracer is not None:
+            self._requests[key] = self._tracer.call(self._searches[number], model, request), "", ()
+
+    def score(self, number: int, key: Hashable, critic: str, contexts: Sequence[ScoringContext]) -> None:
+        """States go to the critic."""
+        if self._tracer is not None:
+            span = self._tracer.score(self._searches[number], critic, len(contexts))
+            self._requests[key] = span, critic, contexts
+
+    def answer(self, key: Hashable, outcome: object) -> None:
+        """A request is answered, or cancelled if ``outcome`` is None."""
+        if self._tracer is not None and (found := self._requests.pop(key, None)) is not None:
+            span, critic, contexts = found
+            self._tracer.end(span, outcome, critic, contexts)
