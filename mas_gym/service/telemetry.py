@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.errors import ConfigError, MissingDependencyError, need
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -110,13 +110,11 @@ def traces(target: str, content: bool = False) -> Iterator[None]:
     """
     from search.engine.tracing import trace
 
-    try:
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
-    except ImportError as error:
-        remedy = "pip install 'mas-gym[telemetry]'"
-        raise MissingDependencyError(f"traces need opentelemetry-sdk ({error}): {remedy}") from error
+    need("opentelemetry.sdk", "recording traces", "telemetry")
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
+
     with contextlib.ExitStack() as stack:
         exporter: SpanExporter
         if target == "otlp":

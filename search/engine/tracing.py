@@ -17,7 +17,7 @@ import json
 from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mas_gym.errors import MissingDependencyError
+from mas_gym.errors import need
 from mas_gym.policies.base import SamplingReply, SamplingRequest
 from search.plan import Plan
 from search.protocol import ScoringContext
@@ -63,12 +63,9 @@ class Tracer:
         Raises:
             MissingDependencyError: OpenTelemetry is not installed.
         """
-        try:
-            from opentelemetry import trace as api
-        except ImportError as error:
-            raise MissingDependencyError(
-                f"traces need opentelemetry-sdk ({error}): pip install 'mas-gym[telemetry]'"
-            ) from error
+        need("opentelemetry", "recording traces", "telemetry")
+        from opentelemetry import trace as api
+
         self._api, self._content = api, content
         self._tracer = api.get_tracer("mas_gym", tracer_provider=provider)
 
