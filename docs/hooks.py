@@ -120,7 +120,10 @@ def store_pages() -> Iterator[tuple[str, str, str]]:
         for line in body.strip().splitlines():
             declared, _, comment = line.partition("--")
             words = declared.strip().rstrip(",").split(maxsplit=1)
-            if words[0].isupper():
+            if not words:
+                # A comment on a line of its own continues the one before it.
+                parts[-1] = f"{parts[-1].removesuffix(' |')} {cell(comment)} |"
+            elif words[0].isupper():
                 parts.append(f"| | | {cell(declared.strip().rstrip(','))} |")
             else:
                 parts.append(f"| `{words[0]}` | {cell(' '.join(words[1:]))} | {cell(comment)} |")
