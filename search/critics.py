@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mas_gym.errors import ConfigError, CriticError
+from mas_gym.graph import MAS
 from search.protocol import Critic, Score, ScoringContext
 
 
@@ -94,6 +95,11 @@ class Ensemble:
     def identity(self) -> Any:
         """Return the members, whose identities determine the mean."""
         return self.members
+
+    def check_graph(self, mas: MAS) -> None:
+        """Let the members refuse a graph."""
+        for member in self.members:
+            getattr(member, "check_graph", lambda mas: None)(mas)
 
     def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
         """Return the members' mean for each state, with the sum of what they cost."""

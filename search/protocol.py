@@ -136,7 +136,9 @@ class Critic(Protocol):
     of its own beside generation, as on a GPU or a server; False by default);
     ``scores_actions`` (True if a value rates the message that led to the state and not what
     may follow, as policy likelihood does; then `MCTS` takes the best candidate's value for
-    a frontier's); and ``reads_peers`` (True if it gets each state as an `PeerContext`).
+    a frontier's); ``reads_peers`` (True if it gets each state as an `PeerContext`); and
+    ``check_graph(mas)`` (raises `mas_gym.errors.CriticError` for a MAS that it cannot score;
+    called before a run's searches).
 
     A value is a finite number. What cannot be scored gets no default: return a `Score` that is
     not a number, with the reason, or raise; that search fails with the reason, the others go on.

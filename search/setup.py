@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -15,6 +16,8 @@ from mas_gym.programs import Program, load_program
 from search.plan import Usage
 from search.protocol import Critic, Planner, bind_planner
 from search.tree import Proposal
+
+logger = logging.getLogger("search")
 
 ProgramSource = Program | str | Callable[..., Any]
 """What `mas_gym.programs.load_program` takes."""
@@ -146,6 +149,7 @@ def make_setup(
         raise ConfigError(f"expected a planner with a plan method, got {type(planner).__name__}")
     _check_critic(critic)
     system, loaded = read_system(mas, program)
+    check_graph(critic, system)
     bound = bind_planner(planner, critic, training)
     return Setup(bound, Dynamics(system), critic, seed, sampling or Sampling(), budget or Budget(), training, loaded)
 
@@ -174,6 +178,45 @@ def _check_critic(critic: object) -> None:
         f"expected a critic with name, terminal_only, free and score(contexts); {type(critic).__name__} has no "
         f"{', '.join(missing)}"
     )
+
+
+def check_graph(critic: Critic | None, mas: MAS) -> None:
+    """Let a critic that is bound to some graphs refuse the others before any search (its ``check_graph(mas)``).
+
+    Raises:
+        CriticError: It was trained on other graphs.
+    """
+    check = getattr(critic, "check_graph", None)
+    if callable(check):
+        check(mas)
+
+
+def check_training(problems: object, training: bool) -> None:
+    """Refuse the true reward on a test split.
+
+    Raises:
+        ConfigError: ``training`` is true and the task is a test split.
+    """
+    if training and getattr(problems, "split", None) == "test":
+        name = getattr(problems, "name", "this task")
+        raise ConfigError(
+            f"training=True gives searches the true reward, and {name} is a test split, which would leak; load it with "
+            "split='train' or 'dev'"
+        )
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def warn_of_misuse(policy: Policy | AsyncPolicy, problems: object, mas: MAS) -> None:
+    """Log one warning if a policy was made for another task or graph; plain lists of problems have no task."""
+    from mas_gym.policies.registry import purpose_of
+
+    purpose, task = purpose_of(policy), getattr(problems, "name", None)
+    misuse = purpose.misuse(task, mas.name) if purpose is not None and isinstance(task, str) else None
+    if misuse is not None and (policy.name, misuse) not in _warned:
+        _warned.add((policy.name, misuse))
+        logger.warning("policy %s was %s", policy.name, misuse)
 
 
 def resolve_policy(mas: MAS, policy: Policy | AsyncPolicy | None) -> Policy | AsyncPolicy:

@@ -167,6 +167,14 @@ class LearnedCritic:
                 f"an outcome critic scores terminal states only, got one where {mas.node_name(state.acting)} acts; use "
                 "a MASPRM, or a planner that evaluates terminal states"
             )
+        self.check_graph(mas)
+
+    def check_graph(self, mas: MAS) -> None:
+        """Check that the critic was trained on this graph; a run asks before its searches.
+
+        Raises:
+            CriticError: It was trained on others, and ``force`` is not set.
+        """
         if mas.fingerprint in self._checked:
             return
         graph = graph_of(mas)

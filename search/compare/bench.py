@@ -16,6 +16,7 @@ from search.compare.processes import run_jobs
 from search.plan import Plan
 from search.protocol import Critic, Planner, bind_planner, needs_critic
 from search.registry import load_planner, planner_spec
+from search.setup import check_graph
 
 if TYPE_CHECKING:
     from mas_gym.graph import MAS
@@ -217,6 +218,8 @@ def measure(
         The outcomes of the searches that ended, and what ended the measurement early: Ctrl-C or an error that
         concerns all searches, such as an engine that is gone; None if it is complete.
     """
+    for arm in arms:
+        check_graph(arm.critic, bench.mas)
     if bench.workers is not None:
         return _measure_in_processes(arms, bench, bench.workers, look, listen)
     outcomes: list[Outcome] = []

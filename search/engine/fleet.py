@@ -19,7 +19,16 @@ from search.engine.journal import Journal, Listener, Progress, listener
 from search.engine.loop import Run
 from search.protocol import Critic, Planner
 from search.registry import load_planner
-from search.setup import Budget, ProgramSource, Sampling, Setup, make_setup, read_system, resolve_policy
+from search.setup import (
+    Budget,
+    ProgramSource,
+    Sampling,
+    Setup,
+    check_training,
+    make_setup,
+    read_system,
+    resolve_policy,
+)
 from search.store import Store, open_record
 
 
@@ -60,6 +69,7 @@ def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
         ConfigError: An argument cannot be pickled and sent to the actors.
         EngineUnavailableError: More actors died than may be replaced; what is finished is in the store.
     """
+    check_training(problems, training)
     algorithm = load_planner(planner) if isinstance(planner, str) else planner
     system, loaded = read_system(mas, program)
     make_policy, fleet, listen = (

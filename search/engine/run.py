@@ -14,7 +14,15 @@ from search.engine.journal import Journal, Progress, listener
 from search.engine.loop import Run
 from search.engine.scheduler import Scheduler
 from search.protocol import Critic, Planner
-from search.setup import Budget, ProgramSource, Sampling, make_setup, resolve_policy
+from search.setup import (
+    Budget,
+    ProgramSource,
+    Sampling,
+    check_training,
+    make_setup,
+    resolve_policy,
+    warn_of_misuse,
+)
 from search.store import Store, open_record
 
 
@@ -50,7 +58,7 @@ def run(
         critic: Scores states; not needed by planners that ask for no values.
         seed: With the problem's id it determines every sample and every choice of a search.
         concurrency: Maximum number of open searches; memory grows with it, results do not depend on it.
-        training: Answer `Reward` requests with the true reward, for data generation; never at evaluation.
+        training: Answer `Reward` requests with the true reward, for data generation; refused for a test split.
         sampling: Temperature, top-p and cap; the paper's by default.
         budget: Limits of each search. A search that meets one returns the best it has, or fails.
         run_budget: Limits of the whole run, which ends when one is met; open searches are dropped. With a store,
@@ -69,9 +77,11 @@ def run(
         ConfigError: An argument does not fit, such as a critic that the planner cannot use.
         StoreError: The store is of another kind, in use, or holds a run of that name with other settings.
     """
+    check_training(problems, training)
     more: dict[str, Any] = {"seed": seed, "sampling": sampling, "budget": budget, "training": training}
     setup = make_setup(planner, mas, critic, program=program, **more)
     policy = resolve_policy(setup.dynamics.mas, policy)
+    warn_of_misuse(policy, problems, setup.dynamics.mas)
     if concurrency < 1:
         raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
     listen = listener(progress)
