@@ -827,9 +827,9 @@ def test_a_store_of_another_schema(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version=99")
     connection.close()
-    with pytest.raises(StoreError, match="expected schema 3, got 99"):
+    with pytest.raises(StoreError, match="expected schema 4, got 99"):
         open_store(path)
-    with pytest.raises(StoreError, match="expected schema 3, got 99"):
+    with pytest.raises(StoreError, match="expected schema 4, got 99"):
         run(path)
 
 

@@ -315,10 +315,10 @@ def load_task(
         task: Any = _procedural(name)(split, grading=grading, **options)
     elif name in BENCHMARKS:
         task = _benchmark(name, split, data, base.mode, limit)
-    elif name in _plugins():
-        task = _plugin(name, split, {**own, **options})
-    else:
+    elif is_own(name):
         task = _own_task(name, split, Columns.read(columns), kind, base)
+    else:
+        task = _plugin(name, split, {**own, **options})
     return _finished(task, grader, base, limit)
 
 
@@ -406,12 +406,12 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
     known = {*GRADING_OPTIONS}
     if name in PROCEDURAL:
         known |= set(signature(_procedural(name)).parameters) - {"split"}
-    elif name in _plugins():
-        # Its own function checks its options.
-        return
     elif is_own(name):
         known |= {"columns", "kind"}
         Columns.read(options.get("columns"))
+    elif name in _plugins():
+        # Its own function checks its options.
+        return
     elif name not in BENCHMARKS:
         raise unknown_task(name)
     check_mode(options.get("grading", "strict"))

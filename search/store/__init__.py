@@ -2,11 +2,22 @@
 
 `store` reads and exports, `record` states what determines a run's results, writes it and keeps a second
 writer out of it, `rows` turns runs and searches into rows and back, and `file` has the tables and their
-digests.
+digests. `regrade` grades stored searches again.
 """
 
 from search.store.record import RunRecord, engine_identity, open_record, run_config
+from search.store.regrade import Regrade, regrade
 from search.store.rows import RunInfo
 from search.store.store import Store, open_store
 
-__all__ = ["RunInfo", "RunRecord", "Store", "engine_identity", "open_record", "open_store", "run_config"]
+__all__ = [
+    "Regrade",
+    "RunInfo",
+    "RunRecord",
+    "Store",
+    "engine_identity",
+    "open_record",
+    "open_store",
+    "regrade",
+    "run_config",
+]

@@ -95,6 +95,23 @@ CREATE TABLE critic_costs (         -- of searches whose critic cost more than i
     checksum BLOB NOT NULL          -- digest of the row
 );
 """
+GRADINGS = """
+CREATE TABLE gradings (
+    grading TEXT PRIMARY KEY,       -- digest of identity
+    label TEXT NOT NULL,
+    identity TEXT NOT NULL,         -- JSON: the grader and its references
+    made TEXT NOT NULL,
+    checksum BLOB NOT NULL          -- digest of the row
+) WITHOUT ROWID;
+CREATE TABLE grades (
+    search INTEGER NOT NULL REFERENCES searches,
+    grading TEXT NOT NULL REFERENCES gradings,
+    nodes TEXT NOT NULL,            -- JSON: node, answer, correct and reason; the chosen candidate's first
+    checksum BLOB NOT NULL,         -- digest of the row
+    PRIMARY KEY (search, grading)
+) WITHOUT ROWID;
+"""
+TABLES += GRADINGS.lstrip()
 PARTS = {"nodes": "node", "candidates": "rank", "moments": "step"}
 """The tables that hold parts of a search, with the column that orders them."""
 
@@ -260,15 +277,22 @@ def _upgrade_1(connection: sqlite3.Connection) -> None:
 def _upgrade_2(connection: sqlite3.Connection) -> None:
     """Add what schema 2 lacks: what critics cost beside their forwards."""
     connection.execute(next(table for table in TABLES.split(";\n") if "critic_costs" in table))
+    _upgrade_3(connection)
+
+
+def _upgrade_3(connection: sqlite3.Connection) -> None:
+    """Add what schema 3 lacks: gradings."""
+    for statement in GRADINGS.split(";\n"):
+        connection.execute(statement)
 
 
 FORMAT = Format(
     name="store",
     application=0x4D415347,
-    schema=3,
+    schema=4,
     tables=TABLES,
     error=StoreError,
     origin="search.run(..., store=path) creates one",
-    upgrades={1: _upgrade_1, 2: _upgrade_2},
+    upgrades={1: _upgrade_1, 2: _upgrade_2, 3: _upgrade_3},
 )
 explained = FORMAT.explained

@@ -103,6 +103,7 @@ class Writer:
         key = search_id(run, problem.id)
         for table in (*PARTS, "critic_costs"):
             self._connection.execute(f"DELETE FROM {table} WHERE search = ?", (key,))
+        self._connection.execute("DELETE FROM grades WHERE search = ?", (key,))
         row = {
             "id": key,
             "run": run,

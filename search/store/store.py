@@ -28,6 +28,7 @@ from mas_gym.errors import StoreError, UnknownNameError, need
 from mas_gym.tasks.base import Problem
 from search.plan import Plan
 from search.store.file import FORMAT, Damage, explained
+from search.store.regrade import Grading, apply, find_grading, gradings
 from search.store.rows import CandidateRow, NodeRow, Reader, RunInfo, name_of, read_run, recipients_of, search_id
 
 logger = logging.getLogger("search.store")
@@ -121,26 +122,41 @@ class Store:
         what = "one run" if run is None else f"one run {run!r}"
         raise StoreError(f"store {self.path}: expected {what}, found {len(found)}; its runs are {known}")
 
-    def plans(self, run: str | None = None, *, trees: bool = True, failed: bool = False) -> Iterator[Plan]:
+    def plans(
+        self, run: str | None = None, *, trees: bool = True, failed: bool = False, grading: str | None = None
+    ) -> Iterator[Plan]:
         """Read the searches of one run, in order of problem id.
 
         Args:
             run: As in `find`.
             trees: Rebuild trees and candidates; without them reading is many times faster.
             failed: Also yield the searches that failed.
+            grading: Label or digest of a grading (`gradings`), whose grades the plans then have.
 
         Raises:
-            StoreError: As in `find`; or searches are damaged: after all others, and with their names.
+            StoreError: As in `find`; there is no such grading; or searches are damaged: after all others, and with
+                their names.
         """
         info = self.find(run)
         dynamics = Dynamics(info.mas) if trees else None
+        digest = None if grading is None else find_grading(self._connection, info.run, grading).grading
 
         def read(row: dict[str, Any]) -> Plan:
-            return self._reader.plan(row, dynamics)
+            plan = self._reader.plan(row, dynamics)
+            return plan if digest is None else apply(self._connection, plan, row["id"], digest)
 
         for plan in self._each(info, read):
             if failed or plan.error is None:
                 yield plan
+
+    def gradings(self, run: str | None = None) -> list[Grading]:
+        """Return how one run was graded again (`mas-gym regrade`), oldest first.
+
+        Raises:
+            StoreError: As in `find`.
+        """
+        with explained(self.path):
+            return gradings(self._connection, self.find(run).run)
 
     def problems(self, run: str | None = None) -> Iterator[Problem]:
         """Read the problems of one run, with their reference answers, in order of id.

@@ -1,0 +1,234 @@
+"""Grading stored searches again, without a model call: new grades are kept beside those of the run.
+
+A grading is what `regrade` did with one grader: its identity, and for each search the grade of
+every message that stands among its candidates or on its anytime curve. The grades of the run
+itself never change, and resuming it ignores gradings; a search that is run again loses them.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from mas_gym.database import transaction
+from mas_gym.errors import MASGymError, StoreError
+from mas_gym.identity import digest_of, identity_of
+from mas_gym.tasks.base import Grade, Grader, Problem
+from search.plan import Plan
+from search.store.file import FORMAT, Damage, check_types, checksum, explained
+from search.store.rows import Reader, RunInfo
+
+_BATCH = 500
+
+
+class Grading(NamedTuple):
+    """One grading of a run.
+
+    Attributes:
+        grading: The digest of the grader's identity.
+        label: Its name for people, such as ``"my.py:grade"``.
+        made: When it was made, in ISO format.
+        searches: How many searches of the run it covers.
+    """
+
+    grading: str
+    label: str
+    made: str
+    searches: int
+
+
+class Change(NamedTuple):
+    """A search whose chosen answer, or its grade, is another one than before."""
+
+    problem_id: str
+    answer: str | None
+    correct: bool
+    new_answer: str | None
+    new_correct: bool
+
+
+class Regrade(NamedTuple):
+    """What grading a run again found.
+
+    Attributes:
+        run: The run.
+        grading: The digest under which the grades are kept.
+        searches: How many searches were graded.
+        before: How many of them were correct in the run.
+        after: How many are correct now.
+        changes: Those that differ, by problem id.
+        failed: The reason for each search that could not be graded, by problem id.
+    """
+
+    run: RunInfo
+    grading: str
+    searches: int
+    before: int
+    after: int
+    changes: tuple[Change, ...]
+    failed: Mapping[str, str]
+
+
+Node = tuple[int, str | None, bool, str]
+"""A node with the answer in its message, whether it is correct, and why."""
+
+
+def regrade(
+    path: str | Path,
+    run: RunInfo,
+    grader: Grader,
+    label: str,
+    *,
+    problem_of: Callable[[Problem], Problem | None] = lambda problem: problem,
+    references: object = None,
+    listen: Callable[[int], None] = lambda done: None,
+) -> Regrade:
+    """Grade every finished search of a run again.
+
+    Args:
+        path: The store, which is upgraded if it is of an older schema.
+        run: The run.
+        grader: Grades the messages.
+        label: The name of the grading.
+        problem_of: Returns the problem to grade with, such as one with a corrected answer; None leaves the search out.
+        references: What determines ``problem_of``, for the identity of the grading.
+        listen: Is called with the number of searches graded so far.
+
+    Raises:
+        IdentityError: The grader cannot state its identity.
+        StoreError: The store cannot be written, or searches are damaged; the others are graded.
+    """
+    identity = json.dumps(identity_of([grader, references]), sort_keys=True)
+    grading = digest_of(identity)
+    found: list[Change] = []
+    failed: dict[str, str] = {}
+    lost: list[str] = []
+    with explained(Path(path)), closing(FORMAT.connect(Path(path), create=True)) as connection:
+        reader = Reader(connection)
+        keys, wrong = reader.searches(run.run)
+        with transaction(connection):
+            row = (grading, label, identity, datetime.now(UTC).isoformat(timespec="seconds"))
+            connection.execute("INSERT OR REPLACE INTO gradings VALUES (?, ?, ?, ?, ?)", (*row, checksum(row)))
+        for start in range(0, len(keys), _BATCH):
+            rows = []
+            # Not in a transaction: a grader may be slow, and others may want to write.
+            for key, name in keys[start : start + _BATCH]:
+                try:
+                    graded = _graded(reader, key, grader, problem_of)
+                except Damage as damage:
+                    lost.append(f"{name} ({damage})")
+                except MASGymError as error:
+                    failed[name] = f"{type(error).__name__}: {error}"
+                else:
+                    if graded is not None:
+                        text = json.dumps(graded[1])
+                        rows.append((key, grading, text, checksum((key, grading, text))))
+                        found.append(graded[0])
+            with transaction(connection):
+                connection.executemany("INSERT OR REPLACE INTO grades VALUES (?, ?, ?, ?)", rows)
+            listen(len(found))
+    if lost or wrong:
+        raise StoreError(
+            f"store {path}: {', '.join(lost[:10]) or wrong}: damaged, and not graded; {len(found):,} searches were"
+        )
+    before, after = (sum(bool(change[place]) for change in found) for place in (2, 4))
+    return Regrade(run, grading, len(found), before, after, tuple(c for c in found if c[1:3] != c[3:]), failed)
+
+
+def _graded(
+    reader: Reader, key: int, grader: Grader, problem_of: Callable[[Problem], Problem | None]
+) -> tuple[Change, list[Node]] | None:
+    """Grade one search; None if it failed, or is left out."""
+    with reader.snapshot():
+        row = reader.row(key)
+        if row is None:
+            raise Damage("its row is missing")
+        if row["error"] is not None:
+            return None
+        stored = reader.problem(row)
+        nodes, candidates, curve = reader.parts(row)
+    problem = problem_of(stored)
+    if problem is None:
+        return None
+    texts = {node.node: node.text for node in nodes}
+    # The chosen candidate comes first.
+    wanted = dict.fromkeys([c.node for c in candidates] + [point[4] for point in curve if point[4] is not None])
+    grades: dict[str, Grade] = {}
+    graded: list[Node] = []
+    for node in wanted:
+        text = texts.get(node) or ""
+        if text not in grades:
+            grades[text] = grader.grade(problem, text)
+        grade = grades[text]
+        graded.append((node, grade.extracted, bool(grade.correct), grade.reason))
+    best = graded[0] if candidates else (0, None, False, "")
+    return Change(stored.id, row["answer"], bool(row["correct"]), best[1], best[2]), graded
+
+
+def gradings(connection: sqlite3.Connection, run: str) -> list[Grading]:
+    """Return the gradings of a run, oldest first; none for a store of an older schema."""
+    if not _has_gradings(connection):
+        return []
+    query = (
+        "SELECT g.grading, g.label, g.identity, g.made, g.checksum, count(*) FROM gradings g "
+        "JOIN grades USING (grading) JOIN searches s ON s.id = grades.search WHERE s.run = ? GROUP BY g.grading"
+    )
+    found = []
+    for *row, mark, count in connection.execute(query, (run,)):
+        if checksum(tuple(row)) != mark:
+            raise StoreError(f"the grading {row[0]!a} is not what was written; grade again with: mas-gym regrade")
+        found.append(Grading(row[0], row[1], row[3], count))
+    return sorted(found, key=lambda grading: (grading.made, grading.grading))
+
+
+def find_grading(connection: sqlite3.Connection, run: str, name: str) -> Grading:
+    """Return the latest grading of a run with this label, or whose digest begins like this.
+
+    Raises:
+        StoreError: There is none.
+    """
+    known = gradings(connection, run)
+    found = [grading for grading in known if name == grading.label or grading.grading.startswith(name)]
+    if not found:
+        labels = ", ".join(dict.fromkeys(grading.label for grading in known)) or "none; make one with: mas-gym regrade"
+        raise StoreError(f"no grading {name!r} of this run; there are {labels}")
+    return found[-1]
+
+
+def apply(connection: sqlite3.Connection, plan: Plan, search: int, grading: str) -> Plan:
+    """Return a plan with the grades of a grading; unchanged if the grading does not cover it.
+
+    Raises:
+        Damage: The grades are not what was written.
+    """
+    row = connection.execute("SELECT * FROM grades WHERE search = ? AND grading = ?", (search, grading)).fetchone()
+    if row is None:
+        return plan
+    check_types("grades", row)
+    if checksum(tuple(row[:-1])) != row[-1]:
+        raise Damage("its grades are not what was written")
+    nodes = {node: (answer, correct) for node, answer, correct, _ in _nodes(row[2])}
+    first = next(iter(nodes.values()), (None, False))
+    candidates = tuple(
+        replace(c, answer=nodes[c.node][0], correct=nodes[c.node][1]) if c.node in nodes else c for c in plan.candidates
+    )
+    anytime = tuple(
+        point._replace(answer=nodes[point.node][0], correct=nodes[point.node][1]) if point.node in nodes else point
+        for point in plan.anytime
+    )
+    return replace(plan, answer=first[0], correct=first[1], candidates=candidates, anytime=anytime)
+
+
+def _nodes(text: str) -> Iterable[Node]:
+    return ((node, answer, correct, reason) for node, answer, correct, reason in json.loads(text))
+
+
+def _has_gradings(connection: sqlite3.Connection) -> bool:
+    [version] = connection.execute("PRAGMA user_version").fetchone()
+    return bool(version > 3)

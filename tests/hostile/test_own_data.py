@@ -1,0 +1,236 @@
+"""Data, graders and code of one's own that are broken, endless or meant to harm: a typed error, in bounded time."""
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError
+from mas_gym.tasks import load_task, sources
+from mas_gym.tasks.sandbox import Limits, isolation, run_tests
+from mas_gym.user_code import UserCodeError
+
+GOOD = b"question,answer\nCapital of Austria?,Vienna\n"
+
+
+def refused(file: Path, **options: object) -> str:
+    with pytest.raises((DataError, ConfigError, DataNotFoundError)) as caught:
+        load_task(file, **options)  # type: ignore[arg-type]
+    text = str(caught.value)
+    assert len(text) < 5000 and "\x00" not in text and "\x1b" not in text
+    return text
+
+
+def test_a_gigabyte_is_refused_unread(tmp_path: Path) -> None:
+    for name in ("big.csv", "big.jsonl", "big.parquet"):
+        file = tmp_path / name
+        with file.open("wb") as stream:
+            stream.write(GOOD)
+            stream.truncate(1 << 30)
+        start = time.perf_counter()
+        assert "at most 512 MiB, got 1,024 MiB" in refused(file)
+        assert time.perf_counter() - start < 1
+
+
+def test_a_small_file_of_huge_content_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / "bomb.parquet"
+    column = pyarrow.array(["x" * 10_000] * 2_000)
+    parquet.write_table(pyarrow.table({"question": column, "answer": column}), file)
+    monkeypatch.setattr(sources, "MAX_BYTES", 1 << 20)
+    assert file.stat().st_size < 1 << 20
+    assert "content of at most 1 MiB" in refused(file)
+
+
+BROKEN = {
+    "an open quote": (b'question,answer\n"Capital,Vienna\nOf Peru?,Lima\n', r"expected 2 cells"),
+    "an open quote over everything": (b'question,answer\n"' + b"x" * 200_000, "with closed quotes"),
+    "quotes inside": (b'question,answer\na"b"c,"d""e"f"\n', ""),
+    "NUL bytes": (b"question,answer\nCap\x00ital?,Vienna\n", "got NUL bytes; save the file as UTF-8"),
+    "UTF-16": ("question,answer\nWien?,ja\n".encode("utf-16"), "convert the file to UTF-8"),
+    "UTF-16 without a mark": ("question,answer\nWien?,ja\n".encode("utf-16-le"), "no column 'question'"),
+    "Latin-1": ("question,answer\nStädte?,Köln\n".encode("latin-1"), ":2: expected UTF-8 text"),
+    "duplicate ids": (b"id,question,answer\na,1?,1\nb,2?,2\na,3?,3\n", r"unique ids in column 'id', got 'a', as at"),
+    "an empty answer": (b"question,answer\nA?,1\nB?,\n", "expected text in column 'answer', got ''"),
+    "a blank question": (b"question,answer\n  ,1\n", "expected text in column 'question'"),
+    "a header alone": (b"question,answer\n", "found none"),
+    "nothing": (b"", "found none"),
+    "semicolons": (b"question;answer\nA?;1\n", "are its cells separated by commas"),
+    "too many cells": (b"question,answer\nA?,1,2\n", "expected 2 cells, one for each column, got 3"),
+    "one column": (b"question\nA?\n", "no column 'answer'; its columns are 'question'"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_broken_csv_is_named(fault: str, tmp_path: Path) -> None:
+    content, complaint = BROKEN[fault]
+    file = tmp_path / "my.csv"
+    file.write_bytes(content)
+    if complaint:
+        assert complaint in refused(file)
+    else:
+        load_task(file)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_column(tmp_path: Path) -> None:
+    file = tmp_path / "my.csv"
+    file.write_bytes(b"\xef\xbb\xbf" + GOOD)
+    assert load_task(file)[0].answer == "Vienna"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"question": "q", "answer": NaN}',
+        '{"question": "q", "answer": 1e999}',
+        '{"question": "q", "answer": {"a": 1}}',
+        '{"question": "q", "answer": []}',
+        '{"question": "q", "answer": [1, null]}',
+        '{"question": ["q"], "answer": 1}',
+        '{"question": "\\ud800", "answer": 1}',
+        '{"question": "q", "answer": ' + "9" * 5000 + "}",
+        "[1, 2]",
+        "null",
+        '{"question": "q", "answer": "(?<=a)b", "kind": "regex"}',
+        '{"question": "q", "answer": "((((", "kind": "regex"}',
+        '{"question": "q", "answer": "import", "kind": "code"}',
+        '{"question": "q", "answer": "ten", "kind": "number"}',
+        '{"question": "q", "answer": "Z", "options": ["a", "b"]}',
+        '{"question": "q", "answer": "a", "options": "ab"}',
+        '{"question": "q", "answer": 1, "id": ""}',
+        '{"question": "q", "answer": 1, "split": {}}',
+    ],
+)
+def test_a_broken_row_is_named(row: str, tmp_path: Path) -> None:
+    file = tmp_path / "my.jsonl"
+    file.write_text(f"{row}\n")
+    try:
+        first = json.loads(row)
+    except ValueError:
+        first = None
+    columns = {"kind": "kind"} if isinstance(first, dict) and "kind" in first else None
+    assert f"{file}:1" in refused(file, columns=columns, allow_code=True) or first is None
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".json", ".parquet"])
+def test_any_bytes_are_read_or_refused(suffix: str, tmp_path: Path) -> None:
+    rng = random.Random(suffix)
+    seeds = [
+        GOOD * 3,
+        b'{"question": "q", "answer": "a", "choices": ["a", "b"]}\n' * 2,
+        b'[{"question": 1, "answer": 2}]',
+    ]
+    file = tmp_path / f"my{suffix}"
+    for _ in range(80):
+        content = bytearray(rng.choice(seeds))
+        for _ in range(rng.randint(0, 8)):
+            content[rng.randrange(len(content))] = rng.randrange(256)
+        file.write_bytes(bytes(content))
+        try:
+            load_task(file)
+        except MASGymError as error:
+            assert len(str(error)) < 5000
+
+
+@pytest.mark.parametrize(
+    "name", ["a\x00b.csv", "x" * 5000 + ".csv", "~nobody-of-this-name/x.csv", "no.csv", "../no/no.jsonl"]
+)
+def test_any_path_is_refused_with_a_typed_error(name: str) -> None:
+    with pytest.raises((ConfigError, DataNotFoundError, DataError)):
+        load_task(name)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "my.csv")
+    assert "regular file" in refused(tmp_path / "my.csv")
+
+
+# ------------------------------------------------------------------ code
+
+HARMFUL = {
+    "forks for ever": ("import os\nwhile True: os.fork()", "PermissionError"),
+    "starts a process": ("import subprocess\nsubprocess.run(['sleep', '60'])", "PermissionError"),
+    "sleeps": ("import time\ntime.sleep(60)", "timed out"),
+    "spins": ("while True: pass", "timed out"),
+    "ignores signals": (
+        "import signal\nfor n in (2, 15, 24): signal.signal(n, signal.SIG_IGN)\nwhile True: pass",
+        "timed out",
+    ),
+    "catches everything": ("while True:\n  try: raise KeyError\n  except BaseException: pass", "timed out"),
+    "fills memory": ("x = []\nwhile True: x.append('a' * (1 << 24))", "MemoryError"),
+    "writes to disk": ("open('big', 'wb').write(b'x' * (1 << 30))", "PermissionError"),
+    "writes outside": ("import os\nopen(os.path.expanduser('~/mas-gym-test'), 'w')", "PermissionError"),
+    "removes files": ("import os\nos.remove(FILE)", "PermissionError"),
+    "prints for ever": ("while True: print('x' * 100_000)", "timed out"),
+    "floods its report": (
+        "import os\nfor n in range(3, 60):\n  try: os.write(n, b'x' * 100_000)\n  except OSError: pass",
+        "ended",
+    ),
+    "opens a socket": ("import socket\nsocket.socket().connect(('127.0.0.1', 9))", "PermissionError"),
+    "kills its parent": ("import os\nos.kill(os.getppid(), 9)", "PermissionError"),
+    "leaves": ("raise SystemExit(0)", "SystemExit"),
+    "leaves at once": ("import os\nos._exit(0)", "ended before"),
+    "crashes": ("import ctypes\nctypes.string_at(0)", "ended before"),
+    "nests": ("(" * 5000, "SyntaxError"),
+    "recurses": ("def f(): f()\nf()", "RecursionError"),
+    "is a megabyte": ("x = 1\n" * 200_000, "too complex"),
+}
+
+
+@pytest.mark.skipif("no network" not in isolation(), reason="needs the filter of system calls, on Linux")
+@pytest.mark.parametrize("deed", HARMFUL)
+def test_harmful_code_fails_its_tests_and_leaves_nothing(deed: str, tmp_path: Path) -> None:
+    code, complaint = HARMFUL[deed]
+    precious = tmp_path / "precious"
+    precious.write_text("keep")
+    limits = Limits(seconds=0.5, memory_bytes=1 << 28)
+    start = time.perf_counter()
+    verdict = run_tests(code.replace("FILE", repr(str(precious))), "assert True", limits)
+    assert not verdict.passed and complaint in verdict.reason
+    assert time.perf_counter() - start < 20
+    assert precious.read_text() == "keep" and not Path("~/mas-gym-test").expanduser().exists()
+
+
+def test_code_sees_no_secret_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    assert run_tests("import os", "assert 'OPENAI_API_KEY' not in os.environ").passed
+
+
+def test_honest_code_passes() -> None:
+    code = "import math, collections, threading\ndef f(x):\n    return math.isqrt(x)"
+    assert run_tests(code, "assert f(16) == 4\nthread = threading.Thread(target=f, args=(4,))\nthread.start()").passed
+
+
+# ------------------------------------------------------------------ graders
+
+
+def test_a_grader_that_hangs_in_compiled_code_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my.csv").write_bytes(GOOD)
+    (tmp_path / "my.py").write_text(
+        "import os, re\n"
+        "def grade(problem, text):\n"
+        "    if text == 'hang': re.match('(a+)+$', 'a' * 60 + 'b')\n"
+        "    if text == 'die': os._exit(1)\n"
+        "    print('x' * 100_000)\n"
+        "    return True\n"
+    )
+    monkeypatch.setattr("mas_gym.tasks.graders.GRADER_SECONDS", 1.0)
+    task = load_task(tmp_path / "my.csv", grader=f"{tmp_path}/my.py:grade")
+    for text, complaint in (("hang", "no grade after 1 seconds"), ("die", "its process ended before it answered")):
+        with pytest.raises(UserCodeError, match=complaint):
+            task.grade(task[0], text)
+    assert task.grade(task[0], "fine \ud800").correct
+    assert signal.getitimer(signal.ITIMER_REAL)[0] >= 0
+
+
+@pytest.mark.parametrize("spec", ["no.py:grade", "my.py:", "my.py", "grade", "", "my.csv:grade", "\x00.py:grade"])
+def test_a_grader_that_is_not_there_is_refused(spec: str, tmp_path: Path) -> None:
+    (tmp_path / "my.csv").write_bytes(GOOD)
+    with pytest.raises((ConfigError, DataNotFoundError, LookupError)):
+        load_task(tmp_path / "my.csv", grader=spec)

@@ -1,0 +1,154 @@
+"""Grading stored searches again: no model call, the old grades stay, damage is reported, old stores are upgraded."""
+
+import json
+import shutil
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import search
+from mas_gym.cli import app
+from mas_gym.errors import StoreError
+from mas_gym.policies.adapters import ScriptedPolicy
+from mas_gym.tasks import Grade, Problem, ProblemTask
+from mas_gym.tasks.graders import FunctionGrader, KindGrader
+from search.critics import ConstantCritic
+from search.store import regrade
+
+OLD = Path(__file__).parent / "data" / "store_schema1.sqlite"
+PROBLEMS = [Problem(f"p{n}", f"What is {n}?", str(n)) for n in range(6)]
+
+
+def write(request: Any, seed: int) -> str:
+    return f"I say {seed % 3}. Final Answer: {seed % 3}.0"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    path = tmp_path / "runs.db"
+    policy, critic = ScriptedPolicy(write), ConstantCritic(0.5)
+    list(search.run("mcts:6,3", ProblemTask.of(PROBLEMS), mas="single", policy=policy, critic=critic, store=path))
+    return path
+
+
+def run_of(path: Path) -> Any:
+    with search.open_store(path) as opened:
+        return opened.find()
+
+
+def plans(path: Path, **options: Any) -> list[Any]:
+    with search.open_store(path) as opened:
+        return [replace(plan, tree=None) for plan in opened.plans(**options)]
+
+
+def odd(problem: Problem, text: str) -> Grade:
+    return Grade(problem.id in ("p1", "p3"), text.rpartition(" ")[2], "equal")
+
+
+def test_new_grades_stand_beside_the_old(store: Path) -> None:
+    before = plans(store)
+    result = regrade(store, run_of(store), FunctionGrader(odd, KindGrader()), "odd")
+    assert (result.searches, result.before, result.after) == (6, sum(bool(p.correct) for p in before), 2)
+    assert [(change.problem_id, change.new_correct) for change in result.changes] == [
+        (p.problem_id, p.problem_id in ("p1", "p3")) for p in before
+    ]
+    assert plans(store) == before
+    for trees in (True, False):
+        after = plans(store, grading="odd", trees=trees)
+        assert [plan.correct for plan in after] == [plan.problem_id in ("p1", "p3") for plan in after]
+        assert all(plan.answer.endswith(".0") for plan in after)
+    for plan in plans(store, grading="odd"):
+        assert {c.correct for c in plan.candidates} == {m.correct for m in plan.anytime} == {plan.correct}
+    with search.open_store(store) as opened:
+        [grading] = opened.gradings()
+        assert (grading.label, grading.searches, grading.grading) == ("odd", 6, result.grading)
+        with pytest.raises(StoreError, match="no grading 'even' of this run; there are odd"):
+            list(opened.plans(grading="even"))
+
+
+def test_the_same_grader_changes_nothing(store: Path) -> None:
+    result = regrade(store, run_of(store), KindGrader(), "again")
+    assert result.changes == () and result.before == result.after
+    assert plans(store, grading="again") == plans(store)
+
+
+def test_corrected_references_count(store: Path) -> None:
+    best = {plan.problem_id: plan.answer for plan in plans(store)}
+    fixed = {p.id: Problem(p.id, p.question, best[p.id]) for p in PROBLEMS[:4]}
+    result = regrade(store, run_of(store), KindGrader(), "fixed", problem_of=lambda problem: fixed.get(problem.id))
+    assert (result.searches, result.after) == (4, 4)
+
+
+def test_a_search_that_is_run_again_loses_its_gradings(store: Path) -> None:
+    regrade(store, run_of(store), FunctionGrader(odd, KindGrader()), "odd")
+    connection = sqlite3.connect(store)
+    connection.execute("UPDATE searches SET correct = 7 WHERE problem = 'p1'")
+    connection.commit()
+    policy, critic = ScriptedPolicy(write), ConstantCritic(0.5)
+    list(search.run("mcts:6,3", ProblemTask.of(PROBLEMS), mas="single", policy=policy, critic=critic, store=store))
+    assert connection.execute("SELECT count(*) FROM grades").fetchone() == (5,)
+    connection.close()
+
+
+def test_damaged_searches_and_grades_are_named(store: Path) -> None:
+    regrade(store, run_of(store), KindGrader(), "whole")
+    connection = sqlite3.connect(store)
+    connection.execute(
+        "UPDATE grades SET nodes = '[[0, null, 1, \"\"]]' WHERE search = (SELECT min(search) FROM grades)"
+    )
+    connection.commit()
+    with pytest.raises(StoreError, match="grades are not what was written"):
+        plans(store, grading="whole")
+    connection.execute("UPDATE searches SET answer = NULL WHERE problem = 'p2'")
+    connection.commit()
+    connection.close()
+    with pytest.raises(StoreError, match=r"'p2'.*damaged, and not graded; 5 searches were"):
+        regrade(store, run_of(store), KindGrader(), "part")
+
+
+def test_a_grader_that_fails_on_one_search_leaves_the_others(store: Path) -> None:
+    def picky(problem: Problem, text: str) -> bool:
+        return 1 / int(problem.answer) > 0
+
+    result = regrade(store, run_of(store), FunctionGrader(picky, KindGrader()), "picky")
+    assert result.searches == 5 and list(result.failed) == ["'p0'"] and "ZeroDivisionError" in result.failed["'p0'"]
+
+
+def test_stores_of_the_first_schema_are_upgraded(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    shutil.copy(OLD, path)
+    with search.open_store(path) as opened:
+        runs = opened.runs()
+        assert opened.gradings(runs[0].run) == []
+    before = plans(path, run=runs[0].run)
+    result = regrade(path, runs[0], KindGrader(), "new")
+    assert result.searches == len(before) > 0
+    with search.open_store(path) as opened:
+        assert plans(path, run=runs[0].run) == before
+        assert [g.label for g in opened.gradings(runs[0].run)] == ["new"]
+
+
+def test_the_command_lists_the_differences(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text("def grade(problem, text):\n    return problem.id != 'p0'\n")
+    (tmp_path / "new.csv").write_text("id,question,answer\np0,What is 0?,2\np1,What is 1?,2\n")
+    run = CliRunner().invoke
+    done = run(
+        app, ["regrade", str(store), "--grader", f"{tmp_path}/my.py:grade", "--json", str(tmp_path / "out.json")]
+    )
+    assert done.exit_code == 0, done.output
+    [found] = json.loads((tmp_path / "out.json").read_text())
+    assert (found["searches"], found["correct"]) == (6, 5)
+    assert "newly right" in done.output and "p0" in done.output
+    done = run(app, ["regrade", str(store), "--task", f"{tmp_path}/new.csv", "--kind", "number"])
+    assert done.exit_code == 0 and "2 searches" in done.output
+    for arguments, complaint in (
+        (["--kind", "essay"], "expected one of 'number'"),
+        (["--columns", "question=q"], "belong to --task"),
+        (["--run", "nobody"], "expected one run 'nobody', found 0"),
+    ):
+        done = run(app, ["regrade", str(store), *arguments])
+        assert done.exit_code == 2 and complaint in " ".join(done.output.replace("│", " ").split())
