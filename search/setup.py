@@ -191,29 +191,33 @@ def check_graph(critic: Critic | None, mas: MAS) -> None:
         check(mas)
 
 
-def check_training(problems: object, training: bool) -> None:
-    """Refuse the true reward on a test split.
-
-    Raises:
-        ConfigError: ``training`` is true and the task is a test split.
-    """
-    if training and getattr(problems, "split", None) == "test":
-        name = getattr(problems, "name", "this task")
-        raise ConfigError(
-            f"training=True gives searches the true reward, and {name} is a test split, which would leak; load it with "
-            "split='train' or 'dev'"
-        )
-
-
 _warned: set[tuple[str, str]] = set()
 
 
-def warn_of_misuse(policy: Policy | AsyncPolicy, problems: object, mas: MAS) -> None:
-    """Log one warning if a policy was made for another task or graph; plain lists of problems have no task."""
+def check_training(problems: object, training: bool) -> None:
+    """Refuse the true reward on a test split; plain lists of problems have none.
+
+    Raises:
+        ConfigError: ``training`` is set and the task is a test split.
+    """
+    if training and getattr(problems, "split", None) == "test":
+        raise ConfigError(
+            f"training=True gives searches the true reward, and {getattr(problems, 'name', 'this task')} is a test "
+            "split, which would leak; load it with split='train' or 'dev'"
+        )
+
+
+def check_problems(problems: object, setup: Setup, policy: Policy | AsyncPolicy) -> None:
+    """Check the split (`check_training`), and log one warning if the policy was made for other tasks or graphs.
+
+    Raises:
+        ConfigError: As `check_training`.
+    """
     from mas_gym.policies.registry import purpose_of
 
+    check_training(problems, setup.training)
     purpose, task = purpose_of(policy), getattr(problems, "name", None)
-    misuse = purpose.misuse(task, mas.name) if purpose is not None and isinstance(task, str) else None
+    misuse = purpose.misuse(task, setup.dynamics.mas.name) if purpose is not None and isinstance(task, str) else None
     if misuse is not None and (policy.name, misuse) not in _warned:
         _warned.add((policy.name, misuse))
         logger.warning("policy %s was %s", policy.name, misuse)

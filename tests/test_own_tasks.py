@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 import mas_gym
 import search
-from mas_gym.errors import ConfigError, DataError, PolicyError, UnknownNameError
+from mas_gym.errors import ConfigError, CriticError, DataError, PolicyError, UnknownNameError
 from mas_gym.identity import identity_of
 from mas_gym.policies.adapters import ScriptedPolicy
+from mas_gym.policies.base import Purpose
 from mas_gym.policies.registry import purpose_of
 from mas_gym.tasks import Grade, Problem, ProblemTask, load_task
 from mas_gym.tasks.grading import normalise_text, read_code, read_text
@@ -436,3 +437,44 @@ def test_packages_add_tasks(tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
     )
     assert done.stdout.startswith("2 3\ntask 'extra': got an unexpected keyword argument 'colour'"), done.stderr
+
+
+# ---------------------------------------------------------------------- what a run refuses
+
+
+def test_the_true_reward_is_refused_on_a_test_split() -> None:
+    policy = ScriptedPolicy(lambda request, seed: "1")
+    problems = [Problem("p", "1?", "1")]
+    with pytest.raises(ConfigError, match="is a test split, which would leak"):
+        search.run("mcts:2,2", ProblemTask.of(problems), mas="single", policy=policy, training=True)
+    for allowed in (ProblemTask.of(problems, split="train"), problems):
+        [plan] = search.run("mcts:2,2", allowed, mas="single", policy=policy, training=True)
+        assert plan.correct
+
+
+def test_a_critic_of_another_graph_is_refused_before_any_search() -> None:
+    from rewardmodels import load_critic
+
+    asked: list[str] = []
+
+    def write(request: Any, seed: int) -> str:
+        asked.append(request.agent)
+        return "A"
+
+    task, policy, critic = load_task("ordering")[:2], ScriptedPolicy(write), load_critic("tiny-masprm")
+    with pytest.raises(CriticError, match="trained on the graph rpsv, not on logic"):
+        search.run("mcts:2,2", task, mas="logic", policy=policy, critic=critic)
+    planners = ["single", "mcts:2,2"]
+    with pytest.raises(CriticError, match="not on logic"):
+        search.compare(planners, task, mas="logic", policy=policy, critics=[critic], progress=False)
+    assert not asked
+
+
+def test_one_warning_names_what_a_policy_was_not_made_for(caplog: pytest.LogCaptureFixture) -> None:
+    policy = ScriptedPolicy(lambda request, seed: "1", name="arithmetician")
+    policy.made_for = Purpose({"arithmetic": ["rpsv"]})  # type: ignore[attr-defined]
+    for _ in range(2):
+        list(search.run("single", load_task("ordering")[:2], mas="logic", policy=policy))
+    list(search.run("single", load_task("arithmetic")[:2], mas="rpsv", policy=policy))
+    [said] = caplog.messages
+    assert said.startswith("policy arithmetician was made for arithmetic (rpsv), not for ordering with logic")

@@ -18,10 +18,9 @@ from search.setup import (
     Budget,
     ProgramSource,
     Sampling,
-    check_training,
+    check_problems,
     make_setup,
     resolve_policy,
-    warn_of_misuse,
 )
 from search.store import Store, open_record
 
@@ -61,8 +60,7 @@ def run(
         training: Answer `Reward` requests with the true reward, for data generation; refused for a test split.
         sampling: Temperature, top-p and cap; the paper's by default.
         budget: Limits of each search. A search that meets one returns the best it has, or fails.
-        run_budget: Limits of the whole run, which ends when one is met; open searches are dropped. With a store,
-            what earlier calls have spent on the run counts too.
+        run_budget: Limits of the whole run, with what earlier calls spent on it in the store; ends open searches.
         store: A file (or an open `Store`) to which each finished search is written at once. Searches that it
             already holds are not repeated: their plans are read back. Failed ones are tried again.
         run_name: A name for this run in the store, which then refuses to continue it with other settings.
@@ -77,11 +75,10 @@ def run(
         ConfigError: An argument does not fit, such as a critic that the planner cannot use.
         StoreError: The store is of another kind, in use, or holds a run of that name with other settings.
     """
-    check_training(problems, training)
     more: dict[str, Any] = {"seed": seed, "sampling": sampling, "budget": budget, "training": training}
     setup = make_setup(planner, mas, critic, program=program, **more)
     policy = resolve_policy(setup.dynamics.mas, policy)
-    warn_of_misuse(policy, problems, setup.dynamics.mas)
+    check_problems(problems, setup, policy)
     if concurrency < 1:
         raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
     listen = listener(progress)
