@@ -397,3 +397,4 @@ def test_a_browser_draws_the_page_and_runs_no_message(view: TreePage, title: str
     shown = title.replace("<", "&lt;").replace(">", "&gt;")
     assert f"<title>{shown}</title>" in dom
     assert 'role="treeitem"' in dom
+    assert re.search(r">([\d,]+) of \1 messages<", dom)

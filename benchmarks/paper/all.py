@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from benchmarks.paper import (
     agents,
+    blame,
     clock,
     credit,
     curve,
@@ -31,6 +32,7 @@ TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
         "main": main.run,
         "single": single.run,
         "credit": credit.run,
+        "blame": blame.run,
         "heads": heads.run,
         "views": views.run,
         "duplicates": duplicates.run,
@@ -60,7 +62,7 @@ def make(options: Options) -> list[str]:
         if options.tables and name not in options.tables:
             continue
         if (
-            (name == "credit" and options.task not in TRUTH)
+            (name in ("credit", "blame") and options.task not in TRUTH)
             or (name in RPSV and lab.home.mas != "rpsv")
             or (name == "duplicates" and rule_of(options.task) == "text")
         ):

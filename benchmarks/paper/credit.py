@@ -80,9 +80,9 @@ def run(lab: Lab) -> Page:
     return page
 
 
-def collect_passes(lab: Lab, setting: Setting, critics: Mapping[str, Any]) -> list[Pass]:
-    """Take the single passes of the main table and score every prefix with every critic."""
-    bench = lab.bench(setting, "test", lab.options.number, lab.options.seeds, lab.options.out / "searches.db")
+def collect_passes(lab: Lab, setting: Setting, critics: Mapping[str, Any], split: str = "test") -> list[Pass]:
+    """Take the single passes of the main table, or those of another split, and score every prefix with every critic."""
+    bench = lab.bench(setting, split, lab.options.number, lab.options.seeds, lab.options.out / "searches.db")
     found: list[Pass] = []
     names = [agent.name for agent in bench.mas.agents]
     common = {"mas": bench.mas, "policy": bench.policy, "store": str(bench.store)}

@@ -35,6 +35,9 @@
   let picked = data.chosen ?? 0;
   let viewer = null;
   let rows = new Int32Array(0);
+  // Nodes are in the order in which they were added, so the first of them are the search at an earlier time.
+  let grown = size;
+  const there = (i) => i >= 0 && i < grown;
 
   const element = (tag, className, text) => {
     const made = document.createElement(tag);
@@ -58,9 +61,10 @@
     return path.reverse();
   };
 
-  // Colours span the values of this tree, from orange (worst) through grey to green (best).
+  // Colours span the critic's scale or the values of this tree, from orange (worst) through grey to green (best).
   let low = Infinity;
   let high = -Infinity;
+  let onScale = false;
   for (let i = 1; i < size; i++) {
     const q = worth(i);
     if (q !== null && q !== undefined) {
@@ -68,12 +72,17 @@
       high = Math.max(high, q);
     }
   }
+  // Values of learned critics and rewards lie in [-1, 1]; likelihoods are never negative and only rank.
+  const scaled = low < 0 && low >= -1 && high <= 1;
+  onScale = scaled;
+  const ends = () => (onScale ? [-1, 1] : [low, high]);
   const mix = (a, b, t) => a.map((x, k) => Math.round(x + (b[k] - x) * t));
   const tint = (q) => {
     if (q === null || q === undefined || low > high) return "rgb(190,197,206)";
-    const t = high > low ? (q - low) / (high - low) : 0.5;
-    const ends = t < 0.5 ? [[240, 150, 92], [222, 222, 214], t * 2] : [[222, 222, 214], [84, 196, 156], t * 2 - 1];
-    return `rgb(${mix(...ends).join(",")})`;
+    const [from, to] = ends();
+    const t = to > from ? (q - from) / (to - from) : 0.5;
+    const span = t < 0.5 ? [[240, 150, 92], [222, 222, 214], t * 2] : [[222, 222, 214], [84, 196, 156], t * 2 - 1];
+    return `rgb(${mix(...span).join(",")})`;
   };
 
   function rebuild() {
@@ -84,7 +93,7 @@
       out.push(i);
       if (!open[i]) continue;
       const from = stack.length;
-      for (let c = first[i]; c >= 0; c = next[c]) stack.push(c);
+      for (let c = first[i]; there(c); c = next[c]) stack.push(c);
       for (let a = from, b = stack.length - 1; a < b; a++, b--) [stack[a], stack[b]] = [stack[b], stack[a]];
     }
     rows = Int32Array.from(out);
@@ -109,7 +118,7 @@
     if (i === picked) row.classList.add("picked");
     row.style.top = `${place * rowHeight()}px`;
     row.style.setProperty("--indent", `${Math.min(depth[i], narrow() ? 6 : 16) * 16}px`);
-    row.append(element("span", "twist", first[i] < 0 ? "" : open[i] ? "▼" : "▶"));
+    row.append(element("span", "twist", !there(first[i]) ? "" : open[i] ? "▼" : "▶"));
     const agent = element("span", "agent", i ? who(nodes.speaker[i]) : "question");
     agent.style.setProperty("--hue", hue(i ? nodes.speaker[i] : -1));
     const says = element("span", "says", snippet(i ? text(i) : data.question));
@@ -159,6 +168,7 @@
   }
 
   function pick(i) {
+    if (!there(i)) replay(size);
     picked = i;
     viewer = null;
     reveal(i);
@@ -313,10 +323,10 @@
       }
       cells.push([x, y, w, i]);
       let sum = 0;
-      for (let c = first[i]; c >= 0; c = next[c]) sum += weight[c];
+      for (let c = first[i]; there(c); c = next[c]) sum += weight[c];
       const all = Math.max(sum, weight[i]);
       let at = x;
-      for (let c = first[i]; c >= 0; c = next[c]) {
+      for (let c = first[i]; there(c); c = next[c]) {
         const share = (w * weight[c]) / all;
         if (share >= 0.4) stack.push([c, at, share]);
         at += share;
@@ -354,6 +364,36 @@
     rebuild();
     pick(picked);
   }
+  function replay(to) {
+    grown = Math.max(2, Math.min(size, to));
+    $("replay").value = grown - 1;
+    $("replay-note").textContent = `${(grown - 1).toLocaleString("en")} of ${(size - 1).toLocaleString("en")} messages`;
+    while (picked >= grown) picked = nodes.parent[picked];
+    rebuild();
+    showDetail();
+    drawMap();
+  }
+  let playing = 0;
+  function play() {
+    const stop = playing || grown >= size;
+    if (playing) clearInterval(playing);
+    playing = 0;
+    $("play").textContent = "Play";
+    if (stop && grown < size) return;
+    if (grown >= size) replay(2);
+    $("play").textContent = "Pause";
+    playing = setInterval(() => {
+      replay(grown + Math.max(1, Math.round(size / 200)));
+      if (grown >= size) play();
+    }, 120);
+  }
+  function showScale() {
+    const [from, to] = ends();
+    $("scale-low").textContent = short(from);
+    $("scale-high").textContent = short(to);
+    document.querySelector(".scale i").style.background = `linear-gradient(90deg, ${tint(from)}, ${tint((from + to) / 2)}, ${tint(to)})`;
+    $("colours").textContent = onScale ? "critic's scale" : "this tree's range";
+  }
   function flip() {
     const root = document.documentElement;
     root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
@@ -381,6 +421,7 @@
     e: openAll,
     c: closeAll,
     t: flip,
+    p: play,
   };
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -408,12 +449,20 @@
     $("facts").append(pair);
   }
   if (low <= high) {
-    $("scale-low").textContent = short(low);
-    $("scale-high").textContent = short(high);
-    document.querySelector(".scale i").style.background = `linear-gradient(90deg, ${tint(low)}, ${tint((low + high) / 2)}, ${tint(high)})`;
+    showScale();
+    $("colours").disabled = !scaled;
+    $("colours").onclick = () => {
+      onScale = !onScale;
+      showScale();
+      paint();
+      drawMap();
+    };
   } else document.querySelector(".scale").remove();
+  $("replay").max = Math.max(1, size - 1);
+  $("replay").oninput = () => replay(Number($("replay").value) + 1);
+  $("play").onclick = play;
   for (let i = 0; i < size; i++) open[i] = size <= 300 || onPath[i] || i === 0 ? 1 : 0;
   if (narrow()) $("question").open = false;
-  rebuild();
+  replay(size);
   pick(picked);
 })();

@@ -1,0 +1,97 @@
+"""Blame with abstention: how often ``mas-gym blame`` is right among the failed passes whose agent it names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import search
+from benchmarks.paper.credit import Pass, collect_passes
+from benchmarks.paper.lab import MASPRM, ORM, Lab, command
+from benchmarks.paper.page import Page, percent, span
+from search.compare import paired_bootstrap
+from search.compare.values import CONFIDENT
+
+WANTED = 0.85
+"""Share right on dev that a threshold must reach."""
+
+ASKS = f"""
+`mas-gym blame` names the agent after whose message the value of a failed transcript fell most, and nobody if that fall
+is small. In a procedural task the first wrong message is known, so both its accuracy among the passes that it names
+and its coverage can be measured. Confidence is half of the fall. The threshold of each critic is the smallest on dev
+problems with {100 * WANTED:.0f}% right; accuracy and coverage are those of test problems. `shipped` is the default of
+the command, {CONFIDENT:g}, for MASPRM. `commonest agent` always blames the agent that errs most often on dev.
+"""
+
+
+def run(lab: Lab) -> Page:
+    page = Page("blame", "Blame with abstention", ASKS)
+    critics: dict[str, Any] = {
+        "MASPRM": lab.critic(lab.home, MASPRM),
+        "ORM": lab.critic(lab.home, ORM, prefixes=True),
+        "PL": search.PolicyLikelihood(),
+    }
+    failed: dict[str, list[Pass]] = {}
+    starts: dict[str, dict[str, float]] = {}
+    for split in ("dev", "test"):
+        passes = collect_passes(lab, lab.home, critics, split)
+        failed[split] = [one for one in passes if not one.correct and one.error is not None]
+        starts[split] = {name: float(np.mean([one.values[name][0] for one in passes])) for name in critics}
+    lab.notes.append(f"{len(failed['dev']):,} failed single passes of dev, {len(failed['test']):,} of test")
+    rows = []
+    for name in critics:
+        threshold = smallest(*judged(failed["dev"], name, starts["dev"][name]))
+        rows.append(_row(name, threshold, failed["test"], name, starts["test"][name]))
+    rows.append(_row("MASPRM, shipped", CONFIDENT, failed["test"], "MASPRM", starts["test"]["MASPRM"]))
+    commonest = Counter(one.error.speaker for one in failed["dev"] if one.error).most_common(1)[0][0]
+    hits = _shares(failed["test"], lambda one: one.error is not None and one.error.speaker == commonest)
+    found = paired_bootstrap(hits, dict.fromkeys(hits, 0.0))
+    rows.append(("commonest agent", "", percent(found.mean), span(found.low, found.high), percent(1.0)))
+    page.table(("blames by", "confidence at least", "right, %", "95% interval", "coverage, %"), rows)
+    page.blocks.append("Right among the passes whose agent is named, averaged per problem; bootstrap over problems.\n")
+    return page
+
+
+def judged(failed: Sequence[Pass], critic: str, start: float) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return confidence and whether the blamed message is the first wrong one, of each pass."""
+    confidence, right = [], []
+    for one in failed:
+        assert one.error is not None
+        values = np.array([start, *one.values[critic]])
+        falls = values[:-1] - values[1:]
+        confidence.append(max(0.0, float(falls.max())) / 2)
+        right.append(int(falls.argmax()) == one.error.place)
+    return np.array(confidence), np.array(right)
+
+
+def smallest(confidence: NDArray[np.float64], right: NDArray[np.bool_]) -> float | None:
+    """Return the smallest confidence from which on `WANTED` of the passes are right; None if there is none."""
+    steps = sorted({round(float(one), 2) for one in confidence})
+    return next((at for at in steps if right[confidence >= at].mean() >= WANTED), None)
+
+
+def _row(label: str, threshold: float | None, failed: Sequence[Pass], critic: str, start: float) -> tuple[str, ...]:
+    if threshold is None:
+        return label, "none reaches it", "", "", percent(0.0)
+    confidence, right = judged(failed, critic, start)
+    named = confidence >= threshold
+    hits = dict(zip(map(id, failed), right, strict=True))
+    sure = [one for one, said in zip(failed, named, strict=True) if said]
+    shares = _shares(sure, lambda one: bool(hits[id(one)]))
+    found = paired_bootstrap(shares, dict.fromkeys(shares, 0.0))
+    return label, f"{threshold:.2f}", percent(found.mean), span(found.low, found.high), percent(float(named.mean()))
+
+
+def _shares(passes: Sequence[Pass], right: Callable[[Pass], bool]) -> Mapping[str, float]:
+    by_problem: dict[str, list[bool]] = {}
+    for one in passes:
+        by_problem.setdefault(one.problem_id, []).append(right(one))
+    return {problem: sum(found) / len(found) for problem, found in by_problem.items()}
+
+
+if __name__ == "__main__":
+    command(run, "blame")
