@@ -18,6 +18,8 @@ from rewardmodels.model.folder import META
 from rewardmodels.model.learned import LearnedCritic
 from rewardmodels.verifiers.free import Agreement, RandomCritic, Uncertainty, agreement, random_critic, uncertainty
 from rewardmodels.verifiers.judge import Judge, judge
+from rewardmodels.verifiers.published import ScalarRewardModel, StepRewardModel
+from rewardmodels.verifiers.server import ServerCritic, http, https
 from search.critics import ConstantCritic, Ensemble, PolicyLikelihood
 from search.protocol import Critic
 
@@ -96,6 +98,10 @@ def critic_makers() -> dict[str, Callable[..., Any]]:
         "agreement": Agreement,
         "random": RandomCritic,
         "judge": Judge,
+        "prm": StepRewardModel,
+        "rm": ScalarRewardModel,
+        "http": ServerCritic,
+        "https": ServerCritic,
     }
     loaders = {name: made.load() if isinstance(made, EntryPoint) else made for name, made in _known().items()}
     return {**loaders, **classes}
@@ -119,9 +125,9 @@ def _build(name: str, make: Callable[..., Critic], argument: str, **options: Any
         takes = [key for key, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY]
         raise ConfigError(f"critic {name!r}: {error}; it takes {', '.join(takes) or 'no options'}") from error
     try:
-        import_module("torch") if make is LearnedCritic else None
+        import_module("torch") if make in (LearnedCritic, StepRewardModel, ScalarRewardModel) else None
     except ImportError as error:
-        raise MissingDependencyError("a learned critic needs torch; pip install mas-gym[local]") from error
+        raise MissingDependencyError("a local reward model needs torch; pip install mas-gym[local]") from error
     return make(argument, **options)
 
 
@@ -177,6 +183,10 @@ _BUILTIN: dict[str, Loader] = {
     "agreement": agreement,
     "random": random_critic,
     "judge": judge,
+    "prm": StepRewardModel,
+    "rm": ScalarRewardModel,
+    "http": http,
+    "https": https,
 }
 _OF_PARTS = ("ensemble:", "judge:")
 """Beginnings of specs that contain other specs, which may be user code."""

@@ -16,7 +16,8 @@ import random
 import re
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Literal, NamedTuple
 
 from mas_gym.policies.base import MOST_TOKENS, Certainty, Sample, SamplingRequest, finite_logprob, token_count
@@ -80,6 +81,17 @@ async def read_body(response: Any, limit: int) -> tuple[bytes, bool]:
         if max(len(body), received) > limit:
             return bytes(body[:limit]), False
     return bytes(body), True
+
+
+@asynccontextmanager
+async def posted(client: Any, url: str, body: Mapping[str, Any]) -> AsyncIterator[Any]:
+    """Post JSON with the official client to an address that it has no method for; yield the unread response."""
+    headers = {"X-Stainless-Raw-Response": "stream"}
+    response = await client.post(url, cast_to=object, body=dict(body), options={"headers": headers})
+    try:
+        yield response
+    finally:
+        await response.close()
 
 
 class WireReply(NamedTuple):

@@ -40,6 +40,7 @@ from mas_gym.policies.completions import (
     model_facts,
     parse_reply,
     payload,
+    posted,
     raise_for_status,
     read_body,
     reply_limit,
@@ -289,19 +290,42 @@ class OpenAIPolicy:
                 raise _NoManyChoicesError
             await self._wait(fault, tries)
 
+    async def post(self, url: str, body: Mapping[str, Any], limit: int) -> dict[str, Any]:
+        """Post JSON to an address of the server; return the JSON object of at most ``limit`` bytes that it answers.
+
+        Raises:
+            PolicyError: As `sample_async`.
+        """
+        found = await on_engine_loop(self._json(lambda client: posted(client, url, body), limit))
+        assert found is not None
+        return found
+
     async def _describe(self) -> dict[str, Any]:
         """Return what the server's model list says about this model; empty without a usable list."""
+
+        def absent(fault: Fault) -> bool:
+            return fault.status in _NO_LIST or fault.kind == "bad reply"
+
+        listed = await self._json(lambda client: client.models.with_streaming_response.list(), _LIST_BYTES, absent)
+        return {} if listed is None else model_facts(listed, self.model)
+
+    async def _json(
+        self, call: Callable[[Any], Any], limit: int, absent: Callable[[Fault], bool] = lambda fault: False
+    ) -> dict[str, Any] | None:
+        """Make a call until it gives a JSON object; None if a fault means that there is none."""
         tries = _Tries(asyncio.get_running_loop().time(), random.Random(0))
         while True:
             try:
-                raw = await self._exchange(lambda client: client.models.with_streaming_response.list(), _LIST_BYTES)
-                return model_facts(load_object(raw), self.model)
+                reply = load_object(await self._exchange(call, limit))
             except Exception as error:
                 fault = fault_of(error)
                 if fault is None:
                     raise
-            if fault.status in _NO_LIST or fault.kind == "bad reply":
-                return {}
+            else:
+                self._down, self._answered = False, asyncio.get_running_loop().time()
+                return reply
+            if absent(fault):
+                return None
             await self._wait(fault, tries)
 
     async def _wait(self, fault: Fault, tries: _Tries) -> None:

@@ -83,29 +83,10 @@ def load_scalar(folder: str, dtype: torch.dtype, pad: int, new_head: bool, quant
         DataNotFoundError: There is no model there.
         DataError: The weights cannot be read, or the head is missing.
     """
-    from safetensors import SafetensorError
-    from transformers import AutoModelForSequenceClassification
-
-    options: dict[str, Any] = {
-        "num_labels": 1,
-        "dtype": dtype,
-        "output_loading_info": True,
-        "use_safetensors": True,
-        **_source(folder),
-    }
+    options: dict[str, Any] = {"num_labels": 1}
     if quantization is not None:
         options["quantization_config"] = quantization
-    import_models()
-    try:
-        with quiet():
-            model, info = AutoModelForSequenceClassification.from_pretrained(folder, **options)
-    except SafetensorError as error:
-        raise DataError(
-            f"cannot read the weights in {folder}: {error}; the file is cut off or damaged: copy or train it again"
-        ) from error
-    except Exception as error:
-        # A damaged config makes transformers raise errors of any class.
-        raise _not_loaded(folder, "model", error) from error
+    model, info = load_pretrained("AutoModelForSequenceClassification", folder, dtype, **options)
     missing = sorted(info["missing_keys"])
     if missing and not new_head:
         raise DataError(
@@ -116,6 +97,40 @@ def load_scalar(folder: str, dtype: torch.dtype, pad: int, new_head: bool, quant
         raise ConfigError(f"expected a decoder whose head is called 'score', got {type(model).__name__} in {folder}")
     model.config.pad_token_id = pad
     return model
+
+
+def load_pretrained(kind: str, folder: str, dtype: torch.dtype, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Load a model of transformers from safetensors, without running code of its folder.
+
+    Args:
+        kind: The class that loads it, such as ``"AutoModel"``.
+        folder: A folder or a hub id.
+        dtype: Of the weights.
+        options: Further options of ``from_pretrained``.
+
+    Returns:
+        The model, and which keys of the weights were missing or unexpected.
+
+    Raises:
+        DataNotFoundError: There is no model there.
+        DataError: The weights cannot be read.
+    """
+    import_models()
+    import transformers
+    from safetensors import SafetensorError
+
+    common = {"dtype": dtype, "output_loading_info": True, "use_safetensors": True, **_source(folder)}
+    try:
+        with quiet():
+            model, info = getattr(transformers, kind).from_pretrained(folder, **common, **options)
+    except SafetensorError as error:
+        raise DataError(
+            f"cannot read the weights in {folder}: {error}; the file is cut off or damaged: copy or train it again"
+        ) from error
+    except Exception as error:
+        # A damaged config makes transformers raise errors of any class.
+        raise _not_loaded(folder, "model", error) from error
+    return model, info
 
 
 def _not_loaded(folder: str, what: str, error: Exception) -> Exception:

@@ -284,8 +284,12 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.name not in _BESIDE)
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, labels: int = 1) -> None:
     """Refuse a folder that would make transformers wait, allocate without limit, or read outside of it.
+
+    Args:
+        folder: With a model of transformers.
+        labels: The largest ``num_labels`` of its config.
 
     Raises:
         DataError: A file is not regular, or no JSON object.
@@ -301,7 +305,7 @@ def check_folder(folder: Path) -> None:
     if not tensors:
         raise DataError(f"expected weights in safetensors files in {folder}, found none; train the critic again")
     if (folder / "config.json").exists():
-        faults += _config_faults(read_object(folder / "config.json"), tensors)
+        faults += _config_faults(read_object(folder / "config.json"), tensors, labels)
     for path in folder.glob("*.index.json"):
         shards = read_object(path).get("weight_map")
         names = set(map(str, shards.values())) if isinstance(shards, dict) else {show(shards)}
@@ -315,15 +319,15 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(f"{folder}: {'; '.join(faults)}. {remedy}", tuple(faults))
 
 
-def _config_faults(config: dict[str, Any], tensors: int) -> Iterator[str]:
+def _config_faults(config: dict[str, Any], tensors: int, labels: int) -> Iterator[str]:
     """Yield the faults of a ``config.json``, given the number of tensors in the weights."""
     for key, value in _integers(config):
         if not -_LARGEST <= value < _LARGEST:
             yield f"config.json: {key}: expected an integer of at most 31 bits, got {show(value)}"
         elif _LAYERS.fullmatch(key) and value > max(tensors, 1):
             yield f"config.json: {key}: expected at most {tensors}, the number of tensors in the weights, got {value}"
-        elif key == "num_labels" and value != 1:
-            yield f"config.json: num_labels: expected 1, got {value}"
+        elif key == "num_labels" and not 1 <= value <= labels:
+            yield f"config.json: num_labels: expected {'1' if labels == 1 else f'1 to {labels}'}, got {value}"
     for key in ("attn_implementation", "_attn_implementation", "transformers_weights"):
         # Names of kernels on a hub, whose code would run, and of other files.
         if "/" in str(config.get(key, "")):

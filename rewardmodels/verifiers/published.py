@@ -1,0 +1,526 @@
+"""Published reward models as critics: step reward models, a message being a step, and scalar reward models.
+
+How each family writes a transcript and reads its scores, checked in the tests against the formula of its source:
+
+========== ============================================= ========================================================
+format     written as                                    score of a step
+========== ============================================= ========================================================
+qwen       chat: the system prompt, the question, then   softmax of the two-class head at the step's ``<extra_0>``,
+           the steps, each followed by ``<extra_0>``      second class
+shepherd   the question, then lines ``Step i: text ки``  softmax over the logits of ``+`` and ``-`` at ``ки``
+rlhflow    chat: a user turn per step, the first with    softmax over the logits of ``+`` and ``-`` where the
+           the question, each answered by ``+``          answer is predicted
+skywork    the question, then one line per step          sigmoid of the value head at the step's line break
+========== ============================================= ========================================================
+
+Sources: the model cards of Qwen/Qwen2.5-Math-PRM-7B, peiyi9979/math-shepherd-mistral-7b-prm and
+RLHFlow/Llama3.1-8B-PRM-Deepseek-Data (with the evaluation code of RLHFlow/RLHF-Reward-Modeling), and
+the inference code of SkyworkAI/skywork-o1-prm-inference.
+
+Weights are read from safetensors only, and no code of a model's folder runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from mas_gym.errors import ConfigError, CriticError, DataError, DataNotFoundError, PolicyError, unknown_name
+from mas_gym.policies.chat import ChatTemplate
+from mas_gym.policies.registry import ModelSource
+from mas_gym.state import MASState
+from rewardmodels.model.backbone import load_pretrained, load_scalar, load_tokenizer
+from rewardmodels.model.encode import chunks
+from rewardmodels.model.folder import check_folder, read_object
+from search.protocol import ScoringContext
+
+Aggregate = Literal["last", "mean", "min", "product"]
+AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
+    "last": lambda steps: steps[-1],
+    "mean": lambda steps: math.fsum(steps) / len(steps),
+    "min": min,
+    "product": math.prod,
+}
+"""How the scores of a state's steps become one."""
+
+SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
+"""The system prompt of Qwen2.5-Math-PRM."""
+
+_STEP = {"qwen": "<extra_0>", "shepherd": "ки", "skywork": "\n"}
+_SPECIAL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+_GRID = 1_000_000
+_REMEMBERED = 200_000
+
+
+class Steps(NamedTuple):
+    """A transcript as a step reward model reads it.
+
+    Attributes:
+        ids: Token ids.
+        places: For each step, the place of the token at which its score is read.
+    """
+
+    ids: list[int]
+    places: list[int]
+
+
+class _Published:
+    """What step and scalar reward models share: loading, batches, and a memory of scores."""
+
+    free = False
+
+    def __init__(
+        self, model: str, device: str | None, dtype: str | None, max_batch: int, max_length: int | None
+    ) -> None:
+        import torch
+
+        if not model:
+            raise ConfigError(f"expected {type(self).__name__.lower()}:FOLDER-OR-ID, got no model")
+        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        name = dtype or ("float32" if self._device == "cpu" else "bfloat16")
+        if name not in ("float32", "float64", "bfloat16", "float16"):
+            raise ConfigError(f"expected dtype float32, float64, bfloat16 or float16, got {name!r}")
+        for option, value in (("max_batch", max_batch), ("max_length", max_length)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise ConfigError(f"{option}: expected a positive integer, got {value!r}")
+        self.max_batch = max_batch
+        self.concurrent = self._device != "cpu"
+        self.folder = model_folder(model)
+        self._dtype = getattr(torch, name)
+        self._source = ModelSource(self.folder)
+        self._settings: dict[str, Any] = {"dtype": name}
+        self._known: dict[tuple[str, MASState], float] = {}
+        self._tokenizer: Any = load_tokenizer(self.folder)
+        self._template: ChatTemplate | None = None
+        self._longest = max_length
+
+    def identity(self) -> dict[str, Any]:
+        """Return a digest of the model's files, and the settings."""
+        return {"files": self._source.identity(), **self._settings}
+
+    def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
+        """Return one value per state, in order.
+
+        Raises:
+            CriticError: A state has no messages or is too long, or the model's answer is not a number.
+        """
+        if len(self._known) > _REMEMBERED:
+            self._known.clear()
+        fresh = {(c.mas.fingerprint, c.state): c for c in contexts}
+        fresh = {key: context for key, context in fresh.items() if key not in self._known}
+        if fresh:
+            values = self._values(list(fresh.values()))
+            for key, value in zip(fresh, values, strict=True):
+                if not math.isfinite(value):
+                    raise CriticError(f"{self.name} answered {value} for {key[1]!r}; check its weights and precision")  # type: ignore[attr-defined]
+                self._known[key] = round(value * _GRID) / _GRID
+        return [self._known[context.mas.fingerprint, context.state] for context in contexts]
+
+    def _values(self, contexts: Sequence[ScoringContext]) -> list[float]:
+        raise NotImplementedError
+
+    def _start(self, model: Any) -> None:
+        for parameter in model.parameters():
+            # Else they stay mapped to the file, and change when it is overwritten.
+            parameter.data = parameter.data.clone()
+        self._model = model.to(self._device).eval().requires_grad_(False)
+        window = getattr(model.config, "max_position_embeddings", None)
+        self._longest = self._longest or (window if isinstance(window, int) and window > 0 else 4096)
+
+    def _rendered(self, turns: Sequence[tuple[str, str]]) -> list[int]:
+        """Return the ids of a chat; the assistant's turn at the end is closed."""
+        if self._template is None:
+            try:
+                self._template = ChatTemplate(self._tokenizer.get_chat_template())
+            except (ValueError, PolicyError) as error:
+                raise DataError(
+                    f"{self.folder}: expected a tokenizer with a chat template: {str(error)[:200]}"
+                ) from error
+        messages = [{"role": role, "content": text} for role, text in turns]
+        variables = {**self._tokenizer.special_tokens_map, "add_generation_prompt": False}
+        try:
+            text = self._template.render(messages, variables)
+        except PolicyError as error:
+            raise CriticError(f"{self.folder}: {error}") from error
+        return self._encode(text)
+
+    def _encode(self, text: str, special: bool = False) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
+
+    def _clean(self, text: str, *tags: str) -> str:
+        """Return a text without special tokens and step tags: a space breaks each, so that no message scores itself."""
+        text = text.encode("utf-8", "replace").decode("utf-8").strip()
+        for tag in {*self._tokenizer.all_special_tokens, *self._tokenizer.get_added_vocab(), *tags}:
+            if tag and not tag.isspace():
+                text = text.replace(tag, f"{tag[0]} {tag[1:]}")
+        return text
+
+    def _batches(self, rows: Sequence[Sequence[int]]) -> list[tuple[list[int], Any, Any]]:
+        """Return padded forward passes: the numbers of their rows, input ids and mask, short rows first."""
+        import torch
+
+        for row in rows:
+            if len(row) > (self._longest or 0):
+                raise CriticError(
+                    f"expected a transcript of at most {self._longest} tokens, got {len(row)}; lower the agents' "
+                    "max_new_tokens, or set max_length if the model can read more"
+                )
+        order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
+        found = []
+        pad = self._tokenizer.pad_token_id or 0
+        for group in chunks(order, [len(rows[place]) for place in order], padded=True):
+            width = max(len(rows[place]) for place in group)
+            ids = torch.tensor([[*rows[place], *[pad] * (width - len(rows[place]))] for place in group])
+            mask = torch.tensor([[1] * len(rows[place]) + [0] * (width - len(rows[place])) for place in group])
+            found.append((group, ids.to(self._device), mask.to(self._device)))
+        return found
+
+
+class StepRewardModel(_Published):
+    """A published step reward model; a message is a step. The value is ``2 p - 1`` of the steps' aggregate ``p``.
+
+    Args:
+        model: A folder or a hub id.
+        format: ``"qwen"``, ``"shepherd"``, ``"rlhflow"`` or ``"skywork"``, see the module; guessed from the folder
+            where its head or its name tell.
+        aggregate: ``"last"``: the newest step's score; ``"mean"``, ``"min"`` or ``"product"`` of all steps' scores.
+        device: ``"cpu"``, ``"cuda"``, ...; None uses a GPU if there is one.
+        dtype: ``"float32"``, ``"bfloat16"``, ...; None means float32 on a CPU, bfloat16 on a GPU.
+        max_batch: Preferred number of states per call.
+        max_length: Longest transcript, in tokens; by default the model's window.
+
+    Attributes:
+        name: ``"prm:FOLDER"``.
+
+    Raises:
+        DataNotFoundError: There is no model.
+        DataError: It has not the head of its format, or not the tokens.
+        ConfigError: A setting is wrong, or the format cannot be guessed.
+    """
+
+    terminal_only = False
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        format: str | None = None,
+        aggregate: Aggregate = "last",
+        device: str | None = None,
+        dtype: str | None = None,
+        max_batch: int = 64,
+        max_length: int | None = None,
+    ) -> None:
+        """Load the model and its head."""
+        if aggregate not in AGGREGATES:
+            raise unknown_name("aggregate", aggregate, AGGREGATES)
+        if format is not None and format not in FORMATS:
+            raise unknown_name("format", format, FORMATS)
+        super().__init__(model, device, dtype, max_batch, max_length)
+        check_folder(Path(self.folder), labels=2)
+        self.format = format or guess_format(model, self.folder)
+        self.name = f"prm:{Path(model).name}"
+        self._aggregate = AGGREGATES[aggregate]
+        self._settings |= {"format": self.format, "aggregate": aggregate}
+        self._write, self._read = FORMATS[self.format](self)
+
+    def steps(self, contexts: Sequence[ScoringContext]) -> list[list[float]]:
+        """Return the score in [0, 1] of each step of each state."""
+        import torch
+
+        written = [self._written(context) for context in contexts]
+        found: dict[int, list[float]] = {}
+        with torch.inference_mode():
+            for group, ids, mask in self._batches([steps.ids for steps in written]):
+                shares = self._read(ids, mask)
+                for row, place in enumerate(group):
+                    at = torch.tensor(written[place].places, device=shares.device)
+                    found[place] = shares[row].index_select(0, at).double().tolist()
+        return [found[place] for place in range(len(written))]
+
+    def _values(self, contexts: Sequence[ScoringContext]) -> list[float]:
+        return [2 * self._aggregate(steps) - 1 for steps in self.steps(contexts)]
+
+    def _written(self, context: ScoringContext) -> Steps:
+        turns = context.state.path()[1:]
+        if not turns:
+            raise CriticError(f"{self.name} scores messages, got a state without any")
+        tag = _STEP.get(self.format, "")
+        texts = [self._clean(turn.text, tag) for turn in turns]
+        steps: Steps = self._write(self._clean(context.state.question, tag), texts)
+        if len(steps.places) != len(texts):
+            raise CriticError(f"{self.name}: expected {len(texts)} steps in the text, got {len(steps.places)}")
+        return steps
+
+    def _id(self, token: str) -> int:
+        """Return the id of a step tag, the last token of its text."""
+        ids = self._encode(token)
+        if not ids or ids[-1] == self._tokenizer.unk_token_id:
+            raise DataError(
+                f"{self.folder}: expected a tokenizer that knows {token!r}, the mark of format {self.format}"
+            )
+        return ids[-1]
+
+    def _two(self, text: str) -> list[int]:
+        ids = self._encode(text)
+        if len(ids) != 2 or ids[0] == ids[1]:
+            raise DataError(f"{self.folder}: expected a tokenizer that reads {text!r} as two tokens, got {len(ids)}")
+        return ids
+
+
+def _qwen(prm: StepRewardModel) -> tuple[Any, Any]:
+    step, run, apply = prm._id(_STEP["qwen"]), *_with_head(prm, ("score.0", "score.2"), 2)
+
+    def write(question: str, texts: Sequence[str]) -> Steps:
+        answer = "".join(f"{text}{_STEP['qwen']}" for text in texts)
+        ids = prm._rendered([("system", SYSTEM), ("user", question), ("assistant", answer)])
+        return Steps(ids, [place for place, token in enumerate(ids) if token == step])
+
+    def read(ids: Any, mask: Any) -> Any:
+        return apply(run(ids, mask)).softmax(dim=-1)[..., 1]
+
+    return write, read
+
+
+def _skywork(prm: StepRewardModel) -> tuple[Any, Any]:
+    line, run, apply = prm._id(_STEP["skywork"]), *_with_head(prm, ("v_head.summary",), 1)
+    first = prm._tokenizer.bos_token or ""
+
+    def write(question: str, texts: Sequence[str]) -> Steps:
+        ids, places = prm._encode(f"{first}{question}\n"), []
+        for text in texts:
+            # A line break within a message would end its step.
+            ids += [*prm._encode(" ".join(text.split("\n"))), line]
+            places.append(len(ids) - 1)
+        return Steps(ids, places)
+
+    def read(ids: Any, mask: Any) -> Any:
+        return apply(run(ids, mask))[..., 0].sigmoid()
+
+    return write, read
+
+
+def _shepherd(prm: StepRewardModel) -> tuple[Any, Any]:
+    model, tag, words = _language_model(prm), prm._id(_STEP["shepherd"]), prm._two("+ -")
+
+    def write(question: str, texts: Sequence[str]) -> Steps:
+        lines = [f"Step {number}: {text} {_STEP['shepherd']}" for number, text in enumerate(texts, 1)]
+        ids = prm._encode(f"{question} " + "\n".join(lines), special=True)
+        return Steps(ids, [place for place, token in enumerate(ids) if token == tag])
+
+    def read(ids: Any, mask: Any) -> Any:
+        return model(input_ids=ids, attention_mask=mask, use_cache=False).logits[..., words].softmax(dim=-1)[..., 0]
+
+    return write, read
+
+
+def _rlhflow(prm: StepRewardModel) -> tuple[Any, Any]:
+    model, words = _language_model(prm), [prm._id("+"), prm._id("-")]
+
+    def write(question: str, texts: Sequence[str]) -> Steps:
+        turns: list[tuple[str, str]] = []
+        ids: list[int] = []
+        places = []
+        for text in [f"{question} {texts[0]}", *texts[1:]]:
+            turns += [("user", text), ("assistant", "+")]
+            before, ids = ids, prm._rendered(turns)
+            if words[0] not in ids[len(before) :] or ids[: len(before)] != before:
+                raise CriticError(
+                    f"{prm.name}: its chat template does not show every turn as it was; format rlhflow needs it"
+                )
+            # The answer is the last plus sign; its logits are those of the token before it.
+            places.append(len(ids) - 2 - ids[::-1].index(words[0]))
+        return Steps(ids, places)
+
+    def read(ids: Any, mask: Any) -> Any:
+        return model(input_ids=ids, attention_mask=mask, use_cache=False).logits[..., words].softmax(dim=-1)[..., 0]
+
+    return write, read
+
+
+FORMATS: dict[str, Callable[[StepRewardModel], tuple[Any, Any]]] = {
+    "qwen": _qwen,
+    "shepherd": _shepherd,
+    "rlhflow": _rlhflow,
+    "skywork": _skywork,
+}
+"""For each format a function that loads the model, and returns how to write a transcript and how to read scores."""
+
+
+def _language_model(prm: StepRewardModel) -> Any:
+    model, info = load_pretrained("AutoModelForCausalLM", prm.folder, prm._dtype)
+    _nothing_missing(prm, info["missing_keys"])
+    prm._start(model)
+    return model
+
+
+def _with_head(prm: StepRewardModel, layers: Sequence[str], outputs: int) -> tuple[Any, Any]:
+    """Load a backbone and the linear layers above it; return what runs the one and what applies the others."""
+    import torch
+
+    tensors = head_tensors(Path(prm.folder), layers)
+    model, info = load_pretrained("AutoModel", prm.folder, prm._dtype)
+    _nothing_missing(prm, info["missing_keys"])
+    width = model.config.hidden_size
+    sizes = [width] * len(layers) + [outputs]
+    for number, name in enumerate(layers):
+        expected, found = (sizes[number + 1], sizes[number]), tuple(tensors[f"{name}.weight"].shape)
+        if found != expected or tuple(tensors[f"{name}.bias"].shape) != expected[:1]:
+            raise DataError(f"{prm.folder}: expected {name} to map {expected[1]} to {expected[0]} numbers, got {found}")
+    prm._start(model)
+    weights = [tensors[f"{name}.{part}"].to(model.device, prm._dtype) for name in layers for part in ("weight", "bias")]
+
+    def run(ids: Any, mask: Any) -> Any:
+        return model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+
+    def apply(hidden: Any) -> Any:
+        for number in range(0, len(weights), 2):
+            hidden = torch.relu(hidden) if number else hidden
+            hidden = torch.nn.functional.linear(hidden, weights[number], weights[number + 1])
+        return hidden.float() if hidden.dtype != torch.float64 else hidden
+
+    return run, apply
+
+
+def _nothing_missing(prm: StepRewardModel, missing: Sequence[str]) -> None:
+    if missing:
+        raise DataError(
+            f"{prm.folder}: the weights lack {', '.join(sorted(missing))[:200]}: this is no model of format "
+            f"{prm.format}; set format=, or download it again"
+        )
+
+
+def head_tensors(folder: Path, layers: Sequence[str]) -> dict[str, Any]:
+    """Read the weights and biases of linear layers from a folder's safetensors files.
+
+    Raises:
+        DataError: One is missing, or a file is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    wanted = {f"{layer}.{part}" for layer in layers for part in ("weight", "bias")}
+    found: dict[str, Any] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                found |= {key: file.get_tensor(key) for key in wanted & set(file.keys())}
+        except (SafetensorError, OSError) as error:
+            raise DataError(f"cannot read the weights in {path}: {error}; copy the file again") from error
+    if lacking := sorted(wanted - set(found)):
+        raise DataError(f"{folder}: expected a head with {', '.join(lacking)} in its safetensors files, found none")
+    return found
+
+
+def guess_format(model: str, folder: str) -> str:
+    """Return the format that a folder's config, weights or name tell.
+
+    Raises:
+        ConfigError: They do not tell.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    architectures = read_object(Path(folder) / "config.json").get("architectures") or []
+    if "Qwen2ForProcessRewardModel" in architectures:
+        return "qwen"
+    try:
+        for path in Path(folder).glob("*.safetensors"):
+            with safe_open(path, framework="pt") as file:
+                if "v_head.summary.weight" in set(file.keys()):
+                    return "skywork"
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"cannot read the weights in {folder}: {error}; copy the folder again") from error
+    for sign, format in (("math-shepherd", "shepherd"), ("3.1-8b-prm", "rlhflow")):
+        if sign in model.lower():
+            return format
+    raise ConfigError(
+        f"prm:{model}: its format cannot be told from its files; set format= to one of {', '.join(FORMATS)}"
+    )
+
+
+class ScalarRewardModel(_Published):
+    """A published scalar reward model: sequence classification with one label, over a chat of question and answer.
+
+    The answer is the messages of the transcript, joined by blank lines (Skywork-Reward, ArmoRM's scalar variants and
+    others that ``AutoModelForSequenceClassification`` loads). The value is ``tanh(logit / scale)``.
+
+    Args:
+        model: A folder or a hub id.
+        scale: The logit that becomes ``tanh(1)``; larger for models whose logits are far from 0.
+        prefixes: Score states that are not terminal, too, for which such models were not trained.
+        device: ``"cpu"``, ``"cuda"``, ...; None uses a GPU if there is one.
+        dtype: ``"float32"``, ``"bfloat16"``, ...; None means float32 on a CPU, bfloat16 on a GPU.
+        max_batch: Preferred number of states per call.
+        max_length: Longest transcript, in tokens; by default the model's window.
+
+    Attributes:
+        name: ``"rm:FOLDER"``.
+        terminal_only: True unless ``prefixes``.
+
+    Raises:
+        DataNotFoundError: There is no model.
+        DataError: It has no head with one label, or no chat template.
+        ConfigError: A setting is wrong.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        scale: float = 1.0,
+        prefixes: bool = False,
+        device: str | None = None,
+        dtype: str | None = None,
+        max_batch: int = 64,
+        max_length: int | None = None,
+    ) -> None:
+        """Load the model."""
+        number = isinstance(scale, int | float) and not isinstance(scale, bool)
+        if not number or not 0 < scale < math.inf:
+            raise ConfigError(f"rm: expected a positive scale, got {scale!r}")
+        super().__init__(model, device, dtype, max_batch, max_length)
+        check_folder(Path(self.folder))
+        self.name = f"rm:{Path(model).name}"
+        self.terminal_only = not prefixes
+        self._scale = float(scale)
+        self._settings |= {"scale": self._scale, "prefixes": prefixes}
+        self._start(load_scalar(self.folder, self._dtype, self._tokenizer.pad_token_id, new_head=False))
+        self._rendered([("user", "a"), ("assistant", "b")])
+
+    def logits(self, contexts: Sequence[ScoringContext]) -> list[float]:
+        """Return the model's raw scores."""
+        import torch
+
+        rows = [self._rendered(self._turns(context)) for context in contexts]
+        found: dict[int, float] = {}
+        with torch.inference_mode():
+            for group, ids, mask in self._batches(rows):
+                logits = self._model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, 0]
+                found |= dict(zip(group, logits.double().tolist(), strict=True))
+        return [found[place] for place in range(len(rows))]
+
+    def _values(self, contexts: Sequence[ScoringContext]) -> list[float]:
+        return [math.tanh(logit / self._scale) for logit in self.logits(contexts)]
+
+    def _turns(self, context: ScoringContext) -> list[tuple[str, str]]:
+        texts = [self._clean(turn.text) for turn in context.state.path()[1:]]
+        return [("user", self._clean(context.state.question)), ("assistant", "\n\n".join(texts))]
+
+
+def model_folder(model: str) -> str:
+    """Return a model's folder, downloaded if it is a hub id.
+
+    Raises:
+        DataNotFoundError: It is neither a folder nor a hub id that can be reached.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return str(path)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return str(snapshot_download(model, allow_patterns=_SPECIAL_FILES))
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise DataNotFoundError(f"no model at {model!r}: expected a folder or a reachable hub id ({reason})") from error

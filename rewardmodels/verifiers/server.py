@@ -1,0 +1,207 @@
+"""Reward models behind vLLM's server: its ``/pooling``, ``/classify`` and ``/score``.
+
+The critic's spec is the address, as in ``http://127.0.0.1:8000/pooling#model=NAME&format=qwen``. The connection,
+retries and limits are those of ``openai:`` policies; every reply is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, unknown_name
+from mas_gym.policies.base import shortened
+from rewardmodels.verifiers.published import AGGREGATES, SYSTEM, Aggregate
+from search.protocol import Score, ScoringContext
+
+ENDPOINTS = ("pooling", "classify", "score")
+FORMATS = {"qwen": ("<extra_0>", 1), "shepherd": ("ки", 0), "skywork": ("\n", 0)}
+"""Formats of step reward models: the mark after a step, and the column of a step's row that is its score."""
+
+_LIMIT = 2**24
+_GRID = 1_000_000
+
+
+class ServerCritic:
+    """Scores states with a reward model on vLLM's server.
+
+    ==============  ==========================================================  ==========================
+    endpoint        sends                                                       value
+    ==============  ==========================================================  ==========================
+    ``/pooling``    the transcript as ``format`` writes it (step reward model,  ``2 p - 1`` of the
+                    served with step pooling: one row per step)                 aggregate of the steps
+    ``/classify``   a chat of question and answer (scalar reward model)         ``tanh(logit / scale)``
+    ``/score``      question and answer as a pair (cross-encoder)               ``2 p - 1``
+    ==============  ==========================================================  ==========================
+
+    Args:
+        url: Address with the endpoint.
+        model: The model's name on the server.
+        format: ``"qwen"``, ``"shepherd"`` or ``"skywork"``, for ``/pooling``.
+        aggregate: As in `rewardmodels.verifiers.published.StepRewardModel`.
+        scale: As in `rewardmodels.verifiers.published.ScalarRewardModel`.
+        prefixes: Score states that are not terminal with ``/classify`` and ``/score``, too.
+        max_batch: Requests open at once.
+        options: Those of `mas_gym.policies.openai.OpenAIOptions`, such as ``timeout``, ``key_env`` and ``revision``.
+
+    Raises:
+        ConfigError: The address or a setting is wrong.
+        MissingDependencyError: The ``openai`` package, whose client is used, is not installed.
+    """
+
+    free = False
+    concurrent = True
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str = "",
+        format: str = "qwen",
+        aggregate: Aggregate = "last",
+        scale: float = 1.0,
+        prefixes: bool = False,
+        max_batch: int = 64,
+        **options: Any,
+    ) -> None:
+        """Check the settings; nothing is sent yet."""
+        from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy
+        from mas_gym.policies.registry import build
+
+        self._url = url.rstrip("/")
+        base, _, self._endpoint = self._url.rpartition("/")
+        if self._endpoint not in ENDPOINTS or not urlsplit(url).netloc:
+            raise ConfigError(f"expected http://HOST:PORT/ENDPOINT with one of {', '.join(ENDPOINTS)}, got {url!r}")
+        if not model:
+            raise ConfigError(f"critic {url}: expected #model=NAME, as the server's /v1/models lists it")
+        if format not in FORMATS:
+            raise unknown_name("format", format, FORMATS)
+        if aggregate not in AGGREGATES:
+            raise unknown_name("aggregate", aggregate, AGGREGATES)
+        if not isinstance(scale, int | float) or not 0 < scale < math.inf:
+            raise ConfigError(f"critic {url}: expected a positive scale, got {scale!r}")
+        settings = build("openai", OpenAIOptions, max_concurrency=max_batch, **options)
+        self._server = OpenAIPolicy(model, re.sub(r"/v1$", "", base) + "/v1", settings)
+        self.name = f"http:{model}"
+        self.max_batch = max_batch
+        self.terminal_only = self._endpoint != "pooling" and not prefixes
+        self._model, self._format, self._aggregate, self._scale = model, format, AGGREGATES[aggregate], scale
+        self._stated = {"endpoint": self._endpoint, "prefixes": prefixes}
+        self._stated |= (
+            {"format": format, "aggregate": aggregate} if self._endpoint == "pooling" else {"scale": float(scale)}
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """Return the model, what the server says about it, its ``revision``, and the settings."""
+        return {"server": self._server, **self._stated}
+
+    def score(self, contexts: Sequence[ScoringContext]) -> list[Score]:
+        """Return one value per state, in order; not a number, with the reason, for an unusable reply.
+
+        Raises:
+            EngineUnavailableError: The server is down, rejects the key or does not have the model.
+        """
+        from mas_gym.policies.adapters import engine_loop
+
+        return asyncio.run_coroutine_threadsafe(self._all(contexts), engine_loop()).result()
+
+    async def _all(self, contexts: Sequence[ScoringContext]) -> list[Score]:
+        return list(await asyncio.gather(*map(self._one, contexts)))
+
+    async def _one(self, context: ScoringContext) -> Score:
+        turns = context.state.path()[1:]
+        if not turns:
+            return Score(math.nan, reason="it has no messages")
+        texts = [self._clean(turn.text) for turn in turns]
+        body = self._body(self._clean(context.state.question), texts)
+        try:
+            reply = await self._server.post(self._url, {"model": self._model, **body}, _LIMIT)
+            return Score(round(self._value(reply, len(texts)) * _GRID) / _GRID)
+        except EngineUnavailableError:
+            raise
+        except (PolicyError, ValueError) as error:
+            return Score(math.nan, reason=f"{self._url}: {error}")
+
+    def _clean(self, text: str) -> str:
+        """Return a text without the marks of steps and chat markup: a space breaks each."""
+        from mas_gym.policies.completions import defuse
+
+        mark, _ = FORMATS[self._format]
+        if self._endpoint == "pooling":
+            text = " ".join(text.split("\n")) if mark == "\n" else text.replace(mark, f"{mark[0]} {mark[1:]}")
+        return defuse(text.strip())
+
+    def _body(self, question: str, texts: Sequence[str]) -> dict[str, Any]:
+        answer = "\n\n".join(texts)
+        if self._endpoint == "score":
+            return {"text_1": question, "text_2": answer}
+        if self._endpoint == "classify":
+            turns = [("user", question), ("assistant", answer)]
+            return {"messages": _turns(turns), "add_generation_prompt": False, "use_activation": False}
+        mark, _ = FORMATS[self._format]
+        if self._format == "qwen":
+            turns = [("system", SYSTEM), ("user", question), ("assistant", "".join(text + mark for text in texts))]
+            return {"messages": _turns(turns), "add_generation_prompt": False}
+        if self._format == "shepherd":
+            return {"input": f"{question} " + "\n".join(f"Step {n}: {text} {mark}" for n, text in enumerate(texts, 1))}
+        return {"input": f"{question}\n" + "".join(text + mark for text in texts)}
+
+    def _value(self, reply: dict[str, Any], steps: int) -> float:
+        """Return the value that a reply states. Raises `ValueError` with the reason if it states none."""
+        data = reply.get("data")
+        if not isinstance(data, list) or len(data) != 1 or not isinstance(data[0], dict):
+            raise ValueError(f"expected data with one entry, got {shortened(data)}")
+        if self._endpoint == "score":
+            return 2 * _share(data[0].get("score")) - 1
+        if self._endpoint == "classify":
+            probs = data[0].get("probs")
+            if not isinstance(probs, list) or len(probs) != 1:
+                raise ValueError(f"expected one number from a model with one label, got {shortened(probs)}")
+            return math.tanh(_number(probs[0]) / self._scale)
+        rows = data[0].get("data")
+        if not isinstance(rows, list) or len(rows) != steps:
+            got = f"{len(rows)} rows" if isinstance(rows, list) else shortened(rows)
+            raise ValueError(
+                f"expected {steps} rows, one per step, got {got}; serve the model with step pooling "
+                "(--pooler-config with its step tag)"
+            )
+        _, column = FORMATS[self._format]
+        shares = []
+        for row in rows:
+            values = row if isinstance(row, list) else [row]
+            if not column < len(values) <= 2:
+                raise ValueError(f"expected rows of one or two numbers, got {shortened(row)}")
+            shares.append(_share(values[column]))
+        return 2 * self._aggregate(shares) - 1
+
+
+def _turns(turns: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"role": role, "content": text} for role, text in turns]
+
+
+def _number(value: object) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not -1e6 <= value <= 1e6:  # type: ignore[operator]
+        raise ValueError(f"expected a finite number, got {shortened(value)}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _share(value: object) -> float:
+    share = _number(value)
+    if not -1e-6 <= share <= 1 + 1e-6:
+        raise ValueError(f"expected a probability, got {shortened(value)}")
+    return min(max(share, 0.0), 1.0)
+
+
+def http(argument: str, **options: Any) -> ServerCritic:
+    """Load ``"http:URL"``, or the address alone."""
+    return ServerCritic(argument if "://" in argument else f"http:{argument}", **options)
+
+
+def https(argument: str, **options: Any) -> ServerCritic:
+    """Load an address that begins with ``https:``."""
+    return ServerCritic(f"https:{argument}", **options)
