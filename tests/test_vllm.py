@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -388,3 +389,91 @@ def test_searches_on_a_server_behind_every_kind_of_fault(server: str) -> None:
     with proxied(proxy) as base:
         assert plans(base + "/v1") == clean
     assert all(proxy.seen[fault] for fault in Fault), proxy.seen
+
+
+# ---- verifiers
+
+
+@contextmanager
+def pooling_server(folder: Path, *options: str) -> Iterator[str]:
+    """vLLM's own server of a reward model on loopback."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+    command += ["--served-model-name", "served", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
+    command += ["--runner", "pooling", "--block-size", "32", "--dtype", "float32", *options]
+    process = subprocess.Popen(command, env=os.environ | {"VLLM_HOST_IP": "127.0.0.1"}, start_new_session=True)
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
+                break
+            except OSError:
+                assert process.poll() is None, "the server ended"
+                time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def test_a_step_reward_model_behind_the_server_scores_as_here(tmp_path: Path) -> None:
+    from test_reward_models import CONTEXTS, qwen_prm
+
+    from rewardmodels import load_critic
+
+    here = load_critic(f"prm:{qwen_prm(tmp_path / 'prm')}#aggregate=mean").score(CONTEXTS)
+    step = '{"tok_pooling_type": "STEP", "step_tag_id": 260}'
+    with pooling_server(tmp_path / "prm", "--pooler-config", step) as url:
+        there = load_critic(f"{url}/pooling#model=served&aggregate=mean").score(CONTEXTS)
+    assert there == pytest.approx(here, abs=1e-4) and len({round(value, 3) for value in here}) > 3
+
+
+def test_a_scalar_reward_model_behind_the_server_scores_as_here(tmp_path: Path) -> None:
+    import math
+
+    from test_reward_models import CONTEXTS, scalar_model
+
+    from rewardmodels import load_critic
+
+    critic: Any = load_critic(f"rm:{scalar_model(tmp_path / 'rm')}#prefixes=true")
+    here, logits = critic.score(CONTEXTS), critic.logits(CONTEXTS)
+    with pooling_server(tmp_path / "rm") as url:
+        scores = load_critic(f"{url}/classify#model=served&prefixes=true").score(CONTEXTS)
+        pairs = load_critic(f"{url}/score#model=served&prefixes=true").score(CONTEXTS)
+    assert scores == pytest.approx(here, abs=1e-4)
+    assert all(-1 < value < 1 for value in pairs) and len({round(value, 3) for value in pairs}) > 3
+    assert max(map(math.fabs, logits)) > 0.05
+
+
+def test_judges_ask_the_engine_and_the_server_for_the_same_probabilities(
+    folder: Path, server: str, both: tuple[VLLMPolicy, ...]
+) -> None:
+    local = TransformersPolicy(folder)
+    words = ("ba", "de")
+    prompts = [(ChatMessage("user", f"{WORDS} {word}"),) for word in local_models.WORDS[:12]]
+    expected = local.choose(prompts, words)
+    remote: Any = load_policy(f"openai:served@{server}")
+
+    async def ask_all(policy: Any) -> list[Any]:
+        return await asyncio.gather(*(policy.choose_async(prompt, words) for prompt in prompts))
+
+    listed = 0
+    for policy in (both[0], remote):
+        for choice, known in zip(asyncio.run(ask_all(policy)), expected, strict=True):
+            assert choice.prompt_tokens == known.prompt_tokens and choice.tokens == 1
+            for ours, theirs in zip(choice.logprobs, known.logprobs, strict=True):
+                listed += ours > float("-inf")
+                # Only the 20 most likely tokens are listed.
+                assert ours == pytest.approx(theirs, abs=1e-3) or (ours == float("-inf") and theirs < -1)
+    assert listed >= 4
+
+
+def test_the_least_likely_token_is_the_same_on_every_engine(
+    folder: Path, server: str, both: tuple[VLLMPolicy, ...]
+) -> None:
+    [ours], [theirs] = ask(both[0], [request(3)]), ask(load_policy(f"openai:served@{server}"), [request(3)])  # type: ignore[arg-type]
+    least = [[sample.certainty.least for sample in reply.samples] for reply in (ours, theirs)]  # type: ignore[union-attr]
+    assert least[0] == pytest.approx(least[1], abs=1e-3) and max(least[0]) < 0
+    assert all(sample.certainty.entropy is None for sample in ours.samples)  # type: ignore[union-attr]

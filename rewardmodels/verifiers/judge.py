@@ -350,7 +350,9 @@ def read_verdict(text: str, words: Sequence[str]) -> int | None:
     """
     either = "|".join(map(re.escape, words))
     stated = re.findall(rf"\bverdict\W{{1,5}}({either})\b", text, re.IGNORECASE)
-    opening = re.match(rf"\W{{0,5}}({either})\b", text, re.IGNORECASE)
+    # "Yes or no" begins with a word, and says neither.
+    both = rf"(?!\W{{1,3}}(?:(?:and|or)\W{{1,3}})?(?:{either})\b)"
+    opening = re.match(rf"\W{{0,5}}({either})\b{both}", text, re.IGNORECASE)
     said = stated[-1] if stated else opening[1] if opening else None
     return None if said is None else [word.casefold() for word in words].index(said.casefold())
 

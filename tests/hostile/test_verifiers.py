@@ -1,0 +1,297 @@
+"""Whatever a judge, a reward model's folder or a server says: a clear error for that search, and never a default."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="local models need the extra 'local'")
+pytest.importorskip("transformers", reason="local models need the extra 'local'")
+
+import torch
+from test_reward_models import (
+    CONTEXTS,
+    RPSV,
+    add_tensors,
+    context,
+    language_model,
+    qwen_prm,
+    replying,
+    scalar_model,
+    skywork_prm,
+)
+
+import mas_gym
+import search
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, EngineUnavailableError, MASGymError
+from mas_gym.policies import SamplingRequest, load_policy
+from mas_gym.policies.adapters import ScriptedPolicy
+from mas_gym.policies.base import Choice, Sample
+from mas_gym.policies.completions import BadReply, parse_reply
+from mas_gym.prompts import ChatMessage
+from rewardmodels import load_critic
+from rewardmodels.verifiers.judge import MAX_PROMPT_BYTES, Judge
+from search import Score, ScoringContext
+
+NONSENSE = (
+    "",
+    "\x00\x1b[2J",
+    "yes and no",
+    "No/yes",
+    "A or B",
+    "ja",
+    "{}{0}{question}",
+    "Verdict:",
+    "verdict: maybe",
+    "y" * 100_000,
+)
+
+
+class Says:
+    """A critic that answers with whatever it was given."""
+
+    name, terminal_only, free = "says", False, False
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def score(self, contexts: Sequence[ScoringContext]) -> Any:
+        return [self.values] * len(contexts) if not isinstance(self.values, list) else self.values
+
+
+# ---- values of any critic
+
+
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, -math.inf, None, "high", Score(math.nan), Score(math.inf), [], [0.5] * 99]
+)
+def test_values_that_are_none_end_the_search_with_the_reason(value: Any) -> None:
+    task = mas_gym.load_task("arithmetic", split="test")[:1]
+    [plan] = search.run("sbs:2,1", task, mas="rpsv", policy=load_policy("tiny"), critic=Says(value))
+    assert plan.error is not None and plan.error.startswith("CriticError: critic 'says'") and plan.answer is None
+    assert "expected" in plan.error
+
+
+# ---- judges
+
+
+@pytest.mark.parametrize("mode", ["share", "pairwise"])
+@pytest.mark.parametrize("text", NONSENSE)
+def test_nonsense_is_no_verdict(text: str, mode: str) -> None:
+    policy = ScriptedPolicy(lambda request, seed: Sample(text, 1, None, "stop"), name="mad")
+    critic = Judge(policy, mode=mode, n=2)  # type: ignore[arg-type]
+    one = search.protocol.PeerContext(*context("a"))
+    one.siblings = (context("b").state,)
+    [score] = critic.score([one])
+    assert math.isnan(score) and score.unread == (2 if mode == "share" else 4) and "none of 2 verdicts" in score.reason
+
+
+def test_a_judge_that_fails_fails_its_search_alone() -> None:
+    task = mas_gym.load_task("arithmetic", split="test")[:2]
+
+    def script(request: SamplingRequest, seed: int) -> Sample:
+        if task[0].question in request.messages[0].content:
+            raise mas_gym.errors.PromptTooLongError("too long for me")
+        return Sample("yes", 1, None, "stop")
+
+    critic = Judge(ScriptedPolicy(script, name="brittle"))
+    plans = {
+        p.problem_id: p.error
+        for p in search.run("sbs:2,1", task, mas="rpsv", policy=load_policy("tiny"), critic=critic)
+    }
+    assert plans[task[1].id] is None and "the judge failed: too long for me" in str(plans[task[0].id])
+
+
+@pytest.mark.parametrize("pair", [(-math.inf, -math.inf), (math.nan, -1.0), (-1.0, math.nan)])
+def test_log_probabilities_that_tell_nothing(pair: tuple[float, float]) -> None:
+    class Chooser:
+        name, max_batch = "chooser", 8
+
+        def sample(self, requests: Any) -> Any:
+            raise AssertionError
+
+        def choose(self, prompts: Sequence[Sequence[ChatMessage]], words: Sequence[str]) -> list[Choice]:
+            return [Choice(pair, 3) for _ in prompts]
+
+    [score] = Judge(Chooser()).score([context("a")])
+    assert math.isnan(score) and score.unread == 1 and "lists neither 'yes' nor 'no'" in score.reason
+
+
+@pytest.mark.parametrize(
+    ("listed", "fine"),
+    [
+        ([{"token": "yes", "logprob": -0.5}, {"token": " No", "logprob": -1}], True),
+        ([{"token": 7, "logprob": -0.5}], True),
+        ([{"token": "yes", "logprob": "high"}], False),
+        ([{"token": "yes", "logprob": 3.5}], False),
+        ([{"token": "yes"}], False),
+        ([None], True),
+        ("yes", True),
+        (None, True),
+    ],
+)
+def test_lists_of_likely_tokens_are_checked(listed: Any, fine: bool) -> None:
+    step = {"token": "yes", "logprob": -0.5, "top_logprobs": listed}
+    choice = {"index": 0, "finish_reason": "length", "message": {"content": "yes"}, "logprobs": {"content": [step]}}
+    raw = json.dumps({"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}).encode()
+    if not fine:
+        with pytest.raises(BadReply, match="log-probability"):
+            parse_reply(raw, 1, "chat", True)
+        return
+    assert all(isinstance(token, str) and value <= 0 for token, value in parse_reply(raw, 1, "chat", True).first)
+
+
+def write(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{question} {transcript} {reference}", "unknown placeholder"),
+        ("{question.__class__} {transcript}", "unknown placeholder"),
+        ("{transcript!r}", "unknown placeholder"),
+        ("{transcript:>1000000000}", "unknown placeholder"),
+        ("{} {transcript}", "unknown placeholder"),
+        ("{0} {transcript}", "unknown placeholder"),
+        ("{question}: yes or no?", "none that shows the message"),
+        ("", "none that shows the message"),
+        ("{transcript", "expected '}'"),
+        ("} {transcript}", "Single '}'"),
+        (b"\xff\xfe{transcript}", "can't decode"),
+        ("{transcript}" + "x" * MAX_PROMPT_BYTES, "at most"),
+    ],
+)
+def test_prompt_files_with_faults(tmp_path: Path, text: str | bytes, message: str) -> None:
+    path = write(tmp_path / "p.txt", text)
+    with pytest.raises(ConfigError, match=message):
+        load_critic(f"judge:tiny#prompt={path}")
+
+
+def test_a_prompt_file_of_a_gigabyte(tmp_path: Path) -> None:
+    path = tmp_path / "huge.txt"
+    with path.open("wb") as file:
+        file.truncate(2**30)
+    with pytest.raises(ConfigError, match="at most"):
+        load_critic(f"judge:tiny#prompt={path}")
+    for missing in (tmp_path / "none.txt", tmp_path):
+        with pytest.raises(DataNotFoundError, match="expected a prompt file"):
+            load_critic(f"judge:tiny#prompt={missing}")
+
+
+def test_braces_of_messages_are_text() -> None:
+    seen: list[str] = []
+
+    def script(request: SamplingRequest, seed: int) -> Sample:
+        seen.append(request.messages[0].content)
+        return Sample("yes", 1, None, "stop")
+
+    Judge(ScriptedPolicy(script, name="j"), n=1).score([context("{question} {0.__class__} }{")])
+    assert "{question} {0.__class__} }{" in seen[0]
+
+
+# ---- folders of reward models
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return language_model(tmp_path_factory.mktemp("plain") / "model", "Llama")
+
+
+@pytest.mark.parametrize("format", ["qwen", "skywork"])
+def test_a_model_without_the_head(plain: Path, format: str) -> None:
+    with pytest.raises(DataError, match="expected a head with"):
+        load_critic(f"prm:{plain}#format={format}")
+
+
+def test_heads_of_the_wrong_shape(tmp_path: Path) -> None:
+    add_tensors(qwen_prm(tmp_path / "q"), score__2__weight=torch.zeros(3, 32), score__2__bias=torch.zeros(3))
+    with pytest.raises(DataError, match=r"score.2 to map 32 to 2 numbers, got \(3, 32\)"):
+        load_critic(f"prm:{tmp_path / 'q'}")
+    add_tensors(skywork_prm(tmp_path / "s"), v_head__summary__weight=torch.zeros(1, 7))
+    with pytest.raises(DataError, match=r"v_head.summary to map 32 to 1 numbers, got \(1, 7\)"):
+        load_critic(f"prm:{tmp_path / 's'}")
+
+
+def test_weights_that_are_not_numbers(tmp_path: Path) -> None:
+    add_tensors(qwen_prm(tmp_path / "q"), score__2__bias=torch.full((2,), math.nan))
+    critic = load_critic(f"prm:{tmp_path / 'q'}")
+    with pytest.raises(MASGymError, match="answered nan"):
+        critic.score(CONTEXTS)
+
+
+def test_folders_that_are_no_reward_models(plain: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no score.weight"):
+        load_critic(f"rm:{plain}")
+    (tmp_path / "empty").mkdir()
+    for name in ("prm", "rm"):
+        with pytest.raises(MASGymError):
+            load_critic(f"{name}:{tmp_path / 'empty'}")
+    cut = scalar_model(tmp_path / "cut")
+    write(cut / "model.safetensors", (cut / "model.safetensors").read_bytes()[:999])
+    with pytest.raises(DataError, match="cut off or damaged"):
+        load_critic(f"rm:{cut}")
+    wide = scalar_model(tmp_path / "wide")
+    about = json.loads((wide / "config.json").read_text())
+    write(wide / "config.json", json.dumps({**about, "num_hidden_layers": 10**6}))
+    with pytest.raises(ConfigError, match="num_hidden_layers: expected at most"):
+        load_critic(f"rm:{wide}")
+
+
+def test_templates_that_loop_or_lie(tmp_path: Path) -> None:
+    folder = scalar_model(tmp_path / "rm")
+    for template, message in (
+        ("{% for i in range(10**9) %}{{ i }}{% endfor %}", "chat template failed"),
+        ("{{ messages.__class__.__mro__ }}", "chat template failed"),
+        ("{{ raise_exception('no') }}", "chat template failed"),
+    ):
+        write(folder / "chat_template.jinja", template)
+        with pytest.raises(MASGymError, match=message):
+            load_critic(f"rm:{folder}")
+
+
+# ---- servers
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "reply", "message"),
+    [
+        ("pooling", {"data": [{"data": [[0.1, 0.9]]}]}, "expected 2 rows, one per step, got 1 rows"),
+        ("pooling", {"data": [{"data": [[0.1, 0.9]] * 500}]}, "got 500 rows; serve the model with step pooling"),
+        ("pooling", {"data": [{"data": [[0.1, 0.9], [0.1]]}]}, "one or two numbers"),
+        ("pooling", {"data": [{"data": [[0.1, 0.9], [0.1, 7.5]]}]}, "expected a probability, got 7.5"),
+        ("pooling", {"data": [{"data": [[0.1, None], [0.1, True]]}]}, "expected a finite number"),
+        ("pooling", {"data": [{"data": "c29tZSBieXRlcw=="}]}, "expected 2 rows"),
+        ("pooling", {"data": []}, "data with one entry"),
+        ("pooling", {}, "data with one entry"),
+        ("classify", {"data": [{"probs": [0.2, 0.8]}]}, "a model with one label"),
+        ("classify", '{"data": [{"probs": [1e999]}]}', "finite number"),
+        ("classify", '{"data": [{"probs": [NaN]}]}', "not JSON"),
+        ("score", {"data": [{"score": "0.5"}]}, "finite number"),
+        ("score", '{"data": [{"score": ' + "9" * 5000 + "}]}", "number|JSON"),
+        ("score", "[" * 100_000, "JSON"),
+        ("score", '{"data": "' + "x" * (2**24) + '"}', "larger than"),
+        ("score", {"error": {"message": "boom"}}, "data with one entry"),
+    ],
+)
+def test_replies_of_servers_with_faults(endpoint: str, reply: Any, message: str) -> None:
+    with replying(reply) as (base, _):
+        critic = load_critic(f"{base}/{endpoint}#model=m&prefixes=true&max_attempts=1&timeout=20")
+        [score] = critic.score([context("one", "two")])
+    assert math.isnan(score)
+    assert re.search(message, score.reason), score.reason  # type: ignore[attr-defined]
+
+
+def test_a_server_that_is_not_there_ends_the_run() -> None:
+    pytest.importorskip("openai", reason="the openai package is not installed")
+    task = mas_gym.load_task("arithmetic", split="test")[:2]
+    critic = load_critic("http://127.0.0.1:9/pooling#model=m&patience=0.5&timeout=2")
+    with pytest.raises(EngineUnavailableError, match="does not answer"):
+        list(search.run("sbs:2,1", task, mas=RPSV, policy=load_policy("tiny"), critic=critic))
