@@ -10,6 +10,7 @@ from search.compare import Comparison, compare
 from search.critics import ConstantCritic, PolicyLikelihood
 from search.engine.journal import Progress
 from search.engine.run import Run, run
+from search.grading import TurnAnswer, turn_answers
 from search.plan import AnytimePoint, Candidate, Plan, Usage
 from search.planners import (
     DVTS,
@@ -18,6 +19,7 @@ from search.planners import (
     REBASE,
     AdaptiveBranching,
     BestOfN,
+    ChosenRecipients,
     SelfConsistency,
     SequentialHalving,
     SinglePass,
@@ -51,6 +53,7 @@ __all__ = [
     "BestOfN",
     "Budget",
     "Candidate",
+    "ChosenRecipients",
     "Comparison",
     "ConstantCritic",
     "Critic",
@@ -77,6 +80,7 @@ __all__ = [
     "StepBeamSearch",
     "Store",
     "Tree",
+    "TurnAnswer",
     "Usage",
     "compare",
     "load_planner",
@@ -84,4 +88,5 @@ __all__ = [
     "planner_names",
     "planner_spec",
     "run",
+    "turn_answers",
 ]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
+from mas_gym.errors import whole_number
+from mas_gym.routing import current_answer
 from mas_gym.state import MASState
-from mas_gym.tasks.base import Grade, Problem
+from mas_gym.tasks.base import Grade, Problem, Task
 from search.plan import AnytimePoint, Plan
 
 
@@ -83,3 +85,46 @@ class Grader:
             return point
         grade = self.grade(final_text(point.state))
         return point._replace(answer=grade.extracted, correct=grade.correct)
+
+
+class TurnAnswer(NamedTuple):
+    """What an episode would have answered, had it ended after some turns.
+
+    Attributes:
+        turns: Number of turns, at least 1.
+        answer: The normalised answer; None if none had been stated.
+        correct: Whether it equals the reference.
+    """
+
+    turns: int
+    answer: str | None
+    correct: bool
+
+
+def turn_answers(plan: Plan, task: Task, turns: Sequence[int] = (4, 8, 12)) -> tuple[TurnAnswer, ...]:
+    """Return the answers of a plan's chosen episode after several numbers of turns.
+
+    The answer after a turn is the last one that was stated: in the field ``CURRENT ANSWER:`` of a message that
+    has it, otherwise anywhere in the message. From the episode's end on, it is the plan's answer.
+
+    Args:
+        plan: A graded plan, from `search.run` or a store.
+        task: The task with the plan's problem.
+        turns: Numbers of turns.
+
+    Raises:
+        ConfigError: A number is not a whole number of at least 1.
+    """
+    for count in turns:
+        whole_number("turns", count, at_least=1)
+    if plan.best is None:
+        return tuple(TurnAnswer(count, None, False) for count in turns)
+    grader = Grader(task, task.problem(plan.problem_id))
+    grades = [Grade(False)]
+    for state in plan.best.state.path()[1:]:
+        stated = current_answer(state.text)
+        grade = grader.grade(state.text if stated is None else f"Final Answer: {stated}")
+        grades.append(grades[-1] if grade.extracted is None else grade)
+    grades[-1] = Grade(bool(plan.correct), plan.answer)
+    reached = [grades[min(count, len(grades) - 1)] for count in turns]
+    return tuple(TurnAnswer(count, g.extracted, g.correct) for count, g in zip(turns, reached, strict=True))

@@ -21,11 +21,13 @@ from search.planners import (
     REBASE,
     AdaptiveBranching,
     BestOfN,
+    ChosenRecipients,
     SelfConsistency,
     SequentialHalving,
     SinglePass,
     StepBeamSearch,
 )
+from search.planners.recipients import OWN
 from search.protocol import Planner
 
 GROUP = "mas_gym.planners"
@@ -42,6 +44,7 @@ _SHIPPED: dict[str, Callable[..., Any]] = {
     "adaptive": AdaptiveBranching,
 }
 _SHORT = {"c": "c_uct"}
+_RECIPIENTS = "recipients"
 
 
 def planner_names() -> list[str]:
@@ -55,7 +58,8 @@ def load_planner(spec: str) -> Planner:
     Args:
         spec: A name, then after a colon its settings in order or by name: ``"single"``, ``"sc:5"``,
             ``"sc:5,weights=critic"``, ``"bon:5"``, ``"sbs:5,3"`` (B2, B1), ``"mcts:10,3"``,
-            ``"mcts:10,3,leaf=bootstrap,c=2"``; or ``"FILE.py:NAME"`` with settings likewise.
+            ``"mcts:10,3,leaf=bootstrap,c=2"``; or ``"FILE.py:NAME"`` with settings likewise. Every shipped planner
+            also takes ``recipients=``, the rule of `search.planners.recipients`.
 
     Returns:
         The planner.
@@ -74,11 +78,14 @@ def load_planner(spec: str) -> Planner:
         name, _, settings = spec.partition(":")
         make = _find(name.strip())
         args, kwargs = read_settings(f"planner {spec!r}", settings, lambda key: _full(make, key))
+        recipients: Any = kwargs.pop(_RECIPIENTS, OWN) if make in _SHIPPED.values() else OWN
         try:
             inspect.signature(make).bind(*args, **kwargs)
         except TypeError as error:
             raise ConfigError(f"planner {spec!r}: {error}; expected {name}:{_usage(make)}") from None
         planner = make(*args, **kwargs)
+        if recipients != OWN:
+            planner = ChosenRecipients(planner, recipients)
     if not isinstance(planner, Planner):
         raise ConfigError(f"planner {spec!r}: expected an object with a plan method, got {type(planner).__name__}")
     return planner
@@ -95,6 +102,9 @@ def planner_spec(planner: Planner) -> str:
     >>> planner_spec(MCTS(10, 3, leaf="bootstrap"))
     'mcts:10,3,leaf=bootstrap'
     """
+    if isinstance(planner, ChosenRecipients):
+        inner = planner_spec(planner.planner)
+        return f"{inner}{',' if ':' in inner else ':'}{_RECIPIENTS}={planner.recipients}"
     for name, make in _SHIPPED.items():
         if type(planner) is make:
             return name + _settings(planner)

@@ -7,12 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import search
 from mas_gym import Dynamics, chat_messages, load_mas
 from mas_gym.env import MASEnv
 from mas_gym.errors import ConfigError, IllegalActionError
+from mas_gym.policies import ScriptedPolicy
 from mas_gym.routing import current_answer, nameable, named_recipient
 from mas_gym.tasks import Problem, ProblemTask
-from mas_gym.testing import check_mas
+from mas_gym.testing import check_mas, check_planner
+from search import Tree
 
 QUESTION = "6 + 12?"
 TASK = ProblemTask.of([Problem("one", QUESTION, "18")])
@@ -353,3 +356,257 @@ def test_handoff_env_by_id(tmp_path) -> None:
         _, reward, terminated, _, info = env.step((text, env.unwrapped.ALL))
         assert terminated == (name == "sink")
     assert (reward, info["extracted"], env.unwrapped.state.depth) == (1.0, "18", 5)
+
+
+# ------------------------------------------------------------------------------- search over recipients
+
+REPAIR = {
+    "name": "repair",
+    "agents": [{"name": name, "system_prompt": f"You are {name}."} for name in ("Adder", "Doubler", "Verifier")],
+    "edges": [
+        *(["q", name] for name in ("Adder", "Doubler", "Verifier")),
+        ["Adder", "Doubler"],
+        ["Doubler", "Verifier"],
+        *(["Verifier", goal] for goal in ("Adder", "Doubler", "sink")),
+    ],
+    "max_turns": 9,
+    "history": "private",
+    "route": "message",
+}
+SUMS = [(a, b) for a in range(3, 8) for b in (4, 9, 15, 26)]
+REPAIRS = ProblemTask.of([Problem(f"{a}+{b}", f"Double {a} + {b}", str(2 * (a + b))) for a, b in SUMS])
+
+
+def facts(question: str, said: list[str]) -> tuple[int, int, int]:
+    """Return the right sum, and the sum and the product that were claimed last; 0 for none."""
+    a, b = (int(word) for word in question.removeprefix("Double ").split(" + "))
+    sums = [int(text.split("sum ")[1].split()[0]) for text in said if "sum " in text]
+    products = [int(text.split("twice ")[1].split()[0]) for text in said if "twice " in text]
+    return a + b, *(claims[-1] if claims else 0 for claims in (sums, products))
+
+
+def repair_script(request, seed: int) -> str:
+    question, *said = request.messages[-1].content.split("\n\n")
+    total, claimed, doubled = facts(question, said)
+    slip = seed % 2
+    if request.agent == "Adder":
+        return f"RECIPIENT: Doubler\nMESSAGE: sum {total + slip} here"
+    if request.agent == "Doubler":
+        return f"RECIPIENT: Verifier\nMESSAGE: sum {claimed} gives twice {2 * claimed + slip} here"
+    goal = "sink"
+    if doubled != 2 * total and seed % 3:
+        goal = "Adder" if claimed != total else "Doubler"
+    elif doubled != 2 * total or seed % 5 == 0:
+        goal = ("Adder", "Doubler", "sink")[seed % 7 % 3]
+    return f"RECIPIENT: {goal}\nMESSAGE: sum {claimed} gives twice {doubled} here\nCURRENT ANSWER: {doubled}"
+
+
+class Checker:
+    """Recomputes the arithmetic: right claims that go on, and wrong ones that go back to who erred, are good."""
+
+    name, terminal_only, free = "checker", False, False
+
+    def score(self, contexts):
+        return [self.value(context.state, context.mas.node_name(context.state.acting)) for context in contexts]
+
+    def value(self, state, following: str) -> float:
+        total, claimed, doubled = facts(state.question, [turn.text for turn in state.turns])
+        fine = (claimed == total) + (doubled == 2 * total)
+        if state.speaker != 2:
+            return fine / 4
+        right = {2: "sink", 1: "Doubler"}.get(fine, "Adder")
+        return (fine - 1) / 2 if following == right else -0.9
+
+
+def repaired(planner, **options) -> list:
+    options = {"critic": Checker(), "seed": 1, **options}
+    return list(search.run(planner, REPAIRS, mas=REPAIR, policy=ScriptedPolicy(repair_script), **options))
+
+
+def hits(planner, **options) -> int:
+    plans = repaired(planner, **options)
+    assert [plan.error for plan in plans] == [None] * len(REPAIRS)
+    return sum(plan.correct for plan in plans)
+
+
+def test_a_verifier_can_send_back_to_who_erred() -> None:
+    plans = repaired("single")
+    ways = {tuple(turn.speaker for turn in plan.best.state.turns) for plan in plans}
+    assert {(0, 1, 2), (0, 1, 2, 1, 2), (0, 1, 2, 0, 1, 2)} <= ways
+    assert [plan.candidates for plan in plans] == [plan.candidates for plan in repaired("single")]
+
+
+def test_search_beats_the_single_pass_of_a_handoff() -> None:
+    single = hits("single", critic=None)
+    assert single <= 14
+    assert hits("sbs:4,2") == 20
+    assert hits("mcts:8,3") == 20
+    assert hits("mcts:8,3", concurrency=3) == 20
+
+
+def test_the_critics_choice_of_recipients_beats_the_agents_own() -> None:
+    assert hits("single:recipients=critic") > hits("single") > hits("single:recipients=uniform")
+
+
+def same_words(request, seed: int) -> str:
+    return "CURRENT ANSWER: 18"
+
+
+def handed(planner: str, script=same_words, mas=None, **options):
+    options = {"critic": search.ConstantCritic(), "seed": 3, **options}
+    [plan] = search.run(planner, TASK, mas=mas or TEAM, policy=ScriptedPolicy(script), **options)
+    return plan
+
+
+@pytest.mark.parametrize("rule", ["uniform", "critic", "schedule"])
+def test_children_that_differ_in_recipient_alone_are_different(rule: str) -> None:
+    plan = handed(f"mcts:20,4,same=opening,recipients={rule}")
+    tree = plan.tree
+    first = [tree.states[child] for child in tree.children(0)]
+    assert {state.text for state in first} == {"CURRENT ANSWER: 18"}
+    assert [state.recipients for state in first] == ([(1,), (2,)] if rule == "uniform" else [(1,)])
+    assert len({state.digest for state in tree.states}) == len(tree)
+    assert (plan.error, plan.correct) == (None, True)
+    back = Tree.from_dict(json.loads(json.dumps(tree.to_dict())), Dynamics(load_mas(TEAM)))
+    assert back.states == tree.states
+
+
+def test_named_recipients_keep_messages_apart_under_a_rule_of_equal_messages() -> None:
+    def say(request, seed: int) -> str:
+        return f"So 18. -> {NAMES[1 + seed % 2] if request.agent == 'Planner' else 'Number Theorist'}"
+
+    tree = handed("mcts:1,8,same=opening", say).tree
+    assert sorted(tree.states[child].recipients for child in tree.children(0)) == [(1,), (2,)]
+
+
+def test_the_schedule_goes_through_the_agents_in_order() -> None:
+    plan = handed("single:recipients=schedule", mas="handoff")
+    assert [turn.speaker for turn in plan.best.state.turns] == list(range(8))
+    assert plan.best.state.recipients == (8,)
+    assert [turn.speaker for turn in handed("single:recipients=schedule", mas=TEAM).best.state.turns] == [0, 1, 2]
+
+
+def test_uniform_recipients_depend_on_the_seed_and_reach_everybody() -> None:
+    ways = [handed("single:recipients=uniform", mas="handoff", seed=seed).best.state for seed in range(12)]
+    assert ways[0] == handed("single:recipients=uniform", mas="handoff", seed=0).best.state
+    assert {turn.speaker for state in ways for turn in state.turns} == set(range(8))
+
+
+def test_the_critics_choice_costs_one_score_per_legal_recipient() -> None:
+    critic = search.ConstantCritic()
+    critic.free = False
+    plan = handed("single:recipients=critic", critic=critic)
+    # Two or three recipients are legal at the first three turns; equal values go to the first.
+    legal = [nameable(load_mas(TEAM), state) for state in plan.best.state.path()[:-1]]
+    assert plan.usage.reward_calls == sum(len(nodes) for nodes in legal if len(nodes) > 1)
+    assert [turn.recipients for turn in plan.best.state.turns[:2]] == [(1,), (0,)]
+    own = handed("single:recipients=critic", lambda request, seed: "18 -> Number Theorist")
+    assert own.best.state.turns[0].recipients == (2,)
+
+
+def test_a_message_without_a_legal_recipient_ends_a_path_without_an_answer() -> None:
+    class Proud:
+        name, terminal_only, free, scored = "proud", False, False, 0
+
+        def score(self, contexts):
+            self.scored += len(contexts)
+            return [5.0 for _ in contexts]
+
+    critic = Proud()
+    plan = handed("sbs:2,1", critic=critic)
+    assert (plan.error, plan.answer, plan.correct, plan.best.score) == (None, None, False, -1.0)
+    assert plan.best.state.recipients == ()
+    assert (plan.usage.agent_calls, plan.usage.reward_calls, critic.scored) == (2, 0, 0)
+    plan = handed("mcts:4,2", training=True, critic=None)
+    assert [candidate.correct for candidate in plan.candidates] == [False]
+    assert plan.tree[1].value == -1.0
+    assert Tree.from_dict(plan.tree.to_dict(), Dynamics(load_mas(TEAM))).states == plan.tree.states
+    # Self-consistency counts no answer for it.
+    plan = handed("sc:5", lambda request, seed: "18 -> sink" if seed % 2 else "18 -> Solver", critic=None)
+    assert plan.answer in (None, "18")
+    assert plan.correct == (plan.best.state.recipients != ())
+
+
+def test_recipients_are_part_of_the_run(tmp_path) -> None:
+    path = tmp_path / "runs.db"
+    specs = ["single", "single:recipients=uniform", "single:recipients=schedule"]
+    first = [handed(spec, mas="handoff", store=path) for spec in specs]
+    again = [handed(spec, mas="handoff", store=path) for spec in specs]
+    assert [plan.best.state for plan in again] == [plan.best.state for plan in first]
+    assert [search.turn_answers(plan, TASK) for plan in again] == [search.turn_answers(plan, TASK) for plan in first]
+    with search.open_store(path) as store:
+        assert [run.label.split()[0] for run in store.runs()] == specs
+
+
+def test_every_planner_can_have_its_recipients_chosen() -> None:
+    for name in ("single", "sc:2", "bon:2", "sbs:2,1", "mcts:2,2", "puct:2,2", "dvts:2,2", "rebase:4", "adaptive:3"):
+        spec = f"{name}{',' if ':' in name else ':'}recipients=uniform"
+        planner = search.load_planner(spec)
+        assert search.load_planner(search.planner_spec(planner)) == planner
+        assert handed(spec).error is None
+    assert search.load_planner("mcts:4,2,recipients=own") == search.MCTS(4, 2)
+
+
+def test_chosen_recipients_comply_and_answer_within_budgets() -> None:
+    check_planner(search.ChosenRecipients(search.MCTS(4, 2), "uniform"), systems=("handoff", "rpsv"))
+    check_planner(search.ChosenRecipients(search.StepBeamSearch(2, 1), "schedule"), systems=("handoff",))
+    for rule in ("schedule", "uniform", "critic"):
+        for planner in ("mcts:20,3", "sbs:3,2"):
+            plan = handed(f"{planner},recipients={rule}", budget=search.Budget(calls=24), mas="handoff")
+            assert (plan.error, plan.usage.agent_calls <= 24) == (None, True)
+
+
+def test_faults_of_the_choice_of_recipients() -> None:
+    with pytest.raises(ConfigError, match="expected recipients to be one of"):
+        search.load_planner("mcts:2,2,recipients=best")
+    with pytest.raises(ConfigError, match="needs a critic"):
+        search.run("single:recipients=critic", TASK, mas=TEAM, policy=ScriptedPolicy(same_words))
+    with pytest.raises(ConfigError, match="policy likelihood rates messages, not their recipients"):
+        handed("single:recipients=critic", critic=search.PolicyLikelihood())
+    with pytest.raises(ConfigError, match="MCTS needs a critic"):
+        handed("mcts:2,2,recipients=uniform", critic=None)
+
+
+def growing(request, seed: int) -> str:
+    turn = request.messages[-1].content.count("CURRENT ANSWER")
+    answer = {0: "unknown", 1: "17", 2: "18"}.get(turn, "18")
+    goal = {"Planner": "Solver", "Solver": "Planner"}.get(request.agent, "sink")
+    return f"RECIPIENT: {goal}\nMESSAGE: 3 and 4\nCURRENT ANSWER: {answer}"
+
+
+def test_answers_after_some_turns_of_one_run() -> None:
+    plan = handed("single", growing)
+    found = search.turn_answers(plan, TASK, turns=(1, 2, 3, 6, 99))
+    assert found == ((1, None, False), (2, "17", False), (3, "18", True), (6, "18", True), (99, "18", True))
+    assert [answer.turns for answer in search.turn_answers(plan, TASK)] == [4, 8, 12]
+    with pytest.raises(ConfigError, match="turns: expected a whole number of at least 1, got 0"):
+        search.turn_answers(plan, TASK, turns=(0,))
+    failed = handed("single", lambda request, seed: "RECIPIENT: nobody\nCURRENT ANSWER: 18")
+    assert search.turn_answers(failed, TASK, turns=(4,)) == ((4, None, False),)
+
+
+def test_pages_and_texts_for_critics_show_routes() -> None:
+    from mas_gym.report.pages import tree_page, tree_view
+    from rewardmodels.data.serialise import state_text
+
+    plan = handed("mcts:6,3,recipients=uniform", mas="handoff")
+    page = tree_page(tree_view(plan))
+    assert "NumberTheorist" in page
+    texts = {state_text(load_mas("handoff"), state) for state in plan.tree.states}
+    assert len(texts) == len(plan.tree)
+    _, failed = play(load_mas(TEAM), "nobody")
+    assert state_text(load_mas(TEAM), failed).endswith("\n0>: nobody\n3")
+
+
+def test_pairs_of_a_tree_keep_recipients_apart() -> None:
+    from rewardmodels.data.mining import pairs
+
+    tree = handed("mcts:30,6,recipients=uniform", training=True, critic=None, mas=REPAIR).tree
+    assert all(pair.chosen.state.digest != pair.rejected.state.digest for pair in pairs(tree, 9))
+    model = Dynamics(load_mas(TEAM))
+    tree = Tree(model.initial_state(QUESTION))
+    for recipient, value in ((1, 1.0), (2, -1.0)):
+        child = tree.add(0, model.transition(tree.states[0], ("Over to you.", recipient)))
+        tree.visits[child], tree.totals[child] = 1, value
+    [pair] = pairs(tree, 6)
+    assert (pair.chosen.state.recipients, pair.rejected.state.recipients) == ((1,), (2,))

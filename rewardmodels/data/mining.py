@@ -150,10 +150,10 @@ def _family_pairs(tree: TreeView, siblings: Sequence[int], same: Same) -> list[P
 
 
 def _ranked(tree: TreeView, siblings: Sequence[int], same: Same) -> list[Labelled]:
-    unique: dict[str, int] = {}
+    unique: dict[tuple[str, tuple[int, ...]], int] = {}
     for node in siblings:
-        text = tree.states[node].text
-        known = next((other for other in unique if same(other, text)), text)
+        text, recipients = action = tree.states[node].text, tree.states[node].recipients
+        known = next((other for other in unique if other[1] == recipients and same(other[0], text)), action)
         if known not in unique or tree.visits[node] > tree.visits[unique[known]]:
             unique[known] = node
     return sorted((_labelled(tree, node) for node in unique.values()), key=lambda item: -item.target)

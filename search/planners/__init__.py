@@ -1,12 +1,14 @@
 """Search algorithms, each a frozen dataclass with one method, `plan`.
 
 The paper's: `SinglePass`, `SelfConsistency`, `StepBeamSearch`, `MCTS`. For comparison:
-`BestOfN`, `PUCT`, `SequentialHalving`, `DVTS`, `REBASE`, `AdaptiveBranching`.
+`BestOfN`, `PUCT`, `SequentialHalving`, `DVTS`, `REBASE`, `AdaptiveBranching`. `ChosenRecipients`
+gives any of them another rule for the recipients of messages.
 """
 
 from search.planners.beams import DVTS, REBASE, StepBeamSearch
 from search.planners.chains import BestOfN, SelfConsistency, SinglePass
 from search.planners.mcts import MCTS
+from search.planners.recipients import ChosenRecipients
 from search.planners.variants import PUCT, AdaptiveBranching, SequentialHalving
 
 __all__ = [
@@ -16,6 +18,7 @@ __all__ = [
     "REBASE",
     "AdaptiveBranching",
     "BestOfN",
+    "ChosenRecipients",
     "SelfConsistency",
     "SequentialHalving",
     "SinglePass",
