@@ -209,6 +209,24 @@ def test_a_fleet_ends_with_its_budget_and_goes_on_without(tmp_path: Path) -> Non
     assert results(fleet_run(make_policy, 12, store=store)) == results(plain_run(12))
 
 
+def test_ctrl_c_ends_a_fleet_and_keeps_what_is_finished(tmp_path: Path) -> None:
+    reports: list[search.Progress] = []
+
+    def interrupt(now: search.Progress) -> None:
+        reports.append(now)
+        if len(reports) == 4:
+            raise KeyboardInterrupt
+
+    run = fleet_run(make_policy, progress=interrupt, store=tmp_path / "runs.db")
+    with pytest.raises(KeyboardInterrupt):
+        list(run)
+    kept = results(run)
+    assert run.stopped == "interrupted" and reports[-1].stopped == "interrupted"
+    expected = results(plain_run())
+    assert len(kept) < 20 and kept.items() <= expected.items()
+    assert results(fleet_run(make_policy, store=tmp_path / "runs.db")) == expected
+
+
 def test_what_dropped_searches_have_spent_is_counted(tmp_path: Path) -> None:
     last: list[search.Progress] = []
     store = tmp_path / "runs.db"

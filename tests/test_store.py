@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -398,6 +400,32 @@ def test_ctrl_c_while_waiting_for_the_lock_leaves_no_transaction_open(tmp_path: 
     assert not waiting.in_transaction
     waiting.close()
     blocker.close()
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_ctrl_c_while_a_search_is_written_loses_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    path = tmp_path / "a.db"
+    calls: list[Any] = []
+
+    @contextmanager
+    def interrupted(*arguments: Any) -> Iterator[None]:
+        with transaction(*arguments):
+            yield
+            calls.append(arguments)
+            if len(calls) == 4 and not committed:
+                raise KeyboardInterrupt
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("search.store.record.transaction", interrupted)
+    plans = run(path, count=6)
+    with pytest.raises(KeyboardInterrupt):
+        list(plans)
+    with open_store(path) as store:
+        assert len(list(store.plans())) == store.find().searches >= 2 + committed
+    assert len(list(run(path, count=6))) == 6
 
 
 BLOCKER = """

@@ -142,6 +142,9 @@ class ActorPool:
             budget: Limits of all searches together, compared with what actors reported at their last search.
             stored: Whether the actors state the identities of their engines.
         """
+        import ray
+
+        self._ray: Any = ray
         self.earlier, self.closed, self.meters = Usage(), False, dict[str, Meter]()
         self.stopped: str | None = None
         self.size = fleet.actors
@@ -222,11 +225,12 @@ class ActorPool:
 
     def close(self) -> None:
         """Ask what open searches have cost, and end every actor."""
-        import ray
-
         if self.closed:
             return
-        self.closed = True
+        self.closed, ray = True, self._ray
+        # When the interpreter exits, Ray may have ended before this run.
+        if not ray.is_initialized():
+            return
         try:
             with suppress(ray.exceptions.RayError):
                 asked = {member.actor.costs.remote(): member for member in self._members if member.open}
@@ -235,6 +239,8 @@ class ActorPool:
         finally:
             for member in self._members:
                 ray.kill(member.actor)
+            self._members.clear()
+            self._again.clear()
 
     def _over_budget(self, wanted: int) -> bool:
         reason = self._budget.spent(self.earlier + replace(self.usage, agent_calls=self.calls), wanted)
@@ -252,9 +258,7 @@ class ActorPool:
             member.open[member.actor.search.remote(future.problem)] = future
 
     def _hire(self) -> None:
-        import ray
-
-        actor_class = ray.remote(Worker).options(
+        actor_class = self._ray.remote(Worker).options(
             num_cpus=self._fleet.cpus, num_gpus=self._fleet.gpus, max_concurrency=self._ahead + 2, max_restarts=0
         )
         self._hired += 1
@@ -267,9 +271,10 @@ class ActorPool:
 
     def _hear(self, timeout: float | None) -> None:
         """Take an actor's next answer, if one comes in time."""
-        import ray
-
-        calls = {call: m for m in self._members for call in ([*m.open] if m.loading is None else [m.loading])}
+        ray, calls = (
+            self._ray,
+            {call: m for m in self._members for call in ([*m.open] if m.loading is None else [m.loading])},
+        )
         if not calls:
             sleep(timeout or 0.0)
             return
@@ -291,13 +296,11 @@ class ActorPool:
 
     def _replace(self, member: _Member, error: Exception) -> None:
         """Replace a dead actor; its open problems come first. What the first to load raises is raised here."""
-        import ray
-
         cause = getattr(error, "cause", None)
         if isinstance(cause, Exception) and self._facts is None:
             raise cause from error
         self._members.remove(member)
-        ray.kill(member.actor)
+        self._ray.kill(member.actor)
         self._again.extend(member.open.values())
         self._deaths += 1
         if self._deaths > self._fleet.replacements:

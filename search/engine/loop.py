@@ -134,6 +134,8 @@ class Run(Iterator[Plan]):
 
     def _turn(self) -> bool:
         """Do one piece of work and write down what it ended; False when there is nothing left to do."""
+        if self._engine.closed:
+            return False
         if not isinstance(self._journal, Journal):
             self._journal = self._journal()
         engine, source, journal = self._engine, self._source, self._journal

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import os
+import sqlite3
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
@@ -352,7 +353,7 @@ class RunRecord:
 
     def _note(self, **facts: Any) -> None:
         """Write the run's row."""
-        self._facts |= facts
+        self._facts = self._facts | facts
         row = (json.dumps(self._facts, sort_keys=True), self.run)
         self._connection.execute("UPDATE runs SET facts = ? WHERE run = ?", row)
         seal_run(self._connection, self.run, self._held)
@@ -386,14 +387,22 @@ class RunRecord:
     def save(self, problem: Problem, plan: Plan, made: Mapping[tuple[bytes, str], SampleRecord]) -> None:
         """Write a search that has ended, and what it cost, in one transaction."""
         seeds = {key: entry.seed for key, entry in made.items()}
-        with explained(self.path), transaction(self._connection):
-            key = (search_id(self.run, problem.id),)
-            query = "SELECT checksum, error IS NOT NULL FROM searches WHERE id = ?"
-            for mark, failed in self._connection.execute(query, key).fetchall():
-                self._held = self._held.changed(mark, failed, -1)
-            mark = self._writer.search(self.run, problem, plan, seeds)
-            self._held = self._held.changed(mark, plan.error is not None, 1)
-            self._spend(plan.usage)
+        key = (search_id(self.run, problem.id),)
+        query = "SELECT checksum, error IS NOT NULL FROM searches WHERE id = ?"
+        before, mark = (self._held, self._fresh, self._facts), None
+        try:
+            with explained(self.path), transaction(self._connection):
+                for old, failed in self._connection.execute(query, key).fetchall():
+                    self._held = self._held.changed(old, failed, -1)
+                mark = self._writer.search(self.run, problem, plan, seeds)
+                self._held = self._held.changed(mark, plan.error is not None, 1)
+                self._spend(plan.usage)
+        except BaseException:
+            # Ctrl-C can come right after the commit.
+            with suppress(sqlite3.Error):
+                if mark is None or self._connection.execute(query, key).fetchone() != (mark, plan.error is not None):
+                    self._held, self._fresh, self._facts = before
+            raise
 
     def spend(self, usage: Usage) -> None:
         """Add the cost of searches that are dropped at a stop, and thus not saved."""
