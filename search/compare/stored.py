@@ -71,7 +71,9 @@ def _name(run: RunInfo, part: str) -> str:
     return str(critic["name"]) if critic else ""
 
 
-def stored_comparison(store: Store, runs: Iterable[str] = (), baseline: str = "") -> Comparison:
+def stored_comparison(
+    store: Store, runs: Iterable[str] = (), baseline: str = "", grading: str | None = None
+) -> Comparison:
     """Return the table of stored runs; see `Store.compare`."""
     chosen = [store.find(run) for run in runs] or store.runs()
     groups = settings(chosen)
@@ -85,7 +87,7 @@ def stored_comparison(store: Store, runs: Iterable[str] = (), baseline: str = ""
     outcomes = [
         outcome_of(plan, planner, critic, run.config["seed"])
         for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True)
-        for plan in store.plans(run.run, failed=True)
+        for plan in store.plans(run.run, failed=True, grading=grading)
     ]
     return table_of(store, setting, outcomes, baseline)
 

@@ -226,19 +226,20 @@ class Store:
             f"store {self.path}: {what}; the others can be read, and running the same command again replaces these"
         )
 
-    def compare(self, runs: Iterable[str] = (), baseline: str = "") -> Any:
+    def compare(self, runs: Iterable[str] = (), baseline: str = "", grading: str | None = None) -> Any:
         """Return the `search.Comparison` of stored runs: a row per planner and critic, averaged over seeds.
 
         Args:
             runs: Which runs, as in `find`; all by default.
             baseline: The row to compare the others with, by its label or its planner; the first by default.
+            grading: A grading of these runs (`gradings`) in place of their own grades.
 
         Raises:
             ConfigError: There is no such row, or the runs differ in more than planner, critic and seed.
             StoreError: As for `plans`.
         """
         # Comparing depends on this package, so it is imported by name.
-        return import_module("search.compare.stored").stored_comparison(self, runs, baseline)
+        return import_module("search.compare.stored").stored_comparison(self, runs, baseline, grading)
 
     def export(self, path: str | os.PathLike[str], run: str | None = None) -> int:
         """Write the nodes of one run's trees as a Parquet file and return how many there are.
