@@ -15,9 +15,11 @@ import gymnasium as gym
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import mas_gym
 import search
+from mas_gym.cli import app
 from mas_gym.errors import ConfigError, CriticError, DataError, PolicyError, UnknownNameError
 from mas_gym.identity import identity_of
 from mas_gym.policies.adapters import ScriptedPolicy
@@ -478,3 +480,83 @@ def test_one_warning_names_what_a_policy_was_not_made_for(caplog: pytest.LogCapt
     list(search.run("single", load_task("arithmetic")[:2], mas="rpsv", policy=policy))
     [said] = caplog.messages
     assert said.startswith("policy arithmetician was made for arithmetic (rpsv), not for ordering with logic")
+
+
+# ---------------------------------------------------------------------- the command line
+
+WRITER = """
+from mas_gym.policies import ScriptedPolicy
+def make():
+    return ScriptedPolicy(lambda request, seed: "Final Answer: Vienna")
+def grade(problem, text):
+    return problem.id == "second"
+"""
+
+
+@pytest.fixture
+def command(rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    """Run a command in a folder with ``my.csv`` and ``my.py``; return its exit code and its output in one line."""
+    named = zip(("first", "second", "third"), CAPITALS, strict=True)
+    rows([{"id": name, "prompt": question, "gold": answer} for name, (question, answer) in named])
+    (tmp_path / "my.py").write_text(WRITER)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str]:
+        done = CliRunner(env={"COLUMNS": "200"}).invoke(app, list(arguments))
+        return done.exit_code, " ".join(done.output.replace("│", " ").split())
+
+    return run
+
+
+MINE = ("--task", "my.csv", "--columns", "question=prompt,answer=gold")
+
+
+def test_commands_take_ones_own_file(command: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    policy = ("--policy", "my.py:make")
+    code, said = command("eval", *MINE, *policy, "--json", "out.json")
+    assert code == 0 and "my: 3 problems of kind text (guessed" in said and "33.3" in said
+    code, said = command("eval", *MINE, *policy, "--grader", "my.py:grade", "--mas", "single")
+    assert code == 0 and "33.3" in said
+    code, said = command(
+        "solve", *MINE, *policy, "--problem-id", "second", "--grader", "my.py:grade", "--planner", "sc:2"
+    )
+    assert code == 0 and "Answer: vienna (right)" in said
+    code, said = command("rollouts", *MINE, *policy, "--split", "train", "--store", "t.db", "--planner", "mcts:2,2")
+    assert code == 0 and "it has no split column, so train is 95% of it" in said
+    code, said = command("eval", *MINE, *policy, "--kind", "judge", "--judge", "my.py:make")
+    assert "no line 'Verdict: correct'" in said
+
+
+def test_a_policy_out_of_place_is_named_once(command: Callable[..., tuple[int, str]]) -> None:
+    _, said = command("solve", "What is the capital of Austria?", "--kind", "text", "--planner", "sc:2")
+    assert said.count("was made for arithmetic") == 1
+    _, said = command("solve", "Tom has 3 pens and buys 4. How many has he?", "--planner", "sc:2")
+    assert "was made for" not in said
+    _, said = command("eval", "--task", "ordering", "-n", "2", "--policy", "my.py:make")
+    assert "ordering test, logic" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--task", "my.csv"), "no column 'question'; its columns are 'id', 'prompt', 'gold'"),
+        ((*MINE, "--kind", "txt"), "did you mean 'text'"),
+        ((*MINE, "--kind", "number"), "expected a number as the answer, got 'Vienna'"),
+        ((*MINE, "--kind", "code"), "pass allow_code=True or --allow-code"),
+        ((*MINE, "--kind", "judge"), "--judge"),
+        ((*MINE, "--grader", "my.py:grad"), "did you mean 'grade'"),
+        ((*MINE, "--grader", "grade"), "expected FILE.py:NAME or a function"),
+        ((*MINE, "--colums", "question=prompt"), "No such option: --colums"),
+        ((*MINE, "--data", "other.csv"), "is its own source; expected no data"),
+        ((*MINE, "-o", "difficulty=3"), "takes the options allow_code, columns"),
+        (("--task", "your.csv"), "no data at 'your.csv'"),
+        (("--task", "gsm8k", "--kind", "text"), "task 'gsm8k' takes the options"),
+        (("--task", "arithmetic", "--columns", "question=q"), "task 'arithmetic' takes the options"),
+        (("--task", "my"), "for your own problems name a file (.csv"),
+    ],
+)
+def test_a_mistyped_option_is_named(
+    command: Callable[..., tuple[int, str]], arguments: tuple[str, ...], complaint: str
+) -> None:
+    code, said = command("eval", *arguments, "--policy", "my.py:make")
+    assert code == 2 and complaint in said

@@ -101,14 +101,13 @@ def policies(json: AsJSON = False) -> None:
 
 def tasks(json: AsJSON = False) -> None:
     """List the tasks for --task, with their options."""
-    from mas_gym.tasks.loading import BENCHMARKS, TASK_NAMES, _procedural
+    from mas_gym.tasks.loading import BENCHMARKS, task_makers
 
     made = [
-        Entry(name, f"{BENCHMARKS[name].hub.path} from the hub, or a local file with --data", [])
-        if name in BENCHMARKS
-        else _entry(name, _procedural(name))
-        for name in TASK_NAMES
+        Entry(name, f"{benchmark.hub.path} from the hub, or a local file with --data", [])
+        for name, benchmark in BENCHMARKS.items()
     ]
+    made += [_entry(name, make) for name, make in task_makers().items()]
     own = "Your own: --task FILE.csv (or JSONL, Parquet, a folder, or OWNER/NAME on the hub), with --columns, --kind"
     _show(made, json, f"--task NAME -o option=value\n{own}", "")
 

@@ -433,6 +433,11 @@ def _plugins() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=ENTRY_POINTS) if point.name not in TASK_NAMES}
 
 
+def task_makers() -> dict[str, Callable[..., Any]]:
+    """Return the classes and functions that make the tasks without a data set, those of packages included."""
+    return {name: _procedural(name) for name in PROCEDURAL} | {n: point.load() for n, point in _plugins().items()}
+
+
 def _plugin(name: str, split: str, options: Mapping[str, Any]) -> Task:
     make = _plugins()[name].load()
     try:
