@@ -109,6 +109,9 @@ ENVIRONMENTS = {
 CUSTOM = "MAS-Custom-v0"
 """The id for problems of one's own, as in ``gym.make("MAS-Custom-v0", task="my.csv")``."""
 
+PROGRAM = "MAS-Program-v0"
+"""The id of an environment for any agent program: ``gym.make(PROGRAM, program="my_agents.py:solve", task=...)``."""
+
 
 def register_environments() -> None:
     """Register every id once; the first ``gym.make`` imports the environment."""
@@ -117,6 +120,8 @@ def register_environments() -> None:
             register(env_id, entry_point="mas_gym.env:MASEnv", kwargs={"task": task, "mas": mas})
     if CUSTOM not in registry:
         register(CUSTOM, entry_point="mas_gym.env:MASEnv")
+    if PROGRAM not in registry:
+        register(PROGRAM, entry_point="mas_gym.program_env:ProgramEnv")
 
 
 register_environments()

@@ -248,7 +248,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
             size = utf8_length(problem.question)
             raise DataError(f"the question of {problem.id} has {size} bytes, over max_bytes={self.max_bytes}: raise it")
         self._problem = problem
-        self._state = self.dynamics.initial_state(problem.question)
+        self._state = self._first(problem.question)
         self._over, self._refusals = False, 0
         self._frames.clear()
         return self._report({})
@@ -274,7 +274,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         try:
             if len(text) * 4 > self.max_bytes and utf8_length(text) > self.max_bytes:
                 raise IllegalActionError(f"a text of {utf8_length(text)} bytes; at most {self.max_bytes} are allowed")
-            following = self.dynamics.transition(state, (text, recipient))
+            following = self._next(state, text, recipient)
         except IllegalActionError as error:
             return self._refuse(str(error))
         if (failure := self.dynamics.failure(following)) is not None:
@@ -284,7 +284,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
             observation, info = self._report({})
             return observation, 0.0, False, False, info
         assert self._problem is not None
-        grade = self.task.grade(self._problem, following.text)
+        grade = self.task.grade(self._problem, self.mas.final_text(following.text))
         return self._end(1.0 if grade.correct else -1.0, grade._asdict())
 
     def _refuse(self, reason: str) -> tuple[Observation, float, bool, bool, Info]:
@@ -329,7 +329,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
             "question": question or "",
             "transcript": transcript,
             "acting": acting,
-            "messages": chat_messages(self.mas, state),
+            "messages": self._prompt(state),
         }
         name = "sink" if acting == self.sink else self.mas.agents[acting].name
         info = {"action_mask": self.action_mask(), "problem_id": self.problem_id, "agent": name, **facts}
@@ -339,9 +339,23 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         """Return a new int8 vector of length M + 2: 1 for each legal recipient; all zeros after the end."""
         mask = np.zeros(self.ALL + 1, dtype=np.int8)
         if not self._over:
-            for recipient in self.dynamics.legal_recipients(self.state):
+            for recipient in self._legal(self.state):
                 mask[recipient] = 1
         return mask
+
+    # What another kind of system does in its own way; see `mas_gym.program_env`.
+
+    def _first(self, question: str) -> MASState:
+        return self.dynamics.initial_state(question)
+
+    def _next(self, state: MASState, text: str, recipient: int) -> MASState:
+        return self.dynamics.transition(state, (text, recipient))
+
+    def _prompt(self, state: MASState) -> tuple[ChatMessage, ...]:
+        return chat_messages(self.mas, state)
+
+    def _legal(self, state: MASState) -> tuple[int, ...]:
+        return self.dynamics.legal_recipients(state)
 
     def clone_state(self, *, include_rng: bool = False) -> Snapshot:
         """Return a snapshot of the episode in constant time.

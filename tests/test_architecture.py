@@ -65,6 +65,7 @@ FLOORS = [
     "mas_gym.tasks.loading",
     "mas_gym.programs",
     "mas_gym.env",
+    "mas_gym.program_env",
     "mas_gym.wrappers",
     "mas_gym.wrappers",
     "mas_gym.testing",

@@ -231,7 +231,7 @@ def test_ids_pair_known_tasks_with_known_systems() -> None:
     for task, mas in ENVIRONMENTS.values():
         assert task in TASK_NAMES
         assert mas in mas_gym.mas_names()
-    assert {env_id for env_id in gym.registry if env_id.startswith("MAS-")} == {*IDS, "MAS-Custom-v0"}
+    assert {env_id for env_id in gym.registry if env_id.startswith("MAS-")} == {*IDS, "MAS-Custom-v0", "MAS-Program-v0"}
 
 
 # ------------------------------------------------------------------------------------------ errors

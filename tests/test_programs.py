@@ -1,6 +1,7 @@
 """Search over agent programs: branching by replay, equality with a MAS, identity, resumption, order, divergence."""
 
 import asyncio
+import copy
 import itertools
 import pickle
 import threading
@@ -10,18 +11,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from search_worlds import noise
 
 import mas_gym
+import rewardmodels
 import search
 from mas_gym.errors import ConfigError, IdentityError
 from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
 from mas_gym.policies.base import Sample
 from mas_gym.programs import DivergenceError, Program, ProgramError
 from mas_gym.tasks.base import Problem
+from mas_gym.wrappers import CandidateChoice
 from search import Plan
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "programs"
@@ -346,3 +350,71 @@ def test_a_program_that_never_calls_cannot_be_searched() -> None:
 
     with pytest.raises(ProgramError, match="before its first model call"):
         search.run("single", problems(), program=solve, policy=Echo())
+
+
+# ---- the environment
+
+
+def test_the_environment_steps_through_a_program_and_snapshots_replay_it() -> None:
+    env = gym.make(
+        "MAS-Program-v0", program=chained, task="arithmetic", program_options={"agents": ["Reader", "Solver"]}
+    )
+    inner: Any = env.unwrapped
+    observation, info = env.reset(seed=3)
+    assert observation in env.observation_space and info["agent"] == "Reader"
+    assert observation["messages"][0].content == "You are the Reader. Read." and info["action_mask"].sum() == 1
+    start = inner.clone_state()
+    observation, _, over, _, info = env.step(("facts", inner.ALL))
+    middle = inner.clone_state()
+    assert not over and info["agent"] == "Solver" and observation["messages"][1].content.endswith("facts")
+    answer = inner.task.problem(info["problem_id"]).answer
+    _, reward, over, _, info = env.step((f"Final Answer: {answer}", inner.ALL))
+    assert (reward, over, info["correct"]) == (1.0, True, True)
+    inner.restore_state(start)
+    assert env.step(("other facts", inner.ALL))[0]["messages"][1].content.endswith("other facts")
+    # Another environment reaches the same state by replay.
+    twin = copy.deepcopy(env)
+    other: Any = twin.unwrapped
+    other.restore_state(middle)
+    assert other.observe()[0]["messages"] == observation["messages"]
+    _, reward, over, _, info = twin.step(("no idea", 0))
+    assert (reward, over) == (-1.0, True) and "ALL" in info["invalid_action"]
+    env.close(), twin.close()
+
+
+def test_the_environment_reports_a_program_that_fails() -> None:
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        raise ValueError(await ask(client, "You are the Solver.", question))
+
+    env = gym.make("MAS-Program-v0", program=solve, disable_env_checker=True)
+    env.reset(seed=0)
+    _, reward, over, _, info = env.step(("my reply", env.unwrapped.ALL))  # type: ignore[attr-defined]
+    assert (reward, over, info["program_error"]) == (-1.0, True, "ValueError: my reply")
+    env.close()
+
+
+def test_candidate_choice_plays_a_program() -> None:
+    program = Program(chained, agents=["Reader", "Solver"])
+    env = CandidateChoice(gym.make("MAS-Program-v0", program=program), Echo(), n=3)
+    env.reset(seed=0)
+    steps = [env.step(0)[2] for _ in range(2)]
+    assert steps == [False, True]
+    env.close()
+
+
+# ---- training
+
+
+def test_rollouts_of_a_program_are_training_data(tmp_path: Path) -> None:
+    task = mas_gym.load_task("arithmetic", split="train", limit=12)
+    program = Program(f"{EXAMPLES}/plain_openai.py:solve", agents=AGENTS)
+    policy, store = (
+        Echo(lambda request, draw: f"{request.agent} {int(draw * 9)}. Final Answer: {int(draw * 2)}"),
+        tmp_path / "t.db",
+    )
+    easy = [Problem(p.id, p.question, "1", "number") for p in task]
+    plans = list(search.run("mcts:12,3", easy, program=program, policy=policy, training=True, store=store))
+    assert not any(plan.error for plan in plans)
+    data = rewardmodels.collect(rewardmodels.stored_trees(store), "pairs")
+    assert {example.agent for example in data.examples} <= set(AGENTS) and len(data.examples) > 20
+    assert all(example.chosen[0].startswith("Agents: 0 Reader, 1 Planner") for example in data.examples)

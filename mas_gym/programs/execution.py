@@ -157,12 +157,17 @@ class Execution:
         self._quiet = Quiet.SETTLED
         self._stuck: float | None = None
         self.touched = monotonic()
-        self.deadline: float | None = self.touched + self._timeout
+        self.deadline: float | None = None
 
     @property
     def over(self) -> bool:
         """Whether the program has ended or was dropped."""
         return self._over
+
+    def began(self) -> None:
+        """Start the clock of the program."""
+        self.touched = monotonic()
+        self.deadline = self.touched + self._timeout
 
     # ---- the program's side
 

@@ -42,6 +42,7 @@ class Program:
         timeout: See the arguments.
         settle: See the arguments.
         parked: See the arguments.
+        running: See the arguments.
         normalise: See the arguments.
         spec: The string that it was loaded from; None if it was not.
     """
@@ -58,6 +59,7 @@ class Program:
         timeout: float = 60.0,
         settle: float = 0.01,
         parked: int = 256,
+        running: int = 64,
     ) -> None:
         """Describe a program; nothing of it runs yet.
 
@@ -74,6 +76,7 @@ class Program:
             settle: Seconds without a new call after which concurrent calls of threads and other processes are ordered.
                 Functions on one event loop do not need it.
             parked: Maximum number of executions kept waiting, which need not be replayed; at most 16 of commands.
+            running: Maximum number of executions started at once, beside those kept waiting; at most 16 of commands.
 
         Raises:
             ConfigError: An argument does not fit.
@@ -86,8 +89,9 @@ class Program:
         if max_calls > MAX_TURNS:
             raise ConfigError(f"max_calls: expected at most {MAX_TURNS:,}, got {shown(max_calls)}")
         self.parked = whole_number("parked", parked, at_least=0)
+        self.running = whole_number("running", running, at_least=1)
         if isinstance(self.source, CommandSource):
-            self.parked = min(self.parked, 16)
+            self.parked, self.running = min(self.parked, 16), min(self.running, 16)
         for name, seconds in (("timeout", timeout), ("settle", settle)):
             if not isinstance(seconds, int | float) or not 0 < seconds < 1e7:
                 raise ConfigError(f"{name}: expected a positive number of seconds, got {shown(seconds)}")
@@ -97,7 +101,7 @@ class Program:
         self._given_mas, self._given_agents = mas, agents
         self._arguments = {
             "agents": agents, "mas": mas, "files": tuple(files), "normalise": normalise, "max_calls": max_calls,
-            "timeout": timeout, "settle": settle, "parked": parked,
+            "timeout": timeout, "settle": settle, "parked": parked, "running": running,
         }  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -11,10 +11,11 @@ import asyncio
 import secrets
 import selectors
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from time import monotonic
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from mas_gym.dynamics import Dynamics
 from mas_gym.errors import MASGymError, SearchError
 from mas_gym.graph import FAILED, MAS, RETURNED
 from mas_gym.programs.calls import Call
-from mas_gym.programs.execution import Execution, Failed, Outcome, Quiet, Report, Script, Step, Waiting
+from mas_gym.programs.execution import DivergenceError, Execution, Failed, Outcome, Quiet, Report, Script, Step, Waiting
 from mas_gym.programs.gateway import Gateway, Server, make_client
 from mas_gym.programs.sources import Source, interrupt
 from mas_gym.state import Action, MASState
@@ -43,6 +44,7 @@ class Described(Protocol):
     timeout: float
     settle: float
     parked: int
+    running: int
 
     @property
     def mas(self) -> MAS:
@@ -90,10 +92,11 @@ class _Loop:
         def here() -> None:
             self._asked = None
 
-        if self._asked is None:
+        asked = self._asked
+        if asked is None:
             self._asked = monotonic()
             self.soon(here)
-        return monotonic() - self._asked > _SILENT_SECONDS
+        return asked is not None and monotonic() - asked > _SILENT_SECONDS
 
     @property
     def running(self) -> str:
@@ -163,6 +166,9 @@ class Runner:
         self._side: _Loop | None = None
         self._server: Server | None = None
         self._quiet: list[Execution] = []
+        self._queue: deque[Execution] = deque()
+        self._busy: set[Execution] = set()
+        self._stops: dict[Execution, Callable[[], None]] = {}
         self._closed = False
 
     def session(self, question: str) -> Session:
@@ -175,8 +181,9 @@ class Runner:
             if self._closed:
                 return
             self._closed = True
-            left, self._open = list(self._open), set()
+            left = list(self._open)
             self._parked.clear()
+            self._queue.clear()
         for execution in left:
             execution.drop()
         if self._programs is not None:
@@ -191,28 +198,57 @@ class Runner:
         program = self.program
         key = secrets.token_urlsafe(24) if program.source.needs_key else ""
         limits = program.max_calls, program.timeout
-        execution = Execution(self, secrets.token_urlsafe(24), key, question, script, limits, report)
+
+        def passed_on(execution: Execution, outcome: Outcome | Exception) -> None:
+            self._rests(execution)
+            report(execution, outcome)
+
+        execution = Execution(self, secrets.token_urlsafe(24), key, question, script, limits, passed_on)
         self._side_loop()
         with self._lock:
             if self._closed:
                 raise SearchError("the program's runner is closed")
-            # Those that ended by themselves are forgotten here.
-            if len(self._open) > 2 * program.parked + 64:
-                self._open = {other for other in self._open if not other.over}
             self._open.add(execution)
+            self._queue.append(execution)
         self.gateway.add(execution)
-        stop = program.source.start(execution, self)
-
-        def end() -> None:
-            self.gateway.remove(execution)
-            with self._lock:
-                self._open.discard(execution)
-            stop()
-
-        execution.stop = end
-        if execution.over:
-            end()
+        execution.stop = partial(self._rests, execution)
+        self._start_next()
         return execution
+
+    def _start_next(self) -> None:
+        """Start the executions that wait for a place."""
+        while True:
+            with self._lock:
+                if not self._queue or len(self._busy) >= self.program.running:
+                    return
+                execution = self._queue.popleft()
+                dropped = execution.over
+                if not dropped:
+                    self._busy.add(execution)
+            if not dropped:
+                self._launch(execution)
+
+    def _launch(self, execution: Execution) -> None:
+        execution.began()
+        stop = self.program.source.start(execution, self)
+        with self._lock:
+            self._stops[execution] = stop
+        if execution.over:
+            self._rests(execution)
+
+    def _rests(self, execution: Execution) -> None:
+        """Note that an execution waits for a reply, or that it is over and its program must end."""
+        stop = None
+        with self._lock:
+            self._busy.discard(execution)
+            if execution.over:
+                self._open.discard(execution)
+                stop = self._stops.pop(execution, None)
+        if execution.over:
+            self.gateway.remove(execution)
+        if stop is not None:
+            stop()
+        self._start_next()
 
     def park(self, session: int, digest: bytes, execution: Execution) -> None:
         """Keep an execution that waits at a state; beyond the limit the oldest one is dropped."""
@@ -395,6 +431,20 @@ class Session:
     def call(self, state: MASState) -> Call:
         """Return the call that is the decision at a state of this session."""
         return self._waiting[state.digest][0]
+
+    def reach(self, state: MASState) -> None:
+        """Run the program to a state of an earlier session, and wait; it is then known here like any other.
+
+        Raises:
+            DivergenceError: The program does not get there any more.
+        """
+        if state.digest in self._waiting or self.is_terminal(state):
+            return
+        reached = self.begin().result()
+        for link in state.path()[1:]:
+            reached = self.extend(reached, link.text).result()
+        if reached != state:
+            raise DivergenceError("the program does not reach this state any more: it asks other agents, or ends")
 
     def knows(self, state: MASState, text: str) -> bool:
         """Whether the state that a reply leads to is known or being found."""

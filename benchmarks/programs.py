@@ -1,0 +1,141 @@
+"""What it costs to search a program instead of a MAS, with the same plans: `python benchmarks/programs.py`.
+
+Reader, Planner, Solver and Verifier as the shipped MAS, as a function with `client=` (no socket) and as one with
+`base_url` (through the gateway's loopback port), at 64 open searches. Engines: one that takes 20 ms a call and works on
+8 calls at once, one that works on any number at once, so that nothing hides the program's cost, and the tiny agents,
+which compute on the CPU. In brackets the ratios of wall-clock and of CPU time to the MAS. Then 1,000 searches, and what
+they leave behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from openai import AsyncOpenAI
+
+import mas_gym
+import search
+from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
+from mas_gym.policies.base import Sample
+from mas_gym.programs import Program
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "programs" / "plain_openai.py"
+AGENTS = ["Reader", "Planner", "Solver", "Verifier"]
+_HTTP: list[AsyncOpenAI] = []
+
+
+class Slow:
+    """An engine that takes some seconds a call, and works on some calls at once."""
+
+    name = "slow"
+
+    def __init__(self, seconds: float, at_once: int = 10_000) -> None:
+        self.seconds, self.max_concurrency = seconds, at_once
+
+    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+        await asyncio.sleep(self.seconds)
+        texts = [f"{request.agent} {seed % 5}. Final Answer: {seed % 3}" for seed in request.seeds]
+        return SamplingReply(tuple(Sample(text, 8, -4.0, "stop") for text in texts))
+
+
+ENGINES: dict[str, Any] = {
+    "8-at-once": lambda: Slow(0.02, 8),
+    "all-at-once": lambda: Slow(0.02),
+    "tiny": lambda: load_policy("tiny"),
+}
+
+
+def by_url() -> Any:
+    """Return the example as a function with ``base_url``."""
+    from mas_gym.user_code import find_user_code
+
+    inner, _, _ = find_user_code("program", f"{EXAMPLE}:solve")
+
+    async def solve(question: str, base_url: str) -> str:
+        async with AsyncOpenAI(base_url=base_url, api_key="any") as client:
+            return str(await inner(question, client))
+
+    return solve
+
+
+def timed(planner: str, task: Any, policy: Any, program: Any) -> tuple[float, float, list[Any]]:
+    """Return the seconds of a run, on the wall and of CPU, and its plans' answers and costs."""
+    system = {"mas": "rpsv"} if program is None else {"program": program}
+    begun, worked = time.perf_counter(), time.process_time()
+    critic = search.PolicyLikelihood()
+    plans = list(search.run(planner, task, policy=policy, critic=critic, concurrency=64, **system))
+    assert not any(plan.error for plan in plans), next(plan.error for plan in plans if plan.error)
+    seconds = time.perf_counter() - begun, time.process_time() - worked
+    return *seconds, sorted((p.problem_id, p.answer, p.usage.agent_calls, p.usage.generated_tokens) for p in plans)
+
+
+def compare(planners: list[str], task: Any, policies: dict[str, Any], repeats: int) -> None:
+    """Print the seconds of each kind, the best of some repeats, and their ratio to the MAS."""
+    kinds = {
+        "MAS": None,
+        "client=": Program(f"{EXAMPLE}:solve", agents=AGENTS),
+        "base_url": Program(by_url(), agents=AGENTS),
+    }
+    print(f"{'engine':10} {'planner':10} " + " ".join(f"{kind:>28}" for kind in kinds))
+    for engine, policy in policies.items():
+        for planner in planners:
+            found = {kind: [] for kind in kinds}
+            for program in kinds.values():
+                # Everything is loaded before the clock starts.
+                timed(planner, task[:4], policy, program)
+            for _ in range(repeats):
+                for kind, program in kinds.items():
+                    found[kind].append(timed(planner, task, policy, program))
+            assert all(plans == found["MAS"][0][2] for runs in found.values() for _, _, plans in runs), "plans differ"
+            best = {kind: (min(run[0] for run in runs), min(run[1] for run in runs)) for kind, runs in found.items()}
+            wall, cpu = best["MAS"]
+            cells = [f"{w:7.2f} s ({w / wall:5.2f}x, {c / cpu:5.2f}x)" for w, c in best.values()]
+            print(f"{engine:10} {planner:10} " + " ".join(f"{cell:>28}" for cell in cells), flush=True)
+
+
+def leaves_nothing(count: int) -> None:
+    """Run many searches of every kind of function, and compare threads, children and open files before and after."""
+    task = mas_gym.load_task("arithmetic", split="train", limit=count // 2)
+    before = _held()
+    for program in (f"{EXAMPLE}:solve", by_url()):
+        timed("sc:2", task, Slow(0.0), Program(program, agents=AGENTS))
+    time.sleep(0.5)
+    print(f"{count} searches: threads, children and open files were {before}, are {_held()}")
+
+
+def _held() -> tuple[int, int, int]:
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return threading.active_count(), len(children), len(os.listdir("/proc/self/fd"))
+
+
+def main() -> None:
+    """Measure."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("-n", type=int, default=64)
+    options.add_argument("--repeats", type=int, default=2)
+    options.add_argument(
+        "--engine", nargs="+", choices=["8-at-once", "all-at-once", "tiny"], default=["8-at-once", "tiny"]
+    )
+    options.add_argument("--planner", nargs="+", default=["sc:5", "sbs:5,1", "mcts:10,3"])
+    options.add_argument("--searches", type=int, default=1000)
+    given = options.parse_args()
+    engines = {
+        "8-at-once": lambda: Slow(0.02, 8),
+        "all-at-once": lambda: Slow(0.02),
+        "tiny": lambda: load_policy("tiny"),
+    }
+    policies = {name: engines[name]() for name in given.engine}
+    task = mas_gym.load_task("arithmetic", split="test", limit=given.n)
+    compare(given.planner, task, policies, given.repeats)
+    if given.searches:
+        leaves_nothing(given.searches)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""An agent program as an environment: one reply to one of its model calls per step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gymnasium import spaces
+
+from mas_gym.env import Info, MASEnv, Observation
+from mas_gym.errors import ConfigError, IllegalActionError
+from mas_gym.graph import FAILED
+from mas_gym.programs import Program, Runner, Session, load_program
+from mas_gym.prompts import ChatMessage
+from mas_gym.spaces import Records
+from mas_gym.state import MASState
+
+_MOST_MESSAGES = 10_000
+_MOST_PROMPT_BYTES = 2**26
+
+
+class ProgramEnv(MASEnv):
+    """A program that solves problems of a task; each step is a reply to the model call that waits.
+
+    It differs from `MASEnv` in this: ``observation["messages"]`` is the prompt of the call; the recipient of an action
+    is `ALL`, because the program decides who acts next; what the program returns is graded, and a program that fails
+    ends the episode with reward -1 and its error in ``info["program_error"]``. `restore_state` replays the program.
+
+    Example:
+        >>> env = gym.make("MAS-Program-v0", program="my_agents.py:solve", task="arithmetic")  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        program: str | Callable[..., Any] | Program | None = None,
+        task: Any = "arithmetic",
+        *,
+        program_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """Load the program.
+
+        Args:
+            program: What `mas_gym.programs.load_program` takes.
+            task: As for `MASEnv`.
+            program_options: Options of `mas_gym.programs.Program`, such as ``agents``.
+            options: Further arguments of `MASEnv`.
+        """
+        if program is None:
+            raise ConfigError(
+                'expected a program, as in gym.make("MAS-Program-v0", program="my_agents.py:solve", task="gsm8k")'
+            )
+        self.program = load_program(program, **dict(program_options or {}))
+        self._runner: Runner | None = None
+        self._session: tuple[str, Session] | None = None
+        super().__init__(task, self.program.mas, **options)
+
+    def _make_observation_space(self) -> spaces.Dict:
+        space = super()._make_observation_space()
+        space["messages"] = Records(ChatMessage, (None, None), _MOST_MESSAGES, _MOST_PROMPT_BYTES)
+        return space
+
+    def close(self) -> None:
+        """End the program's executions."""
+        if self._session is not None:
+            self._session[1].close()
+        if self._runner is not None:
+            self._runner.close()
+        self._runner = self._session = None
+
+    def _states(self, question: str) -> Session:
+        """Return the states of the episode's question; the program is opened at first use."""
+        if self._runner is None:
+            self._runner = self.program.open()
+        if self._session is None or self._session[0] != question:
+            if self._session is not None:
+                self._session[1].close()
+            self._session = question, self._runner.session(question)
+        return self._session[1]
+
+    def _first(self, question: str) -> MASState:
+        return self._states(question).begin().result()
+
+    def _next(self, state: MASState, text: str, recipient: int) -> MASState:
+        if recipient != self.ALL:
+            raise IllegalActionError(f"expected ALL ({self.ALL}) as the recipient: the program decides who acts next")
+        session = self._states(state.question)
+        session.reach(state)
+        return session.extend(state, text).result()
+
+    def _prompt(self, state: MASState) -> tuple[ChatMessage, ...]:
+        if state.acting == self.sink:
+            return ()
+        session = self._states(state.question)
+        session.reach(state)
+        return session.call(state).messages
+
+    def _legal(self, state: MASState) -> tuple[int, ...]:
+        return (self.ALL,)
+
+    def _end(self, reward: float, facts: Info) -> tuple[Observation, float, bool, bool, Info]:
+        _, failed, error = self.state.text.rpartition(FAILED)
+        more = {"program_error": error} if failed and self.state.acting == self.sink else {}
+        return super()._end(reward, facts | more)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without what runs."""
+        return super().__getstate__() | {"_runner": None, "_session": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ProgramEnv:
+        """Copy the episode; the copy runs the program for itself."""
+        held = self._runner, self._session
+        self._runner = self._session = None
+        memo[id(self.program)] = self.program
+        try:
+            twin = super().__deepcopy__(memo)
+        finally:
+            self._runner, self._session = held
+        assert isinstance(twin, ProgramEnv)
+        return twin
