@@ -23,7 +23,8 @@ def run(lab: Lab) -> Page:
     rule = rule_of(lab.home.task)
     merged = f"{MCTS},same={rule}"
     recipes = {
-        "identical texts": MASPRM,
+        # Trained here even if a critic is given: the three differ in the rule alone.
+        "identical texts": Recipe(trees=lab.trees(lab.home)),
         "mining": Recipe(same=rule),
         "mining, training searches": Recipe(same=rule, rollouts=f"mcts:40,3,same={rule}"),
     }
