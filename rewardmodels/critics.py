@@ -33,13 +33,19 @@ def load_critic(spec: str, **options: Any) -> Critic:
     """Load a critic.
 
     Args:
-        spec: A folder saved by training, ``"tiny-masprm"`` or ``"tiny-orm"`` (shipped, for the embedded model's RPSV
-            agents on Arithmetic), ``"policy-likelihood"``, ``"constant:0.5"``, ``"vllm:FOLDER"`` to score such a
-            folder with vLLM, ``"ensemble:A,B"`` with the spec of each member, ``"FILE.py:NAME:SETTINGS"`` for your own
-            (see `mas_gym.user_code`), ``"org/name"`` of a critic on the Hugging Face hub (see `push_to_hub`; option
-            ``revision``), or ``"NAME:ARGUMENT"`` of a loader that is registered in the entry-point group
-            ``mas_gym.critics``. Options may follow, as in
-            ``"models/masprm#concurrent=true"`` or ``"vllm:FOLDER#gpu_memory_utilization=0.3"``.
+        spec: A folder saved by training, or one of
+
+            * ``"tiny-masprm"`` or ``"tiny-orm"`` (shipped, for the embedded model's RPSV agents on Arithmetic);
+            * ``"policy-likelihood"``, ``"constant:0.5"``, ``"random"``, ``"uncertainty:KIND"``, ``"agreement"``;
+            * ``"judge:POLICY"``, ``"prm:MODEL"``, ``"rm:MODEL"``, ``"http://HOST:PORT/ENDPOINT"`` (see
+              `rewardmodels.verifiers`);
+            * ``"vllm:FOLDER"`` to score a folder saved by training with vLLM;
+            * ``"ensemble:A,B"`` with the spec of each member;
+            * ``"FILE.py:NAME:SETTINGS"`` for your own (see `mas_gym.user_code`);
+            * ``"org/name"`` of a critic on the Hugging Face hub (see `push_to_hub`; option ``revision``);
+            * ``"NAME:ARGUMENT"`` of a loader that is registered in the entry-point group ``mas_gym.critics``.
+
+            Options may follow, as in ``"models/masprm#concurrent=true"`` or ``"prm:MODEL#aggregate=min"``.
         options: Options of the loader; for folders see `LearnedCritic`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Verifiers as critics: ten of them under beam search, tree search and best-of-N, at equal tokens."""
+"""Verifiers as critics: twelve of them under beam search, tree search and best-of-N, at equal tokens."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from rewardmodels import load_critic
 from search.compare import to_markdown
 
 BEAM, PASSES = "sbs:5,1", "bon:10"
+PAIRS = "judge, pairs"
+"""Guides the beam search alone: comparing all siblings in both orders is the most expensive verdict."""
+
 CRITICS = {
     "random": "random",
     "PL": "policy-likelihood",
@@ -18,7 +21,7 @@ CRITICS = {
     "least likely token": "uncertainty:least",
     "agreement": "agreement",
     "judge": "judge:tiny",
-    "judge, pairs": "judge:tiny#mode=pairwise",
+    PAIRS: "judge:tiny#mode=pairwise",
     "ORM": "",
     "MASPRM": "",
     "MASPRM + ORM": "",
@@ -33,10 +36,10 @@ the row does. The paper makes no such comparison.
 
 Critics that cost nothing: chance; policy likelihood (PL); the agents' own uncertainty (mean entropy, self-certainty and
 the least likely token of a message); agreement, the share of leaves with the same answer. An LLM as a judge: here the
-agents' own model of a few million parameters, which was trained to play its roles and never to judge, so it says
-what a judge costs and not what one is worth; once each state alone, once by comparing siblings. Learned critics: ORM
-and MASPRM, and the mean of two (the ORM scores finished transcripts only, so MASPRM + ORM ranks leaves alone).
-Agreement and whatever contains the ORM are defined on finished transcripts, and cannot guide a beam search.
+agents' own model of a few million parameters, which was trained to play its roles and never to judge, so it shows what
+a judge costs and not what one is worth. It judges each state alone, and in the beam search also by comparing siblings,
+which costs the most. Learned critics: ORM and MASPRM, and means of two (the ORM scores finished transcripts only, so
+MASPRM + ORM ranks leaves alone). Agreement and whatever contains the ORM cannot guide a beam search.
 """
 
 
@@ -47,7 +50,7 @@ def run(lab: Lab) -> Page:
     arms = [
         arm(planner, critic, name)
         for name, critic in critics(lab).items()
-        for planner in (BEAM, MCTS, PASSES)
+        for planner in ((BEAM,) if name == PAIRS else (BEAM, MCTS, PASSES))
         if planner != BEAM or not critic.terminal_only
     ]
     scores = lab.measure(setting, arms)

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 LIKELIHOOD = "policy-likelihood"
 PLANNERS = "adaptive, bon, dvts, halving, mcts, puct, rebase, sbs, sc, single"
-CRITICS = "constant, ensemble, policy-likelihood, tiny-masprm, tiny-orm, vllm"
+CRITICS = (
+    "agreement, constant, ensemble, http, https, judge, policy-likelihood, prm, random, rm, tiny-masprm, tiny-orm, "
+    "uncertainty, vllm"
+)
 """The registered names, for help texts: asking the registries would load the search packages."""
 
 _SHIPPED = ("tiny", "tiny-masprm", "tiny-orm")
