@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import gymnasium as gym
 
@@ -105,36 +106,39 @@ def drawings() -> Iterator[tuple[str, str]]:
     yield "rpsv.html", f"<div>\n{graph_svg(mas_gym.load_mas('rpsv'))}</div>\n"
 
 
-def screens() -> None:
-    """Photograph the tree page and the index of a small store."""
+def screens(store: Path | None) -> None:
+    """Photograph the tree page and the index of a store, a small new one by default."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         sys.exit("expected Chromium on the PATH; apt-get install chromium")
     with tempfile.TemporaryDirectory() as folder:
-        store, tree = Path(folder, "runs.db"), Path(folder, "tree.html")
-        arms = ["--planner", "single", "--planner", "bon:10", "--planner", "mcts:10,3"]
-        critics = ["--critic", "tiny-orm", "--critic", "tiny-masprm"]
-        _mas_gym("eval", "-n", "60", *arms, *critics, "--store", store, "--plot", FOLDER / "frontier.png")
+        tree = Path(folder, "tree.html")
+        if store is None:
+            store = Path(folder, "runs.db")
+            arms = ["--planner", "single", "--planner", "bon:10", "--planner", "mcts:10,3"]
+            critics = ["--critic", "tiny-orm", "--critic", "tiny-masprm"]
+            _mas_gym("eval", "-n", "60", *arms, *critics, "--store", store, "--plot", FOLDER / "frontier.png")
         _mas_gym("solve", "--task", "arithmetic", "--critic", "tiny-masprm", "--tree", tree)
         from mas_gym.cli.view import make_server
 
         server = make_server(store, 0)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        pages = {"tree": tree.as_uri(), "index": f"http://127.0.0.1:{server.server_address[1]}/"}
-        for page, address in pages.items():
+        address = f"http://127.0.0.1:{server.server_address[1]}/"
+        pages = {"tree": tree.read_text("utf-8"), "index": urlopen(address).read().decode()}
+        server.shutdown()
+        for page, text in pages.items():
             for width in (1280, 390):
                 for scheme in ("light", "dark"):
-                    dark = ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
-                    target = FOLDER / f"{page}-{width}-{scheme}.png"
-                    size = f"--window-size={width},{800 if width > 400 else 844}"
-                    profile = f"--user-data-dir={folder}/profile"
-                    shot = f"--screenshot={target}"
-                    subprocess.run(
-                        [chromium, *CHROMIUM, *dark, size, profile, shot, address],
-                        check=True,
-                        stderr=subprocess.DEVNULL,
-                    )
-        server.shutdown()
+                    _photograph(chromium, Path(folder), text, f"{page}-{width}-{scheme}.png", width, scheme)
+
+
+def _photograph(chromium: str, folder: Path, text: str, name: str, width: int, scheme: str) -> None:
+    page = folder / "page.html"
+    # Headless Chromium has no option for the colour scheme.
+    page.write_text(text.replace(f"(prefers-color-scheme: {scheme})", "(min-width: 0px)"), encoding="utf-8")
+    options = [f"--window-size={width},{800 if width > 400 else 844}", f"--user-data-dir={folder}/profile"]
+    shot = [chromium, *CHROMIUM, *options, f"--screenshot={FOLDER / name}", page.as_uri()]
+    subprocess.run(shot, check=True, stderr=subprocess.DEVNULL)
 
 
 def _mas_gym(*words: object) -> None:
@@ -145,12 +149,13 @@ def main() -> None:
     """Draw."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--screens", action="store_true", help="also take screenshots, which needs Chromium")
+    parser.add_argument("--store", type=Path, help="the store of the index; a new one by default")
     wanted = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
     for name, text in drawings():
         (FOLDER / name).write_text(text, encoding="utf-8")
     if wanted.screens:
-        screens()
+        screens(wanted.store)
 
 
 if __name__ == "__main__":

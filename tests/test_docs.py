@@ -152,7 +152,7 @@ def free_port() -> int:
 def test_every_how_to_shows_an_example_that_a_test_runs() -> None:
     tests = "".join(path.read_text("utf-8") for path in (ROOT / "tests").glob("test_*.py"))
     shown = set(re.findall(r'^--8<-- "examples/(\w+)\.\w+"$', "".join(p.read_text("utf-8") for p in PAGES), re.M))
-    assert shown == {path.stem for path in (ROOT / "examples").glob("*.py")} - {"plain_tree_search"}
+    assert shown == {path.stem for path in (ROOT / "examples").glob("*.py")}
     assert all(f'"{name}' in tests for name in shown)
 
 
