@@ -175,11 +175,14 @@ def occupy(until: str) -> None:
         time.sleep(0.02)
 
 
-def noted(folder: str) -> ScriptedPolicy:
-    """A policy that takes its time and leaves a file for its process."""
+def noted(folder: str, free: str) -> ScriptedPolicy:
+    """A policy that leaves a file for its process, and once there is room waits until a second one has joined."""
     (Path(folder) / str(os.getpid())).touch()
+    end = time.monotonic() + 60
 
     def script(request: Any, seed: int) -> str:
+        while os.path.exists(free) and len(os.listdir(folder)) < 2 and time.monotonic() < end:
+            time.sleep(0.01)
         time.sleep(0.001)
         return f"{request.agent} says {seed % 97}. Final Answer: {seed % 7}"
 
@@ -189,7 +192,7 @@ def noted(folder: str) -> ScriptedPolicy:
 def test_an_actor_joins_when_the_cluster_has_room_for_it(tmp_path: Path) -> None:
     busy = occupy.remote(str(tmp_path / "free"))
     (tmp_path / "actors").mkdir()
-    run = fleet_run(partial(noted, str(tmp_path / "actors")), 40)
+    run = fleet_run(partial(noted, str(tmp_path / "actors"), str(tmp_path / "free")), 40)
     plans = [next(run) for _ in range(3)]
     assert len(list((tmp_path / "actors").iterdir())) == 1
     (tmp_path / "free").touch()

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlencode
 
-from search.compare import ResultRow, paired_bootstrap
-from search.compare.tables import COLUMNS, cells, gap_cells
+if TYPE_CHECKING:
+    from search.compare import ResultRow
 
 PAGE = 100
 SHOWN = ("all", "differing", "wrong", "failed")
@@ -121,11 +121,18 @@ def index_page(
     return _document(title, "".join(parts), _REFRESH if unread else "")
 
 
+def _figures(row: StoredRow) -> dict[str, str]:
+    """Return the cells of a row by their columns; the search package is imported when a page is shown."""
+    from search.compare.tables import COLUMNS, cells
+
+    return dict(zip(COLUMNS, cells(row.result), strict=True))
+
+
 def _index_table(group: Sequence[StoredRow]) -> str:
     head = ("A", "B", "Search", "Critic", "Seeds", "Problems", *_FIGURES, "Failed")
     lines = []
     for place, row in enumerate(group):
-        shown = dict(zip(COLUMNS, cells(row.result), strict=True))
+        shown = _figures(row)
         link = f'<a href="{escape(Choice(row).link())}">{escape(shown["Search"])}</a>'
         picks = [_radio(name, row, place == chosen) for name, chosen in (("a", 0), ("b", min(1, len(group) - 1)))]
         seeds = ", ".join(map(str, row.result.seeds))
@@ -174,12 +181,15 @@ def problems_page(title: str, choice: Choice, questions: Mapping[str, str]) -> s
 def _summary(choice: Choice) -> str:
     lines = []
     for row in choice.rows:
-        shown = dict(zip(COLUMNS, cells(row.result), strict=True))
+        shown = _figures(row)
         text = ", ".join(f"{name} {shown[name]}" for name in _FIGURES)
         lines.append(f"<p><b>{escape(row.result.label)}</b> {escape(text)}</p>")
     if choice.second is not None:
         first, second = choice.first.result, choice.second.result
         if first.shares.keys() & second.shares.keys():
+            from search.compare import paired_bootstrap
+            from search.compare.tables import gap_cells
+
             gap = paired_bootstrap(first.shares, second.shares)
             mean, span = gap_cells(gap)
             verdict = "excludes 0" if gap.significant else "includes 0"
