@@ -266,25 +266,29 @@ class Dynamics:
         try:
             state = self.initial_state(data["question"], data["turns"][0][0] if data["turns"] else data["acting"])
             for speaker, text, recipients in data["turns"]:
-                state = self._replay(state, speaker, text, tuple(index(r) for r in recipients))
+                if speaker != state.acting:
+                    raise DataError(f"turn {state.depth + 1}: expected speaker {state.acting}, got {shown(speaker)}")
+                state = self.replay(state, text, tuple(index(r) for r in recipients))
             if state.acting != data["acting"]:
                 raise DataError(f"expected agent {state.acting} to act after these turns, got {shown(data['acting'])}")
         except (LookupError, TypeError, ValueError, EpisodeOverError) as error:
             raise DataError(f"not a transcript of MAS {self.mas.name!r}: {error}") from error
         return state
 
-    def choices(self, recipients: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the recipients that an action may have named if its message reached ``recipients``."""
-        return recipients if self.mas.program and not self.mas.edges else (self._all, *recipients)
+    def replay(self, state: MASState, text: str, recipients: tuple[int, ...]) -> MASState:
+        """Return the successor that a recorded turn led to.
 
-    def _replay(self, state: MASState, speaker: int, text: str, recipients: tuple[int, ...]) -> MASState:
-        if speaker != state.acting:
-            raise DataError(f"turn {state.depth + 1}: expected speaker {state.acting}, got {shown(speaker)}")
-        for choice in self.choices(recipients):
+        Raises:
+            DataError: No action with this text reaches these recipients.
+        """
+        # In a program without edges every action names its recipient.
+        choices = recipients if self.mas.program and not self.mas.edges else (self._all, *recipients)
+        for choice in choices:
             following = self.transition(state, Action(text, choice))
             if following.recipients == recipients:
                 return following
-        raise DataError(f"turn {state.depth + 1}: no action of agent {speaker} reaches {shown(list(recipients))}")
+        problem = f"no action of agent {state.acting} reaches {shown(list(recipients))}"
+        raise DataError(f"turn {state.depth + 1}: {problem}")
 
     def _deliver(self, state: MASState, targets: tuple[int, ...]) -> dict[int, int]:
         """Return how many in-edges of each waiting agent are delivered after this message."""

@@ -237,7 +237,8 @@ class Tree:
                 text, recipients = data["texts"][data["text"][index - 1]], tuple(data["recipients"][index - 1])
                 finish = "length" if index in cut else "stop"
                 proposal = Proposal(Action(text, -1), data["tokens"][index], data["logprob"][index], finish)
-                tree.grow(parent, text, recipients, proposal, model)
+                state = model.replay(tree.states[parent], text, recipients)
+                tree.add(parent, state, proposal, model.is_terminal(state))
             tree.visits[:] = [int(v) for v in data["visits"]]
             tree.totals[:] = [float(v) for v in data["total"]]
             tree.values[:] = array("d", (_NAN if v is None else v for v in data["value"]))
@@ -246,16 +247,3 @@ class Tree:
         if not len(tree.visits) == len(tree.totals) == len(tree.values) == len(tree):
             raise DataError("not a tree: its columns have different lengths; write trees with to_dict()")
         return tree
-
-    def grow(self, parent: int, text: str, recipients: tuple[int, ...], proposal: Proposal, model: Any) -> int:
-        """Append the child that a stored turn leads to, and return its index.
-
-        Raises:
-            DataError: No action of this model with that text reaches those recipients.
-        """
-        state = self.states[parent]
-        for choice in model.choices(recipients):
-            following = model.transition(state, Action(text, choice))
-            if following.recipients == recipients:
-                return self.add(parent, following, proposal, model.is_terminal(following))
-        raise DataError(f"node {len(self)}: no action of agent {state.acting} reaches {list(recipients)}")

@@ -18,7 +18,7 @@ from mas_gym.testing import check_mas, check_planner
 from search import Tree
 
 QUESTION = "6 + 12?"
-TASK = ProblemTask.of([Problem("one", QUESTION, "18")])
+TASK = ProblemTask.of([Problem("one", QUESTION, "18")], split="train")
 NAMES = ("Planner", "Solver", "Number Theorist")
 TEAM = {
     "name": "team",

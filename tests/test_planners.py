@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from search_worlds import HashCritic, World, noise, way
 
@@ -547,6 +547,7 @@ def test_rebase_gives_more_to_better_states() -> None:
     assert [len(tree.children(i)) for i in tree.children(0)] == [3, 0, 0]
 
 
+@example(1, [0.0, 5e-324])
 @given(st.integers(0, 50), st.lists(st.floats(-50, 50), min_size=1, max_size=20))
 def test_shares_add_up_and_follow_the_order(amount: int, logits: list[float]) -> None:
     counts = share(amount, logits)

@@ -167,7 +167,8 @@ def share(amount: int, logits: Sequence[float]) -> list[int]:
     weights = [math.exp(logit - top) for logit in logits]
     exact = [amount * weight / math.fsum(weights) for weight in weights]
     counts = [math.floor(part) for part in exact]
-    order = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], i))
+    # Logits may differ by less than their exponentials show.
+    order = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], -logits[i], i))
     for i in order[: amount - sum(counts)]:
         counts[i] += 1
     return counts
