@@ -95,6 +95,7 @@ def evaluate(
     spec = opt.chosen_policy(policy, system)
     opt.warn_of_misuse(spec, source.task, system)
     alone = {"--ray": ray, "--cache": cache, "--log-json": log_json, "--match": match, "--traces": tracing.current()}
+    alone["--judge"] = source.judge
     shared = _workers(workers, alone, partial(opt.read_workers, workers, spec, arms, len(problems), len(numbers)))
     fleet = opt.read_fleet(ray, actors, gpus_per_actor)
     local, remote = engines(spec, cache, fleet) if shared is None else (None, None)

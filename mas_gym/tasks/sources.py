@@ -214,6 +214,8 @@ def _table(path: Path) -> Iterator[Row]:
     """Yield the rows of a CSV file whose first row names its columns."""
     rows = (row for row in _cells(path) if row[1])
     header = [cell.strip() for cell in next(rows, (0, []))[1]]
+    if len(set(header)) < len(header):
+        raise DataError(f"{path}: expected columns of different names, got {shown(header)}")
     for line, cells in rows:
         value: Any = BadRow(f"expected {len(header)} cells, one for each column, got {len(cells)}: {shown(cells)}")
         if len(cells) == len(header):
