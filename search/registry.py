@@ -14,34 +14,22 @@ from typing import Any
 
 from mas_gym.errors import ConfigError
 from mas_gym.user_code import is_user_code, load_user_code, read_settings, unknown
-from search.planners import (
-    DVTS,
-    MCTS,
-    PUCT,
-    REBASE,
-    AdaptiveBranching,
-    BestOfN,
-    ChosenRecipients,
-    SelfConsistency,
-    SequentialHalving,
-    SinglePass,
-    StepBeamSearch,
-)
+from search import planners
 from search.planners.recipients import OWN
 from search.protocol import Planner
 
 GROUP = "mas_gym.planners"
 _SHIPPED: dict[str, Callable[..., Any]] = {
-    "single": SinglePass,
-    "sc": SelfConsistency,
-    "bon": BestOfN,
-    "sbs": StepBeamSearch,
-    "mcts": MCTS,
-    "puct": PUCT,
-    "halving": SequentialHalving,
-    "dvts": DVTS,
-    "rebase": REBASE,
-    "adaptive": AdaptiveBranching,
+    "single": planners.SinglePass,
+    "sc": planners.SelfConsistency,
+    "bon": planners.BestOfN,
+    "sbs": planners.StepBeamSearch,
+    "mcts": planners.MCTS,
+    "puct": planners.PUCT,
+    "halving": planners.SequentialHalving,
+    "dvts": planners.DVTS,
+    "rebase": planners.REBASE,
+    "adaptive": planners.AdaptiveBranching,
 }
 _SHORT = {"c": "c_uct"}
 _RECIPIENTS = "recipients"
@@ -85,7 +73,7 @@ def load_planner(spec: str) -> Planner:
             raise ConfigError(f"planner {spec!r}: {error}; expected {name}:{_usage(make)}") from None
         planner = make(*args, **kwargs)
         if recipients != OWN:
-            planner = ChosenRecipients(planner, recipients)
+            planner = planners.ChosenRecipients(planner, recipients)
     if not isinstance(planner, Planner):
         raise ConfigError(f"planner {spec!r}: expected an object with a plan method, got {type(planner).__name__}")
     return planner
@@ -99,10 +87,10 @@ def planner_makers() -> dict[str, Callable[..., Any]]:
 def planner_spec(planner: Planner) -> str:
     """Return the short form of a planner, for reports; the class name for one that is not registered.
 
-    >>> planner_spec(MCTS(10, 3, leaf="bootstrap"))
+    >>> planner_spec(planners.MCTS(10, 3, leaf="bootstrap"))
     'mcts:10,3,leaf=bootstrap'
     """
-    if isinstance(planner, ChosenRecipients):
+    if isinstance(planner, planners.ChosenRecipients):
         inner = planner_spec(planner.planner)
         return f"{inner}{',' if ':' in inner else ':'}{_RECIPIENTS}={planner.recipients}"
     for name, make in _SHIPPED.items():
