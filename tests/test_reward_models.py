@@ -33,7 +33,7 @@ CHAT = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 def context(*texts: str, question: str = QUESTION) -> ScoringContext:
@@ -80,7 +80,7 @@ def save(folder: Path, model: Any, begin: bool = False) -> Path:
 def config(kind: str, **changes: Any) -> Any:
     import transformers
 
-    common = {"vocab_size": 300, "num_key_value_heads": 2, "max_position_embeddings": 4096, "initializer_range": 0.3}
+    common = {"vocab_size": 300, "num_key_value_heads": 1, "max_position_embeddings": 4096, "initializer_range": 0.3}
     return getattr(transformers, f"{kind}Config")(**{**SMALL, **common, **changes})
 
 
@@ -97,8 +97,8 @@ def qwen_prm(folder: Path) -> Path:
 
     torch.manual_seed(1)
     save(folder, transformers.Qwen2ForCausalLM(config("Qwen2", tie_word_embeddings=False)))
-    head = {"score__0__weight": 0.1 * torch.randn(32, 32), "score__0__bias": torch.randn(32)}
-    add_tensors(folder, **head, score__2__weight=0.3 * torch.randn(2, 32), score__2__bias=torch.randn(2))
+    head = {"score__0__weight": 0.1 * torch.randn(64, 64), "score__0__bias": torch.randn(64)}
+    add_tensors(folder, **head, score__2__weight=0.3 * torch.randn(2, 64), score__2__bias=torch.randn(2))
     about = json.loads((folder / "config.json").read_text())
     about |= {"architectures": ["Qwen2ForProcessRewardModel"], "num_labels": 2}
     about["auto_map"] = {"AutoModel": "modeling_qwen2_rm.Qwen2ForProcessRewardModel"}
@@ -112,7 +112,7 @@ def skywork_prm(folder: Path) -> Path:
 
     torch.manual_seed(2)
     save(folder, transformers.Qwen2ForCausalLM(config("Qwen2")))
-    add_tensors(folder, v_head__summary__weight=torch.randn(1, 32), v_head__summary__bias=torch.randn(1))
+    add_tensors(folder, v_head__summary__weight=torch.randn(1, 64), v_head__summary__bias=torch.randn(1))
     return folder
 
 

@@ -212,11 +212,11 @@ def test_a_model_without_the_head(plain: Path, format: str) -> None:
 
 
 def test_heads_of_the_wrong_shape(tmp_path: Path) -> None:
-    add_tensors(qwen_prm(tmp_path / "q"), score__2__weight=torch.zeros(3, 32), score__2__bias=torch.zeros(3))
-    with pytest.raises(DataError, match=r"score.2 to map 32 to 2 numbers, got \(3, 32\)"):
+    add_tensors(qwen_prm(tmp_path / "q"), score__2__weight=torch.zeros(3, 64), score__2__bias=torch.zeros(3))
+    with pytest.raises(DataError, match=r"score.2 to map 64 to 2 numbers, got \(3, 64\)"):
         load_critic(f"prm:{tmp_path / 'q'}")
     add_tensors(skywork_prm(tmp_path / "s"), v_head__summary__weight=torch.zeros(1, 7))
-    with pytest.raises(DataError, match=r"v_head.summary to map 32 to 1 numbers, got \(1, 7\)"):
+    with pytest.raises(DataError, match=r"v_head.summary to map 64 to 1 numbers, got \(1, 7\)"):
         load_critic(f"prm:{tmp_path / 's'}")
 
 
