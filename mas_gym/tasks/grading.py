@@ -295,7 +295,7 @@ MAX_TEXT = 2000
 
 _EDGES = " \t\r\n\"'\u201c\u201d\u2018\u2019\u00ab\u00bb`*_()[]{}<>.,;:!?\u2026"
 _ARTICLES = ("the ", "a ", "an ")
-_INFO = re.compile(r"[ \t]*[\w+.#-]{0,20}[ \t]*\r?\n")
+_INFO = re.compile(r"[ \t]*+[\w+.#-]{0,20}+[ \t]*+\r?\n")
 
 
 def normalise_text(text: str) -> str:
@@ -342,8 +342,9 @@ def _short_text(span: str) -> str | None:
 
 def read_code(text: str) -> str | None:
     """Read the code of a message: its last block between triple backticks, or what follows its last answer tag."""
-    blocks = [_INFO.sub("", block, count=1) if _INFO.match(block) else block for block in text.split("```")[1::2]]
-    for block in reversed(blocks):
+    for block in reversed(text.split("```")[1::2]):
+        info = _INFO.match(block)
+        block = block[info.end() :] if info is not None else block
         if block.strip():
             return block.strip("\r\n")
     tag = text.casefold().rfind("final answer:")

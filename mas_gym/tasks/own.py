@@ -334,7 +334,7 @@ def _problem(
         lines = "\n".join(f"{label}. {option}" for label, option in zip(ascii_uppercase, options, strict=False))
         question, facts["options"] = f"{question}\n\n{lines}", options
     elif kind == "choice" and answer > "D":
-        # The grader assumes four options unless it is told how many there are.
+        # The grader assumes four options unless they are listed.
         facts["options"] = [""] * (ascii_uppercase.index(answer) + 1)
     return Problem(_id(row, columns, question, name, seen, place), question, answer, kind, facts)
 
@@ -470,7 +470,7 @@ _SIGNS = re.compile(r"[-+*/^=<>()\[\]{}\\$|_.,\s\d]*")
 _NAME = re.compile(r"\\?[A-Za-z]+")
 _FUNCTIONS = ("sqrt", "sin", "cos", "tan", "log", "exp")
 _OPERATOR = re.compile(r"[\\^=/*+]|\d[a-z]|sqrt")
-_TESTS = re.compile(r"^(?:\s*assert\b|def (?:test|check)\w*\()", re.MULTILINE)
+_TESTS = re.compile(r"^(?:[ \t]*+assert\b|def (?:test|check)\w*+\()", re.MULTILINE)
 
 
 def _guess_kind(columns: Columns, rows: Sequence[Any]) -> str:

@@ -19,7 +19,7 @@ from mas_gym.errors import ConfigError, UnknownNameError
 
 Same = Callable[[str, str], bool]
 
-_OPENING = re.compile(r"\s*[^\W\d_]+:")
+_OPENING = re.compile(r"(?:(?<!\s)\s++)?+(?<![^\W\d_])[^\W\d_]++:")
 
 
 def normalise(text: str) -> str:
