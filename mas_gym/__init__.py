@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mas_gym.env import MASEnv, Snapshot
     from mas_gym.graph import MAS, Agent, Condition, Edge, Q
     from mas_gym.loading import load_mas, mas_names
+    from mas_gym.programs import recorded
     from mas_gym.prompts import ChatMessage, chat_messages
     from mas_gym.spaces import Records, Unicode
     from mas_gym.state import Action, LocalView, MASState, Message, Turn
@@ -56,6 +57,7 @@ _HOMES = {
     "load_mas": "loading",
     "load_task": "tasks",
     "mas_names": "loading",
+    "recorded": "programs",
 }
 
 __all__ = [
@@ -81,6 +83,7 @@ __all__ = [
     "load_mas",
     "load_task",
     "mas_names",
+    "recorded",
 ]
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import itertools
+import json
 import pickle
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import gymnasium as gym
 import openai
@@ -418,3 +420,78 @@ def test_rollouts_of_a_program_are_training_data(tmp_path: Path) -> None:
     data = rewardmodels.collect(rewardmodels.stored_trees(store), "pairs")
     assert {example.agent for example in data.examples} <= set(AGENTS) and len(data.examples) > 20
     assert all(example.chosen[0].startswith("Agents: 0 Reader, 1 Planner") for example in data.examples)
+
+
+# ---- recorded tools
+
+
+def test_a_recorded_tool_runs_once_per_branch() -> None:
+    runs: list[str] = []
+
+    @mas_gym.recorded
+    def draw(word: str) -> str:
+        runs.append(word)
+        return f"{word}#{len(runs)}"
+
+    @mas_gym.recorded
+    async def lookup(word: str) -> str:
+        return draw(f"looked {word}")
+
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        first = await ask(client, "You are the Reader.", draw(question))
+        second = await ask(client, "You are the Solver.", await lookup(first))
+        return await ask(client, "You are the Solver.", draw("same") + draw("same") + second)
+
+    assert draw("outside") == "outside#1"
+    runs.clear()
+    [plan] = searched(Program(solve, agents=["Reader", "Solver"]), "mcts:12,3", tasks=problems(1)).values()
+    assert plan.error is None and plan.tree is not None
+    states = [state for state in plan.tree.states if state.acting != 2]
+    assert runs.count("Question 0?") == 1
+    assert len([run for run in runs if run.startswith("looked")]) == len([s for s in states if s.depth == 1])
+    assert runs.count("same") == 2 * len([s for s in states if s.depth == 2])
+
+
+def test_a_command_records_over_its_base_url() -> None:
+    runs: list[int] = []
+
+    def solve(question: str, base_url: str) -> str:
+        def send(method: str, url: str, body: Any) -> Any:
+            sent = Request(f"{base_url}/{url}", json.dumps(body).encode(), method=method)
+            with urlopen(sent) as reply:
+                return json.load(reply)
+
+        def say(text: str) -> str:
+            reply = send("POST", "chat/completions", {"model": "m", "messages": [{"role": "user", "content": text}]})
+            return str(reply["choices"][0]["message"]["content"])
+
+        use = {"tool": "dice", "arguments": [6]}
+        found = send("POST", "recorded", use)
+        if not found["recorded"]:
+            runs.append(1)
+            send("PUT", "recorded", {**use, "result": len(runs)})
+            found["result"] = len(runs)
+        return say(say(f"{question} {found['result']}"))
+
+    plan = searched(Program(solve, agents=["Solver"]), "mcts:6,3", tasks=problems(1))["p0"]
+    assert plan.error is None and len(runs) == 1
+
+
+# ---- frameworks
+
+
+@pytest.mark.parametrize(
+    ("package", "example"), [("langgraph", "langgraph_agents"), ("agents", "openai_agents_sdk"), ("ag2", "ag2_agents")]
+)
+def test_an_example_in_a_framework_gives_the_transcripts_of_the_mas(package: str, example: str) -> None:
+    pytest.importorskip(package)
+    native = {plan.problem_id: shape(plan) for plan in search.run("sc:3", problems(2), mas="rpsv", policy=Echo())}
+    program = Program(f"{EXAMPLES}/{example}.py:solve", agents=AGENTS)
+    found = {p.problem_id: shape(p) for p in search.run("sc:3", problems(2), program=program, policy=Echo())}
+    assert found == native
+
+
+def test_examples_are_short() -> None:
+    examples = sorted(EXAMPLES.glob("*.py"))
+    assert len(examples) >= 4
+    assert all(len(path.read_text().splitlines()) < 60 for path in examples)

@@ -13,6 +13,7 @@ from mas_gym.programs.calls import AGENT_HEADER, Call
 from mas_gym.programs.execution import DivergenceError
 from mas_gym.programs.program import Program, load_program
 from mas_gym.programs.runner import ProgramError, Runner, Session
+from mas_gym.programs.tools import recorded
 
 __all__ = [
     "AGENT_HEADER",
@@ -23,4 +24,5 @@ __all__ = [
     "Runner",
     "Session",
     "load_program",
+    "recorded",
 ]

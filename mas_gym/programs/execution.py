@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from enum import Enum
 from time import monotonic
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mas_gym.errors import MASGymError
 from mas_gym.programs.calls import Call, difference
@@ -83,6 +83,37 @@ Report = Callable[["Execution", Outcome | Exception], None]
 """Takes an execution's outcome, or the `DivergenceError` that ended it."""
 
 
+Tape = dict[str, list[tuple[tuple[str, ...], Any]]]
+"""The recorded results of a search's tools: by use, the replies given before it and the result."""
+
+
+def key_of(tool: str, arguments: Any) -> str:
+    """Return the key of a use of a tool."""
+    return f"{tool}{arguments!r}"
+
+
+class Use:
+    """One use of a recorded tool in an execution.
+
+    Attributes:
+        found: Whether an earlier execution recorded its result.
+        result: That result.
+    """
+
+    def __init__(self, tape: Tape, key: str, taken: tuple[str, ...], path: tuple[str, ...]) -> None:
+        """Look for a result that was recorded after replies that this execution gets, too."""
+        self._tape, self._key, self._taken = tape, key, taken
+        entries = tape.get(key, ())
+        hits = [result for before, result in entries if before == path[: len(before)]]
+        self.found = bool(hits)
+        self.result = hits[0] if hits else None
+
+    def keep(self, result: Any) -> Any:
+        """Record the result, and return it."""
+        self._tape.setdefault(self._key, []).append((self._taken, result))
+        return result
+
+
 class Host(Protocol):
     """What an execution needs from its runner."""
 
@@ -129,6 +160,7 @@ class Execution:
         script: Script,
         limits: tuple[int, float],
         report: Report,
+        tape: Tape,
     ) -> None:
         """Prepare an execution.
 
@@ -139,6 +171,7 @@ class Execution:
             question: See above.
             script: What to answer at once.
             limits: Maximum number of calls; seconds without a call or an answer, after which the program has hung.
+            tape: The recorded results of the search.
             report: Called once per decision, with the outcome or a `DivergenceError`, on any thread.
         """
         self.token, self.key, self.question = token, key, question
@@ -148,6 +181,8 @@ class Execution:
         self._host, self._report = host, report
         self._steps, self._order = deque(script.steps), list(script.beside)
         self._taken: list[Step] = []
+        self._tape, self._uses = tape, dict[str, int]()
+        self._last_use: dict[str, Use] = {}
         self._limit, self._timeout = limits
         self._lock = threading.RLock()
         self._open: list[_Open] = []
@@ -193,6 +228,21 @@ class Execution:
         if not item.reply.done():
             self._host.watch(self, quiet)
         return item.reply
+
+    def use(self, key: str) -> Use:
+        """Return the next use of a recorded tool with these arguments."""
+        with self._lock:
+            number = self._uses[key] = self._uses.get(key, 0) + 1
+            taken = tuple(step.text for step in self._taken)
+            path = (*taken, *(step.text for step in self._steps))
+            found = self._last_use[key] = Use(self._tape, f"{number} {key}", taken, path)
+            return found
+
+    def pending_use(self, key: str) -> Use:
+        """Return the last use of a recorded tool with these arguments."""
+        with self._lock:
+            found = self._last_use.get(key)
+        return found if found is not None else self.use(key)
 
     def withdraw(self, reply: Future[list[str]]) -> None:
         """Forget a call whose client has left; the same call may come again."""
@@ -270,13 +320,13 @@ class Execution:
         else:
             self._report(self, Waiting(tuple(item.call for item in ordered)))
 
-    def moved(self) -> tuple[Script, Report] | None:
+    def moved(self) -> tuple[Script, Report, Tape] | None:
         """Drop the execution, and return what another one needs to do the same; None if nothing waits for it."""
         with self._lock:
             busy = not self._over and self._parked is None
             script, report = Script([*self._taken, *self._steps], self._order), self._report
         self.drop()
-        return (script, report) if busy else None
+        return (script, report, self._tape) if busy else None
 
     # ---- inside the lock
 

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from mas_gym.errors import MissingDependencyError
 from mas_gym.programs.calls import Call, CallError, Reply, read_call, reply_to
 from mas_gym.programs.execution import Execution, ProgramStopped, Quiet
+from mas_gym.programs.tools import answer_use
 
 MAX_BODY = 16 * 2**20
 MAX_HEAD = 2**16
@@ -72,6 +73,8 @@ class Gateway:
             if route == "v1/models" and method == "GET":
                 entry = {"id": "mas-gym", "object": "model", "created": 0, "owned_by": "mas-gym"}
                 return Reply(200, "application/json", json.dumps({"object": "list", "data": [entry]}).encode())
+            if route == "v1/recorded" and method in ("POST", "PUT"):
+                return answer_use(execution, method, body)
             if route != "v1/chat/completions":
                 raise CallError(f"{method} /{route[:100]}: the gateway answers /v1/chat/completions alone", 404)
             if method != "POST":

@@ -24,7 +24,18 @@ from mas_gym.dynamics import Dynamics
 from mas_gym.errors import MASGymError, SearchError
 from mas_gym.graph import FAILED, MAS, RETURNED
 from mas_gym.programs.calls import Call
-from mas_gym.programs.execution import DivergenceError, Execution, Failed, Outcome, Quiet, Report, Script, Step, Waiting
+from mas_gym.programs.execution import (
+    DivergenceError,
+    Execution,
+    Failed,
+    Outcome,
+    Quiet,
+    Report,
+    Script,
+    Step,
+    Tape,
+    Waiting,
+)
 from mas_gym.programs.gateway import Gateway, Server, make_client
 from mas_gym.programs.sources import Source, interrupt
 from mas_gym.state import Action, MASState
@@ -193,8 +204,9 @@ class Runner:
 
     # ---- executions
 
-    def start(self, question: str, script: Script, report: Report) -> Execution:
+    def start(self, question: str, script: Script, report: Report, tape: Tape | None = None) -> Execution:
         """Start the program on a question; ``report`` is called with every outcome, on any thread."""
+        tape = {} if tape is None else tape
         program = self.program
         key = secrets.token_urlsafe(24) if program.source.needs_key else ""
         limits = program.max_calls, program.timeout
@@ -203,7 +215,7 @@ class Runner:
             self._rests(execution)
             report(execution, outcome)
 
-        execution = Execution(self, secrets.token_urlsafe(24), key, question, script, limits, passed_on)
+        execution = Execution(self, secrets.token_urlsafe(24), key, question, script, limits, passed_on, tape)
         self._side_loop()
         with self._lock:
             if self._closed:
@@ -392,6 +404,7 @@ class Session:
         self._waiting: dict[bytes, tuple[Call, ...]] = {}
         self._next: dict[tuple[bytes, str], Future[MASState]] = {}
         self._root: Future[MASState] | None = None
+        self._tape: Tape = {}
         self._running: set[Execution] = set()
         self._lock = threading.RLock()
         self._closed = False
@@ -487,7 +500,7 @@ class Session:
 
     def _start(self, script: Script, result: Future[MASState], state: MASState | None, text: str) -> None:
         try:
-            execution = self._runner.start(self._question, script, self._reporter(result, state, text))
+            execution = self._runner.start(self._question, script, self._reporter(result, state, text), self._tape)
         except Exception as error:
             result.set_exception(error)
             return
