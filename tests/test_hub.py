@@ -191,6 +191,17 @@ def test_no_hub_and_no_cache(tmp_path: Path) -> None:
     assert "Three ways to provide it:" in message
 
 
+@pytest.mark.slow
+def test_any_data_set_of_the_hub_is_a_task(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+    endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
+    found = load(endpoint, tmp_path, "openai/gsm8k:main", "test")
+    assert found.startswith("7 openai/gsm8k:main/") and found.endswith("#### 0")
+    sizes = [int(load(endpoint, tmp_path, "openai/gsm8k:main", split).split()[0]) for split in ("train", "dev")]
+    assert sum(sizes) == 40 and sizes[0] > sizes[1] > 0
+    message = load(endpoint, tmp_path, "nobody/nothing", "test")
+    assert message.startswith("DataNotFoundError no data for task 'nobody/nothing'") and "check the path or" in message
+
+
 def test_a_hub_without_the_data(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
     message = load(f"http://127.0.0.1:{hub.server_address[1]}", tmp_path, "mmlu", "test")
     assert message.startswith("DataNotFoundError no data for task 'mmlu': the hub does not give 'cais/mmlu'")

@@ -109,6 +109,15 @@ def test_without_a_split_column_a_hash_decides_and_new_rows_move_none(rows: Rows
         assert parts[split] <= {p.id for p in load_task(rows(more), split)}
 
 
+def test_dev_is_held_out_of_train_unless_rows_are_marked(rows: Rows) -> None:
+    few = [{"question": f"What is {n} + 1?", "answer": n, "split": "test" if n < 40 else "train"} for n in range(240)]
+    train, dev, test = ({p.id for p in load_task(rows(few), split)} for split in ("train", "dev", "test"))
+    assert len(train | dev) == 200 and len(test) == 40 and not train & dev and not (train | dev) & test and dev
+    few[-1]["split"] = "dev"
+    train, dev, test = ({p.id for p in load_task(rows(few), split)} for split in ("train", "dev", "test"))
+    assert (len(train), len(dev), len(test)) == (199, 1, 40)
+
+
 def test_a_folder_holds_partitions(rows: Rows, tmp_path: Path) -> None:
     rows(capitals()[:1], "train.csv"), rows(capitals()[1:], "test.jsonl")
     assert [len(load_task(tmp_path, split)) for split in ("train", "test")] == [1, 2]

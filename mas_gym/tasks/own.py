@@ -5,8 +5,9 @@ names. The kind of the answers is guessed from all of them unless it is stated. 
 
 * with a split column, the rows of that split;
 * in a folder or on the hub, the files or partitions named train, test, and dev or validation;
-* else every row is in ``"test"``, and dev is the 5% of the rows that a hash of the question
-  selects, train the others: adding rows moves none.
+* without any of these, every row is in ``"test"``, and all are the pool of train and dev;
+* where nothing is marked as dev, it is the 5% of the pool that a hash of the question selects,
+  and train is the rest: adding rows moves none.
 
 Other columns become metadata, so a grader of one's own finds them there.
 """
@@ -203,7 +204,8 @@ def _load(source: str, place: str | None, split: str, columns: Columns, kind: st
     if faults:
         raise DataError(report(name, len(rows), faults))
     kinds = Counter[str](problem.kind for _, problem in made)
-    chosen = [problem for part, problem in made if _is_in(problem, part, split, whole)]
+    held_out = all(part != "dev" for part, _ in made)
+    chosen = [problem for part, problem in made if _is_in(problem, part, split, held_out)]
     if not chosen:
         have = dict(Counter(part or "no split" for part, _ in made))
         raise DataError(f"{source}: expected problems in split {split!r}, found none among {len(made):,} rows ({have})")
@@ -265,9 +267,9 @@ def _read_hub(source: str) -> tuple[dict[str, list[Row]], bool]:
             missing = missing or error
             if "cannot be reached" in str(error):
                 break
-    if not parts:
-        assert missing is not None
-        raise missing
+    if missing is not None and not parts:
+        why = str(missing).partition(". Three ways")[0]
+        raise DataNotFoundError(f"{why}; no such file is here either: check the path or the id, or go online once")
     if list(parts) == ["train"]:
         return {"": parts["train"]}, True
     return parts, False
@@ -302,12 +304,17 @@ def _split_of(row: Mapping[str, Any], columns: Columns) -> str:
     return _SPLIT_WORDS[word.casefold()]
 
 
-def _is_in(problem: Problem, part: str, split: str, whole: bool) -> bool:
-    """Whether a problem belongs to a split; those without a split of their own by a hash of the question."""
-    if part:
+def _is_in(problem: Problem, part: str, split: str, held_out: bool) -> bool:
+    """Whether a problem of a partition (``""`` for none) belongs to a split.
+
+    ``held_out`` says that no row is marked as dev, so that a hash of the question holds out 5% of the others.
+    """
+    if "test" in (part, split):
+        return split == "test" and part in ("test", "")
+    if not held_out:
         return part == split
-    held_out = int.from_bytes(sha256(_words(problem.question)).digest()[:8], "big") % _DEV_SHARE == 0
-    return split == "test" or (split == "dev") == held_out
+    dev = int.from_bytes(sha256(_words(problem.question)).digest()[:8], "big") % _DEV_SHARE == 0
+    return (split == "dev") == dev
 
 
 def _words(question: str) -> bytes:
