@@ -6,6 +6,7 @@ at 1280 and 390 pixels, light and dark, with headless Chromium.
 """
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -102,7 +103,9 @@ def drawings() -> Iterator[tuple[str, str]]:
     yield "transcript.md", transcript()
     own = ROOT / "examples" / "own_mas.yaml"
     command = [sys.executable, "-m", "mas_gym.cli", "check", own]
-    yield "check.txt", subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    # Without env=, readline in the parent process would choose the width through the C environment.
+    environment = dict(os.environ)
+    yield "check.txt", subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     yield "writers.html", f"<div>\n{graph_svg(mas_gym.load_mas(own))}</div>\n"
     yield "rpsv.html", f"<div>\n{graph_svg(mas_gym.load_mas('rpsv'))}</div>\n"
 

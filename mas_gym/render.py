@@ -279,7 +279,7 @@ def _draw_graph(canvas: _Canvas, mas: MAS, state: MASState) -> None:
     for source, target in sorted(edges, key=lambda edge: edge in used):
         if source in centre and target in centre:
             heard = (source, target) in used or (source == Q and target in reached)
-            last = bool(turns) and source == turns[-1].speaker and (source, target) in used
+            last = bool(turns) and source == turns[-1].speaker and target in turns[-1].recipients
             _draw_edge(canvas, nodes, centre, width, source, target, _ACTING if last else _DONE if heard else _LINE)
     spoken = {t.speaker for t in turns}
     for node in nodes:

@@ -610,3 +610,25 @@ def test_pairs_of_a_tree_keep_recipients_apart() -> None:
         tree.visits[child], tree.totals[child] = 1, value
     [pair] = pairs(tree, 6)
     assert (pair.chosen.state.recipients, pair.rejected.state.recipients) == ((1,), (2,))
+
+
+def test_a_person_can_play_a_handoff_and_check_draws_it(tmp_path) -> None:
+    from typer.testing import CliRunner
+
+    from mas_gym.cli import app
+
+    path = tmp_path / "math.jsonl"
+    path.write_text(json.dumps({"problem": "$6+12$?", "solution": r"$\boxed{18}$", "level": "Level 1", "type": "A"}))
+    runner = CliRunner(env={"COLUMNS": "100"})
+    goals = ["Algebraist", "Critic", "Algebraist", "Finalizer"]
+    said = "".join(f"RECIPIENT: {goal}\nCURRENT ANSWER: 17\n\n\n" for goal in goals)
+    # The last message names nobody; the line after it names sink.
+    done = runner.invoke(app, ["play", "MAS-MATH-Handoff-v0", "--data", str(path)], input=f"{said}18\n\nsink\n")
+    assert done.exit_code == 0, done.output
+    assert "To (empty for the one that your message names)" in done.output
+    assert "Turns left, this one included: 8." in done.output
+    assert done.output.count("Algebraist to Critic") == 2
+    assert "answer 18, right (reward +1)" in done.output
+    shown = runner.invoke(app, ["check", "handoff"]).output
+    assert "agents act as messages reach them, 4 to 12 turns" in shown
+    assert "writes the one that its message names, or else Critic; legal: Algebraist, Geometer" in shown

@@ -14,6 +14,7 @@ from mas_gym.env import MASEnv
 from mas_gym.errors import ConfigError, IllegalActionError
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.policies.base import derive_seed
+from mas_gym.report.graph import graph_svg
 from mas_gym.tasks import Problem, ProblemTask
 from mas_gym.testing import check_mas
 
@@ -207,6 +208,9 @@ def test_loops_pass_the_compliance_checks_and_are_drawn() -> None:
     for text in ("17", "REVISE", "18"):
         env.step((text, env.ALL))
     assert (env.render() != empty).any()
+    svg = graph_svg(env.mas, env.state)
+    assert svg.count("edge last") == 1
+    assert svg.index('class="edge"') < svg.index('class="edge used') < svg.index('class="edge last')
     loop = {**REVIEW, "edges": [*REVIEW["edges"], ["Writer", "Writer", "contains:again"]]}
     assert MASEnv(TASK, loop, render_mode="rgb_array").reset(seed=0)
 

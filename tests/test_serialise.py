@@ -19,7 +19,7 @@ from rewardmodels.data.serialise import CUT, drop_oldest, state_parts, state_tex
 from rewardmodels.model.encode import Encoder
 
 TEXTS = ["Facts: has 3.", "Plan: start 3.", "Work: 3 + 4 = 7.", "Final Answer: 7"]
-GRAPHS = ["single", "rpsv", "refine", "consensus", "dylan", "debate", "logic"]
+GRAPHS = ["single", "rpsv", "refine", "consensus", "dylan", "debate", "logic", "handoff"]
 
 anything = st.text(st.characters(codec=None, categories=None), max_size=40) | st.sampled_from(
     ["0>1: hello", "a\n1>2,3: b\n3", "\n2>4: x", "3", "\r\n0>1: y", "<|end|>", "\ud800", "", "  ", "1>2: \u2028 1>3: z"]

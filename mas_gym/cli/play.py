@@ -149,9 +149,10 @@ def _show_view(env: MASEnv, observation: dict[str, Any]) -> None:
     )
     if env.mas.sees_question[acting]:
         console.print(message_panel(env.mas, -1, (acting,), observation["question"]))
-    heard = [message for message in observation["transcript"] if message.speaker != acting]
+    own = env.mas.history == "private"
+    heard = [message for message in observation["transcript"] if own or message.speaker != acting]
     for message in heard:
-        console.print(message_panel(env.mas, message.speaker, (acting,), message.text))
+        console.print(message_panel(env.mas, message.speaker, (message.recipient,), message.text))
     if not heard and not env.mas.sees_question[acting]:
         console.print(Text("No message has reached you.", style="dim"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 from xml.sax.saxutils import escape, quoteattr
@@ -165,10 +166,13 @@ def graph_svg(mas: MAS, state: MASState | None = None, title: str = "") -> str:
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
         'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0L8 4L0 8z" fill="#8a94a0"/></marker></defs>',
     ]
+    drawn: list[list[str]] = [[], [], []]
     for arc in arcs:
         key = (arc.edge.source, arc.edge.target)
-        kind = " last" if key in last else " used" if key in used else ""
-        parts.append(_edge_svg(arc, kind, pitch, above))
+        level = 2 if key in last else 1 if key in used else 0
+        drawn[level].append(_edge_svg(arc, ("", " used", " last")[level], pitch, above))
+    # What the episode has used lies above the other edges.
+    parts += itertools.chain(*drawn)
     for node, (column, row) in places.items():
         x, y = _corner(column, row, pitch, above)
         kind = "acts" if state is not None and node == state.acting else ""
