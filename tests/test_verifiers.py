@@ -332,7 +332,8 @@ def test_a_store_of_schema_2_is_read_and_upgraded(tmp_path: Path) -> None:
     options: dict[str, Any] = {"mas": "rpsv", "policy": load_policy("tiny"), "critic": search.PolicyLikelihood()}
     plans = {plan.problem_id: plan.usage for plan in search.run("sbs:2,1", problems(2), store=path, **options)}
     with sqlite3.connect(path) as connection:
-        connection.execute("DROP TABLE critic_costs")
+        for later in ("critic_costs", "grades", "gradings"):
+            connection.execute(f"DROP TABLE IF EXISTS {later}")
         connection.execute("PRAGMA user_version = 2")
     connection.close()
     with search.open_store(path) as store:
@@ -340,7 +341,7 @@ def test_a_store_of_schema_2_is_read_and_upgraded(tmp_path: Path) -> None:
     again = search.run("sbs:2,1", problems(2), store=path, **options)
     assert {plan.problem_id: plan.usage for plan in again} == plans and again.usage.agent_calls == 0
     with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+        assert connection.execute("PRAGMA user_version").fetchone()[0] > 2
         assert connection.execute("SELECT count(*) FROM critic_costs").fetchone() == (0,)
     connection.close()
 
@@ -417,3 +418,82 @@ def test_a_judge_written_in_a_file(tmp_path: Path) -> None:
     )
     [score] = load_critic(f"judge:{tmp_path / 'mine.py'}:make:no").score([context("a")])
     assert score == -1.0
+
+
+def test_a_server_is_asked_for_the_likely_first_words() -> None:
+    pytest.importorskip("openai", reason="the openai package is not installed")
+    from fastapi import FastAPI, Request
+    from loopback import serving
+
+    app, seen = FastAPI(), []
+
+    async def answer(request: Any) -> dict[str, Any]:
+        seen.append(await request.json())
+        likely = [{"token": word, "logprob": math.log(p)} for word, p in (("Yes", 0.5), (" yes", 0.1), ("no", 0.2))]
+        step = {"token": "Yes", "logprob": math.log(0.5), "top_logprobs": likely if len(seen) == 1 else []}
+        choice = {"index": 0, "finish_reason": "length", "message": {"content": "Yes"}, "logprobs": {"content": [step]}}
+        return {"choices": [choice], "usage": {"prompt_tokens": 40, "completion_tokens": 1}}
+
+    # The annotations of this file are texts, and FastAPI would not find its class.
+    answer.__annotations__["request"] = Request
+    app.post("/v1/chat/completions")(answer)
+    with serving(app) as base:
+        critic = load_critic(f"judge:openai:m@{base}/v1")
+        [score] = critic.score([context("a")])
+        [unread] = critic.score([context("b")])
+    assert critic.mode == "logprob" and critic.concurrent  # type: ignore[attr-defined]
+    assert score == pytest.approx(2 * 0.6 / 0.8 - 1, abs=1e-6) and (score.tokens, score.prompt_tokens) == (1, 40)  # type: ignore[attr-defined]
+    assert (seen[0]["max_tokens"], seen[0]["logprobs"], seen[0]["top_logprobs"]) == (1, True, 20)
+    assert math.isnan(unread) and "lists neither" in unread.reason  # type: ignore[attr-defined]
+    assert load_critic(f"judge:openai:m@{base}/v1#logprobs=false").mode == "share"  # type: ignore[attr-defined]
+
+
+def test_states_of_many_searches_are_judged_together() -> None:
+    class Yes(Chooser):
+        def choose(self, prompts: Sequence[Sequence[ChatMessage]], words: Sequence[str]) -> list[Choice]:
+            self.batches.append(len(prompts))
+            return [Choice((-1.0, -2.0), 10) for _ in prompts]
+
+    policy = Yes({})
+    policy.max_batch = 64
+    plans = list(search.run("sbs:2,1", problems(8), mas="rpsv", policy=load_policy("tiny"), critic=Judge(policy)))
+    calls = sum(plan.usage.reward_calls for plan in plans)
+    assert max(policy.batches) >= 8 and len(policy.batches) < calls / 3
+
+
+def test_caches_and_recordings_keep_certainty(tmp_path: Path, folder: Path) -> None:
+    import asyncio
+
+    from mas_gym.policies.replay import CachedPolicy, RecordedPolicy, RecordingPolicy
+
+    policy: Any = load_policy(f"transformers:{folder}")
+    asked = SamplingRequest((ChatMessage("user", WORDS),), (1, 2), 8)
+    [fresh] = policy.sample([asked])
+    assert all(None not in sample.certainty for sample in fresh.samples)
+    cache = CachedPolicy(policy, tmp_path / "c.db")
+    for _ in range(2):
+        assert asyncio.run(cache.sample_async(asked)).samples == fresh.samples
+    assert cache.hits == 2
+    cache.close()
+    RecordingPolicy(policy, tmp_path / "r.jsonl").sample([asked])
+    [recorded] = RecordedPolicy(tmp_path / "r.jsonl").sample([asked])
+    assert recorded.samples == fresh.samples
+
+
+def test_a_cache_of_an_earlier_version_is_upgraded(tmp_path: Path) -> None:
+    import asyncio
+
+    from mas_gym.policies.replay import CachedPolicy
+
+    cache = CachedPolicy(talker("hello"), tmp_path / "c.db")
+    asked = SamplingRequest((ChatMessage("user", "?"),), (1,), 8)
+    first = asyncio.run(cache.sample_async(asked))
+    cache.close()
+    with sqlite3.connect(tmp_path / "c.db") as connection:
+        for column in Certainty._fields:
+            connection.execute(f"ALTER TABLE samples DROP COLUMN {column}")
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    cache = CachedPolicy(talker("hello"), tmp_path / "c.db")
+    assert asyncio.run(cache.sample_async(asked)).samples == first.samples and cache.hits == 1
+    cache.close()
