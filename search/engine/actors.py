@@ -164,7 +164,7 @@ class ActorPool:
     def facts(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Wait for the first actor that has loaded, and return its facts about policy and critic.
 
-        What ended the loading of all of them is raised.
+        An error that an actor raises while none has loaded is raised here.
         """
         while self._facts is None:
             self._hear(None)
@@ -295,7 +295,7 @@ class ActorPool:
             future.set_result(answer.plan)
 
     def _replace(self, member: _Member, error: Exception) -> None:
-        """Replace a dead actor; its open problems come first. What the first to load raises is raised here."""
+        """Replace a dead actor; its open problems come first. Before any has loaded, an error in one is raised."""
         cause = getattr(error, "cause", None)
         if isinstance(cause, Exception) and self._facts is None:
             raise cause from error
