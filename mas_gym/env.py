@@ -108,6 +108,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
 
     **Action**: ``(text, recipient)``; the recipient is an agent's index, `sink` or `ALL`.
     ``info["action_mask"]`` marks the recipients that the acting agent may choose; `ALL` is always legal.
+    For an agent with ``route: message``, `ALL` stands for the recipient that the text names.
 
     **Observation**: a dict of ``question`` (str), ``transcript`` (tuple of `mas_gym.Message`), ``acting``
     (index of the agent to act, ``sink`` after the end) and ``messages`` (that agent's chat prompt, a tuple

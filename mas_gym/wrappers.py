@@ -235,7 +235,7 @@ def aec_env(env: str | MASEnv = "MAS-Arithmetic-v0", **kwargs: Any) -> MASAECEnv
 
 
 class MASAECEnv(AECEnv):  # type: ignore[misc]
-    """An AEC game in which agents act in schedule order and share the terminal reward.
+    """An AEC game in which agents act in the system's order, with loops any number of times, and share the reward.
 
     ``observe(agent)`` is a dict with the agent's local view: ``question`` (empty if the agent does not see it),
     ``transcript`` (the messages it sent or received) and ``messages`` (its chat prompt while it acts, else empty).
