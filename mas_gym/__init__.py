@@ -9,6 +9,8 @@ first access, so the import is fast and needs no optional package.
 ``MASEnv``              the environment behind every registered id
 ``Dynamics``            its pure transition model
 ``CandidateChoice``     the environment as a ``Discrete(n)`` choice among proposals
+``CandidateFeatures``   the same with numbers in place of texts, for learners that read none
+``DenseReward``         a critic's gains in value added to the rewards, which leaves the optimal policy unchanged
 ``aec_env``             the environment as a PettingZoo AEC game
 ``mas_gym.testing``     checks for your own configs, policies, critics and planners
 ======================  ==========================================================
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from mas_gym.dynamics import Dynamics
     from mas_gym.env import MASEnv, Snapshot
     from mas_gym.graph import MAS, Agent, Condition, Edge, Q
+    from mas_gym.learning import CandidateFeatures, DenseReward
     from mas_gym.loading import load_mas, mas_names
     from mas_gym.programs import recorded
     from mas_gym.prompts import ChatMessage, chat_messages
@@ -39,8 +42,10 @@ _HOMES = {
     "Action": "state",
     "Agent": "graph",
     "CandidateChoice": "wrappers",
+    "CandidateFeatures": "learning",
     "ChatMessage": "prompts",
     "Condition": "graph",
+    "DenseReward": "learning",
     "Dynamics": "dynamics",
     "Edge": "graph",
     "LocalView": "state",
@@ -65,8 +70,10 @@ __all__ = [
     "Action",
     "Agent",
     "CandidateChoice",
+    "CandidateFeatures",
     "ChatMessage",
     "Condition",
+    "DenseReward",
     "Dynamics",
     "Edge",
     "LocalView",

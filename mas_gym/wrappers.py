@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
+from numpy.typing import NDArray
 
 from mas_gym.env import Info, MASEnv, Observation, Snapshot
 from mas_gym.errors import (
@@ -140,6 +141,16 @@ class CandidateChoice(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         observation, info = self._with_candidates(observation, info)
         return observation, float(reward), terminated, truncated, info
 
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """The current proposals as the policy gave them; empty after the end."""
+        return self._samples
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Return which proposals may be selected, under the name that sb3-contrib looks for."""
+        mask: NDArray[np.bool_] = self._mask().astype(bool)
+        return mask
+
     def clone_state(self, *, include_rng: bool = False) -> ChoiceSnapshot:
         """Return a snapshot of the episode with its current proposals, in constant time."""
         return ChoiceSnapshot(self.mas_env.clone_state(include_rng=include_rng), self._seed, self._samples)
@@ -174,18 +185,22 @@ class CandidateChoice(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return reply.samples
 
     def _with_candidates(self, observation: Observation, info: Info) -> tuple[Observation, Info]:
-        mask = np.zeros(self.n, dtype=np.int8)
         logprobs = np.full(self.n, -np.inf)
-        candidates, seen = [], set[str]()
+        candidates = []
         for i, sample in enumerate(self._samples):
-            fits = utf8_length(sample.text) <= self.mas_env.max_bytes
-            mask[i] = fits and sample.text not in seen
-            seen.add(sample.text)
             if sample.logprob is not None:
                 logprobs[i] = sample.logprob
-            candidates.append(ProposedMessage(sample.text if fits else "", sample.tokens))
+            candidates.append(ProposedMessage(sample.text if self._fits(sample) else "", sample.tokens))
         observation = {**observation, "candidates": tuple(candidates)}
-        return observation, {**info, "action_mask": mask, "logprobs": logprobs}
+        return observation, {**info, "action_mask": self._mask(), "logprobs": logprobs}
+
+    def _fits(self, sample: Sample) -> bool:
+        return utf8_length(sample.text) <= self.mas_env.max_bytes
+
+    def _mask(self) -> NDArray[np.int8]:
+        texts = [sample.text for sample in self._samples]
+        legal = [self._fits(sample) and sample.text not in texts[:i] for i, sample in enumerate(self._samples)]
+        return np.array(legal + [False] * (self.n - len(legal)), dtype=np.int8)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CandidateChoice:
         """Copy the episode and share the policy."""

@@ -67,7 +67,7 @@ FLOORS = [
     "mas_gym.env",
     "mas_gym.program_env",
     "mas_gym.wrappers",
-    "mas_gym.wrappers",
+    "mas_gym.learning",
     "mas_gym.testing",
     "search",
     "search.planners",

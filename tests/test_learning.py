@@ -1,0 +1,117 @@
+"""Wrappers for reinforcement learners: shaped rewards, features, masks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+import mas_gym
+from mas_gym.env import MASEnv
+from mas_gym.errors import ConfigError
+from mas_gym.learning import FEATURES, CandidateFeatures, DenseReward
+from mas_gym.policies import ScriptedPolicy
+from mas_gym.tasks import Problem, ProblemTask
+from mas_gym.wrappers import CandidateChoice
+
+SUMS = ProblemTask.of([Problem(f"sum/{n}", f"What is {n} + {n}?", str(2 * n)) for n in range(1, 6)])
+
+
+class Likes:
+    """Values a state by the last digit of its message."""
+
+    name = "likes"
+
+    def __init__(self, worst: float = -1.0) -> None:
+        self.batches: list[int] = []
+        self.worst = worst
+
+    def score(self, contexts: Sequence[Any]) -> list[float]:
+        self.batches.append(len(contexts))
+        assert all(context.proposal is None or context.proposal.text == context.state.text for context in contexts)
+        return [self.worst + int(context.state.text[-1]) / 5 for context in contexts]
+
+
+def choices(mas: str = "rpsv", n: int = 5) -> CandidateChoice:
+    policy = ScriptedPolicy(lambda request, seed: f"{request.agent} says. Final Answer: {seed % 7}")
+    return CandidateChoice(MASEnv(SUMS, mas), policy, n, seed=3)
+
+
+@pytest.mark.parametrize("mas", mas_gym.mas_names())
+def test_gymnasiums_checker(mas: str) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*different from the unwrapped version.*")
+        warnings.filterwarnings("ignore", message=".*Box.*infinity.*")
+        check_env(CandidateFeatures(DenseReward(choices(mas), Likes()), Likes()), skip_render_check=True)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9, 0.0])
+def test_shaping_is_potential_based(gamma: float) -> None:
+    env = DenseReward(choices(), Likes(), gamma)
+    for seed in range(5):
+        env.reset(seed=seed)
+        terminated, shaped, plain, values = False, [], [], [0.0]
+        while not terminated:
+            _, reward, terminated, _, info = env.step(int(np.argmax(env.get_wrapper_attr("action_masks")())))
+            shaped.append(reward)
+            plain.append(info["reward"])
+            values.append(0.0 if terminated else int(env.mas_env.state.text[-1]) / 5 - 1)
+            assert info["potential"] == pytest.approx(values[-1])
+        for t, (ours, own) in enumerate(zip(shaped, plain, strict=True)):
+            assert ours == pytest.approx(own + gamma * values[t + 1] - values[t])
+        if gamma == 1:
+            assert sum(shaped) == pytest.approx(sum(plain)) and sum(plain) in (1.0, -1.0)
+
+
+def test_the_potential_follows_a_restored_state() -> None:
+    env = DenseReward(choices(), Likes())
+    env.reset(seed=1)
+    env.step(0)
+    snapshot = env.env.clone_state()  # type: ignore[attr-defined]
+    once = env.step(0)[1]
+    env.step(0)
+    env.env.restore_state(snapshot)  # type: ignore[attr-defined]
+    assert env.step(0)[1] == once
+
+
+def test_features_say_what_the_candidates_are() -> None:
+    critic = Likes()
+    env = CandidateFeatures(choices(), critic)
+    table, info = env.reset(seed=2)
+    turn = 0
+    while True:
+        assert table.shape == (5, len(FEATURES) + 4) and table.dtype == np.float32
+        samples = env.choice.samples
+        assert table[:, 0].tolist() == info["action_mask"].tolist() == env.choice.action_masks().tolist()
+        assert table[:, 2] == pytest.approx([sample.tokens / 100 for sample in samples])
+        assert table[:, 1] == pytest.approx([(sample.logprob or 0) / sample.tokens for sample in samples])
+        assert table[:, 3] == pytest.approx([turn / 4] * 5)
+        assert table[:, 4] == pytest.approx([int(sample.text[-1]) / 5 - 1 for sample in samples], abs=1e-6)
+        assert table[:, len(FEATURES) :].tolist() == [[float(turn == agent) for agent in range(4)]] * 5
+        best = int(np.argmax(np.where(table[:, 0] > 0, table[:, 4], -9)))
+        table, _, terminated, _, info = env.step(best)
+        turn += 1
+        if terminated:
+            break
+    assert not table.any() and critic.batches == [5] * 4
+    assert env.get_wrapper_attr("action_masks")().tolist() == [False] * 5
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    class Outcome(Likes):
+        terminal_only = True
+
+    with pytest.raises(ConfigError, match="unfinished"):
+        DenseReward(choices(), Outcome())
+    with pytest.raises(ConfigError, match="gamma"):
+        DenseReward(choices(), Likes(), 1.5)
+    with pytest.raises(ConfigError, match="CandidateChoice"):
+        CandidateFeatures(MASEnv(SUMS, "rpsv"))
+    broken = DenseReward(choices(), Likes(float("nan")))
+    broken.reset(seed=1)
+    with pytest.raises(ConfigError, match="finite"):
+        broken.step(0)
