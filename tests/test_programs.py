@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -26,9 +27,10 @@ from mas_gym.errors import ConfigError, IdentityError
 from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
 from mas_gym.policies.base import Sample
 from mas_gym.programs import DivergenceError, Program, ProgramError
-from mas_gym.tasks.base import Problem
+from mas_gym.tasks.base import Grade, Problem
 from mas_gym.wrappers import CandidateChoice
 from search import Plan
+from search.store import regrade
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "programs"
 AGENTS = ["Reader", "Planner", "Solver", "Verifier"]
@@ -106,9 +108,10 @@ async def by_url(question: str, base_url: str) -> str:
         return await chained(question, client)
 
 
-@pytest.mark.parametrize("planner", ["single", "sc:5", "sbs:5,1", "mcts:10,3"])
-def test_the_example_gives_the_transcripts_of_the_mas(planner: str) -> None:
-    task = mas_gym.load_task("arithmetic", split="test", limit=3 if planner == "mcts:10,3" else 6)
+@pytest.mark.slow
+@pytest.mark.parametrize(("planner", "count"), [("single", 12), ("sc:5", 12), ("sbs:5,1", 6), ("mcts:10,3", 3)])
+def test_the_example_gives_the_transcripts_of_the_mas(planner: str, count: int) -> None:
+    task = mas_gym.load_task("arithmetic", split="test", limit=count)
     policy, critic = load_policy("tiny"), search.PolicyLikelihood()
     common: dict[str, Any] = {"policy": policy, "critic": critic, "seed": 7}
     native = {plan.problem_id: shape(plan) for plan in search.run(planner, task, mas="rpsv", **common)}
@@ -168,6 +171,22 @@ def test_what_the_program_returns_is_graded_and_not_its_last_message() -> None:
     plan = searched(solve, "sc:3", policy=policy)["p0"]
     assert plan.answer == "1" and plan.correct and plan.text is not None
     assert plan.text.startswith("I say") and plan.text.endswith("[program returned] 1")
+
+
+def test_grading_again_reads_what_the_program_returned(tmp_path: Path) -> None:
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        await ask(client, "You are the Solver.", question)
+        if question == "Question 0?":
+            raise ValueError("Final Answer: 1")
+        return "one"
+
+    store = tmp_path / "runs.db"
+    searched(Program(solve, agents=["Solver"]), "single", store=store, tasks=problems(2))
+    grader = SimpleNamespace(identity=lambda: "one", grade=lambda problem, text: Grade(text == "one", text))
+    with search.open_store(store) as opened:
+        [run] = opened.runs()
+    done = regrade(store, run, grader, "one")
+    assert (done.before, done.after) == (0, 1)
 
 
 def test_a_store_resumes_and_tells_programs_apart(tmp_path: Path) -> None:

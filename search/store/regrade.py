@@ -106,6 +106,7 @@ def regrade(
     """
     identity = json.dumps(identity_of([grader, references]), sort_keys=True)
     grading = digest_of(identity)
+    read = run.mas.final_text
     found: list[Change] = []
     failed: dict[str, str] = {}
     lost: list[str] = []
@@ -120,7 +121,7 @@ def regrade(
             # Not in a transaction: a grader may be slow, and others may want to write.
             for key, name in keys[start : start + _BATCH]:
                 try:
-                    graded = _graded(reader, key, grader, problem_of)
+                    graded = _graded(reader, key, grader, problem_of, read)
                 except Damage as damage:
                     lost.append(f"{name} ({damage})")
                 except MASGymError as error:
@@ -142,7 +143,11 @@ def regrade(
 
 
 def _graded(
-    reader: Reader, key: int, grader: Grader, problem_of: Callable[[Problem], Problem | None]
+    reader: Reader,
+    key: int,
+    grader: Grader,
+    problem_of: Callable[[Problem], Problem | None],
+    read: Callable[[str], str],
 ) -> tuple[Change, list[Node]] | None:
     """Grade one search; None if it failed, or is left out."""
     with reader.snapshot():
@@ -162,7 +167,7 @@ def _graded(
     grades: dict[str, Grade] = {}
     graded: list[Node] = []
     for node in wanted:
-        text = texts.get(node) or ""
+        text = read(texts.get(node) or "")
         if text not in grades:
             grades[text] = grader.grade(problem, text)
         grade = grades[text]
