@@ -217,7 +217,10 @@ def check_problems(problems: object, setup: Setup, policy: Policy | AsyncPolicy)
 
     check_training(problems, setup.training)
     purpose, task = purpose_of(policy), getattr(problems, "name", None)
-    misuse = purpose.misuse(task, setup.dynamics.mas.name) if purpose is not None and isinstance(task, str) else None
+    mas = setup.dynamics.mas
+    # What a program asks of its agents is not known from its name.
+    known = purpose is not None and isinstance(task, str) and not mas.program
+    misuse = purpose.misuse(task, mas.name) if purpose is not None and known else None
     if misuse is not None and (policy.name, misuse) not in _warned:
         _warned.add((policy.name, misuse))
         logger.warning("policy %s was %s", policy.name, misuse)
