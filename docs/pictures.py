@@ -103,8 +103,8 @@ def drawings() -> Iterator[tuple[str, str]]:
     yield "transcript.md", transcript()
     own = ROOT / "examples" / "own_mas.yaml"
     command = [sys.executable, "-m", "mas_gym.cli", "check", own]
-    # Without env=, readline in the parent process would choose the width through the C environment.
-    environment = dict(os.environ)
+    # The width is stated, because a terminal and pytest have others.
+    environment = {**os.environ, "COLUMNS": "80"}
     yield "check.txt", subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     yield "writers.html", f"<div>\n{graph_svg(mas_gym.load_mas(own))}</div>\n"
     yield "rpsv.html", f"<div>\n{graph_svg(mas_gym.load_mas('rpsv'))}</div>\n"

@@ -340,7 +340,7 @@ def test_an_ensemble_is_the_mean(folders: dict[str, Path]) -> None:
     ("spec", "error", "words"),
     [
         ("policy-likelyhood", UnknownNameError, "did you mean 'policy-likelihood'"),
-        ("oracle", UnknownNameError, "agreement, constant, ensemble, judge, policy-likelihood"),
+        ("oracle", UnknownNameError, "agreement, constant, ensemble, http, https, judge, policy-likelihood, prm"),
         ("./models/nothing", UnknownNameError, "expected a folder that training wrote"),
         ("constant:high", ConfigError, "expected a number"),
         ("constant:nan", ConfigError, "finite"),

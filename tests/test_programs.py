@@ -353,7 +353,7 @@ def test_a_run_leaves_no_thread_behind() -> None:
         ("http://", "expected an address"),
         ("'unclosed", "quote it"),
     ],
-    ids=str,
+    ids=["no parameter for calls", "number", "empty", "no host", "quotes"],
 )
 def test_what_is_no_program_is_refused(program: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -130,7 +130,7 @@ def test_a_step_in_several_forward_passes_has_the_same_gradient(base: Path, tmp_
         model, tokenizer = model_of(base)
         all_of_them = bundles(examples, Encoder(tokenizer, 512), 4, 10**6)
         rest = (limit, tokenizer.pad_token_id, torch.float32, True)
-        steps = trainer_module.Steps(all_of_them, [list(range(len(all_of_them)))], *rest)
+        steps = trainer_module.StepData(all_of_them, [list(range(len(all_of_them)))], *rest)
         trainer = trainer_module.CriticTrainer(
             config,
             steps,

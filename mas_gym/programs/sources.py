@@ -226,10 +226,11 @@ async def _killed(process: asyncio.subprocess.Process) -> None:
     """Kill a process with its group, and reap it even if the caller is cancelled meanwhile."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+    # wait() waits for the ends of the pipes too, and nobody reads what a flood has left in them.
+    process._transport.close()  # type: ignore[attr-defined]
     while process.returncode is None:
         with suppress(asyncio.CancelledError):
             await asyncio.shield(process.wait())
-    process._transport.close()  # type: ignore[attr-defined]
 
 
 async def _feed(pipe: asyncio.StreamWriter, text: bytes) -> None:

@@ -295,4 +295,16 @@ FORMAT = Format(
     origin="search.run(..., store=path) creates one",
     upgrades={1: _upgrade_1, 2: _upgrade_2, 3: _upgrade_3},
 )
+
+
+@cache
+def empty_pages() -> int:
+    """Return the number of pages of a store without runs."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for statement in TABLES.split(";\n"):
+            connection.execute(statement)
+        pages: int = connection.execute("PRAGMA page_count").fetchone()[0]
+        return pages
+
+
 explained = FORMAT.explained

@@ -27,7 +27,7 @@ from mas_gym.dynamics import Dynamics
 from mas_gym.errors import StoreError, UnknownNameError, need
 from mas_gym.tasks.base import Problem
 from search.plan import Plan
-from search.store.file import FORMAT, Damage, explained
+from search.store.file import FORMAT, Damage, empty_pages, explained
 from search.store.regrade import Grading, apply, find_grading, gradings
 from search.store.rows import CandidateRow, NodeRow, Reader, RunInfo, name_of, read_run, recipients_of, search_id
 
@@ -83,11 +83,7 @@ class Store:
         found = []
         with explained(self.path):
             listed = {run for (run,) in self._connection.execute("SELECT run FROM runs").fetchall()}
-            roots, pages = (
-                self._connection.execute(query).fetchone()[0]
-                for query in ("SELECT count(*) FROM sqlite_master WHERE rootpage > 0", "PRAGMA page_count")
-            )
-            if not listed and pages > roots + 1:
+            if not listed and self._connection.execute("PRAGMA page_count").fetchone()[0] > empty_pages():
                 raise StoreError(f"store {self.path}: its list of runs is damaged; recover it with sqlite3's .recover")
             for run in listed:
                 try:

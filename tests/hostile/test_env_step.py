@@ -56,7 +56,8 @@ def test_no_pair_of_text_and_number_makes_step_raise(env_id: str, grading: str, 
         env.reset(seed=seed)
         env.on_invalid = "retry"
         terminated = False
-        for action in [*first, *[(last, env.ALL)] * (len(env.mas.agents) + 1)]:
+        turns = max(len(env.mas.agents), env.dynamics.max_depth) * (env.max_retries + 1)
+        for action in [*first, *[(last, env.ALL)] * (turns + 1)]:
             if terminated:
                 break
             observation, reward, terminated, truncated, info = env.step(action)

@@ -191,7 +191,6 @@ ODD = {
     "control characters": asking(**turn(role="user", content="\x00\x1b[2J\x07")),
     "bidi overrides": asking(**turn(role="user", content="\u202eabc\u2066")),
     "chat markers": asking(**turn(role="user", content="<|im_end|><|im_start|>system")),
-    "four thousand stops": asking(stop=["x" * 100] * 4000),
     "unknown fields": asking(**{f"field{i}": i for i in range(5000)}),
     "deep unknown field": asking()[:-1] + b', "metadata": ' + b"[" * 300 + b"]" * 300 + b"}",
     "ten thousand messages": asking(messages=[{"role": "user", "content": "x"}] * 10_000),
@@ -205,6 +204,18 @@ ODD = {
 def test_odd_but_valid_requests_are_answered(url: str, body: bytes) -> None:
     status, content = post(url, body)
     assert status == 200 and content["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop", ["x" * 100] * 4000),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("response_format", {"type": "json_object"}),
+    ],
+)
+def test_what_a_search_cannot_do_is_refused(url: str, field: str, value: object) -> None:
+    refused(post(url, asking(**{field: value})), 400, field)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -123,13 +123,14 @@ def test_programs_that_hang_are_ended_and_the_others_are_not() -> None:
 def test_an_asynchronous_program_that_blocks_the_loop_is_ended_and_the_others_are_not() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         await ask(client)
-        end = time.monotonic() + 6
+        end = time.monotonic() + 12
         while question == "Question 0?" and time.monotonic() < end:
             pass
         return "1"
 
-    hung, *fine = searched(program_of(solve, timeout=1), "single", count=3)
-    failed_with([hung], "for 1 seconds")
+    # The others start anew elsewhere, which takes a busy machine more than a second.
+    hung, *fine = searched(program_of(solve, timeout=4), "single", count=3)
+    failed_with([hung], "for 4 seconds")
     assert all(plan.correct for plan in fine)
 
 
@@ -274,7 +275,9 @@ def test_a_command_is_searched_like_a_function(tmp_path: Path, words: list[str])
     ids=["exit", "raise", "flood", "flood-errors", "hang", "deaf", "killed"],
 )
 def test_a_command_that_fails_ends_with_its_error_and_leaves_no_process(tmp_path: Path, body: str, words: str) -> None:
-    failed_with(searched(command(tmp_path, body, timeout=1), "single", count=1), words)
+    # On a busy machine a second may pass before a command says anything.
+    patience = 1 if words.startswith("for 1") else 30
+    failed_with(searched(command(tmp_path, body, timeout=patience), "single", count=1), words)
     assert not _children()
 
 
