@@ -375,15 +375,17 @@ class Runner:
         with self._lock:
             stranded = [execution for execution in self._open if execution.place is blocked]
             self._programs, self._quiet = None, []
-        # Before the loop is closed, which raises an error inside the program.
+        # Before the loop is closed, which ends every program on it with an error.
+        moved: list[tuple[str, tuple[Any, ...]]] = []
         for execution in stranded:
             if execution.token == culprit:
                 seconds = f"{self.program.timeout:g} seconds"
                 execution.fail(f"the program blocked its event loop and made no call for {seconds}; await instead")
+            elif (again := execution.moved()) is not None:
+                moved.append((execution.question, again))
         blocked.close(wait=False)
-        for execution in stranded:
-            if execution.token != culprit and (again := execution.moved()) is not None:
-                self.start(execution.question, *again)
+        for question, again in moved:
+            self.start(question, *again)
 
 
 class Session:
