@@ -12,7 +12,7 @@ from search.tree import Tree
 BINS = 10
 
 CONFIDENT = 0.25
-"""Blame of less confidence is not stated. Chosen on dev problems of Arithmetic, see benchmarks/pages/blame.md."""
+"""Blame of less confidence is not stated. Chosen on dev problems of Arithmetic, see benchmarks/LOG.md."""
 
 
 class ScoredState(NamedTuple):
