@@ -99,7 +99,7 @@ def test_blame_of_a_value_that_never_falls_is_not_confident(store: Path) -> None
     found = blame(plan, [0.5, -0.5, -0.4], 0.4)
     assert (found.turn, found.fall, found.confidence) == (1, 1.0, 0.5)
     assert found.text == plan.tree[path[1]].state.text
-    assert path_values(plan.tree, path) == [plan.tree[node].value for node in path]
+    assert path_values(plan) == [plan.tree[node].value for node in path]
 
 
 def test_calibration_by_depth(store: Path) -> None:

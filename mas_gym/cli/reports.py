@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -77,7 +77,7 @@ def blame(
     with open_store(store) as opened:
         for info in [opened.find(one) for one in run] if run else opened.runs():
             agents = [agent.name for agent in info.mas.agents]
-            found = list(_blamed(opened, info, guide))
+            found = _blamed(opened, info, guide)
             if not found:
                 note(f"{one_line(info.label)}: no wrong answers with values; choose a critic with --critic", "yellow")
                 continue
@@ -88,31 +88,21 @@ def blame(
         note(f"wrote {json}")
 
 
-def _blamed(store: Store, run: RunInfo, critic: Critic | None) -> Iterator[Blame]:
-    """Yield the blame of a run's wrong answers."""
-    from search.compare.values import blame as blame_of
-    from search.compare.values import chosen_path, path_values, usual_start
+def _blamed(store: Store, run: RunInfo, critic: Critic | None) -> list[Blame]:
+    """Return the blame of a run's wrong answers."""
+    from search.compare.values import blamed, path_values
 
-    values: dict[str, Sequence[float]] = {}
-    wrong: list[Plan] = []
-    for plan in store.plans(run.run):
-        if plan.tree is None or not (path := chosen_path(plan)):
-            continue
-        found = _scores(plan, path, critic) if critic is not None else path_values(plan.tree, path)
-        if found:
-            values[plan.problem_id] = found
-            wrong += [] if plan.correct else [plan]
-    start = usual_start(values)
-    for plan in wrong:
-        yield blame_of(plan, values[plan.problem_id], start)
+    scored = ((plan, path_values(plan) if critic is None else _scores(plan, critic)) for plan in store.plans(run.run))
+    return blamed((plan, values) for plan, values in scored if values)
 
 
-def _scores(plan: Plan, path: Sequence[int], critic: Critic) -> list[float]:
+def _scores(plan: Plan, critic: Critic) -> list[float]:
     from mas_gym.state import Action
     from search import Proposal, ScoringContext
+    from search.compare.values import chosen_path
 
     assert plan.tree is not None and plan.mas is not None
-    nodes = [plan.tree[node] for node in path]
+    nodes = [plan.tree[node] for node in chosen_path(plan)]
     contexts = [
         ScoringContext(n.state, plan.mas, Proposal(Action(n.state.text, plan.mas.ALL), n.tokens, n.logprob))
         for n in nodes

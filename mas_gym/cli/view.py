@@ -172,12 +172,13 @@ def _error_page(message: str) -> str:
 
 
 class _ReadRun(NamedTuple):
-    """A run that has been read: what it was when it was read, its outcomes, and how each of its searches ended."""
+    """A run that has been read: what it was when it was read, its outcomes, and each search's end and question."""
 
     mark: str
     info: RunInfo
     outcomes: list[Outcome]
     cells: dict[str, Cell]
+    questions: dict[str, str]
 
 
 class Pages:
@@ -190,7 +191,7 @@ class Pages:
         self._stamp: object = None
         self._runs: dict[str, _ReadRun] = {}
         self._rows: list[StoredRow] = []
-        self._questions: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
         self._damage: dict[str, str] = {}
         self._plots: dict[tuple[str, ...], str | None] = {}
 
@@ -215,7 +216,7 @@ class Pages:
                 raise ConfigError(f"expected a row of the index, got {query.get('a', '')[:80]!r}; start at /")
             second = None if second is first else second
             choice = Choice(first, second, query.get("show", "all"), query.get("q", "").strip(), page)
-            return problems_page(self._path.name, choice, self._questions)
+            return problems_page(self._path.name, choice)
         if place.startswith("/tree/"):
             with open_store(self._path) as store:
                 return _tree(store, place.removeprefix("/tree/"), query.get("problem", ""))
@@ -254,13 +255,14 @@ class Pages:
         from search.compare.bench import outcome_of
 
         self._damage.pop(run.run, None)
-        read = _ReadRun(mark, run, [], {})
+        read = _ReadRun(mark, run, [], {}, {})
         try:
-            for plan in store.plans(run.run, trees=False, failed=True):
+            for problem, plan in store.searches(run.run, trees=False, failed=True):
                 read.outcomes.append(outcome_of(plan, "", "", run.config["seed"]))
-                read.cells[plan.problem_id] = Cell(plan.answer, bool(plan.correct), plan.error)
-            if not read.cells.keys() <= self._questions.keys():
-                self._questions |= {problem.id: problem.question[:_QUESTION] for problem in store.problems(run.run)}
+                read.cells[problem.id] = Cell(plan.answer, bool(plan.correct), plan.error)
+                question = problem.question[:_QUESTION]
+                # Runs of one task share their questions; of two tasks, one id may have two questions.
+                read.questions[problem.id] = self._texts.setdefault(question, question)
         except StoreError as error:
             self._damage[run.run] = str(error)
         self._runs[run.run] = read
@@ -302,9 +304,10 @@ def stored_rows(runs: Iterable[_ReadRun]) -> list[StoredRow]:
             for one in members:
                 for problem, cell in one.cells.items():
                     cells.setdefault(problem, {})[one.info.config["seed"]] = cell
+            questions = {problem: text for one in members for problem, text in one.questions.items()}
             keys = {one.info.config["seed"]: one.info.run[:_KEY] for one in members}
             [result] = summarise(outcomes)
-            rows.append(StoredRow(members[0].info.run[:_KEY], setting.title, result, keys, cells))
+            rows.append(StoredRow(members[0].info.run[:_KEY], setting.title, result, keys, cells, questions))
         found += sorted(rows, key=lambda row: (isnan(row.result.tokens.mean), row.result.tokens.mean))
     return found
 

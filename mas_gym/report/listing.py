@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, NamedTuple
@@ -49,6 +49,7 @@ class StoredRow:
         result: Its figures.
         runs: Seed to the key of its run.
         cells: Problem id to seed to outcome.
+        questions: Problem id to the beginning of its question.
     """
 
     key: str
@@ -56,6 +57,7 @@ class StoredRow:
     result: ResultRow
     runs: Mapping[int, str]
     cells: Mapping[str, Mapping[int, Cell]]
+    questions: Mapping[str, str] = field(default_factory=dict)
 
 
 class Choice(NamedTuple):
@@ -79,6 +81,10 @@ class Choice(NamedTuple):
     def rows(self) -> list[StoredRow]:
         """The rows that are shown."""
         return [self.first] if self.second is None else [self.first, self.second]
+
+    def question(self, problem: str) -> str:
+        """Return the beginning of a problem's question; of two that differ, both."""
+        return " / ".join(dict.fromkeys(row.questions.get(problem, "") for row in self.rows if problem in row.cells))
 
     def link(self, **changes: object) -> str:
         """Return the address of this page, or of one that differs."""
@@ -153,19 +159,18 @@ def _radio(name: str, row: StoredRow, chosen: bool) -> str:
     return f'<input type=radio name={name} value="{escape(row.key)}" aria-label="{escape(title)}"{mark}>'
 
 
-def problems_page(title: str, choice: Choice, questions: Mapping[str, str]) -> str:
+def problems_page(title: str, choice: Choice) -> str:
     """Return the page with the problems of one row, or of two side by side.
 
     Args:
         title: The name of the store.
         choice: The rows, and which of their problems.
-        questions: The text of each problem, by id.
     """
     choice = choice._replace(shown=choice.shown if choice.shown in SHOWN else "all")
-    problems = _problems(choice, questions)
+    problems = _problems(choice)
     last = max(0, (len(problems) - 1) // PAGE)
     choice = choice._replace(page=min(max(choice.page, 0), last))
-    body = "".join(_line(problem, choice, questions) for problem in problems[choice.page * PAGE :][:PAGE])
+    body = "".join(_line(problem, choice) for problem in problems[choice.page * PAGE :][:PAGE])
     names = "".join(f"<th>{escape(row.result.label)}</th>" for row in choice.rows)
     parts = [
         '<p><a href="/">All runs</a></p>',
@@ -204,14 +209,14 @@ def _search_form(choice: Choice) -> str:
     return f'<form action="/problems" class=search>{hidden}{field}<button>Search questions</button></form>'
 
 
-def _problems(choice: Choice, questions: Mapping[str, str]) -> list[str]:
+def _problems(choice: Choice) -> list[str]:
     known = sorted({problem for row in choice.rows for problem in row.cells}, key=_natural)
     text = choice.query.casefold()
     return [
         problem
         for problem in known
         if _wanted([list(row.cells.get(problem, {}).values()) for row in choice.rows], choice.shown)
-        and (not text or text in problem.casefold() or text in questions.get(problem, "").casefold())
+        and (not text or text in problem.casefold() or text in choice.question(problem).casefold())
     ]
 
 
@@ -229,8 +234,8 @@ def _natural(problem: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() and len(part) < 20 else (-1, part) for part in problem.split("/")]
 
 
-def _line(problem: str, choice: Choice, questions: Mapping[str, str]) -> str:
-    question = questions.get(problem, "")
+def _line(problem: str, choice: Choice) -> str:
+    question = choice.question(problem)
     shown = question if len(question) <= _QUESTION else question[: _QUESTION - 3] + "..."
     cells = "".join(f'<td data-name="{escape(row.result.label)}">{_outcomes(problem, row)}</td>' for row in choice.rows)
     return f"<tr><th><small>{escape(problem)}</small><br>{escape(shown)}</th>{cells}</tr>"

@@ -24,18 +24,16 @@ from search.compare.values import (
     Bin,
     Blame,
     ScoredState,
-    blame,
+    blamed,
     calibration,
-    chosen_path,
     path_values,
     scored_states,
-    usual_start,
 )
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from search import Plan, Store
+    from search import Plan, RunInfo, Store
 
 _RANKS = (1, 2, 3, 5, 8, 10)
 
@@ -80,30 +78,24 @@ def read_reports(store: Store, runs: Iterable[str] = (), baseline: str = "") -> 
 def _read(store: Store, setting: Setting, baseline: str) -> SettingReport:
     outcomes: list[Outcome] = []
     states: dict[str, list[ScoredState]] = {}
-    failed: dict[str, dict[tuple[str, int], tuple[Plan, list[float]]]] = {}
-    starts: dict[str, dict[str, list[float]]] = {}
+    found: dict[str, list[Blame]] = {}
+
+    def scored(run: RunInfo, planner: str, critic: str, label: str) -> Iterator[tuple[Plan, list[float]]]:
+        for plan in store.plans(run.run, failed=True):
+            outcomes.append(outcome_of(plan, planner, critic, run.config["seed"]))
+            states.setdefault(label, []).extend(scored_states(plan))
+            if values := path_values(plan):
+                yield plan, values
+
     for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True):
         label = f"{planner} + {critic}" if critic else planner
-        seed = run.config["seed"]
-        for plan in store.plans(run.run, failed=True):
-            outcomes.append(outcome_of(plan, planner, critic, seed))
-            if plan.tree is None:
-                continue
-            states.setdefault(label, []).extend(scored_states(plan))
-            values = path_values(plan.tree, chosen_path(plan))
-            if values:
-                starts.setdefault(label, {})[f"{plan.problem_id} {seed}"] = values
-                if not plan.correct:
-                    failed.setdefault(label, {})[plan.problem_id, seed] = plan, values
+        found.setdefault(label, []).extend(blamed(scored(run, planner, critic, label)))
     known = any(baseline in (f"{one.planner} + {one.critic}", one.planner) for one in outcomes)
     return SettingReport(
         setting,
         table_of(store, setting, outcomes, baseline if known else ""),
-        {label: calibration(found) for label, found in states.items() if found},
-        {
-            label: [blame(plan, values, usual_start(starts[label])) for plan, values in found.values()]
-            for label, found in failed.items()
-        },
+        {label: calibration(of_row) for label, of_row in states.items() if of_row},
+        {label: of_row for label, of_row in found.items() if of_row},
         tuple(agent.name for agent in setting.runs[0].mas.agents),
     )
 

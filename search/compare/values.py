@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from search.plan import Plan
-from search.tree import Tree
 
 BINS = 10
 
@@ -107,10 +106,11 @@ def chosen_path(plan: Plan) -> list[int]:
     return list(plan.tree.path(plan.best.node)[1:])
 
 
-def path_values(tree: Tree, path: Sequence[int]) -> list[float] | None:
-    """Return the values along a path; None if one of them was never scored."""
-    values = [tree[node].value for node in path]
-    return None if None in values else [value for value in values if value is not None]
+def path_values(plan: Plan) -> list[float]:
+    """Return the stored values along the chosen transcript; none if one of its states was never scored."""
+    values = [plan.tree[node].value for node in chosen_path(plan)] if plan.tree is not None else []
+    found = [value for value in values if value is not None]
+    return found if len(found) == len(values) else []
 
 
 def blame(plan: Plan, values: Sequence[float], before: float) -> Blame:
@@ -119,7 +119,7 @@ def blame(plan: Plan, values: Sequence[float], before: float) -> Blame:
     Args:
         plan: A plan with a tree.
         values: A critic's value after each message of the chosen transcript.
-        before: The value before the first message, such as the mean value after first messages (`usual_start`).
+        before: The value before the first message.
     """
     assert plan.tree is not None
     path = chosen_path(plan)
@@ -131,7 +131,16 @@ def blame(plan: Plan, values: Sequence[float], before: float) -> Blame:
     return Blame(plan.problem_id, turn, state.speaker, state.text, curve, falls[turn], confidence)
 
 
-def usual_start(values: Mapping[str, Sequence[float]]) -> float:
-    """Return the mean value after the first message, over transcripts by problem."""
-    first = [curve[0] for curve in values.values() if curve]
-    return sum(first) / len(first) if first else 0.0
+def blamed(scored: Iterable[tuple[Plan, Sequence[float]]]) -> list[Blame]:
+    """Return the blame of the wrong answers of one run.
+
+    Args:
+        scored: The plans of the run, right answers too, each with the values after the messages of its chosen
+            transcript. The mean of the first values is the value before the first message.
+    """
+    first: list[float] = []
+    wrong: list[tuple[Plan, Sequence[float]]] = []
+    for plan, values in scored:
+        first.append(values[0])
+        wrong += [] if plan.correct else [(plan, values)]
+    return [blame(plan, values, sum(first) / len(first)) for plan, values in wrong]

@@ -133,17 +133,24 @@ class Store:
             StoreError: As in `find`; there is no such grading; or searches are damaged: after all others, and with
                 their names.
         """
+        return (plan for _, plan in self.searches(run, trees=trees, failed=failed, grading=grading))
+
+    def searches(
+        self, run: str | None = None, *, trees: bool = True, failed: bool = False, grading: str | None = None
+    ) -> Iterator[tuple[Problem, Plan]]:
+        """Read the searches of one run with their problems; arguments and errors as for `plans`."""
         info = self.find(run)
         dynamics = Dynamics(info.mas) if trees else None
         digest = None if grading is None else find_grading(self._connection, info.run, grading).grading
 
-        def read(row: dict[str, Any]) -> Plan:
+        def read(row: dict[str, Any]) -> tuple[Problem, Plan]:
             plan = self._reader.plan(row, dynamics)
-            return plan if digest is None else apply(self._connection, plan, row["id"], digest)
+            graded = plan if digest is None else apply(self._connection, plan, row["id"], digest)
+            return self._reader.problem(row), graded
 
-        for plan in self._each(info, read):
+        for problem, plan in self._each(info, read):
             if failed or plan.error is None:
-                yield plan
+                yield problem, plan
 
     def gradings(self, run: str | None = None) -> list[Grading]:
         """Return how one run was graded again (`mas-gym regrade`), oldest first.

@@ -200,14 +200,14 @@ def test_a_silent_client_is_hung_up_on(store: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_click_reads_nothing_anew_until_a_run_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, read = tmp_path / "runs.db", []
-    plans = search.Store.plans
+    searches = search.Store.searches
 
-    def counted(self: search.Store, run: str | None = None, **options: bool) -> Iterator[search.Plan]:
+    def counted(self: search.Store, run: str | None = None, **options: bool) -> Iterator[tuple[Problem, search.Plan]]:
         read.append(run)
         assert options["trees"] is False
-        return plans(self, run, **options)
+        return searches(self, run, **options)
 
-    monkeypatch.setattr(search.Store, "plans", counted)
+    monkeypatch.setattr(search.Store, "searches", counted)
     for seed in range(2):
         fill(file, seed)
     pages = Pages(file)
@@ -217,6 +217,19 @@ def test_a_click_reads_nothing_anew_until_a_run_changes(tmp_path: Path, monkeypa
     assert pages.page("/", {}) != first and len(read) == 3
     fill(file, 2, PROBLEMS + 1)
     assert f">{PROBLEMS + 1}</td>" in pages.page("/", {}) and len(read) == 4
+
+
+def test_one_id_of_two_tasks_keeps_its_own_question(tmp_path: Path) -> None:
+    file = tmp_path / "runs.db"
+    policy = ScriptedPolicy(lambda request, seed: "Final Answer: 1", name="one")
+    for name in ("first", "second"):
+        task = ProblemTask.of([Problem("row/1", f"The question of {name}?", "1", "number")], name=name)
+        list(search.run("sc:2", task, mas="rpsv", policy=policy, seed=len(name), store=str(file)))
+    pages = Pages(file)
+    a, b = re.findall(r'name=a value="([^"]+)"', pages.page("/", {}))
+    one, other = (pages.page("/problems", {"a": key}) for key in (a, b))
+    assert ("of first" in one) != ("of second" in one) and ("of first" in other) != ("of first" in one)
+    assert "of first" in (both := pages.page("/problems", {"a": a, "b": b})) and "of second" in both
 
 
 def test_a_large_store_is_shown_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,5 +262,5 @@ def test_two_thousand_problems_are_listed_by_pages() -> None:
 
     [result] = summarise([Outcome("single", "", 1, "p", correct=True, tokens=1)])
     cells = {f"task/{'9' * (i % 5000)}{i}": {1: Cell("7", True, None)} for i in range(2000)}
-    page = problems_page("x", Choice(StoredRow("key", "setting", result, {1: "run"}, cells), page=3), {})
+    page = problems_page("x", Choice(StoredRow("key", "setting", result, {1: "run"}, cells), page=3))
     assert page.count("<tr><th>") == PAGE + 1
