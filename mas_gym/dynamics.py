@@ -10,7 +10,7 @@ Two schedules as in the paper, and one for systems with loops:
 * with ``max_turns`` the first agent with an edge from the question begins, and then
   agents act in the order in which messages reached them, any number of times. The
   speaker of the last turn routes to ``sink``, as does one after whom no agent waits.
-  With ``route: message`` the message of an agent names its recipient (`mas_gym.routing`).
+  With ``route: message`` the message of an agent names its recipient (`mas_gym.prompts`).
 
 In a ``program`` the recipient of a message names the agent that acts next, or ``sink``; if the
 system has edges, `ALL` routes along them as above.
@@ -27,7 +27,7 @@ from typing import Any
 
 from mas_gym.errors import DataError, EpisodeOverError, IllegalActionError, UnknownNameError, shown
 from mas_gym.graph import MAS, Condition, Q
-from mas_gym.routing import folded, nameable, named_recipient
+from mas_gym.prompts import folded, nameable, named_recipient
 from mas_gym.state import SCHEMA, Action, LocalView, MASState, Message
 
 _NAMES_SHOWN = 12

@@ -34,8 +34,7 @@ from mas_gym.errors import (
     whole_number,
 )
 from mas_gym.loading import MASSource, load_mas
-from mas_gym.prompts import ChatMessage, chat_messages
-from mas_gym.routing import filled_prompt
+from mas_gym.prompts import ChatMessage, chat_messages, filled_prompt
 from mas_gym.spaces import Records, Unicode, utf8_length
 from mas_gym.state import MASState, Message
 from mas_gym.tasks import check_task_options, load_task
@@ -132,7 +131,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
         view: ``"full"`` transcript in observations, or the acting agent's ``"local"`` view.
         render_mode: One of ``metadata["render_modes"]``, or None.
         on_invalid: Effect of an illegal action, or of a message that should name its recipient and names no legal
-            one (see `mas_gym.routing`): ``"terminate"`` ends the episode with reward -1, ``"retry"``
+            one (see `mas_gym.prompts`): ``"terminate"`` ends the episode with reward -1, ``"retry"``
             refuses it and leaves the state unchanged, at most ``max_retries`` times per turn.
         max_bytes: Maximum size of a message or a question in bytes of UTF-8.
         max_retries: Maximum refusals per turn before ``"retry"`` ends the episode.

@@ -229,7 +229,7 @@ class Agent:
         system_prompt: The instructions that precede the agent's inputs.
         max_new_tokens: Cap on the tokens of one message, at least 1.
         route: ``"edges"``, its messages reach every agent that its edges allow, or ``"message"``, they reach the one
-            recipient that they name (see `mas_gym.routing`).
+            recipient that they name (see `mas_gym.prompts`).
         fallback: With ``route: message``, the recipient of a message that names no legal one; None if such a
             message is an invalid action.
     """

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast, get_args
 
 from mas_gym.errors import ConfigError, did_you_mean, shown
 from mas_gym.graph import MAS, SCHEMA, Agent, Condition, ConditionKind, Edge, History, Q, Route
-from mas_gym.routing import folded
+from mas_gym.prompts import folded
 
 DEFAULT_MAX_NEW_TOKENS = 1024
 MAX_NEW_TOKENS = 1_000_000

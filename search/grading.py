@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from mas_gym.errors import whole_number
-from mas_gym.routing import current_answer
+from mas_gym.prompts import current_answer
 from mas_gym.state import MASState
 from mas_gym.tasks.base import Grade, Problem, Task
 from search.plan import AnytimePoint, Plan

@@ -12,7 +12,7 @@ from mas_gym import Dynamics, chat_messages, load_mas
 from mas_gym.env import MASEnv
 from mas_gym.errors import ConfigError, IllegalActionError
 from mas_gym.policies import ScriptedPolicy
-from mas_gym.routing import current_answer, nameable, named_recipient
+from mas_gym.prompts import current_answer, nameable, named_recipient
 from mas_gym.tasks import Problem, ProblemTask
 from mas_gym.testing import check_mas, check_planner
 from search import Tree

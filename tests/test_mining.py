@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ConfigError, DataError, UnknownNameError
-from mas_gym.tasks.same import RULES, normalise, rule_of, same_after_opening, same_rule
+from mas_gym.tasks.base import RULES, normalise, rule_of, same_after_opening, same_rule
 from rewardmodels import (
     LabelledTree,
     RewardData,

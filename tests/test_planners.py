@@ -32,8 +32,7 @@ from search import (
     SinglePass,
     StepBeamSearch,
 )
-from search.planners.beams import share
-from search.planners.chains import vote
+from search.planners.beams import share, vote
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.json"))
 

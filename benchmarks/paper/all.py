@@ -26,7 +26,7 @@ from benchmarks.paper import (
 from benchmarks.paper.lab import Lab, note, publish
 from benchmarks.paper.options import Options, read
 from benchmarks.paper.page import Page
-from mas_gym.tasks.same import rule_of
+from mas_gym.tasks.base import rule_of
 
 TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
     {

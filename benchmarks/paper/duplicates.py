@@ -7,7 +7,7 @@ from benchmarks.paper.lab import MASPRM, MCTS, SCORE_HEADER, Lab, Recipe, arm, c
 from benchmarks.paper.page import NEW, Page, markdown_table, percent
 from benchmarks.paper.rivals import compared
 from mas_gym.dynamics import Dynamics
-from mas_gym.tasks.same import rule_of, same_rule
+from mas_gym.tasks.base import rule_of, same_rule
 from rewardmodels.data import mining
 
 ASKS = """

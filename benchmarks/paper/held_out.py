@@ -10,7 +10,7 @@ from benchmarks.paper.lab import Lab, Setting
 from benchmarks.paper.page import percent, span
 from mas_gym.dynamics import Dynamics
 from mas_gym.state import MASState
-from mas_gym.tasks.same import Same, same_text
+from mas_gym.tasks.base import Same, same_text
 from rewardmodels import LabelledTree, LearnedCritic
 from rewardmodels.data import mining
 from rewardmodels.data.dataset import Example

@@ -77,7 +77,7 @@ class Recipe:
         trees: Training searches, the run's number if None.
         pairs: Pairs per tree.
         plain: The paper's Bradley-Terry loss, without an anchor.
-        same: When siblings are duplicates, a rule of `mas_gym.tasks.same`.
+        same: When siblings are duplicates, a rule of `mas_gym.tasks.base`.
         rollouts: The training search.
         seed: Seed of the training, the default if None.
     """

@@ -2,16 +2,24 @@
 
 The environment and the search engine take their questions from a `Task`. Only the
 task holds the reference answers; planners, policies and critics never receive one.
+
+A task also says when two messages are the same action. A search gives equal messages one
+child, and mining compares distinct siblings only (paper, App. "MASPRM training data
+generation", rule (i)). The embedded agents open their messages with one of six words that
+carry no information, so ``"Plan: start 4, + 2."`` and ``"Steps: start 4, + 2."`` are one
+action of Arithmetic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, get_args, overload, runtime_checkable
 
-from mas_gym.errors import choice, shown
+from mas_gym.errors import ConfigError, UnknownNameError, choice, shown
 
 Kind = Literal["number", "expression", "choice", "text", "regex", "code", "judge"]
 GradingMode = Literal["strict", "paper"]
@@ -127,3 +135,64 @@ class Task(Protocol):
 
     def grade(self, problem: Problem, text: str) -> Grade:
         """Compare the answer read from a final message with the reference."""
+
+
+# ------------------------------------------------------------------ equal messages
+
+Same = Callable[[str, str], bool]
+"""An equivalence relation of messages: the first of several equal ones represents them."""
+
+_OPENING = re.compile(r"(?:(?<!\s)\s++)?+(?<![^\W\d_])[^\W\d_]++:")
+
+
+def normalise(text: str) -> str:
+    """Return the text without case, extra spaces and closing punctuation."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).rstrip(".!;,")
+
+
+def same_text(a: str, b: str) -> bool:
+    """Return whether two messages differ at most in case, spaces and closing punctuation.
+
+    >>> same_text("Work: 3+4.", "work:  3+4")
+    True
+    """
+    return normalise(a) == normalise(b)
+
+
+def same_after_opening(a: str, b: str) -> bool:
+    """Return whether two messages are the same text after an opening word and its colon.
+
+    >>> same_after_opening("Plan: start 4, + 2.", "Steps: start 4, + 2.")
+    True
+    >>> same_after_opening("Plan: start 4, + 2.", "Plan: start 4, - 2.")
+    False
+    """
+    return same_text(_OPENING.sub("", a, count=1), _OPENING.sub("", b, count=1))
+
+
+RULES: Mapping[str, Same] = MappingProxyType({"text": same_text, "opening": same_after_opening})
+"""Rules by name, as in ``"mcts:10,3,same=opening"``."""
+
+TASK_RULES: Mapping[str, str] = MappingProxyType({"arithmetic": "opening", "ordering": "opening"})
+"""The tasks whose rule is not ``"text"``."""
+
+
+def same_rule(rule: str | Same) -> Same:
+    """Return a rule by its name; a function is its own rule.
+
+    Raises:
+        UnknownNameError: There is no rule of that name.
+        ConfigError: The rule is neither a name nor a function.
+    """
+    if not isinstance(rule, str):
+        if not callable(rule):
+            raise ConfigError(f"expected a rule name or a function same(a, b), got {type(rule).__name__}")
+        return rule
+    if rule not in RULES:
+        raise UnknownNameError(f"no rule {rule!r} for equal messages; expected one of {', '.join(RULES)}")
+    return RULES[rule]
+
+
+def rule_of(task: str) -> str:
+    """Return the name of a task's rule, by the task's name; ``"text"`` unless the task has its own."""
+    return TASK_RULES.get(task, "text")

@@ -15,7 +15,7 @@ from mas_gym.graph import MAS
 from mas_gym.identity import digest_of, identity_of
 from mas_gym.loading import MASSource, load_mas
 from mas_gym.policies.base import mean_logprob
-from mas_gym.routing import nameable
+from mas_gym.prompts import nameable
 from mas_gym.state import Action, MASState
 from mas_gym.tasks import Problem, ProblemTask
 

@@ -20,7 +20,7 @@ from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, StoreError, need
 from mas_gym.graph import MAS
 from mas_gym.state import MASState
-from mas_gym.tasks.same import Same, rule_of, same_rule
+from mas_gym.tasks.base import Same, rule_of, same_rule
 from rewardmodels.data import mining
 from rewardmodels.data.mining import Labelled, Pair, TreeView
 from rewardmodels.data.serialise import FORMAT, Parts, View, state_parts
@@ -136,7 +136,7 @@ def collect(
         view: What the critic sees of a state.
         pairs_per_tree: The paper's cap of 8.
         min_margin: Smallest margin of a pair; 0 is the paper's rule.
-        same: When siblings are duplicates: a rule of `mas_gym.tasks.same` or a function ``same(a, b)``; None: the
+        same: When siblings are duplicates: a rule of `mas_gym.tasks.base` or a function ``same(a, b)``; None: the
             rule of each tree's task.
 
     Raises:

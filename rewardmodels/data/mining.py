@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from mas_gym.state import MASState
-from mas_gym.tasks.same import Same, same_text
+from mas_gym.tasks.base import Same, same_text
 
 TOP = BOTTOM = 4
 PAIRS_PER_TREE = 8

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError, DataError, TrainingError, need
-from mas_gym.tasks.same import Same
+from mas_gym.tasks.base import Same
 from rewardmodels.data.dataset import LabelledTree, RewardData, collect, histogram, split, stored_trees
 from rewardmodels.data.serialise import View
 from rewardmodels.model.backbone import (

@@ -1,27 +1,39 @@
-"""`run_ray`: many engines on one or many machines, searches spread over Ray actors, one writer, the same rows."""
+"""`run_ray`: many engines on one or many machines, searches spread over Ray actors, one writer, the same rows.
+
+Behind the interface of one `Engine`, each actor has a scheduler of its own. An actor with capacity gets the next
+problem; an actor that dies is replaced and its open problems are searched again, which gives the same plans,
+because a plan depends on its problem and the seed alone.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Sized
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sized
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
+from time import perf_counter, sleep
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
-from mas_gym.errors import ConfigError, need
+from mas_gym.errors import ConfigError, EngineUnavailableError, need
 from mas_gym.graph import MAS
-from mas_gym.policies.base import AsyncPolicy, Policy
+from mas_gym.policies.base import AsyncPolicy, Meter, Policy, meters_of
 from mas_gym.tasks.base import Problem
-from search.engine.actors import ActorPool, Fleet, line_of
 from search.engine.journal import Journal, Listener, Progress, listener
-from search.engine.loop import Run
+from search.engine.run import Run
+from search.engine.scheduler import Scheduler, SearchFuture
+from search.plan import Plan, Usage
 from search.protocol import Critic, Planner
 from search.registry import load_planner
 from search.setup import (
     Budget,
     ProgramSource,
+    SampleRecord,
     Sampling,
     Setup,
     check_training,
@@ -29,7 +41,7 @@ from search.setup import (
     read_system,
     resolve_policy,
 )
-from search.store import Store, open_record
+from search.store import Store, engine_identity, open_record
 
 
 def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
@@ -131,4 +143,297 @@ def _check_picklable(**arguments: Any) -> None:
             ) from None
 
 
-__all__ = ["Fleet", "run_ray"]
+# ------------------------------------------------------------------ actors
+
+logger = logging.getLogger("search")
+
+_CRITIC_FACTS = ("terminal_only", "free", "scores_actions")
+_POLL_SECONDS = 0.1
+"""How long to wait for actors before the run looks at its problems, its budget and its progress again."""
+_COSTS_SECONDS = 2.0
+"""How long to wait at the end for what actors have spent on searches that are dropped."""
+
+
+class Costs(NamedTuple):
+    """What an actor has spent so far."""
+
+    usage: Usage = Usage()
+    calls: int = 0
+    meters: Mapping[str, Meter] = {}
+
+
+class Found(NamedTuple):
+    """A finished search: its plan, what the store keeps beside it, and the actor's running costs."""
+
+    plan: Plan
+    samples: Mapping[tuple[bytes, str], SampleRecord]
+    costs: Costs
+
+
+class Worker:
+    """An engine on some machine; an asynchronous Ray actor, so that open calls take no threads."""
+
+    def __init__(
+        self,
+        setup: Callable[[Critic | None], Setup],
+        concurrency: int,
+        task: Any,
+        make_policy: Callable[[], Policy | AsyncPolicy],
+        make_critic: Callable[[], Critic] | None,
+    ) -> None:
+        """Load the engines."""
+        self._policy = make_policy()
+        self._critic = make_critic() if make_critic is not None else None
+        self._scheduler = Scheduler(setup(self._critic), self._policy, concurrency=concurrency, task=task).start()
+
+    async def facts(self, stored: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Return what the run must know of policy and critic; for a store, their identities too."""
+
+        def stated(role: str, engine: Any) -> dict[str, Any]:
+            return engine_identity(role, engine) if stored else {"name": engine.name}
+
+        policy, critic = stated("policy", self._policy), self._critic
+        if critic is None:
+            return policy, None
+        more = {name: getattr(critic, name) for name in _CRITIC_FACTS if hasattr(critic, name)}
+        return policy, stated("critic", critic) | more
+
+    async def search(self, problem: Problem) -> Found:
+        """Search one problem. Raises `mas_gym.errors.EngineUnavailableError`."""
+        future = self._scheduler.submit(problem)
+        plan = await asyncio.wrap_future(future)
+        return Found(plan, future.samples, await self.costs())
+
+    async def costs(self) -> Costs:
+        """Return what this actor has spent so far."""
+        return Costs(self._scheduler.usage, self._scheduler.calls, meters_of(self._policy))
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Where the engines run.
+
+    Attributes:
+        actors: Number of engines; actors beyond the cluster's capacity join when resources free up.
+        gpus: GPUs of each, fractions allowed.
+        cpus: CPU cores of each.
+        address: Of a Ray cluster, or ``"local"`` to start one on this machine; None uses a running one, or starts one.
+        replacements: Maximum number of dead actors to replace; one more ends the run.
+    """
+
+    actors: int = 2
+    gpus: float = 0.0
+    cpus: float = 1.0
+    address: str | None = None
+    replacements: int = 8
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if self.actors < 1 or self.gpus < 0 or self.cpus < 0 or self.replacements < 0:
+            raise ConfigError(f"expected at least one actor and no negative numbers, got {self}")
+
+
+@dataclass(eq=False)
+class _Member:
+    """An actor with the call that ends when it has loaded, and its searches by call."""
+
+    number: int
+    actor: Any
+    loading: Any
+    open: dict[Any, SearchFuture] = field(default_factory=dict)
+
+
+class ActorPool:
+    """An `Engine` of several actors, which gives problems to them and replaces those that die.
+
+    Attributes:
+        earlier: What earlier processes have spent on the run, which counts for the budget.
+        stopped: Why it takes no more problems; None while it does.
+        closed: Whether it takes no more problems.
+        meters: The meters of the actors' policies, as they last reported them.
+        size: The number of actors.
+    """
+
+    def __init__(self, fleet: Fleet, arguments: tuple[Any, ...], budget: Budget, stored: bool) -> None:
+        """Start the actors.
+
+        Args:
+            fleet: How many, with what.
+            arguments: Of `Worker`; the second is the concurrency.
+            budget: Limits of all searches together, compared with what actors reported at their last search.
+            stored: Whether the actors state the identities of their engines.
+        """
+        import ray
+
+        self._ray: Any = ray
+        self.earlier, self.closed, self.meters = Usage(), False, dict[str, Meter]()
+        self.stopped: str | None = None
+        self.size = fleet.actors
+        self._fleet, self._arguments, self._budget, self._stored = fleet, arguments, budget, stored
+        concurrency: int = arguments[1]
+        # An actor holds a little more than it can have open.
+        self._ahead = concurrency + concurrency // 8 + 1
+        self._members: list[_Member] = []
+        self._costs: dict[int, Costs] = {}
+        self._again: deque[SearchFuture] = deque()
+        self._facts: tuple[dict[str, Any], dict[str, Any] | None] | None = None
+        self._hired = self._deaths = 0
+        self._started = perf_counter()
+        for _ in range(fleet.actors):
+            self._hire()
+
+    def facts(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Wait for the first actor that has loaded, and return its facts about policy and critic.
+
+        An error that an actor raises while none has loaded is raised here.
+        """
+        while self._facts is None:
+            self._hear(None)
+        return self._facts
+
+    @property
+    def usage(self) -> Usage:
+        """What the actors last reported, failed and dropped searches included."""
+        spent = sum((costs.usage for costs in self._costs.values()), Usage())
+        return replace(spent, seconds=perf_counter() - self._started)
+
+    @property
+    def calls(self) -> int:
+        """Agent calls made so far, those without a reply included."""
+        return sum(costs.calls for costs in self._costs.values())
+
+    @property
+    def active(self) -> int:
+        """Searches in progress."""
+        return len(self._again) + sum(len(member.open) for member in self._members)
+
+    @property
+    def has_capacity(self) -> bool:
+        """Whether an actor that has loaded could take another search."""
+        return not self.closed and not self._again and self._roomiest() is not None
+
+    def submit(self, problem: Problem) -> SearchFuture:
+        """Give a problem to the actor with the most room, or keep it until there is one."""
+        future = SearchFuture(problem)
+        self._again.append(future)
+        self._assign()
+        return future
+
+    def turn(self, timeout: float | None = None) -> bool:
+        """Wait shortly for an actor to end a search, to load or to die; False if no search is open.
+
+        Raises:
+            EngineUnavailableError: More actors died than may be replaced.
+        """
+        if not self.active or self._over_budget(1):
+            return False
+        self._hear(_POLL_SECONDS)
+        self._assign()
+        return True
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait shortly for an actor to load, or for a problem."""
+        if not self._over_budget(0):
+            self._hear(_POLL_SECONDS)
+
+    def wake(self) -> None:
+        """Do nothing: no wait is long."""
+
+    def stop(self, reason: str) -> None:
+        """Close and remember why."""
+        self.stopped = self.stopped or reason
+        self.close()
+
+    def close(self) -> None:
+        """Ask what open searches have cost, and end every actor."""
+        if self.closed:
+            return
+        self.closed, ray = True, self._ray
+        # When the interpreter exits, Ray may have ended before this run.
+        if not ray.is_initialized():
+            return
+        try:
+            with suppress(ray.exceptions.RayError):
+                asked = {member.actor.costs.remote(): member for member in self._members if member.open}
+                for call, member in asked.items():
+                    self._note(member, ray.get(call, timeout=_COSTS_SECONDS))
+        finally:
+            for member in self._members:
+                ray.kill(member.actor)
+            self._members.clear()
+            self._again.clear()
+
+    def _over_budget(self, wanted: int) -> bool:
+        reason = self._budget.spent(self.earlier + replace(self.usage, agent_calls=self.calls), wanted)
+        if reason:
+            self.stop(reason)
+        return reason is not None
+
+    def _roomiest(self) -> _Member | None:
+        loaded = (m for m in self._members if m.loading is None and len(m.open) < self._ahead)
+        return min(loaded, key=lambda member: len(member.open), default=None)
+
+    def _assign(self) -> None:
+        while self._again and (member := self._roomiest()) is not None:
+            future = self._again.popleft()
+            member.open[member.actor.search.remote(future.problem)] = future
+
+    def _hire(self) -> None:
+        actor_class = self._ray.remote(Worker).options(
+            num_cpus=self._fleet.cpus, num_gpus=self._fleet.gpus, max_concurrency=self._ahead + 2, max_restarts=0
+        )
+        self._hired += 1
+        actor = actor_class.remote(*self._arguments)
+        self._members.append(_Member(self._hired, actor, actor.facts.remote(self._stored)))
+
+    def _note(self, member: _Member, costs: Costs) -> None:
+        self._costs[member.number] = costs
+        self.meters.update({f"{member.number} {name}": meter for name, meter in costs.meters.items()})
+
+    def _hear(self, timeout: float | None) -> None:
+        """Take an actor's next answer, if one comes in time."""
+        ray, calls = (
+            self._ray,
+            {call: m for m in self._members for call in ([*m.open] if m.loading is None else [m.loading])},
+        )
+        if not calls:
+            sleep(timeout or 0.0)
+            return
+        heard, _ = ray.wait(list(calls), num_returns=1, timeout=timeout)
+        for call in heard:
+            member = calls[call]
+            try:
+                answer = ray.get(call)
+            except ray.exceptions.RayError as error:
+                self._replace(member, error)
+                continue
+            if member.loading is not None:
+                member.loading, self._facts = None, self._facts or answer
+                continue
+            future = member.open.pop(call)
+            self._note(member, answer.costs)
+            future.samples = answer.samples
+            future.set_result(answer.plan)
+
+    def _replace(self, member: _Member, error: Exception) -> None:
+        """Replace a dead actor; its open problems come first. Before any has loaded, an error in one is raised."""
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, Exception) and self._facts is None:
+            raise cause from error
+        self._members.remove(member)
+        self._ray.kill(member.actor)
+        self._again.extend(member.open.values())
+        self._deaths += 1
+        if self._deaths > self._fleet.replacements:
+            raise EngineUnavailableError(
+                f"{self._deaths} actors died, one more than may be replaced; the last: {cause or line_of(error)}. "
+                "Fix the cause and repeat the command; what a run with a store has finished is kept in it"
+            ) from error
+        logger.warning("an actor died and is replaced, %d searches start again: %s", len(member.open), line_of(error))
+        self._hire()
+
+
+def line_of(error: object) -> str:
+    """Return the line of Ray's long messages that says what happened: a traceback's last, else the first."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1] if any("Traceback" in line or "creation task" in line for line in lines) else lines[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 from mas_gym.errors import BudgetError, ConfigError
 from mas_gym.state import MASState
-from mas_gym.tasks.same import Same
+from mas_gym.tasks.base import Same
 from search.plan import AnytimePoint, Candidate
 from search.protocol import Critic, Evaluate, Model, Propose, Remaining, Request, ValueKind, value_kind
 from search.tree import Proposal, Tree

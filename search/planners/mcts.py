@@ -40,7 +40,7 @@ from typing import Any, Literal
 from mas_gym.errors import BudgetError, ConfigError
 from mas_gym.identity import ADDED
 from mas_gym.state import MASState
-from mas_gym.tasks.same import Same, same_rule
+from mas_gym.tasks.base import Same, same_rule
 from search.plan import AnytimePoint, Plan
 from search.planners.common import Steps, anytime_point, append_distinct, check_at_least, evaluate, path_scores, ranked
 from search.protocol import (
@@ -80,7 +80,7 @@ class MCTS:
             or by ``"leaf"``, the terminal child's Q. Candidates without a Q come last.
         answer: The chosen candidate: by ``"decode"``, the terminal state that largest Q leads to,
             or by ``"best"``, the first in the order of ``rank``.
-        same: When two messages are the same action: the name of a rule of `mas_gym.tasks.same`, such as
+        same: When two messages are the same action: the name of a rule of `mas_gym.tasks.base`, such as
             ``"opening"``, or a function ``same(a, b)``; None: when their texts are identical.
         parallel: Simulations in flight at once. More of them need fewer rounds of replies;
             virtual loss keeps them apart, see `ParallelSearch`.

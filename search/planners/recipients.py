@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from mas_gym.errors import BudgetError, ConfigError, IllegalActionError
 from mas_gym.policies.base import derive_seed
-from mas_gym.routing import nameable
+from mas_gym.prompts import nameable
 from mas_gym.state import Action, MASState
 from search.plan import Plan
 from search.planners.common import Steps, step_values
