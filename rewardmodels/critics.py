@@ -20,11 +20,17 @@ from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MissingDep
 from mas_gym.user_code import is_user_code, load_user_code, unknown
 from rewardmodels.model.folder import META, check_folder, model_card, read_info
 from rewardmodels.model.learned import LearnedCritic
-from rewardmodels.verifiers.free import Agreement, RandomCritic, Uncertainty, agreement, random_critic, uncertainty
 from rewardmodels.verifiers.judge import Judge, judge
 from rewardmodels.verifiers.published import ScalarRewardModel, StepRewardModel
 from rewardmodels.verifiers.server import ServerCritic, http, https
-from search.critics import ConstantCritic, Ensemble, PolicyLikelihood
+from search.critics import (
+    Agreement,
+    ConstantCritic,
+    Ensemble,
+    PolicyLikelihood,
+    RandomCritic,
+    Uncertainty,
+)
 from search.protocol import Critic
 
 ENTRY_POINTS = "mas_gym.critics"
@@ -157,6 +163,23 @@ def _constant(argument: str) -> Critic:
     return ConstantCritic(value)
 
 
+def _uncertainty(argument: str) -> Critic:
+    return Uncertainty(argument or "entropy")
+
+
+def _agreement(argument: str) -> Critic:
+    if argument:
+        raise ConfigError(f"agreement takes no argument, got {argument!r}")
+    return Agreement()
+
+
+def _random(argument: str) -> Critic:
+    try:
+        return RandomCritic(int(argument or "0"))
+    except ValueError as error:
+        raise ConfigError(f'expected a whole number, as in "random:7", got {argument!r}') from error
+
+
 def _ensemble(argument: str, **options: Any) -> Critic:
     return Ensemble([load_critic(member.strip(), **options) for member in argument.split(",") if member.strip()])
 
@@ -189,9 +212,9 @@ _BUILTIN: dict[str, Loader] = {
     "constant": _constant,
     "ensemble": _ensemble,
     "vllm": _vllm,
-    "uncertainty": uncertainty,
-    "agreement": agreement,
-    "random": random_critic,
+    "uncertainty": _uncertainty,
+    "agreement": _agreement,
+    "random": _random,
     "judge": judge,
     "prm": StepRewardModel,
     "rm": ScalarRewardModel,

@@ -27,9 +27,9 @@ from mas_gym.policies.base import Certainty, Choice, Sample, first_tokens
 from mas_gym.prompts import ChatMessage
 from mas_gym.testing import check_critic
 from rewardmodels import Ensemble, load_critic
-from rewardmodels.verifiers.free import Agreement, RandomCritic, Uncertainty
 from rewardmodels.verifiers.judge import Judge, read_verdict
 from search import Proposal, Score, ScoringContext
+from search.critics import Agreement, RandomCritic, Uncertainty
 from search.protocol import PeerContext
 
 RPSV = mas_gym.load_mas("rpsv")

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mas_gym.cli import console, demo, evaluate, listings, play, regrade, reports, serve, solve, systems, train, view
+from mas_gym.cli import console, demo, evaluate, listings, play, reports, serve, solve, systems, train, view
 from mas_gym.cli import options as opt
 from mas_gym.errors import MASGymError
 from mas_gym.render import printable
@@ -150,7 +150,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
     ),
     "blame": (reports.blame, "mas-gym blame runs.db", "mas-gym blame runs.db --critic tiny-masprm --json blame.json"),
     "regrade": (
-        regrade.regrade,
+        reports.regrade,
         "mas-gym regrade runs.db --grader my.py:grade",
         "mas-gym regrade runs.db --task corrected.csv",
     ),

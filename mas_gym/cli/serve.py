@@ -10,7 +10,7 @@ import typer
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note
 from mas_gym.errors import ConfigError, MissingDependencyError
-from mas_gym.service.origin import is_loopback
+from mas_gym.service import is_loopback
 from mas_gym.service.telemetry import json_lines
 
 _SPARE_CONNECTIONS = 64

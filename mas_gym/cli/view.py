@@ -24,7 +24,7 @@ from mas_gym.cli.console import note, show_traceback
 from mas_gym.errors import ConfigError, MASGymError, MissingDependencyError, StoreError
 from mas_gym.report.listing import Cell, Choice, StoredRow, index_page, problems_page
 from mas_gym.report.pages import tree_page, tree_view
-from mas_gym.service.origin import foreign
+from mas_gym.service import foreign
 
 if TYPE_CHECKING:
     from search import RunInfo, Store

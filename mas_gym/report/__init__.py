@@ -3,8 +3,8 @@
 The input is plain data. Tables, intervals and the plot of accuracy against cost are in `search.compare`.
 """
 
-from mas_gym.report.curves import Series, save_curves, save_matrices
 from mas_gym.report.pages import TreeNodes, TreePage, tree_page, tree_view, write_plan_page, write_tree_page
+from search.compare.plots import Series, save_curves, save_matrices
 
 __all__ = [
     "Series",

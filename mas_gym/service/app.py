@@ -31,7 +31,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mas_gym.errors import EngineUnavailableError, PromptTooLongError
 from mas_gym.policies.adapters import prompt_bound
-from mas_gym.service.origin import foreign
+from mas_gym.service import foreign
 from mas_gym.service.pool import PoolFullError, SearchPool, Service
 from mas_gym.service.telemetry import Families, family, text_of
 from mas_gym.service.wire import (

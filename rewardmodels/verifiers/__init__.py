@@ -1,6 +1,6 @@
 """Verifiers of others as critics: judges, published reward models, servers, and what costs nothing.
 
-* `rewardmodels.verifiers.free`: the agents' own uncertainty, agreement among leaves, chance;
+* `search.critics`: the agents' own uncertainty, agreement among leaves, chance;
 * `rewardmodels.verifiers.judge`: an LLM's verdicts;
 * `rewardmodels.verifiers.published`: step reward models and scalar reward models of the hub;
 * `rewardmodels.verifiers.server`: the same behind vLLM's server.

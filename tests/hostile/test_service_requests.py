@@ -29,8 +29,8 @@ import mas_gym
 import search
 from mas_gym.cli import app
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
+from mas_gym.service import foreign, is_loopback
 from mas_gym.service.app import HangsUpOnSilence, make_app
-from mas_gym.service.origin import foreign, is_loopback
 from mas_gym.service.pool import Service
 
 PATH = "/v1/chat/completions"
