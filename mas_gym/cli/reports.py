@@ -83,7 +83,7 @@ def blame(
             if not found:
                 note(f"{one_line(info.label)}: no wrong answers with values; choose a critic with --critic", "yellow")
                 continue
-            _show(info.label, found, agents, least)
+            _show_blame(info.label, found, agents, least)
             document.append({"run": info.run, "label": info.label, "searches": [_row(b, agents, least) for b in found]})
     if json is not None:
         json.write_text(jsonlib.dumps({"schema": 1, "threshold": least, "runs": document}, indent=1), encoding="utf-8")
@@ -124,7 +124,7 @@ def _row(one: Blame, agents: Sequence[str], least: float) -> dict[str, Any]:
     }
 
 
-def _show(label: str, found: Sequence[Blame], agents: Sequence[str], least: float) -> None:
+def _show_blame(label: str, found: Sequence[Blame], agents: Sequence[str], least: float) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -169,7 +169,7 @@ def regrade(
     done = []
     for info in runs:
         result = grade_again(store, info, grader, label, problem_of=problem_of, references=references)
-        _show(result, show, label)
+        _show_regrade(result, show, label)
         done.append(_as_json(result, label))
     if json is not None:
         json.write_text(jsonlib.dumps(done, indent=2), encoding="utf-8")
@@ -210,7 +210,7 @@ def _plan(source: opt.TaskSource) -> tuple[Grader, Any, Any, str]:
     return grader, as_kind, kind, label
 
 
-def _show(result: Regrade, most: int, label: str) -> None:
+def _show_regrade(result: Regrade, most: int, label: str) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
