@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from mas_gym.policies.base import AsyncPolicy, SamplingReply, SamplingRequest
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -84,3 +88,23 @@ def save(folder: Path, kind: str = "Llama", template: str | None = TEMPLATE, **c
     model(kind, **changes).save_pretrained(folder)
     tokenizer(template).save_pretrained(folder)
     return folder
+
+
+def ask(policy: AsyncPolicy, requests: Sequence[SamplingRequest], at_once: int = 10**6) -> list[SamplingReply]:
+    """Send requests together, or at most so many at once; the replies in order."""
+
+    async def run() -> list[SamplingReply]:
+        gate = asyncio.Semaphore(at_once)
+
+        async def one(wanted: SamplingRequest) -> SamplingReply:
+            async with gate:
+                return await policy.sample_async(wanted)
+
+        return await asyncio.gather(*(one(wanted) for wanted in requests))
+
+    return asyncio.run(run())
+
+
+def texts(replies: Sequence[SamplingReply]) -> list[list[str]]:
+    """The messages of each reply."""
+    return [[sample.text for sample in reply.samples] for reply in replies]

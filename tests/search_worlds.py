@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 from mas_gym.dynamics import Dynamics
@@ -20,6 +22,15 @@ def chain(depth: int, cap: int = 64) -> MAS:
     """Agents in a row, each hearing the one before; the first hears the question."""
     agents = tuple(Agent(f"agent{i}", f"You are agent {i}.", cap) for i in range(depth))
     return MAS(f"chain{depth}", agents, (Edge(-1, 0), *(Edge(i, i + 1) for i in range(depth - 1))))
+
+
+def execute(path: Path, *statements: str) -> None:
+    """Change a database file behind its owner's back."""
+    database = sqlite3.connect(path)
+    for statement in statements:
+        database.execute(statement)
+    database.commit()
+    database.close()
 
 
 def way(state: MASState) -> str:

@@ -21,6 +21,7 @@ pytest.importorskip("openai", reason="the openai package is not installed")
 pytest.importorskip("fastapi", reason="the fastapi package is not installed")
 
 from fault_proxy import Fault, FaultProxy, proxied
+from local_models import ask, texts
 from loopback import hash_policy, make_app, serving
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
@@ -34,23 +35,6 @@ def request(i: int = 0, n: int = 3, text: str | None = None) -> SamplingRequest:
     user = f"Question {i}: how many?" if text is None else text
     messages = (ChatMessage("system", "You are the Solver."), ChatMessage("user", user))
     return SamplingRequest(messages, tuple(1000 * i + k for k in range(n)), max_new_tokens=32)
-
-
-def ask(policy: OpenAIPolicy, requests: list[SamplingRequest], at_once: int = 10**6) -> list[SamplingReply]:
-    async def run() -> list[SamplingReply]:
-        gate = asyncio.Semaphore(at_once)
-
-        async def one(wanted: SamplingRequest) -> SamplingReply:
-            async with gate:
-                return await policy.sample_async(wanted)
-
-        return await asyncio.gather(*(one(wanted) for wanted in requests))
-
-    return asyncio.run(run())
-
-
-def texts(replies: list[SamplingReply]) -> list[list[str]]:
-    return [[sample.text for sample in reply.samples] for reply in replies]
 
 
 def direct(requests: list[SamplingRequest]) -> list[list[str]]:

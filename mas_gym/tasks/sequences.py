@@ -18,6 +18,8 @@ from mas_gym.tasks.base import SPLITS, Grade, Grader, GradingMode, Problem
 from mas_gym.tasks.graders import KindGrader, make_grader
 from mas_gym.tasks.grading import check_mode
 
+DEFAULT_DIFFICULTY = 3
+
 
 class Table:
     """An immutable table of problems that many tasks share.
@@ -243,16 +245,32 @@ class ProceduralTask(ProblemSequence):
     Args:
         split: ``"train"``, ``"dev"`` or ``"test"``.
         seed: Seed of the problems.
-        difficulty: The level; the subclass defines its meaning.
-        size: Length of the sequence.
+        difficulty: One of `levels`; the subclass defines its meaning.
+        size: Number of problems; each is generated on demand.
         grading: ``"strict"`` or ``"paper"``.
+
+    Raises:
+        ConfigError: An argument is out of range.
     """
 
     name: ClassVar[str]
     mas: ClassVar[str]
+    levels: ClassVar[Mapping[int, Any]]
 
-    def __init__(self, split: str, *, seed: int, difficulty: int, size: int, grading: str) -> None:
-        """Check the arguments."""
+    def __init__(
+        self,
+        split: str = "test",
+        *,
+        seed: int = 0,
+        difficulty: int = DEFAULT_DIFFICULTY,
+        size: int = 10**6,
+        grading: str = "strict",
+    ) -> None:
+        """Check the arguments; problems are generated later."""
+        if difficulty not in self.levels:
+            raise ConfigError(
+                f"expected a difficulty from {min(self.levels)} to {max(self.levels)}, got {difficulty!r}"
+            )
         if split not in SPLITS:
             raise ConfigError(f"expected a split of {', '.join(SPLITS)}, got {split!r}")
         if not isinstance(size, int) or size < 1:

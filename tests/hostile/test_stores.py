@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from search_worlds import HashCritic, by_problem, chain, comparable, problems, talker
+from search_worlds import HashCritic, by_problem, chain, comparable, execute, problems, talker
 
 import search
 from mas_gym.errors import DataError, MASGymError, StoreError
@@ -305,10 +305,7 @@ def test_one_search_is_lost_and_the_others_are_kept(whole: Path, tmp_path: Path,
 def test_a_search_that_is_gone_is_missed(whole: Path, tmp_path: Path, told: Told) -> None:
     path = tmp_path / "a.db"
     shutil.copy(whole, path)
-    database = sqlite3.connect(path)
-    database.execute("DELETE FROM searches WHERE problem = 'toy/1'")
-    database.commit()
-    database.close()
+    execute(path, "DELETE FROM searches WHERE problem = 'toy/1'")
     with (
         open_store(path) as store,
         pytest.raises(StoreError, match="expected 2 searches as they were written, found 1"),
@@ -323,10 +320,7 @@ def test_a_search_that_is_gone_is_missed(whole: Path, tmp_path: Path, told: Told
 def test_a_damaged_run_leaves_the_others(whole: Path, tmp_path: Path, told: Told) -> None:
     path = tmp_path / "a.db"
     shutil.copy(whole, path)
-    database = sqlite3.connect(path)
-    database.execute("UPDATE runs SET facts = json_set(facts, '$.problems', 9) WHERE name = 'votes'")
-    database.commit()
-    database.close()
+    execute(path, "UPDATE runs SET facts = json_set(facts, '$.problems', 9) WHERE name = 'votes'")
     with open_store(path) as store:
         assert [info.name for info in store.runs()] == [None]
         assert "is damaged: its row is not what was written" in told.said[-1]
