@@ -34,6 +34,7 @@ from mas_gym.errors import (
     whole_number,
 )
 from mas_gym.loading import MASSource, load_mas
+from mas_gym.policies.base import SamplingRequest
 from mas_gym.prompts import ChatMessage, chat_messages, filled_prompt
 from mas_gym.spaces import Records, Unicode, utf8_length
 from mas_gym.state import MASState, Message
@@ -350,6 +351,18 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
 
     def _next(self, state: MASState, text: str, recipient: int) -> MASState:
         return self.dynamics.transition(state, (text, recipient))
+
+    def request(self, seeds: tuple[int, ...], temperature: float = 0.7, top_p: float = 0.95) -> SamplingRequest:
+        """Return the request to a policy for messages of the acting agent, one per seed.
+
+        Raises:
+            EpisodeOverError: The episode has ended or has not started.
+        """
+        state = self.state
+        if state.acting == self.sink:
+            raise EpisodeOverError("the episode has ended or has not started: call env.reset() first")
+        agent = self.mas.agents[state.acting]
+        return SamplingRequest(self._prompt(state), seeds, agent.max_new_tokens, temperature, top_p, agent.name)
 
     def _prompt(self, state: MASState) -> tuple[ChatMessage, ...]:
         return chat_messages(self.mas, state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from gymnasium import spaces
@@ -10,6 +11,7 @@ from gymnasium import spaces
 from mas_gym.env import Info, MASEnv, Observation
 from mas_gym.errors import ConfigError, IllegalActionError
 from mas_gym.graph import FAILED
+from mas_gym.policies.base import SamplingRequest
 from mas_gym.programs import Program, Runner, Session, load_program
 from mas_gym.prompts import ChatMessage
 from mas_gym.spaces import Records
@@ -94,6 +96,13 @@ class ProgramEnv(MASEnv):
         session = self._states(state.question)
         session.reach(state)
         return session.call(state).messages
+
+    def request(self, seeds: tuple[int, ...], temperature: float = 0.7, top_p: float = 0.95) -> SamplingRequest:
+        """Return the request to a policy for the call that waits; the program's own settings go first."""
+        plain = super().request(seeds, temperature, top_p)
+        call = self._states(self.state.question).call(self.state)
+        cap = min(call.max_tokens or plain.max_new_tokens, plain.max_new_tokens)
+        return replace(plain, max_new_tokens=cap, extra_body=call.extra_body, **call.settings)
 
     def _legal(self, state: MASState) -> tuple[int, ...]:
         return (self.ALL,)

@@ -17,22 +17,86 @@ The first field counts, because the text below it may quote other messages. The 
 legal, as at the last turn, the message goes there whatever it names.
 
 Reading takes time linear in the message, without regular expressions.
+
+A message of a program may call tools. Its text is its content, a blank line, and one last line::
+
+    [tool calls] [{"name": "add", "arguments": {"a": 1, "b": 2}}]
+
+``arguments`` is an object, or a string if the model wrote no JSON object. Stored runs contain such texts, so readers
+accept this form in every version; further fields of an entry are ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from mas_gym.graph import MAS, Agent
 from mas_gym.state import MASState
 
+_CALLS = "[tool calls] "
+
 
 class ChatMessage(NamedTuple):
-    """One chat message: ``role`` is ``"system"`` or ``"user"``."""
+    """One chat message: ``role`` is ``"system"`` or ``"user"``; in programs also ``"assistant"`` or ``"tool"``."""
 
     role: str
     content: str
+
+
+class ToolCall(NamedTuple):
+    """One function call of a message: the function, and its arguments as the JSON that the model wrote."""
+
+    name: str
+    arguments: str
+
+
+def with_calls(content: str, calls: Sequence[ToolCall]) -> str:
+    r"""Return the text of a message that calls tools; of one that calls none, its content, which never reads as calls.
+
+    >>> with_calls("I add.", [ToolCall("add", '{"a":1}')])
+    'I add.\\n\\n[tool calls] [{"name": "add", "arguments": {"a": 1}}]'
+    """
+    content = content.strip()
+    if not calls:
+        last = content.rpartition("\n")[2]
+        return content if not last.startswith(_CALLS) else f"{content[: len(content) - len(last)]}[ {last[1:]}"
+    entries = [{"name": call.name, "arguments": _object(call.arguments)} for call in calls]
+    line = _CALLS + json.dumps(entries, ensure_ascii=False)
+    return f"{content}\n\n{line}" if content else line
+
+
+def split_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
+    """Return the content and the tool calls of a text; it calls none if its last line does not have the form above."""
+    content, _, last = text.rpartition("\n")
+    if not last.startswith(_CALLS):
+        return text, ()
+    try:
+        entries = json.loads(last[len(_CALLS) :])
+        calls = tuple(ToolCall(entry["name"], _written(entry["arguments"])) for entry in entries)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return text, ()
+    if not calls or not all(isinstance(call.name, str) for call in calls):
+        return text, ()
+    return content.rstrip("\n"), calls
+
+
+def _object(arguments: str) -> object:
+    """Return the JSON object in a text if it can be written again; else the text."""
+    try:
+        found = json.loads(arguments)
+        return found if isinstance(found, dict) and json.dumps(found, allow_nan=False) else arguments
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _written(arguments: object) -> str:
+    if isinstance(arguments, str):
+        return arguments
+    if not isinstance(arguments, dict):
+        raise TypeError
+    return json.dumps(arguments, ensure_ascii=False)
 
 
 def agent_inputs(mas: MAS, state: MASState) -> list[str]:

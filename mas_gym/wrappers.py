@@ -28,7 +28,7 @@ from mas_gym.errors import (
 )
 from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest, load_policy
 from mas_gym.policies.adapters import engine_loop
-from mas_gym.policies.base import derive_seed
+from mas_gym.policies.base import derive_seed, refuse_extra_body
 from mas_gym.prompts import chat_messages
 from mas_gym.spaces import Records, utf8_length
 
@@ -120,7 +120,7 @@ class CandidateChoice(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         observation, info = self.env.reset(seed=seed, options=None if options is None else dict(options))
         fresh = self.mas_env.np_random.integers(2**31) if self._fixed_seed is None else self._fixed_seed
         self._seed = int(fresh)
-        self._samples = self._propose(observation)
+        self._samples = self._propose()
         return self._with_candidates(observation, info)
 
     def step(self, action: int) -> tuple[Observation, float, bool, bool, Info]:
@@ -137,7 +137,7 @@ class CandidateChoice(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             raise IllegalActionError(f"expected a proposal from 0 to {self.n - 1}, got {action!r}")
         chosen = self._samples[int(action)]
         observation, reward, terminated, truncated, info = self.env.step((chosen.text, self.mas_env.ALL))
-        self._samples = () if terminated or truncated else self._propose(observation)
+        self._samples = () if terminated or truncated else self._propose()
         observation, info = self._with_candidates(observation, info)
         return observation, float(reward), terminated, truncated, info
 
@@ -166,19 +166,13 @@ class CandidateChoice(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         """Return a new observation and info for the current state, for use after `restore_state`."""
         return self._with_candidates(*self.mas_env.observe())
 
-    def _propose(self, observation: Observation) -> tuple[Sample, ...]:
+    def _propose(self) -> tuple[Sample, ...]:
         env = self.mas_env
-        agent = env.mas.agents[observation["acting"]]
-        request = SamplingRequest(
-            observation["messages"],
-            tuple(derive_seed(self._seed, env.problem_id, env.state.digest, i) for i in range(self.n)),
-            agent.max_new_tokens,
-            self._temperature,
-            self._top_p,
-            agent.name,
-        )
+        seeds = tuple(derive_seed(self._seed, env.problem_id, env.state.digest, i) for i in range(self.n))
+        request = env.request(seeds, self._temperature, self._top_p)
         if isinstance(self._policy, str):
             self._policy = load_policy(self._policy)
+        refuse_extra_body(self._policy, request)
         reply = _ask(self._policy, request)
         if len(reply.samples) != self.n:
             raise PolicyError(f"policy {self._policy.name!r}: expected {self.n} samples, got {len(reply.samples)}")

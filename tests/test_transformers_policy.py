@@ -56,6 +56,11 @@ def requests(count: int) -> list[SamplingRequest]:
     return [request(i % 29, tuple(range(10 * i, 10 * i + 1 + i % 4)), **varied[i % 4]) for i in range(count)]
 
 
+def test_what_it_would_drop_is_refused(policy: TransformersPolicy) -> None:
+    with pytest.raises(PolicyError, match="stop: expected none, because the policy 'model"):
+        policy.sample([request(3, extra_body='{"stop": "."}')])
+
+
 # Same request, same reply
 
 

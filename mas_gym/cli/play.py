@@ -111,7 +111,7 @@ def _episode(
             action = _ask(env, info)
         else:
             assert others is not None
-            action = _sample(env, observation, others, seed)
+            action = _sample(env, others, seed)
         before = env.state
         observation, reward, over, _, info = env.step(action)
         if "invalid_action" in info:
@@ -212,13 +212,10 @@ def _lines() -> Iterator[str]:
         yield line
 
 
-def _sample(env: MASEnv, observation: dict[str, Any], policy: Policy | AsyncPolicy, seed: int) -> tuple[str, int]:
-    from mas_gym.policies import SamplingRequest
+def _sample(env: MASEnv, policy: Policy | AsyncPolicy, seed: int) -> tuple[str, int]:
     from mas_gym.policies.base import derive_seed
 
-    agent = env.mas.agents[observation["acting"]]
-    seeds = (derive_seed(seed, env.problem_id, env.state.digest, 0),)
-    request = SamplingRequest(observation["messages"], seeds, agent.max_new_tokens, agent=agent.name)
+    request = env.request((derive_seed(seed, env.problem_id, env.state.digest, 0),))
     return answer(policy, request), env.ALL
 
 

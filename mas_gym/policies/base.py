@@ -18,6 +18,7 @@ need no such method, because `mas_gym.identity.identity_of` states their attribu
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -27,6 +28,7 @@ from typing import NamedTuple, Protocol, overload, runtime_checkable
 
 from mas_gym.errors import ConfigError, PolicyError
 from mas_gym.prompts import ChatMessage
+from mas_gym.validation import ANYONE
 
 MIN_TEMPERATURE = 0.01
 """Lower temperatures decode greedily.
@@ -95,6 +97,8 @@ class SamplingRequest:
         temperature: Softmax temperature; 0 is greedy decoding, and so is anything below `MIN_TEMPERATURE`.
         top_p: Nucleus mass in ``(0, 1]``.
         agent: Name of the acting agent, for policies that serve agents differently.
+        extra_body: Further fields of an OpenAI chat request, such as ``tools``, as canonical JSON; empty if none. Only
+            policies for which `takes_extra_body` holds get such requests.
 
     Raises:
         ConfigError: A field is out of its range.
@@ -106,6 +110,7 @@ class SamplingRequest:
     temperature: float = 0.7
     top_p: float = 0.95
     agent: str = ""
+    extra_body: str = ""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -121,6 +126,42 @@ class SamplingRequest:
             expected = f"seeds in [0, 2**63), got {self.seeds}"
         if expected:
             raise ConfigError(f"sampling request: expected {expected}")
+
+
+def takes_extra_body(policy: object, agent: str = "") -> bool:
+    """Whether a policy honours every field of ``extra_body`` in requests of an agent.
+
+    A policy states it in the attribute ``takes_extra_body``; a wrapper has what its ``identical_to`` has.
+    """
+    return bool(getattr(_routed(policy, agent), "takes_extra_body", False))
+
+
+def _routed(policy: object, agent: str) -> object:
+    """Return the policy that answers an agent's requests, out of its wrappers."""
+    while True:
+        by_agent = getattr(policy, "policies", None)
+        if isinstance(by_agent, Mapping):
+            policy = by_agent.get(agent, by_agent.get(ANYONE))
+        elif (inner := getattr(policy, "identical_to", None)) is not None:
+            policy = inner
+        else:
+            return policy
+
+
+def refuse_extra_body(policy: object, request: SamplingRequest) -> None:
+    """Raise `PolicyError` if a policy would drop a part of a request."""
+    if request.extra_body and not takes_extra_body(policy, request.agent):
+        raise PolicyError(plain_only(policy, request.agent, request.extra_body))
+
+
+def plain_only(policy: object, agent: str, extra_body: str) -> str:
+    """Say that the policy of an agent does not take what a request asks for, and what to do."""
+    name = getattr(_routed(policy, agent), "name", "none")
+    asked = sorted("tool calls in messages" if key == "messages" else key for key in json.loads(extra_body))
+    return (
+        f"{', '.join(asked)}: expected none, because the policy {name!r} of the agent {agent!r} takes plain chat "
+        "messages only; give the agent an OpenAI-compatible policy (openai:MODEL@URL), or leave this out of the request"
+    )
 
 
 @overload

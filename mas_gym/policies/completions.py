@@ -20,7 +20,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal, NamedTuple
 
+from mas_gym.errors import PolicyError
 from mas_gym.policies.base import MOST_TOKENS, Certainty, Sample, SamplingRequest, finite_logprob, token_count
+from mas_gym.prompts import ToolCall, with_calls
 
 Api = Literal["chat", "completions"]
 FaultKind = Literal["connection", "reset", "timeout", "rate limit", "server error", "bad reply", "too long", "refused"]
@@ -150,11 +152,17 @@ def payload(
         body["n"] = len(seeds)
     texts = [(m.role, clean(m.content) if m.role == "system" else defuse(m.content)) for m in request.messages]
     if api == "chat":
-        body["messages"] = [{"role": role, "content": text} for role, text in texts]
+        extra = json.loads(request.extra_body) if request.extra_body else {}
+        more = _defused(extra.pop("messages", [{}] * len(texts)))
+        pairs = zip(texts, more, strict=True)
+        body["messages"] = [{"role": role, "content": text, **own} for (role, text), own in pairs]
+        body |= extra
         if logprobs:
             body["logprobs"] = True
             if top:
                 body["top_logprobs"] = top
+    elif request.extra_body:
+        raise PolicyError("the completions endpoint takes plain text only; leave out api=completions")
     else:
         body["prompt"] = "\n\n".join(text for _, text in texts) + "\n\n"
         if logprobs:
@@ -162,13 +170,29 @@ def payload(
     return body
 
 
+def _defused(value: Any) -> Any:
+    """Return JSON with every string defused."""
+    if isinstance(value, dict):
+        return {key: _defused(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_defused(entry) for entry in value]
+    return defuse(value) if isinstance(value, str) else value
+
+
 def reply_limit(request: SamplingRequest, n: int) -> int:
     """Return the maximum size in bytes of a reply with ``n`` choices."""
     return n * (_BYTES_PER_REPLY + _BYTES_PER_TOKEN * request.max_new_tokens)
 
 
-def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool) -> WireReply:
+def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool, tools: bool = False) -> WireReply:
     """Parse and check a reply that should have ``n`` choices.
+
+    Args:
+        raw: The body.
+        n: Number of choices.
+        api: The endpoint.
+        logprobs: Whether log-probabilities were requested.
+        tools: Whether tools were offered: then texts may end with tool calls (see `mas_gym.prompts`).
 
     Raises:
         BadReply: The reply is unusable; the message is the reason.
@@ -182,7 +206,7 @@ def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool) -> WireReply:
     if len(choices) != n:
         raise BadReply(f"expected {n} choices, got {len(choices)}")
     choices = sorted(choices, key=lambda choice: _count(choice, "index"))
-    found = [_choice(choice, api, logprobs) for choice in choices]
+    found = [_choice(choice, api, logprobs, tools) for choice in choices]
     usage = _part(body, "usage")
     prompt, generated = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
     counts = _token_counts([None if values is None else len(values) for _, values, _ in found], generated)
@@ -226,13 +250,15 @@ def load_object(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def _choice(choice: dict[str, Any], api: Api, logprobs: bool) -> tuple[str, list[float] | None, str]:
+def _choice(choice: dict[str, Any], api: Api, logprobs: bool, tools: bool) -> tuple[str, list[float] | None, str]:
     """Return the text, the tokens' log-probabilities if known, and the finish reason of one choice."""
+    calls: list[ToolCall] = []
     if api == "chat":
         message = choice.get("message")
         if not isinstance(message, dict):
             raise BadReply("a choice has no message")
         text = message.get("content")
+        calls = _tool_calls(message.get("tool_calls"), tools)
     else:
         text = choice.get("text")
     if text is None:
@@ -240,10 +266,26 @@ def _choice(choice: dict[str, Any], api: Api, logprobs: bool) -> tuple[str, list
     if not isinstance(text, str) or len(text) > _MAX_TEXT_CHARS:
         raise BadReply("a choice's text is not a string of at most a million characters")
     finish = choice.get("finish_reason")
-    if finish not in ("stop", "length", "eos", "eos_token"):
+    if finish not in ("stop", "length", "eos", "eos_token") and not (calls and finish == "tool_calls"):
         raise BadReply(f"the server ended a message with finish_reason {str(finish)[:40]!r}")
     values = _logprobs(choice.get("logprobs"), api) if logprobs else None
-    return clean(text).strip(), values, "length" if finish == "length" else "stop"
+    text = with_calls(clean(text), calls) if tools else clean(text).strip()
+    return text, values, "length" if finish == "length" else "stop"
+
+
+def _tool_calls(found: Any, tools: bool) -> list[ToolCall]:
+    """Return the function calls of a message."""
+    if not found or not tools:
+        return []
+    calls = []
+    parts: list[Any]
+    for entry in found if isinstance(found, list) else [None]:
+        function = entry.get("function") if isinstance(entry, dict) else None
+        parts = [function.get(key) for key in ToolCall._fields] if isinstance(function, dict) else [None]
+        if not all(isinstance(part, str) and len(part) <= _MAX_TEXT_CHARS for part in parts):
+            raise BadReply("a tool call has no function with a name and arguments of at most a million characters")
+        calls.append(ToolCall(*map(clean, parts)))
+    return calls
 
 
 def _logprobs(found: Any, api: Api) -> list[float] | None:

@@ -138,6 +138,7 @@ class OpenAIPolicy:
         meter: Calls, tokens, faults and money so far.
         independent_samples: Whether a sample depends on its own seed alone, not on the others of its call.
         notes: Descriptions of features that the server turned out not to support; initially empty.
+        takes_extra_body: Whether requests may offer tools and so on: with the chat endpoint.
     """
 
     def __init__(self, model: str, base_url: str | None = None, options: OpenAIOptions | None = None) -> None:
@@ -157,6 +158,7 @@ class OpenAIPolicy:
         self.base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
         self.name = f"openai:{model}"
         self.independent_samples = self.options.choices == "seeds"
+        self.takes_extra_body = self.options.api == "chat"
         self.max_concurrency = self.options.max_concurrency
         price = self.options.price
         self.meter = Meter(price if isinstance(price, Price) else None)
@@ -360,7 +362,7 @@ class OpenAIPolicy:
             return endpoint.with_streaming_response.create(model=self.model, **inputs, extra_body=body)
 
         raw = await self._exchange(call, reply_limit(request, len(seeds)))
-        reply = parse_reply(raw, len(seeds), api, want)
+        reply = parse_reply(raw, len(seeds), api, want, "tools" in body)
         self.meter.add(reply.prompt_tokens, reply.cached_tokens, reply.generated_tokens)
         if any(not sample.text and sample.tokens == 0 for sample in reply.samples):
             raise BadReply("a message is empty")

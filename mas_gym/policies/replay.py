@@ -118,6 +118,8 @@ def sample_key(request: SamplingRequest, seed: int) -> str:
     """Return the digest (32 hex digits) of a prompt, its agent, its sampling parameters and one seed."""
     parts: list[Any] = [[[m.role, m.content] for m in request.messages], request.agent]
     parts += [request.max_new_tokens, float(request.temperature), float(request.top_p), seed]
+    if request.extra_body:
+        parts.append(request.extra_body)
     return blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 
@@ -127,7 +129,10 @@ class RecordedPolicy:
     Attributes:
         name: ``"recorded:"`` and the name of the recorded policy.
         max_batch: Large, because a reply costs only a look-up.
+        takes_extra_body: True, because a sample is recorded with everything that it depends on.
     """
+
+    takes_extra_body = True
 
     def __init__(self, file: str | Path) -> None:
         """Read a recording.

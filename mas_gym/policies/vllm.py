@@ -25,6 +25,7 @@ from mas_gym.policies.base import (
     SamplingRequest,
     first_tokens,
     log_sum,
+    refuse_extra_body,
 )
 from mas_gym.policies.chat import ChatFormat, Prompt
 from mas_gym.policies.completions import SEED_MASK
@@ -331,6 +332,7 @@ class VLLMPolicy:
     def _prompt(self, llm: Any, request: SamplingRequest) -> Prompt:
         if self._format is None:
             self._format = ChatFormat(llm.get_tokenizer(), llm.model_config.max_model_len, self._chat_options)
+        refuse_extra_body(self, request)
         return self._format.encode(request.messages, request.max_new_tokens)
 
     async def _one(self, llm: Any, prompt: Prompt, request: SamplingRequest, seed: int) -> tuple[Sample, int]:

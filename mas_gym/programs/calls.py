@@ -1,7 +1,8 @@
 """One model call of a program: the OpenAI chat request, read and compared, and the reply in the same format.
 
-A reply is one text, because search chooses among texts. Of a request, everything that a policy cannot honour
-is refused with status 400 and the reason, so that no part of it is silently dropped.
+A reply is one text, because search chooses among texts; tool calls are a part of it (see `mas_gym.prompts`). Of a
+request, everything that the agent's policy cannot honour is refused with status 400 and the reason, so that no part
+of it is silently dropped.
 """
 
 from __future__ import annotations
@@ -16,18 +17,35 @@ from typing import Any, NamedTuple, NoReturn
 
 from mas_gym.errors import MASGymError, shown
 from mas_gym.policies.base import MAX_TEMPERATURE
-from mas_gym.prompts import ChatMessage
+from mas_gym.prompts import ChatMessage, ToolCall, split_calls, with_calls
 
 AGENT_HEADER = "x-mas-agent"
 """The HTTP header in which a program may name the agent that calls."""
 
 MAX_CHOICES = 64
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_UNSUPPORTED = {
-    *("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls", "response_format", "stop"),
-    *("frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs", "modalities", "audio"),
-    *("web_search_options", "prediction"),
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_READ = {
+    *("messages", "model", "metadata", "temperature", "top_p", "max_tokens", "max_completion_tokens", "n"),
+    *("stream", "stream_options"),
+}
+# They say who asks and how it is stored and billed; a search has its own seeds.
+_WITHOUT_EFFECT = {
+    *("seed", "user", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+}
+_REFUSED = {
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "logprobs": "replies carry none",
+    "top_logprobs": "replies carry none",
+    "modalities": "replies are text",
+    "audio": "replies are text",
+    "web_search_options": "replies carry no citations",
+    "prediction": "it does not change a reply",
+}
+_PASSED_ON = {
+    *("tools", "tool_choice", "parallel_tool_calls", "response_format", "stop"),
+    *("frequency_penalty", "presence_penalty", "logit_bias"),
 }
 # Values that ask for nothing: clients send them by default.
 _IDLE: dict[str, tuple[Any, ...]] = {
@@ -79,6 +97,8 @@ class Call:
         n: Number of choices; each is a decision of its own.
         stream: Whether the reply is sent as server-sent events.
         usage: Whether a stream ends with the usage.
+        extra_body: What else the policy is to honour, such as tools: see `mas_gym.policies.SamplingRequest`.
+        tools: Whether replies may call tools.
         text: The request as canonical JSON, after `normalise`: what must be equal when the program is replayed.
     """
 
@@ -91,12 +111,20 @@ class Call:
     n: int = 1
     stream: bool = False
     usage: bool = False
+    extra_body: str = ""
+    tools: bool = False
     text: str = field(default="", compare=False)
 
     @cached_property
     def digest(self) -> bytes:
         """A fingerprint of ``text``."""
         return blake2b(self.text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The temperature and top-p that it asks for."""
+        asked = {"temperature": self.temperature, "top_p": self.top_p}
+        return {name: value for name, value in asked.items() if value is not None}
 
     @property
     def system(self) -> str:
@@ -114,6 +142,9 @@ def read_call(body: bytes, headers: Mapping[str, str], normalise: Any = None) ->
 
     Raises:
         CallError: It is no chat request, or asks for what no policy can do.
+
+    >>> read_call(b'{"messages": [{"role": "user", "content": "Hi"}], "stop": "."}', {}).extra_body
+    '{"stop": "."}'
     """
     try:
         asked = json.loads(body.decode("utf-8"), parse_constant=_not_json)
@@ -121,14 +152,17 @@ def read_call(body: bytes, headers: Mapping[str, str], normalise: Any = None) ->
         raise CallError(f"expected a JSON body: {str(error)[:200]}") from None
     if not isinstance(asked, dict):
         raise CallError(f"expected a JSON object, got {shown(asked)}")
-    if reason := unsupported(asked):
-        raise CallError(reason)
+    for key, remedy in _REFUSED.items():
+        if _asks(asked, key):
+            raise CallError(f"{key}: expected none, got {shown(asked[key])}; {remedy}")
+    messages, more = _messages(asked.get("messages"))
+    extra = _extra(asked, more)
     metadata = asked.get("metadata") or {}
     agent = headers.get(AGENT_HEADER) or (metadata.get("agent") if isinstance(metadata, dict) else None)
     stream_options = asked.get("stream_options") or {}
     agent = agent if isinstance(agent, str) else ""
     return Call(
-        messages=_messages(asked.get("messages")),
+        messages=messages,
         model=str(asked.get("model") or ""),
         agent=agent,
         temperature=_number(asked, "temperature", 0, MAX_TEMPERATURE),
@@ -137,22 +171,47 @@ def read_call(body: bytes, headers: Mapping[str, str], normalise: Any = None) ->
         n=_whole(asked, "n", MAX_CHOICES) or 1,
         stream=asked.get("stream") is True,
         usage=isinstance(stream_options, dict) and stream_options.get("include_usage") is True,
+        extra_body=json.dumps(extra, sort_keys=True) if extra else "",
+        tools="tools" in extra,
         text=_canonical(asked, agent, normalise),
     )
 
 
+def _asks(asked: Mapping[str, Any], key: str) -> bool:
+    value = asked.get(key)
+    return value is not None and value not in _IDLE.get(key, ())
+
+
+def _extra(asked: dict[str, Any], more: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a request that are left to the policy, and those of its messages."""
+    tools = asked.get("tools")
+    if tools and not (isinstance(tools, list) and all(_is_function(tool) for tool in tools)):
+        expected = '[{"type": "function", "function": {"name": ...}}]'
+        raise CallError(f"tools: expected {expected}, got {shown(tools)}")
+    known = _READ | _WITHOUT_EFFECT | _REFUSED.keys()
+    extra = {key: value for key, value in asked.items() if key not in known and _asks(asked, key)}
+    if tools:
+        # Without tools these are defaults of clients.
+        extra |= {key: asked[key] for key in ("tool_choice", "parallel_tool_calls") if asked.get(key) is not None}
+    return extra | ({"messages": more} if any(more) else {})
+
+
+def _is_function(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
 def unsupported(asked: Mapping[str, Any]) -> str:
-    """Say which field of a chat request changes the reply in a way that no search can honour; empty if none does.
+    """Say which field of a chat request changes the reply in a way that no answer of a search can honour, or nothing.
 
     >>> unsupported({"model": "m", "messages": [], "tools": []})
     ''
     """
-    for key in _UNSUPPORTED & asked.keys():
-        value = asked[key]
-        if value is not None and value not in _IDLE.get(key, ()):
+    for key in (_REFUSED.keys() | _PASSED_ON) & asked.keys():
+        if _asks(asked, key):
             return (
-                f"{key}={shown(value)}: expected none, because agents reply with plain text, sampled with temperature, "
-                f"top_p and max_tokens; remove {key} from the request"
+                f"{key}={shown(asked[key])}: expected none, because the answer of a search is plain text, sampled with "
+                f"temperature, top_p and max_tokens; remove {key} from the request"
             )
     return ""
 
@@ -172,24 +231,40 @@ def _canonical(asked: dict[str, Any], agent: str, normalise: Any) -> str:
         raise CallError(f"normalise: expected a JSON-able value, got {shown(kept)} ({error})", 500) from None
 
 
-def _messages(value: Any) -> tuple[ChatMessage, ...]:
+def _messages(value: Any) -> tuple[tuple[ChatMessage, ...], list[dict[str, Any]]]:
+    """Return the messages, and for each the fields that a plain one lacks or has otherwise."""
     if not isinstance(value, list) or not value:
         raise CallError(f"messages: expected a list of at least one message, got {shown(value)}")
-    return tuple(_message(f"messages.{i}", entry) for i, entry in enumerate(value))
+    pairs = [_message(f"messages.{i}", entry) for i, entry in enumerate(value)]
+    return tuple(message for message, _ in pairs), [more for _, more in pairs]
 
 
-def _message(place: str, entry: Any) -> ChatMessage:
+def _message(place: str, entry: Any) -> tuple[ChatMessage, dict[str, Any]]:
     role = entry.get("role") if isinstance(entry, dict) else None
     if role not in _ROLES:
-        raise CallError(f"{place}: expected the role system, developer, user or assistant, got {shown(role)}")
-    if entry.get("tool_calls") or entry.get("function_call"):
-        raise CallError(f"{place}: agents of a search reply with plain text; run tools in the program")
-    content = entry.get("content")
+        raise CallError(f"{place}: expected the role {', '.join(_ROLES)}, got {shown(role)}")
+    if entry.get("function_call"):
+        raise CallError(f"{place}.function_call: expected none; use tool_calls")
+    calls, content = entry.get("tool_calls") or [], entry.get("content")
     if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
         content = "".join(str(part.get("text", "")) for part in content)
+    if content is None and calls:
+        content = ""
     if not isinstance(content, str):
         raise CallError(f"{place}.content: expected text, got {shown(content)}")
-    return ChatMessage(_ROLES[role], content)
+    if role == "tool":
+        answered = entry.get("tool_call_id")
+        if not isinstance(answered, str):
+            raise CallError(f"{place}.tool_call_id: expected the id of a tool call, got {shown(answered)}")
+        return ChatMessage(role, content), {"tool_call_id": answered}
+    if not calls:
+        return ChatMessage(_ROLES[role], content), {}
+    try:
+        said = [ToolCall(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+        text = with_calls(content, said)
+    except (TypeError, KeyError):
+        raise CallError(f"{place}.tool_calls: expected a list of function calls, got {shown(calls)}") from None
+    return ChatMessage(role, text), {"content": content or None, "tool_calls": calls}
 
 
 def _number(asked: dict[str, Any], key: str, least: float, most: float) -> float | None:
@@ -231,23 +306,32 @@ def reply_to(call: Call, texts: list[str]) -> Reply:
     usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
     if call.stream:
         head["object"] = "chat.completion.chunk"
-        return Reply(200, "text/event-stream", b"".join(_events(head, texts, usage if call.usage else None)))
-    choices = [
-        {
-            "index": i,
-            "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": None,
-            "finish_reason": "stop",
-        }
-        for i, text in enumerate(texts)
-    ]
+        return Reply(200, "text/event-stream", b"".join(_events(head, call, texts, usage if call.usage else None)))
+    choices = []
+    for i, text in enumerate(texts):
+        message, reason = _said(call, i, text)
+        choices.append({"index": i, "message": message | {"refusal": None}, "logprobs": None, "finish_reason": reason})
     content = head | {"object": "chat.completion", "choices": choices, "usage": usage}
     return Reply(200, "application/json", json.dumps(content).encode())
 
 
-def _events(head: dict[str, Any], texts: list[str], usage: dict[str, int] | None) -> Iterator[bytes]:
+def _said(call: Call, choice: int, text: str) -> tuple[dict[str, Any], str]:
+    """Return a message in OpenAI's format, and its finish reason."""
+    content, calls = split_calls(text) if call.tools else (text, ())
+    if not calls:
+        return {"role": "assistant", "content": content}, "stop"
+    # Ids follow from the request, so that a replay has the same; nine letters and digits, as some templates demand.
+    ids = (blake2b(f"{choice} {i}".encode() + call.digest).hexdigest()[:9] for i in range(len(calls)))
+    listed = [{"id": id_, "type": "function", "function": use._asdict()} for id_, use in zip(ids, calls, strict=True)]
+    return {"role": "assistant", "content": content or None, "tool_calls": listed}, "tool_calls"
+
+
+def _events(head: dict[str, Any], call: Call, texts: list[str], usage: dict[str, int] | None) -> Iterator[bytes]:
     for i, text in enumerate(texts):
-        for delta, reason in (({"role": "assistant", "content": text}, None), ({}, "stop")):
+        message, end = _said(call, i, text)
+        if "tool_calls" in message:
+            message["tool_calls"] = [{"index": j, **use} for j, use in enumerate(message["tool_calls"])]
+        for delta, reason in ((message, None), ({}, end)):
             choice = {"index": i, "delta": delta, "logprobs": None, "finish_reason": reason}
             yield f"data: {json.dumps(head | {'choices': [choice]})}\n\n".encode()
     if usage is not None:

@@ -34,11 +34,16 @@ class Gateway:
 
     Attributes:
         normalise: See `mas_gym.programs.Program`.
+        refusal: Says why a call cannot be answered as it asks; empty if it can.
     """
 
-    def __init__(self, normalise: Callable[[dict[str, Any]], Any] | None = None) -> None:
+    def __init__(
+        self,
+        normalise: Callable[[dict[str, Any]], Any] | None = None,
+        refusal: Callable[[Call], str] = lambda call: "",
+    ) -> None:
         """Start without executions."""
-        self.normalise = normalise
+        self.normalise, self.refusal = normalise, refusal
         self._open: dict[str, Execution] = {}
 
     def add(self, execution: Execution) -> None:
@@ -80,6 +85,8 @@ class Gateway:
             if method != "POST":
                 raise CallError(f"expected POST, got {method}", 405)
             call = read_call(body, headers, self.normalise)
+            if reason := self.refusal(call):
+                raise CallError(reason)
         except CallError as error:
             return Reply(error.status, "application/json", error.body())
         return call, execution.ask(call, quiet), execution
@@ -157,8 +164,9 @@ def _shorten(client: Any, gateway: Gateway, execution: Execution, thread: int | 
     completions.create = create_async if asynchronous else create
 
 
-_PLAIN = {"messages", "model", "temperature", "top_p", "max_tokens", "max_completion_tokens", "n", "metadata"} | {
-    "extra_headers"
+_PLAIN = {
+    *("messages", "model", "temperature", "top_p", "max_tokens", "max_completion_tokens", "n", "metadata"),
+    *("tools", "tool_choice", "parallel_tool_calls", "response_format", "stop", "extra_headers"),
 }
 
 

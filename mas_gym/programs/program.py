@@ -170,9 +170,9 @@ class Program:
             stated["agents"] = dict(self._given_agents)
         return stated
 
-    def open(self) -> Runner:
-        """Return a new runner; close it after use."""
-        return Runner(self)
+    def open(self, policy: object = None) -> Runner:
+        """Return a new runner for replies of ``policy``; close it after use."""
+        return Runner(self, policy)
 
 
 def load_program(source: str | Callable[..., Any] | Program, **options: Any) -> Program:

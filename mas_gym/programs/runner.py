@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import MASGymError, SearchError
 from mas_gym.graph import FAILED, MAS, RETURNED
+from mas_gym.policies.base import plain_only, takes_extra_body
 from mas_gym.programs.calls import Call
 from mas_gym.programs.execution import (
     DivergenceError,
@@ -166,10 +167,11 @@ class _Loop:
 class Runner:
     """Runs one program for many searches; thread-safe."""
 
-    def __init__(self, program: Described) -> None:
-        """Start nothing yet."""
+    def __init__(self, program: Described, policy: object = None) -> None:
+        """Start nothing yet; ``policy`` says what calls may ask for, None that they may ask for anything."""
         self.program = program
-        self.gateway = Gateway(program.normalise)
+        self.policy = policy
+        self.gateway = Gateway(program.normalise, self._refusal)
         self._lock = threading.RLock()
         self._open: set[Execution] = set()
         self._parked: OrderedDict[tuple[int, bytes], Execution] = OrderedDict()
@@ -185,6 +187,19 @@ class Runner:
     def session(self, question: str) -> Session:
         """Return the states of one search."""
         return Session(self, question)
+
+    def _refusal(self, call: Call) -> str:
+        """Say which part of a call the policy of its agent would drop; empty if none."""
+        if not call.extra_body or self.policy is None:
+            return ""
+        try:
+            agent = self.program.mas.agents[self.program.agent_of(call)].name
+        except MASGymError:
+            # The search fails with it, when the call is the decision.
+            return ""
+        if takes_extra_body(self.policy, agent):
+            return ""
+        return plain_only(self.policy, agent, call.extra_body)
 
     def close(self) -> None:
         """End every execution and let threads and port go; safe to call twice."""

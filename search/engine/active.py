@@ -43,7 +43,7 @@ MAX_LOCAL_ROUNDS = 100_000
 """Rounds in a row that ask neither policy nor critic, after which a planner counts as endless."""
 
 Messages = tuple[ChatMessage, ...]
-Prompt = tuple[Messages, Agent, Sampling]
+Prompt = tuple[Messages, Agent, Sampling, str]
 
 
 class PolicyCall(NamedTuple):
@@ -267,12 +267,10 @@ class ActiveSearch:
             raise SearchError("the planner proposed at a terminal state; check model.is_terminal(state) first")
         agent, sampling = mas.agents[state.acting], self.setup.sampling
         if self.session is None:
-            return chat_messages(mas, state), agent, sampling
+            return chat_messages(mas, state), agent, sampling, ""
         call = self.session.call(state)
-        asked = {"temperature": call.temperature, "top_p": call.top_p}
         cap = min(call.max_tokens or sampling.max_new_tokens, sampling.max_new_tokens)
-        known: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-        return call.messages, agent, replace(sampling, max_new_tokens=cap, **known)
+        return call.messages, agent, replace(sampling, max_new_tokens=cap, **call.settings), call.extra_body
 
     def _seeds(self, state: MASState, n: int) -> Iterator[int]:
         if n < 1:
@@ -486,9 +484,9 @@ class ActiveSearch:
 
 
 def _sampling_request(prompt: Prompt, seeds: list[int]) -> SamplingRequest:
-    messages, agent, sampling = prompt
+    messages, agent, sampling, extra = prompt
     cap = min(agent.max_new_tokens, sampling.max_new_tokens)
-    return SamplingRequest(messages, tuple(seeds), cap, sampling.temperature, sampling.top_p, agent.name)
+    return SamplingRequest(messages, tuple(seeds), cap, sampling.temperature, sampling.top_p, agent.name, extra)
 
 
 def _checked(requests: object) -> Sequence[Request]:

@@ -143,7 +143,7 @@ class Scheduler:
         self._waiting: OrderedDict[int, _Entry] = OrderedDict()
         self._active: dict[int, _Entry] = {}
         self._open: dict[Hashable, tuple[_Entry, PolicyCall | ProgramStep | None]] = {}
-        self._runner = None if setup.program is None else setup.program.open()
+        self._runner = None if setup.program is None else setup.program.open(policy)
         self._deadlines: list[tuple[float, int]] = []
         self._numbers, self._keys = itertools.count(), itertools.count()
         self.calls, self._account, self._ended = 0, Account(), 0

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
-from mas_gym.policies.base import Choice, Sample, SamplingReply, SamplingRequest, first_tokens
+from mas_gym.policies.base import Choice, Sample, SamplingReply, SamplingRequest, first_tokens, refuse_extra_body
 from mas_gym.policies.chat import ChatFormat
 from mas_gym.policies.local.decode import GLOBAL_CAP, Decoder, DecodeStats, Job
 from mas_gym.policies.local.forward import Model, PrefixStore, check, threads_for
@@ -174,6 +174,7 @@ class TransformersSession:
             raise PolicyError("the session is closed; open another")
         cap = min(request.max_new_tokens, GLOBAL_CAP)
         try:
+            refuse_extra_body(self._policy, request)
             prompt = self._policy.format.encode(request.messages, cap)
         except PolicyError as error:
             self._refused.append((key, error))
