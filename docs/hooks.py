@@ -17,7 +17,6 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 PACKAGES = ("mas_gym", "search", "rewardmodels")
 BARE_MODULES = ("mas_gym.errors", "mas_gym.identity", "mas_gym.user_code")
 """Public modules without an ``__all__``: everything that they define without an underscore."""
@@ -205,6 +204,8 @@ GENERATED: dict[str, File] = {}
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Make the pages and enter them into the navigation."""
+    # MkDocs restores the path after loading this file.
+    sys.path.insert(0, str(ROOT))
     SUMMARIES.clear()
     GENERATED.clear()
     sections: dict[str, list[dict[str, str]]] = {"Reference": [], "Evidence": []}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 import search
 from mas_gym.cli import app
+from mas_gym.cli.view import Pages
 from mas_gym.policies import ScriptedPolicy
 from search import open_store
 from search.compare.outcomes import Outcome, anytime_curve
@@ -54,7 +56,7 @@ def test_two_settings_are_two_sections(tmp_path: Path) -> None:
     for turns in (2, 3):
         search.compare(["sc:2"], problems(3), mas=chain(turns), policy=talker(), store=path)
     command("report", path, "--out", tmp_path / "r.html", "--figures", tmp_path / "f")
-    assert (tmp_path / "r.html").read_text().count("<section>") == 2
+    assert (tmp_path / "r.html").read_text().count("<section ") == 2
     assert {file.name[:2] for file in (tmp_path / "f").iterdir()} == {"1-", "2-"}
 
 
@@ -135,3 +137,26 @@ def test_an_anytime_curve_has_intervals_and_ends_at_the_result() -> None:
     assert all(point.interval.low - 1e-9 <= point.hit <= point.interval.high + 1e-9 for point in curve)
     assert [point.tokens for point in curve] == sorted(point.tokens for point in curve)
     assert anytime_curve([Outcome("single", "", 1, "p", tokens=3)]) == []
+
+
+@pytest.mark.parametrize("planner", ["sbs:4,2", "mcts:8,3"])
+def test_the_tree_page_marks_every_terminal_node(planner: str, store: Path) -> None:
+    with open_store(store) as opened:
+        run = next(one for one in opened.runs() if one.facts["planner"] == planner)
+        plans = list(opened.plans(run.run))
+    beyond = 0
+    for plan in plans:
+        page = Pages(store).page(f"/tree/{run.run}", {"problem": plan.problem_id})
+        [data] = re.findall(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)
+        nodes = json.loads(data)["nodes"]
+        assert plan.tree is not None
+        ends = [node for node in range(len(plan.tree)) if plan.tree.is_terminal(node)]
+        assert [node for node, right in enumerate(nodes["correct"]) if right is not None] == ends
+        beyond += len(ends) - len(plan.candidates)
+        for candidate in plan.candidates:
+            assert candidate.node is not None
+            assert (nodes["answer"][candidate.node], nodes["correct"][candidate.node]) == (
+                candidate.answer,
+                candidate.correct,
+            )
+    assert beyond > 0 or planner != "sbs:4,2"

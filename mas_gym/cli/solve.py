@@ -157,8 +157,10 @@ def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, graded: bool) -> 
         "policy": "" if bench.policy is None else bench.policy.name,
         "seed": ", ".join(map(str, bench.seeds)),
     }
-    reference = bench.task.problem(plan.problem_id).answer if graded else None
-    write_plan_page(plan, path, facts, reference=reference)
+    problem = bench.task.problem(plan.problem_id)
+    # A judge's verdicts cost calls that belong to no search.
+    grade = partial(bench.task.grade, problem) if graded and problem.kind != "judge" else None
+    write_plan_page(plan, path, facts, reference=problem.answer if graded else None, grade=grade)
     note(f"wrote {path}")
 
 

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from html import escape
@@ -25,8 +25,10 @@ from mas_gym.errors import ConfigError, MASGymError, MissingDependencyError, Sto
 from mas_gym.report.listing import Cell, Choice, StoredRow, index_page, problems_page
 from mas_gym.report.pages import tree_page, tree_view
 from mas_gym.service import foreign
+from mas_gym.tasks.base import GRADING_MODES
 
 if TYPE_CHECKING:
+    from mas_gym.tasks.base import Grade, Grader, Problem
     from search import RunInfo, Store
     from search.compare import Outcome
 
@@ -326,4 +328,21 @@ def _tree(store: Store, key: str, problem_id: str) -> str:
         "policy": str(run.config["policy"]["name"]),
         "seed": str(run.config["seed"]),
     }
-    return tree_page(tree_view(plan, facts, problem.answer))
+    return tree_page(tree_view(plan, facts, problem.answer, _grade(run.config["grading"], problem)))
+
+
+def _grade(grading: object, problem: Problem) -> Callable[[str], Grade | None] | None:
+    """Return what grades a text as the run did; None for graders that would need a file, a judge or a sandbox."""
+    from mas_gym.tasks.graders import KindGrader
+
+    if grading not in GRADING_MODES:
+        return None
+    grader = KindGrader(grading)  # type: ignore[arg-type]
+    return None if grader.refusal(problem.kind) else partial(_graded, grader, problem)
+
+
+def _graded(grader: Grader, problem: Problem, text: str) -> Grade | None:
+    try:
+        return grader.grade(problem, text)
+    except MissingDependencyError:
+        return None

@@ -21,6 +21,8 @@ PAGE = 100
 SHOWN = ("all", "differing", "wrong", "failed")
 _REFRESH = '<meta http-equiv="refresh" content="1">'
 _QUESTION = 240
+_SCROLLS = "tabindex=0 role=region"
+"""For what is wider than a small window: without focus, a keyboard could not scroll it."""
 _FIGURES = ("Hit@1", "95% interval", "TOK", "AC", "RC")
 _LEGEND = (
     ("Hit@1", "share of problems whose chosen answer is right, in %"),
@@ -115,7 +117,7 @@ def index_page(
     for row in rows:
         groups.setdefault(row.setting, []).append(row)
     for setting, group in groups.items():
-        parts.append(f"<section><h2>{escape(setting)}</h2>{_index_table(group)}")
+        parts.append(f"<section {_SCROLLS} aria-label=Runs><h2>{escape(setting)}</h2>{_index_table(group)}")
         picture = plot(group)
         if picture is not None:
             caption = "Accuracy against generated tokens, with 95% intervals; the dotted line joins the best rows."
@@ -249,7 +251,7 @@ def _outcomes(problem: str, row: StoredRow) -> str:
 def _outcome(problem: str, run: str, cell: Cell, seed: int, named: bool) -> str:
     of = f" <small>seed {seed}</small>" if named else ""
     if cell.error is not None:
-        return f'<span class="failed" title="{escape(cell.error[:400])}">failed</span>{of}'
+        return f'<details class="failed"><summary>failed{of}</summary>{escape(cell.error[:400])}</details>'
     mark, name = ("\u2713", "right") if cell.correct else ("\u2717", "wrong")
     link = f"/tree/{quote(run, safe='')}?{urlencode({'problem': problem}, errors='replace')}"
     answer = "no answer" if cell.answer is None else cell.answer[:24]
@@ -284,4 +286,5 @@ def _document(title: str, body: str, head: str = "") -> str:
 
 def report_page(title: str, sections: Iterable[str]) -> str:
     """Return the page of a report, from HTML that is escaped already."""
-    return _document(title, "\n<hr>\n".join(f"<section>{section}</section>" for section in sections))
+    parts = (f"<section {_SCROLLS} aria-label=Results>{section}</section>" for section in sections)
+    return _document(title, "\n<hr>\n".join(parts))

@@ -12,8 +12,9 @@ import html
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -23,6 +24,7 @@ from mas_gym.errors import DataError, SearchError
 from mas_gym.policies.base import mean_logprob
 
 if TYPE_CHECKING:
+    from mas_gym.tasks import Grade
     from search import Plan
 
 SCHEMA = 1
@@ -122,13 +124,20 @@ def write_tree_page(view: TreePage, path: Path) -> Path:
     return path
 
 
-def tree_view(plan: Plan, facts: Mapping[str, str] | None = None, reference: str | None = None) -> TreePage:
+def tree_view(
+    plan: Plan,
+    facts: Mapping[str, str] | None = None,
+    reference: str | None = None,
+    grade: Callable[[str], Grade | None] | None = None,
+) -> TreePage:
     """Lay out a plan's tree for `write_tree_page`.
 
     Args:
         plan: The plan of a planner that keeps its tree, from a run or a store.
         facts: Facts for the head of the page, in addition to the usage.
         reference: The reference answer; None if the problem has none, and nothing is shown as right or wrong.
+        grade: Grades the final text of the terminal nodes that are no candidates, such as those that a beam dropped;
+            None, or its returning None, leaves them unmarked.
 
     Raises:
         SearchError: The plan has no tree.
@@ -139,7 +148,7 @@ def tree_view(plan: Plan, facts: Mapping[str, str] | None = None, reference: str
     facts = facts or {"problem": plan.problem_id, "MAS": plan.mas.name}
     nodes = list(plan.tree)
     visited = any(node.visits for node in nodes)
-    graded = {candidate.node: candidate for candidate in plan.candidates}
+    graded = _grades(plan, grade if reference is not None else None)
     columns = TreeNodes(
         parent=[node.parent for node in nodes],
         speaker=[node.state.speaker for node in nodes],
@@ -150,8 +159,8 @@ def tree_view(plan: Plan, facts: Mapping[str, str] | None = None, reference: str
         value=[node.value for node in nodes],
         logprob=[mean_logprob(node.logprob, node.tokens) for node in nodes],
         tokens=[node.tokens for node in nodes],
-        answer=[graded[i].answer if i in graded else None for i in range(len(nodes))],
-        correct=[graded[i].correct if i in graded and reference is not None else None for i in range(len(nodes))],
+        answer=[graded[i][0] if i in graded else None for i in range(len(nodes))],
+        correct=[graded[i][1] if i in graded and reference is not None else None for i in range(len(nodes))],
     )
     usage = plan.usage
     costs = {"AC": usage.agent_calls, "TOK": usage.generated_tokens, "RC": usage.reward_calls}
@@ -169,11 +178,30 @@ def tree_view(plan: Plan, facts: Mapping[str, str] | None = None, reference: str
     )
 
 
+def _grades(plan: Plan, grade: Callable[[str], Grade | None] | None) -> dict[int, tuple[str | None, bool | None]]:
+    """Return answer and correctness by terminal node."""
+    assert plan.tree is not None and plan.mas is not None
+    found = {one.node: (one.answer, one.correct) for one in plan.candidates if one.node is not None}
+    if grade is not None:
+        once = cache(grade)
+        for node, state in enumerate(plan.tree.states):
+            # A message that reached nobody ended the episode without an answer.
+            text = plan.mas.final_text(state.text) if state.recipients else ""
+            if node not in found and plan.tree.is_terminal(node) and (result := once(text)) is not None:
+                found[node] = result.extracted, result.correct
+    return found
+
+
 def write_plan_page(
-    plan: Plan, path: Path, facts: Mapping[str, str] | None = None, *, reference: str | None = None
+    plan: Plan,
+    path: Path,
+    facts: Mapping[str, str] | None = None,
+    *,
+    reference: str | None = None,
+    grade: Callable[[str], Grade | None] | None = None,
 ) -> Path:
     """Write a plan's search tree as a page; arguments and errors as for `tree_view`."""
-    return write_tree_page(tree_view(plan, facts, reference), path)
+    return write_tree_page(tree_view(plan, facts, reference, grade), path)
 
 
 def _check(view: TreePage) -> None:

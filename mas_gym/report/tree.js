@@ -34,6 +34,7 @@
   const open = new Uint8Array(size);
   let picked = data.chosen ?? 0;
   let viewer = null;
+  let explain = false;
   let rows = new Int32Array(0);
   // Nodes are in the order in which they were added, so the first of them are the search at an earlier time.
   let grown = size;
@@ -195,6 +196,8 @@
       const more = element("button", "", `Show all ${body.length.toLocaleString("en")} characters`);
       more.onclick = () => {
         block.textContent = body;
+        block.tabIndex = 0;
+        block.focus();
         more.remove();
       };
       parts.push(more);
@@ -210,7 +213,10 @@
       if (j < 0) return box.append(element("span", "dim", `${path.length - 9} more`));
       const link = element("button", j === picked ? "here" : "", j ? who(nodes.speaker[j]) : "question");
       link.type = "button";
-      link.onclick = () => pick(j);
+      link.onclick = () => {
+        pick(j);
+        document.querySelector(".crumbs .here").focus();
+      };
       box.append(link);
     });
     return box;
@@ -218,12 +224,15 @@
 
   function stats(i) {
     const box = element("dl", "stats");
+    const hints = element("dl", "facts");
     const add = (name, value, hint) => {
       if (value === null || value === undefined) return;
       const cell = element("div");
-      cell.title = hint;
       cell.append(element("dt", "", name), element("dd", "", typeof value === "number" ? short(value) : value));
       box.append(cell);
+      const meaning = element("div");
+      meaning.append(element("dt", "", name), element("dd", "", hint));
+      hints.append(meaning);
     };
     add("visits N", column("visits", i), "simulations through this node");
     add("Q", column("q", i), "mean of the values backed up");
@@ -234,7 +243,11 @@
     let children = 0;
     for (let c = first[i]; c >= 0; c = next[c]) children++;
     add("children", children, "messages tried after this one");
-    return box;
+    const explained = element("details", "dim");
+    explained.open = explain;
+    explained.ontoggle = () => (explain = explained.open);
+    explained.append(element("summary", "", "What these figures mean"), hints);
+    return [box, explained];
   }
 
   function localView(path, agent) {
@@ -256,8 +269,8 @@
       const title = element("h2", "", `${who(nodes.speaker[i])} → ${to}`);
       const right = column("correct", i);
       if (right !== null && right !== undefined) title.append(element("span", right ? "good" : "bad", right ? "  ✓ right" : "  ✗ wrong"));
-      parts.push(title, stats(i), element("h3", "", "Message"), ...message("", nodes.speaker[i], text(i)).slice(1));
-    } else parts.push(element("h2", "", "Root"), stats(0), element("h3", "", "Question"), ...message("", -1, data.question).slice(1));
+      parts.push(title, ...stats(i), element("h3", "", "Message"), ...message("", nodes.speaker[i], text(i)).slice(1));
+    } else parts.push(element("h2", "", "Root"), ...stats(0), element("h3", "", "Question"), ...message("", -1, data.question).slice(1));
     if (data.agents.length) {
       const agent = viewer ?? (i ? nodes.speaker[i] : 0);
       // The speaker saw the transcript before its message; every other agent sees it up to this node.
@@ -274,6 +287,8 @@
       choice.onchange = () => {
         viewer = Number(choice.value);
         showDetail();
+        // The list is drawn anew; the next arrow key must reach it.
+        document.querySelector(".pick-agent select").focus();
       };
       pickAgent.append(element("h3", "", i && agent === nodes.speaker[i] ? "What the speaker saw:" : "What an agent sees here:"), choice);
       parts.push(pickAgent, ...localView(before, agent));
@@ -425,8 +440,10 @@
   };
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (["SELECT", "INPUT", "BUTTON", "SUMMARY"].includes(event.target.tagName) && (event.key === " " || event.key === "Enter" || event.key.startsWith("Arrow"))) return;
-    if (!KEYS[event.key]) return;
+    const place = event.target;
+    // A slider, a list or a message that scrolls keeps its own keys; letters work everywhere else.
+    if (place.tagName === "SELECT" || !KEYS[event.key]) return;
+    if (event.key.length > 1 || event.key === " ") if (place !== document.body && place !== $("tree")) return;
     event.preventDefault();
     KEYS[event.key]();
   });
