@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import search
 from mas_gym.cli import app
 from mas_gym.cli.view import Pages
 from mas_gym.policies import ScriptedPolicy
+from mas_gym.report.summary import read_reports, report_figures, write_tensorboard
 from search import open_store
 from search.compare.outcomes import Outcome, anytime_curve
 from search.compare.values import ScoredState, blame, calibration, chosen_path, path_values, scored_states
@@ -48,7 +50,37 @@ def test_the_page_stands_alone_and_holds_every_row(store: Path, tmp_path: Path) 
     drawn = {path.stem for path in figures.iterdir()}
     assert drawn == {"accuracy-tokens", "accuracy-calls", "anytime", "hits", "calibration"}
     assert text.count("data:image/svg+xml") == len(drawn)
-    assert {path.name for path in board.iterdir()} == {"1 single", "1 sbs:4,2 + hash", "1 mcts:8,3 + hash"}
+    rows = {"1 single", "1 sbs:4,2 + hash", "1 mcts:8,3 + hash"}
+    assert {path.name for path in board.iterdir()} == rows | {"1 figures"}
+
+
+def test_tensorboard_reads_the_figures_and_scalars_back(store: Path, tmp_path: Path) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard")
+    with open_store(store) as opened:
+        reports = read_reports(opened)
+    write_tensorboard(reports, tmp_path)
+
+    def read(name: str) -> Any:
+        found = reader.EventAccumulator(str(tmp_path / name), size_guidance={reader.TENSORS: 0})
+        return found.Reload()
+
+    images = read("1 figures")
+    assert set(images.Tags()["images"]) == set(report_figures(reports[0]))
+    for name in images.Tags()["images"]:
+        [image] = images.Images(name)
+        assert image.encoded_image_string.startswith(b"\x89PNG")
+        # Width and height stand at byte 16 of every PNG file.
+        assert struct.unpack(">II", image.encoded_image_string[16:24]) == (image.width, image.height)
+    for row in reports[0].comparison.rows:
+        scalars = read(f"1 {row.label}")
+
+        def values(tag: str, events: Any = scalars) -> list[float]:
+            return [float(one.tensor_proto.float_val[0]) for one in events.Tensors(tag)]
+
+        assert values("tokens") == pytest.approx([row.tokens.mean])
+        assert values("hit@1") == pytest.approx([row.hits[1].mean])
+        if row.curve:
+            assert values("hit@1 over tokens") == pytest.approx([hit for _, hit in row.curve])
 
 
 def test_two_settings_are_two_sections(tmp_path: Path) -> None:

@@ -1,10 +1,15 @@
 """OpenTelemetry spans of searches, with the SDK's in-memory exporter."""
 
+import gzip
+import http.server
 import json
+import re
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from typer.testing import CliRunner
@@ -159,5 +164,104 @@ def test_a_missing_exporter_names_what_to_install(monkeypatch: pytest.MonkeyPatc
     from mas_gym.service import telemetry
 
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(MissingDependencyError, match="opentelemetry-exporter-otlp"), telemetry.traces("otlp"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'mas-gym\[telemetry\]'"), telemetry.traces("otlp"):
         pass
+
+
+class Collector(http.server.BaseHTTPRequestHandler):
+    """Takes OTLP over HTTP, as a collector does."""
+
+    requests: ClassVar[list[Any]]
+    status: ClassVar[int]
+
+    def do_POST(self) -> None:
+        service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+        assert (self.path, self.headers["Content-Type"]) == ("/v1/traces", "application/x-protobuf")
+        self.requests.append(service.ExportTraceServiceRequest.FromString(body))
+        self.send_response(self.status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Collector]]:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="opentelemetry-exporter-otlp is not installed")
+    handler = type("Here", (Collector,), {"requests": [], "status": 200})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    yield handler
+    server.shutdown()
+    server.server_close()
+
+
+def typed(span: Any) -> dict[str, Any]:
+    """Return the attributes of a span of the protocol."""
+    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in span.attributes}
+
+
+OWN = """
+from mas_gym.policies import ScriptedPolicy
+
+def make():
+    return ScriptedPolicy(lambda request, seed: f"Final Answer: {seed % 5}")
+
+class Judge:
+    name, terminal_only, free = "judge", False, False
+
+    def score(self, contexts):
+        return [len(context.state.text) / 100 for context in contexts]
+"""
+
+
+def traced_solve(folder: Path, *more: str) -> str:
+    own = folder / "own.py"
+    own.write_text(OWN)
+    words = ["--traces", "otlp", "solve", "Tom has 3 pens and buys 4. How many?", "--policy", "own.py:make", *more]
+    done = CliRunner().invoke(app, [re.sub(r"^own\.py", str(own), word) for word in words])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_collector_gets_every_span_over_http(collector: type[Collector], tmp_path: Path) -> None:
+    traced_solve(tmp_path, "--planner", "mcts:3,2", "--critic", "own.py:Judge")
+    resources = [one for request in collector.requests for one in request.resource_spans]
+    named_services = {pair.value.string_value for one in resources for pair in one.resource.attributes}
+    assert "mas-gym" in named_services
+    spans = [span for one in resources for scope in one.scope_spans for span in scope.spans]
+    [root] = [span for span in spans if not span.parent_span_id]
+    assert root.name == "invoke_workflow rpsv"
+    assert all(span.parent_span_id == root.span_id for span in spans if span is not root)
+    assert {span.trace_id for span in spans} == {root.trace_id}
+    calls, scores = (
+        [s for s in spans if typed(s).get("gen_ai.operation.name") == kind] for kind in ("chat", "evaluate")
+    )
+    assert len(calls) + len(scores) + 1 == len(spans)
+    whole = typed(root)
+    assert sum(typed(s)["gen_ai.usage.output_tokens"] for s in calls) == whole["gen_ai.usage.output_tokens"]
+    assert sum(typed(s)["gen_ai.request.choice.count"] for s in calls) == whole["mas_gym.agent_calls"]
+    values = [typed(event)["gen_ai.evaluation.score.value"] for s in scores for event in s.events]
+    assert len(values) == whole["mas_gym.reward_calls"] > 0 and all(-1 <= value <= 1 for value in values)
+    assert all(span.start_time_unix_nano < span.end_time_unix_nano for span in spans)
+
+
+def test_a_collector_that_refuses_spans_costs_no_result(collector: type[Collector], tmp_path: Path) -> None:
+    collector.status = 403
+    assert "Answer: " in traced_solve(tmp_path, "--planner", "single") and collector.requests
+
+
+def test_nothing_of_opentelemetry_is_loaded_without_traces() -> None:
+    code = (
+        "import sys, mas_gym, search; from mas_gym.policies import ScriptedPolicy\n"
+        "policy = ScriptedPolicy(lambda request, seed: 'Final Answer: 3')\n"
+        "task = mas_gym.load_task('arithmetic', limit=2)\n"
+        "assert len(list(search.run('sc:2', task, mas='rpsv', policy=policy))) == 2\n"
+        "assert not [name for name in sys.modules if name.startswith('opentelemetry')]\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -35,7 +35,9 @@ def report(
     figures: Annotated[Path | None, typer.Option("--figures", help="Folder for the figures as PNG files.")] = None,
     markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the tables as Markdown.")] = None,
     latex: Annotated[Path | None, typer.Option("--latex", help="Write the tables as LaTeX.")] = None,
-    tensorboard: Annotated[Path | None, typer.Option("--tensorboard", help="Folder for TensorBoard scalars.")] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", help="Folder for TensorBoard: scalars and figures.")
+    ] = None,
 ) -> None:
     """Turn a run store into one HTML page: tables, intervals, curves, calibration and failures; runs nothing."""
     from mas_gym.report.summary import write_report, write_tensorboard

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,13 +145,16 @@ def write_report(
 
 
 def write_tensorboard(reports: Sequence[SettingReport], folder: Path) -> None:
-    """Write Hit@k, costs and anytime curves (in thousandths over tokens) as TensorBoard scalars, a run per row.
+    """Write what TensorBoard shows: the figures as images, and a run per row with scalars.
+
+    The scalars are Hit@k, the costs, and Hit@1 over generated tokens, which are its steps.
 
     Raises:
-        MissingDependencyError: TensorBoard is not installed.
+        MissingDependencyError: TensorBoard or matplotlib is not installed.
     """
     summary = need("tensorboard.summary", "TensorBoard")
     for number, report in enumerate(reports, 1):
+        _write_images(report, folder / f"{number} figures")
         for row in report.comparison.rows:
             writer = summary.Writer(str(folder / f"{number} {row.label}".replace("/", "_")))
             for k, spread in row.hits.items():
@@ -160,6 +164,23 @@ def write_tensorboard(reports: Sequence[SettingReport], folder: Path) -> None:
             for tokens, hit in row.curve:
                 writer.add_scalar("hit@1 over tokens", hit, round(tokens))
             writer.close()
+
+
+def _write_images(report: SettingReport, folder: Path) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(folder))
+    for name, draw in report_figures(report).items():
+        figure, out = draw(), io.BytesIO()
+        figure.savefig(out, format="png")
+        width, height = (round(side * figure.dpi) for side in figure.get_size_inches())
+        image = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=out.getvalue())
+        writer.add_event(
+            Event(step=0, wall_time=time.time(), summary=Summary(value=[Summary.Value(tag=name, image=image)]))
+        )
+    writer.close()
 
 
 def report_figures(report: SettingReport) -> dict[str, Callable[[], Figure]]:

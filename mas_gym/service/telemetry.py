@@ -134,7 +134,7 @@ def _otlp() -> Any:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
         raise MissingDependencyError(
-            f"--traces otlp needs the exporter ({error}): pip install opentelemetry-exporter-otlp-proto-http"
+            f"--traces otlp needs the exporter ({error}): pip install 'mas-gym[telemetry]'"
         ) from error
     return OTLPSpanExporter()
 
