@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import gc
 import itertools
 import json
 import pickle
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +29,7 @@ from mas_gym.errors import ConfigError, IdentityError
 from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
 from mas_gym.policies.base import Sample
 from mas_gym.programs import DivergenceError, Program, ProgramError
+from mas_gym.programs.execution import Execution
 from mas_gym.tasks.base import Grade, Problem
 from mas_gym.wrappers import CandidateChoice
 from search import Plan
@@ -331,7 +334,68 @@ def test_a_program_that_ends_early_on_replay_is_found_out() -> None:
     assert plan.error is not None and "returned an answer after 0 calls" in plan.error
 
 
+# ---- the client
+
+
+async def every_way(question: str, client: AsyncOpenAI) -> str:
+    messages: Any = [{"role": "system", "content": "You are the Solver."}, {"role": "user", "content": question}]
+    said = [await ask(client, "You are the Solver.", question)]
+    async with client.with_options(timeout=5) as other:
+        said.append(await ask(other, "You are the Solver.", question))
+    raw = await client.chat.completions.with_raw_response.create(model="m", messages=messages)
+    said.append(str(raw.parse().choices[0].message.content))
+    await client.close()
+    completions = client.chat.completions
+    said.append(str((await completions.create(model="m", messages=messages)).choices[0].message.content))
+    assert [model.id async for model in client.models.list()] == ["mas-gym"] and not hasattr(completions, "nothing")
+    return " | ".join(said)
+
+
+def every_way_in_a_thread(question: str, client: OpenAI) -> str:
+    messages: Any = [{"role": "system", "content": "You are the Solver."}, {"role": "user", "content": question}]
+    said = [client.chat.completions.create(model="m", messages=messages)]
+    with client.with_options(timeout=5) as other:
+        said.append(other.chat.completions.create(model="m", messages=messages))
+    said.append(client.chat.completions.with_raw_response.create(model="m", messages=messages).parse())
+    client.close()
+    said.append(client.chat.completions.create(model="m", messages=messages))
+    assert [model.id for model in client.models.list()] == ["mas-gym"]
+    return " | ".join(str(reply.choices[0].message.content) for reply in said)
+
+
+def test_the_client_of_a_program_is_a_whole_client() -> None:
+    for program in (every_way, every_way_in_a_thread):
+        for plan in searched(Program(program, agents=["Solver"]), "single").values():
+            assert plan.best is not None and plan.error is None and plan.text is not None
+            said = [turn.text.partition("\n\n[program")[0] for turn in plan.best.state.turns]
+            assert len(said) == 4 and plan.text.endswith(" | ".join(said))
+
+
 # ---- what is left behind
+
+
+def test_an_open_runner_keeps_no_execution_that_has_ended() -> None:
+    question = "Who is still here?"
+
+    def left(count: int) -> int:
+        deadline = time.monotonic() + 5
+        while (found := sum(type(e) is Execution and e.question == question for e in gc.get_objects())) > count:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        return found
+
+    with closing(Program(chained, agents=["Reader", "Solver"]).open()) as runner:
+        session = runner.session(question)
+        root = session.begin().result(5)
+        middle = [session.extend(root, text).result(5) for text in ("a", "b")]
+        assert left(2) == 2
+        assert [session.extend(state, "c").result(5).acting for state in middle] == [2, 2]
+        assert left(0) == 0
+        session.extend(root, "d").result(5)
+        assert left(1) == 1
+        session.close()
+        assert left(0) == 0
 
 
 def test_a_run_leaves_no_thread_behind() -> None:

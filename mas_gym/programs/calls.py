@@ -65,6 +65,10 @@ _IDLE: dict[str, tuple[Any, ...]] = {
 }
 
 
+# Counts of 0: a program cannot depend on them, and a search counts its own.
+_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+
+
 class CallError(MASGymError, ValueError):
     """A request that a program's gateway refuses.
 
@@ -298,21 +302,19 @@ class Reply(NamedTuple):
 
 
 def reply_to(call: Call, texts: list[str]) -> Reply:
-    """Return the reply with one choice per text, whole or as a stream of events.
-
-    Token counts are 0: the program cannot depend on them, and a search counts its own.
-    """
-    head = {"id": f"chatcmpl-{call.digest.hex()}", "created": 0, "model": call.model}
-    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    """Return the reply with one choice per text, whole or as a stream of events."""
     if call.stream:
-        head["object"] = "chat.completion.chunk"
-        return Reply(200, "text/event-stream", b"".join(_events(head, call, texts, usage if call.usage else None)))
+        return Reply(200, "text/event-stream", b"".join(_events(call, texts)))
+    return Reply(200, "application/json", json.dumps(completion(call, texts)).encode())
+
+
+def completion(call: Call, texts: list[str]) -> dict[str, Any]:
+    """Return the whole reply, with one choice per text."""
     choices = []
     for i, text in enumerate(texts):
         message, reason = _said(call, i, text)
         choices.append({"index": i, "message": message | {"refusal": None}, "logprobs": None, "finish_reason": reason})
-    content = head | {"object": "chat.completion", "choices": choices, "usage": usage}
-    return Reply(200, "application/json", json.dumps(content).encode())
+    return _head(call, "chat.completion") | {"choices": choices, "usage": _USAGE}
 
 
 def _said(call: Call, choice: int, text: str) -> tuple[dict[str, Any], str]:
@@ -326,7 +328,12 @@ def _said(call: Call, choice: int, text: str) -> tuple[dict[str, Any], str]:
     return {"role": "assistant", "content": content or None, "tool_calls": listed}, "tool_calls"
 
 
-def _events(head: dict[str, Any], call: Call, texts: list[str], usage: dict[str, int] | None) -> Iterator[bytes]:
+def _head(call: Call, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{call.digest.hex()}", "created": 0, "model": call.model, "object": kind}
+
+
+def _events(call: Call, texts: list[str]) -> Iterator[bytes]:
+    head = _head(call, "chat.completion.chunk")
     for i, text in enumerate(texts):
         message, end = _said(call, i, text)
         if "tool_calls" in message:
@@ -334,8 +341,8 @@ def _events(head: dict[str, Any], call: Call, texts: list[str], usage: dict[str,
         for delta, reason in ((message, None), ({}, end)):
             choice = {"index": i, "delta": delta, "logprobs": None, "finish_reason": reason}
             yield f"data: {json.dumps(head | {'choices': [choice]})}\n\n".encode()
-    if usage is not None:
-        yield f"data: {json.dumps(head | {'choices': [], 'usage': usage})}\n\n".encode()
+    if call.usage:
+        yield f"data: {json.dumps(head | {'choices': [], 'usage': _USAGE})}\n\n".encode()
     yield b"data: [DONE]\n\n"
 
 

@@ -125,12 +125,43 @@ class Host(Protocol):
         """Call `Execution.settle` after some time."""
         ...
 
+    def rests(self, execution: Execution) -> None:
+        """Make room for others: an execution waits for a reply, or it is over and its program must end."""
+        ...
+
+
+def given(texts: list[str] | Future[list[str]]) -> list[str]:
+    """Return a call's replies, waiting for them if need be.
+
+    Raises:
+        ProgramStopped: The execution is over.
+    """
+    found = texts.result() if isinstance(texts, Future) else texts
+    if not found:
+        # Raised here, because an exception in the future would keep every frame of the program alive.
+        raise ProgramStopped
+    return found
+
+
+class Place(Protocol):
+    """A loop that executions share."""
+
+    @property
+    def here(self) -> bool:
+        """Whether the caller is on the loop's thread."""
+        ...
+
+    def soon(self, work: Callable[..., Any], *args: Any) -> None:
+        """Call a function on the loop; nothing happens if the loop is closed."""
+        ...
+
 
 class _Open:
     """A call without its replies."""
 
     def __init__(self, call: Call) -> None:
-        self.call, self.texts, self.reply = call, list[str](), Future[list[str]]()
+        self.call, self.texts = call, list[str]()
+        self.reply: Future[list[str]] | None = None
 
 
 PATIENCE = 0.5
@@ -147,8 +178,8 @@ class Execution:
         question: The question.
         touched: When it last made a call or got a reply, on the clock of `time.monotonic`.
         deadline: When the program counts as hung, on the clock of `time.monotonic`; None while it waits for a reply.
-        stop: Ends the program itself; set by whoever starts it.
         place: The loop that it runs on, if it shares one; set by its runner.
+        thread: The only thread that it is known to run on; set by its source.
     """
 
     def __init__(
@@ -176,8 +207,8 @@ class Execution:
         """
         self.token, self.key, self.question = token, key, question
         self.bearer = f"Bearer {key}".encode()
-        self.stop: Callable[[], None] = lambda: None
-        self.place: object = None
+        self.place: Place | None = None
+        self.thread: int | None = None
         self._host, self._report = host, report
         self._steps, self._order = deque(script.steps), list(script.beside)
         self._taken: list[Step] = []
@@ -206,8 +237,8 @@ class Execution:
 
     # ---- the program's side
 
-    def ask(self, call: Call, quiet: Quiet) -> Future[list[str]]:
-        """Take a call of the program; its future gets one text per choice.
+    def ask(self, call: Call, quiet: Quiet) -> list[str] | Future[list[str]]:
+        """Take a call of the program; return one text per choice, or a future of them.
 
         Raises:
             ProgramStopped: The execution is over.
@@ -221,12 +252,15 @@ class Execution:
             if self._asked <= self._limit:
                 self._open.append(item)
                 self._drain()
+                if len(item.texts) < call.n:
+                    item.reply = Future()
         if self._asked > self._limit:
             most = f"more than {self._limit} calls; raise max_calls if the program needs them"
             self.finish(Failed(f"the program made {most}"))
             raise ProgramStopped
-        if not item.reply.done():
-            self._host.watch(self, quiet)
+        if item.reply is None:
+            return item.texts
+        self._host.watch(self, quiet)
         return item.reply
 
     def use(self, key: str) -> Use:
@@ -257,6 +291,7 @@ class Execution:
             left = self._steps[0] if self._steps else None
             parked = self._parked is not None
             self._end()
+        self._host.rests(self)
         if parked:
             # It did not wait for the reply; the next replay shows whether it does again.
             return
@@ -292,12 +327,11 @@ class Execution:
             if self._over:
                 return
             self._end()
-        self.stop()
+        self._host.rests(self)
 
     def fail(self, error: str) -> None:
         """End the execution with a failure of the program."""
         self.finish(Failed(error))
-        self.stop()
 
     def settle(self) -> None:
         """Note that the program is quiet: go on with the script, or report the decision."""
@@ -314,8 +348,8 @@ class Execution:
                 error = None
                 self._order = [item.call.digest for item in ordered[1:]]
                 self._parked, self.deadline = ordered[0].call, None
+        self._host.rests(self)
         if error is not None:
-            self.stop()
             self._report(self, error)
         else:
             self._report(self, Waiting(tuple(item.call for item in ordered)))
@@ -349,8 +383,9 @@ class Execution:
         if len(item.texts) == item.call.n:
             self._open.remove(item)
             # The client may have left meanwhile.
-            with suppress(Exception):
-                item.reply.set_result(item.texts)
+            if item.reply is not None:
+                with suppress(Exception):
+                    item.reply.set_result(item.texts)
 
     def _ordered(self) -> list[_Open]:
         """Return the calls that wait in canonical order."""
@@ -389,5 +424,6 @@ class Execution:
         self._over, self.deadline = True, None
         waiting, self._open = self._open, []
         for item in waiting:
-            with suppress(Exception):
-                item.reply.set_exception(ProgramStopped())
+            if item.reply is not None:
+                with suppress(Exception):
+                    item.reply.set_result([])

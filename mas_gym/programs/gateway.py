@@ -1,4 +1,4 @@
-"""How calls reach their execution: over loopback HTTP, or inside the process through a client's transport.
+"""How calls reach their execution, and how they do so over loopback HTTP; see `mas_gym.programs.client` for the rest.
 
 Each execution has an address of its own with an unguessable path, so that no program sees another's calls.
 """
@@ -7,26 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import importlib
 import json
 import socket
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from hashlib import blake2b
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
-from mas_gym.errors import MissingDependencyError
-from mas_gym.programs.calls import Call, CallError, Reply, read_call, reply_to
-from mas_gym.programs.execution import Execution, ProgramStopped, Quiet
+from mas_gym.programs.calls import AGENT_HEADER, Call, CallError, Reply, read_call, reply_to
+from mas_gym.programs.execution import Execution, ProgramStopped, Quiet, given
 from mas_gym.programs.tools import answer_use
 
 MAX_BODY = 16 * 2**20
 MAX_HEAD = 2**16
 _LINGER_SECONDS = 1.0
 _STATUS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed"}
-Waits = tuple[Call, "Future[list[str]]", Execution]
+_Taken = tuple[Call, "list[str] | Future[list[str]]", Execution]
 
 
 class Gateway:
@@ -45,6 +44,7 @@ class Gateway:
         """Start without executions."""
         self.normalise, self.refusal = normalise, refusal
         self._open: dict[str, Execution] = {}
+        self._calls: WeakValueDictionary[bytes, Call] = WeakValueDictionary()
 
     def add(self, execution: Execution) -> None:
         """Answer at an execution's path from now on."""
@@ -54,7 +54,31 @@ class Gateway:
         """Answer there no more."""
         self._open.pop(execution.token, None)
 
-    def receive(self, method: str, path: str, headers: Mapping[str, str], body: bytes, quiet: Quiet) -> Reply | Waits:
+    def find(self, token: str) -> Execution | None:
+        """Return the execution at a path; None if there is none."""
+        return self._open.get(token)
+
+    def read(self, known: bytes, headers: Mapping[str, str], body: Callable[[], bytes] | None = None) -> Call:
+        """Read a request; one that a search has seen already is looked up.
+
+        Args:
+            known: The body, or another form of it by which it is looked up.
+            headers: Names in lower case.
+            body: Returns the body, if ``known`` is another form.
+
+        Raises:
+            CallError: See `read_call`; or the call cannot be answered as it asks.
+        """
+        key = blake2b(headers.get(AGENT_HEADER, "").encode() + b"\0" + known, digest_size=16).digest()
+        call = self._calls.get(key)
+        if call is None:
+            call = read_call(known if body is None else body(), headers, self.normalise)
+            if reason := self.refusal(call):
+                raise CallError(reason)
+            self._calls[key] = call
+        return call
+
+    def receive(self, method: str, path: str, headers: Mapping[str, str], body: bytes, quiet: Quiet) -> Reply | _Taken:
         """Take a request: answer it, or hand it to its execution.
 
         Args:
@@ -84,148 +108,10 @@ class Gateway:
                 raise CallError(f"{method} /{route[:100]}: the gateway answers /v1/chat/completions alone", 404)
             if method != "POST":
                 raise CallError(f"expected POST, got {method}", 405)
-            call = read_call(body, headers, self.normalise)
-            if reason := self.refusal(call):
-                raise CallError(reason)
+            call = self.read(body, headers)
         except CallError as error:
             return Reply(error.status, "application/json", error.body())
         return call, execution.ask(call, quiet), execution
-
-
-# ---- inside the process
-
-
-def make_client(gateway: Gateway, execution: Execution, thread: int | None, asynchronous: bool) -> Any:
-    """Return an `openai.AsyncOpenAI` or `openai.OpenAI` whose requests reach an execution without a socket.
-
-    Args:
-        gateway: The gateway.
-        execution: Whose calls they are.
-        thread: The only thread of the program, if its calls can come from there alone; None for one event loop.
-        asynchronous: Which of the two.
-    """
-    try:
-        import openai
-    except ImportError as error:
-        raise MissingDependencyError("a program with client= needs openai: pip install 'mas-gym[openai]'") from error
-    base: Any = openai.DefaultAsyncHttpxClient if asynchronous else openai.DefaultHttpxClient
-    # openai builds on httpx or on httpx2, depending on its version.
-    http = importlib.import_module(base.__mro__[1].__module__.partition(".")[0])
-    transport = _transports(http)[0 if asynchronous else 1](gateway, thread)
-    inner = (http.AsyncClient if asynchronous else http.Client)(transport=transport, trust_env=False, timeout=None)
-    make: Any = openai.AsyncOpenAI if asynchronous else openai.OpenAI
-    url = f"http://mas-gym/{execution.token}/v1"
-    client = make(base_url=url, api_key=execution.key or "none", max_retries=0, http_client=inner)
-    _shorten(client, gateway, execution, thread, asynchronous)
-    if hasattr(client, "_platform"):
-        # Otherwise the first call asks a thread for it, and calls made at once come in any order.
-        client._platform = "Unknown"
-    return client
-
-
-def _shorten(client: Any, gateway: Gateway, execution: Execution, thread: int | None, asynchronous: bool) -> None:
-    """Let the client's plain chat requests skip the making of an HTTP request, which takes most of a replay's time."""
-    completions = client.chat.completions
-    whole = completions.create
-
-    def asked(named: dict[str, Any]) -> tuple[bytes, dict[str, str]] | None:
-        if named.keys() - _PLAIN or named.get("stream"):
-            return None
-        extra = named.get("extra_headers") or {}
-        try:
-            body = json.dumps({key: value for key, value in named.items() if key != "extra_headers"}).encode()
-        except (TypeError, ValueError):
-            # Omitted values of openai, and messages that are objects.
-            return None
-        return body, {**{str(key).lower(): str(value) for key, value in extra.items()}, "authorization": bearer}
-
-    def taken(plain: tuple[bytes, dict[str, str]], quiet: Quiet) -> Waits | None:
-        got = gateway.receive("POST", f"{execution.token}/v1/chat/completions", plain[1], plain[0], quiet)
-        # Refusals become exceptions of openai on the long way.
-        return None if isinstance(got, Reply) else got
-
-    async def create_async(*args: Any, **named: Any) -> Any:
-        plain = None if args else asked(named)
-        got = None if plain is None else taken(plain, Quiet.IDLE if thread is None else Quiet.SETTLED)
-        if got is None:
-            return await whole(*args, **named)
-        call, reply, _ = got
-        if not reply.done():
-            await _awaited(reply, execution)
-        return _completion(call, reply.result())
-
-    def create(*args: Any, **named: Any) -> Any:
-        plain = None if args else asked(named)
-        quiet = Quiet.NOW if threading.get_ident() == thread else Quiet.SETTLED
-        got = None if plain is None else taken(plain, quiet)
-        return whole(*args, **named) if got is None else _completion(got[0], got[1].result())
-
-    bearer = f"Bearer {execution.key}"
-    completions.create = create_async if asynchronous else create
-
-
-_PLAIN = {
-    *("messages", "model", "temperature", "top_p", "max_tokens", "max_completion_tokens", "n", "metadata"),
-    *("tools", "tool_choice", "parallel_tool_calls", "response_format", "stop", "extra_headers"),
-}
-
-
-def _completion(call: Call, texts: list[str]) -> Any:
-    """Return what openai makes of a reply."""
-    from openai.types.chat import ChatCompletion
-
-    return ChatCompletion.model_validate_json(reply_to(call, texts).body)
-
-
-async def _awaited(reply: Future[list[str]], execution: Execution) -> None:
-    try:
-        await asyncio.wrap_future(reply)
-    except asyncio.CancelledError:
-        execution.withdraw(reply)
-        raise
-
-
-_cache: dict[str, tuple[Any, Any]] = {}
-
-
-def _transports(http: Any) -> tuple[Any, Any]:
-    """Return the classes of the two transports, for httpx or httpx2."""
-    if http.__name__ in _cache:
-        return _cache[http.__name__]
-
-    class Asynchronous(http.AsyncBaseTransport):  # type: ignore[misc]
-        def __init__(self, gateway: Gateway, thread: int | None) -> None:
-            self.gateway, self.quiet = gateway, Quiet.IDLE if thread is None else Quiet.SETTLED
-
-        async def handle_async_request(self, request: Any) -> Any:
-            got = self.gateway.receive(
-                request.method, request.url.path, request.headers, await request.aread(), self.quiet
-            )
-            if isinstance(got, Reply):
-                return _response(http, got)
-            call, reply, execution = got
-            if not reply.done():
-                await _awaited(reply, execution)
-            return _response(http, reply_to(call, reply.result()))
-
-    class Synchronous(http.BaseTransport):  # type: ignore[misc]
-        def __init__(self, gateway: Gateway, thread: int | None) -> None:
-            self.gateway, self.thread = gateway, thread
-
-        def handle_request(self, request: Any) -> Any:
-            quiet = Quiet.NOW if threading.get_ident() == self.thread else Quiet.SETTLED
-            got = self.gateway.receive(request.method, request.url.path, request.headers, request.read(), quiet)
-            if isinstance(got, Reply):
-                return _response(http, got)
-            call, reply, _ = got
-            return _response(http, reply_to(call, reply.result()))
-
-    _cache[http.__name__] = Asynchronous, Synchronous
-    return _cache[http.__name__]
-
-
-def _response(http: Any, reply: Reply) -> Any:
-    return http.Response(reply.status, headers={"content-type": reply.kind}, content=reply.body)
 
 
 # ---- over HTTP
@@ -288,21 +174,22 @@ class Server:
         if isinstance(got, Reply):
             await _send(writer, got, stays)
             return stays
-        call, reply, execution = got
-        if not reply.done():
+        call, texts, execution = got
+        if isinstance(texts, Future):
             left = asyncio.ensure_future(reader.read(1))
-            waits = asyncio.ensure_future(asyncio.wrap_future(reply))
+            waits = asyncio.ensure_future(asyncio.wrap_future(texts))
             try:
                 await asyncio.wait((left, waits), return_when=asyncio.FIRST_COMPLETED)
                 if not waits.done():
                     # Closed, or a second request before the reply, which no client sends.
-                    execution.withdraw(reply)
+                    execution.withdraw(texts)
                     return False
             finally:
                 left.cancel()
                 waits.cancel()
                 await asyncio.gather(left, return_exceptions=True)
-        await _send(writer, reply_to(call, reply.result()), stays)
+            texts = given(texts)
+        await _send(writer, reply_to(call, texts), stays)
         return stays
 
 

@@ -24,6 +24,7 @@ from mas_gym.validation import MAX_NEW_TOKENS, MAX_TURNS
 OTHERS = "other agents"
 """The last agent of a program whose agents were found in a rehearsal: whoever calls and was not seen there."""
 
+_PARKED, _PARKED_LIGHT = 256, 1024
 _REHEARSED_CALLS = 32
 _REHEARSED_QUESTION, _REHEARSED_REPLY = "What is 2 + 2?", "APPROVED. Final Answer: 4"
 _ROLE = re.compile(r"(?i)\byou are (?:an? |the |our )?([^\n.,:;!?()]{1,60})")
@@ -58,7 +59,7 @@ class Program:
         max_calls: int = 50,
         timeout: float = 60.0,
         settle: float = 0.01,
-        parked: int = 256,
+        parked: int | None = None,
         running: int = 64,
     ) -> None:
         """Describe a program; nothing of it runs yet.
@@ -75,7 +76,9 @@ class Program:
             timeout: Seconds without a call or an answer after which the program has hung.
             settle: Seconds without a new call after which concurrent calls of threads and other processes are ordered.
                 Functions on one event loop do not need it.
-            parked: Maximum number of executions kept waiting, which need not be replayed; at most 16 of commands.
+            parked: Maximum number of executions kept waiting, which need not be replayed; at most 16 of commands. By
+                default 1,024 of asynchronous functions that take a client and no ``base_url``, and 256 of others,
+                because those hold a connection or a thread each.
             running: Maximum number of executions started at once, beside those kept waiting; at most 16 of commands.
 
         Raises:
@@ -88,7 +91,9 @@ class Program:
         self.max_calls = whole_number("max_calls", max_calls, at_least=1)
         if max_calls > MAX_TURNS:
             raise ConfigError(f"max_calls: expected at most {MAX_TURNS:,}, got {shown(max_calls)}")
-        self.parked = whole_number("parked", parked, at_least=0)
+        light = isinstance(self.source, FunctionSource) and self.source.light
+        default = _PARKED_LIGHT if light else _PARKED
+        self.parked = default if parked is None else whole_number("parked", parked, at_least=0)
         self.running = whole_number("running", running, at_least=1)
         if isinstance(self.source, CommandSource):
             self.parked, self.running = min(self.parked, 16), min(self.running, 16)

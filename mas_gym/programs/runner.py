@@ -7,16 +7,11 @@ execution that is parked there, or starts the program again and replays the repl
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-import selectors
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
-from functools import partial
-from itertools import pairwise
 from time import monotonic
 from typing import Any, Protocol
 
@@ -25,6 +20,7 @@ from mas_gym.errors import MASGymError, SearchError
 from mas_gym.graph import FAILED, MAS, RETURNED
 from mas_gym.policies.base import plain_only, takes_extra_body
 from mas_gym.programs.calls import Call
+from mas_gym.programs.client import Clients
 from mas_gym.programs.execution import (
     DivergenceError,
     Execution,
@@ -37,13 +33,12 @@ from mas_gym.programs.execution import (
     Tape,
     Waiting,
 )
-from mas_gym.programs.gateway import Gateway, Server, make_client
-from mas_gym.programs.sources import Source, interrupt
+from mas_gym.programs.gateway import Gateway, Server
+from mas_gym.programs.loop import Loop
+from mas_gym.programs.sources import Source
 from mas_gym.state import Action, MASState
 
 _SWEEP_SECONDS = 0.2
-_SILENT_SECONDS = 0.3
-_CLOSE_SECONDS = 10.0
 
 
 class Described(Protocol):
@@ -72,98 +67,6 @@ class ProgramError(MASGymError, RuntimeError):
     """A program cannot be searched: it fails or returns before its first call."""
 
 
-class _IdleSelector(selectors.DefaultSelector):
-    """Calls ``idle`` before its loop would wait, that is, when no task can run."""
-
-    idle: Callable[[], bool] = staticmethod(lambda: False)
-
-    def select(self, timeout: float | None = None) -> Any:
-        if (timeout is None or timeout > 0) and self.idle():
-            timeout = 0
-        return super().select(timeout)
-
-
-class _Loop:
-    """An event loop on a thread of its own."""
-
-    def __init__(self, name: str) -> None:
-        self.selector = _IdleSelector()
-        self.loop = asyncio.SelectorEventLoop(self.selector)
-        self._asked: float | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
-        self.loop.close()
-
-    def silent(self) -> bool:
-        """Whether the loop has done nothing since an earlier call of this, `_SILENT_SECONDS` ago or more."""
-
-        def here() -> None:
-            self._asked = None
-
-        asked = self._asked
-        if asked is None:
-            self._asked = monotonic()
-            self.soon(here)
-        return asked is not None and monotonic() - asked > _SILENT_SECONDS
-
-    @property
-    def running(self) -> str:
-        """The name of the task that runs now."""
-        task = asyncio.current_task(self.loop)
-        return "" if task is None else task.get_name()
-
-    @property
-    def here(self) -> bool:
-        """Whether the caller is on the loop's thread."""
-        return threading.current_thread() is self._thread
-
-    def soon(self, work: Callable[..., Any], *args: Any) -> None:
-        """Call a function on the loop; nothing happens if the loop is closed."""
-        with suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(work, *args)
-
-    def task(self, work: Callable[[], Any], name: str | None = None) -> Callable[[], None]:
-        """Run the coroutine that ``work`` returns; return a function that cancels it."""
-        tasks: list[asyncio.Task[None]] = []
-        cancelled = threading.Event()
-
-        def begin() -> None:
-            if not cancelled.is_set():
-                tasks.append(self.loop.create_task(work(), name=name))
-
-        def cancel() -> None:
-            cancelled.set()
-            self.soon(lambda: [task.cancel() for task in tasks])
-
-        self.soon(begin)
-        return cancel
-
-    def close(self, last: Callable[[], Any] | None = None, wait: bool = True) -> None:
-        """Cancel every task, await ``last``, and end the thread as soon as it is not blocked."""
-
-        async def finish() -> None:
-            left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
-            if last is not None:
-                await last()
-            await self.loop.shutdown_default_executor()
-
-        def begin() -> None:
-            self.loop.create_task(finish()).add_done_callback(lambda done: self.loop.stop())
-
-        self.soon(begin)
-        if not wait:
-            interrupt(self._thread)
-        else:
-            self._thread.join(_CLOSE_SECONDS)
-
-
 class Runner:
     """Runs one program for many searches; thread-safe."""
 
@@ -172,11 +75,12 @@ class Runner:
         self.program = program
         self.policy = policy
         self.gateway = Gateway(program.normalise, self._refusal)
+        self._clients = Clients(self.gateway)
         self._lock = threading.RLock()
         self._open: set[Execution] = set()
         self._parked: OrderedDict[tuple[int, bytes], Execution] = OrderedDict()
-        self._programs: _Loop | None = None
-        self._side: _Loop | None = None
+        self._programs: Loop | None = None
+        self._side: Loop | None = None
         self._server: Server | None = None
         self._quiet: list[Execution] = []
         self._queue: deque[Execution] = deque()
@@ -223,14 +127,11 @@ class Runner:
         """Start the program on a question; ``report`` is called with every outcome, on any thread."""
         tape = {} if tape is None else tape
         program = self.program
-        key = secrets.token_urlsafe(24) if program.source.needs_key else ""
+        secret = secrets.token_urlsafe(48)
+        token, key = secret[:32], secret[32:] if program.source.needs_key else ""
         limits = program.max_calls, program.timeout
 
-        def passed_on(execution: Execution, outcome: Outcome | Exception) -> None:
-            self._rests(execution)
-            report(execution, outcome)
-
-        execution = Execution(self, secrets.token_urlsafe(24), key, question, script, limits, passed_on, tape)
+        execution = Execution(self, token, key, question, script, limits, report, tape)
         self._side_loop()
         with self._lock:
             if self._closed:
@@ -238,7 +139,6 @@ class Runner:
             self._open.add(execution)
             self._queue.append(execution)
         self.gateway.add(execution)
-        execution.stop = partial(self._rests, execution)
         self._start_next()
         return execution
 
@@ -261,10 +161,10 @@ class Runner:
         with self._lock:
             self._stops[execution] = stop
         if execution.over:
-            self._rests(execution)
+            self.rests(execution)
 
-    def _rests(self, execution: Execution) -> None:
-        """Note that an execution waits for a reply, or that it is over and its program must end."""
+    def rests(self, execution: Execution) -> None:
+        """Start another execution, because this one waits for a reply, or is over; then its program is ended."""
         stop = None
         with self._lock:
             self._busy.discard(execution)
@@ -345,15 +245,15 @@ class Runner:
                 self._side_loop().task(self._server.start)
         return f"http://127.0.0.1:{self._server.port}/{execution.token}/v1"
 
-    def client(self, execution: Execution, thread: int | None, asynchronous: bool) -> Any:
+    def client(self, execution: Execution, asynchronous: bool) -> Any:
         """Return an OpenAI client that needs no socket."""
-        return make_client(self.gateway, execution, thread, asynchronous)
+        return self._clients.make(execution, asynchronous)
 
     def on_loop(self, execution: Execution, work: Callable[[], Any]) -> Callable[[], None]:
         """Run a coroutine on the loop of programs."""
         with self._lock:
             if self._programs is None:
-                self._programs = _Loop("mas-gym-programs")
+                self._programs = Loop("mas-gym-programs")
                 self._programs.selector.idle = self._idle
             execution.place = self._programs
             return self._programs.task(work, execution.token)
@@ -362,10 +262,10 @@ class Runner:
         """Run a coroutine on the loop that nothing of a user blocks."""
         return self._side_loop().task(work)
 
-    def _side_loop(self) -> _Loop:
+    def _side_loop(self) -> Loop:
         with self._lock:
             if self._side is None:
-                self._side = _Loop("mas-gym-gateway")
+                self._side = Loop("mas-gym-gateway")
                 self._side.soon(self._side.loop.call_later, _SWEEP_SECONDS, self._sweep)
             return self._side
 
@@ -384,7 +284,7 @@ class Runner:
         if self._side is not None and not self._closed:
             self._side.loop.call_later(_SWEEP_SECONDS, self._sweep)
 
-    def _leave(self, blocked: _Loop) -> None:
+    def _leave(self, blocked: Loop) -> None:
         """Leave a loop that one program blocks: fail that one, and run the others anew elsewhere."""
         culprit = blocked.running
         with self._lock:
@@ -421,6 +321,8 @@ class Session:
             self.max_depth = self._dynamics.max_depth
         self._runner, self._program, self._question = runner, program, question
         self._waiting: dict[bytes, tuple[Call, ...]] = {}
+        self._paths: dict[bytes, tuple[Step, ...]] = {}
+        self._agents: dict[bytes, int] = {}
         self._next: dict[tuple[bytes, str], Future[MASState]] = {}
         self._root: Future[MASState] | None = None
         self._tape: Tape = {}
@@ -490,18 +392,17 @@ class Session:
         found = self._next.get((state.digest, text))
         if found is not None:
             return found
-        result = self._next[state.digest, text] = Future[MASState]()
+        result: Future[MASState] = Future()
+        self._next[state.digest, text] = result
         parked = self._runner.unpark(id(self), state.digest)
         if parked is not None:
             self._running.add(parked)
             if parked.answer(text, self._reporter(result, state, text)):
                 return result
             parked.drop()
-        path = state.path()
-        steps = [self._step(before, after.text) for before, after in pairwise(path)]
+        steps = [*self._path(state), self._step(state, text)]
         beside = [call.digest for call in self._waiting.get(state.digest, ())[1:]]
-        script = Script([*steps, self._step(state, text)], beside)
-        self._start(script, result, state, text)
+        self._start(Script(steps, beside), result, state, text)
         return result
 
     def close(self) -> None:
@@ -512,6 +413,15 @@ class Session:
         for execution in left:
             execution.drop()
         self._runner.forget(id(self))
+
+    def _path(self, state: MASState) -> tuple[Step, ...]:
+        """Return the replies that lead to a state."""
+        found = self._paths.get(state.digest)
+        if found is None:
+            before = state.parent
+            found = () if before is None else (*self._path(before), self._step(before, state.text))
+            self._paths[state.digest] = found
+        return found
 
     def _step(self, state: MASState, text: str) -> Step:
         calls = self._waiting.get(state.digest)
@@ -563,16 +473,21 @@ class Session:
             if not isinstance(outcome, Waiting):
                 what = f"failed: {outcome.error}" if isinstance(outcome, Failed) else "returned"
                 raise ProgramError(f"the program {self._program.name} {what} before its first model call")
-            first = self._dynamics.initial_state(self._question, self._program.agent_of(outcome.calls[0]))
+            first = self._dynamics.initial_state(self._question, self._agent(outcome))
             return self._known(first, outcome)
         if isinstance(outcome, Waiting):
-            agent = self._program.agent_of(outcome.calls[0])
-            return self._known(self._routed(state, text, agent), outcome)
+            return self._known(self._routed(state, text, self._agent(outcome)), outcome)
         if isinstance(outcome, Failed):
             return self._routed(state, text + FAILED + _unmarked(outcome.error), self.mas.sink)
         answer = outcome.answer.strip()
         same = answer == text.strip() and self.mas.final_text(text) == text
         return self._routed(state, text if same else text + RETURNED + _unmarked(answer), self.mas.sink)
+
+    def _agent(self, outcome: Waiting) -> int:
+        call = outcome.calls[0]
+        if call.digest not in self._agents:
+            self._agents[call.digest] = self._program.agent_of(call)
+        return self._agents[call.digest]
 
     def _known(self, state: MASState, outcome: Waiting) -> MASState:
         self._waiting[state.digest] = outcome.calls

@@ -37,7 +37,7 @@ class Stage(Protocol):
         """Return the base URL at which an execution's calls are answered, on a loopback port."""
         ...
 
-    def client(self, execution: Execution, thread: int | None, asynchronous: bool) -> Any:
+    def client(self, execution: Execution, asynchronous: bool) -> Any:
         """Return an OpenAI client that needs no socket."""
         ...
 
@@ -103,6 +103,11 @@ class FunctionSource:
         self._async_client = "Async" in hint or (self._asynchronous and "OpenAI" not in hint)
 
     @property
+    def light(self) -> bool:
+        """Whether an execution that waits holds neither a thread nor a connection."""
+        return self._asynchronous and self._async_client and "base_url" not in self._named
+
+    @property
     def needs_key(self) -> bool:
         """Whether the program has a parameter for the key; a base URL alone is unguessable, too."""
         return "api_key" in self._named or "client" in self._named
@@ -119,33 +124,29 @@ class FunctionSource:
         thread.start()
         return lambda: interrupt(thread)
 
-    def _arguments(self, execution: Execution, stage: Stage, thread: int | None) -> dict[str, Any]:
+    def _arguments(self, execution: Execution, stage: Stage) -> dict[str, Any]:
         given: dict[str, Any] = {}
         if "base_url" in self._named:
             given["base_url"] = stage.url(execution)
         if "api_key" in self._named:
             given["api_key"] = execution.key
         if "client" in self._named:
-            given["client"] = stage.client(execution, thread, self._async_client)
+            given["client"] = stage.client(execution, self._async_client)
         return given
 
     async def _awaited(self, execution: Execution, stage: Stage) -> None:
-        given: dict[str, Any] = {}
         try:
-            given = self._arguments(execution, stage, None)
+            given = self._arguments(execution, stage)
             CURRENT.set(execution)
             execution.finish(ended(await self.function(execution.question, **given)))
         except BaseException as error:
             # After a stop nobody listens.
             execution.finish(failed(error))
-        finally:
-            if self._async_client and "client" in given:
-                with suppress(Exception):
-                    await given["client"].close()
 
     def _called(self, execution: Execution, stage: Stage) -> None:
         try:
-            given = self._arguments(execution, stage, threading.get_ident())
+            execution.thread = threading.get_ident()
+            given = self._arguments(execution, stage)
             CURRENT.set(execution)
             execution.finish(ended(self.function(execution.question, **given)))
         except BaseException as error:

@@ -1,0 +1,125 @@
+"""An event loop on a thread of its own, which knows when it is idle and when a task blocks it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import selectors
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+from mas_gym.programs.sources import interrupt
+
+_SILENT_SECONDS = 0.3
+_CLOSE_SECONDS = 10.0
+
+
+class _IdleSelector(selectors.DefaultSelector):
+    """Calls ``idle`` before its loop would wait, that is, when no task can run."""
+
+    idle: Callable[[], bool] = staticmethod(lambda: False)
+
+    def select(self, timeout: float | None = None) -> Any:
+        if (timeout is None or timeout > 0) and self.idle():
+            timeout = 0
+        return super().select(timeout)
+
+
+class Loop:
+    """An event loop on a thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        """Start the thread."""
+        self.selector = _IdleSelector()
+        self.loop = asyncio.SelectorEventLoop(self.selector)
+        self._asked: float | None = None
+        self._inbox: deque[tuple[contextvars.Context, Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._awake = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+        self.loop.close()
+
+    def silent(self) -> bool:
+        """Whether the loop has done nothing since an earlier call of this, `_SILENT_SECONDS` ago or more."""
+
+        def here() -> None:
+            self._asked = None
+
+        asked = self._asked
+        if asked is None:
+            self._asked = monotonic()
+            self.soon(here)
+        return asked is not None and monotonic() - asked > _SILENT_SECONDS
+
+    @property
+    def running(self) -> str:
+        """The name of the task that runs now."""
+        task = asyncio.current_task(self.loop)
+        return "" if task is None else task.get_name()
+
+    @property
+    def here(self) -> bool:
+        """Whether the caller is on the loop's thread."""
+        return threading.current_thread() is self._thread
+
+    def soon(self, work: Callable[..., Any], *args: Any) -> None:
+        """Call a function on the loop; nothing happens if the loop is closed."""
+        self._inbox.append((contextvars.copy_context(), work, args))
+        if not self._awake:
+            # One wake-up for many functions: each writes to a socket, and gives other threads the interpreter.
+            self._awake = True
+            with suppress(RuntimeError):
+                (self.loop.call_soon if self.here else self.loop.call_soon_threadsafe)(self._read)
+
+    def _read(self) -> None:
+        self._awake = False
+        while self._inbox:
+            context, work, args = self._inbox.popleft()
+            self.loop.call_soon(work, *args, context=context)
+
+    def task(self, work: Callable[[], Any], name: str | None = None) -> Callable[[], None]:
+        """Run the coroutine that ``work`` returns; return a function that cancels it."""
+        task: asyncio.Task[None] | None = None
+        cancelled = False
+
+        def begin() -> None:
+            nonlocal task
+            if not cancelled:
+                task = self.loop.create_task(work(), name=name)
+
+        def cancel() -> None:
+            nonlocal cancelled
+            cancelled = True
+            self.soon(lambda: None if task is None else task.cancel())
+
+        self.soon(begin)
+        return cancel
+
+    def close(self, last: Callable[[], Any] | None = None, wait: bool = True) -> None:
+        """Cancel every task, await ``last``, and end the thread as soon as it is not blocked."""
+
+        async def finish() -> None:
+            left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+            if last is not None:
+                await last()
+            await self.loop.shutdown_default_executor()
+
+        def begin() -> None:
+            self.loop.create_task(finish()).add_done_callback(lambda done: self.loop.stop())
+
+        self.soon(begin)
+        if not wait:
+            interrupt(self._thread)
+        else:
+            self._thread.join(_CLOSE_SECONDS)
