@@ -429,16 +429,16 @@ def test_the_natural_model_is_taught_correct_transcripts_alone(
     tokenizer: Any,
 ) -> None:
     pytest.importorskip("torch")
-    from benchmarks.tiny import natural
+    from benchmarks.tiny import natural, stories
     from mas_gym.policies import load_policy
 
-    task = natural.Stories("train", difficulty=3)
+    task = stories.Stories("train", difficulty=3)
     unsound = 0
     for problem in task[:60]:
-        turns = natural.transcript(problem)
+        turns = stories.transcript(problem)
         assert first_error(problem, [(turn.role or "", turn.text) for turn in turns]) is None
         assert task.grade(problem, turns[-1].text).correct
-        world = natural.story_world(problem)
+        world = story_world(problem)
         unsound += int(problem.answer) in [
             a for a in arithmetic.misread_answers(world.facts, world.rival) if a is not None
         ]

@@ -24,9 +24,10 @@ from benchmarks.paper import (
     views,
 )
 from benchmarks.paper.lab import Lab, note, publish
-from benchmarks.paper.options import Options, read
+from benchmarks.paper.options import SYSTEMS, Options, read
 from benchmarks.paper.page import Page
 from mas_gym.tasks.base import rule_of
+from benchmarks.tiny.stories import PREFIX
 
 TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
     {
@@ -52,7 +53,7 @@ TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
 RPSV = ("single", "graphs", "dylan")
 """Tables that compare the system of the paper's mathematics tasks with others."""
 
-TRUTH = ("arithmetic", "ordering")
+TRUTH = ("arithmetic", "ordering", *(name for name in SYSTEMS if name.startswith(PREFIX)))
 """Tasks whose first errors are known."""
 
 

@@ -16,9 +16,11 @@ import mas_gym
 import mas_gym.tiny
 from benchmarks.paper.options import PARTNERS, SYSTEMS, Options, read
 from benchmarks.paper.page import Page, write_page
+from benchmarks.tiny.stories import PREFIX, Stories
 from mas_gym.identity import identity_of
 from mas_gym.policies import Policy, RecordingPolicy, load_policy
 from mas_gym.render import printable
+from mas_gym.tasks import Task
 from rewardmodels import LearnedCritic, load_critic
 from rewardmodels.critics import shipped
 from rewardmodels.training.run import ROLLOUTS, grow, teach, trees
@@ -145,7 +147,7 @@ class Lab:
         """Load a policy once; in the miniature, rows of one seed share the messages that they have in common."""
         if spec not in self._policies:
             policy = load_policy(spec)
-            if self.options.base == "tiny" and isinstance(policy, Policy):
+            if self.options.miniature and isinstance(policy, Policy):
                 file = self.options.out / "messages" / f"{_digest(policy.name, identity_of(policy))}.jsonl"
                 policy = RecordingPolicy(policy, file)
             self._policies[spec] = policy
@@ -166,7 +168,7 @@ class Lab:
 
     def bench(self, setting: Setting, split: str, number: int | None, seeds: Sequence[int], store: Path) -> Bench:
         """Return what the searches of a setting have in common."""
-        task = mas_gym.load_task(setting.task, split=split, data=setting.data, limit=number)
+        task = problems(setting, split, number)
         system = mas_gym.load_mas(setting.mas)
         return Bench(task, system, self.policy(setting.policy), seeds, self.options.concurrency, store)
 
@@ -206,7 +208,7 @@ class Lab:
             settings["anchor"] = 0.0
         if recipe.seed is not None:
             settings["seed"] = recipe.seed
-        base_stamp = identity_of(self.policy("tiny")) if self.options.base == "tiny" else ""
+        base_stamp = identity_of(self.policy(_agents(self.options.base))) if self.options.miniature else ""
         agents = identity_of(bench.policy)
         stamp = _digest(setting, agents, recipe, settings, self.options.base, base_stamp)
         name = f"{recipe.kind}-{recipe.head}-{recipe.view}-{setting.task}-{Path(setting.mas).stem}-{number}"
@@ -277,6 +279,18 @@ class Lab:
         ]
 
 
+def problems(setting: Setting, split: str, number: int | None) -> Task:
+    """Return a task's problems; those of ``stories-4`` are generated here."""
+    if setting.task.startswith(PREFIX):
+        task = Stories(split, difficulty=int(setting.task.removeprefix(PREFIX)))
+        return task if number is None else task[:number]
+    return mas_gym.load_task(setting.task, split=split, data=setting.data, limit=number)
+
+
+def _agents(base: str) -> str:
+    return base if base == "tiny" else f"transformers:{base}"
+
+
 def weights(options: Options) -> str:
     """Return the fact that names the weights behind a page, by the first digits of their SHA-256."""
     given = {"agents": options.policy, "MASPRM": options.masprm, "ORM": options.orm}
@@ -288,7 +302,7 @@ def weights(options: Options) -> str:
 def weights_file(spec: str) -> Path | None:
     """Return the file with the weights of shipped agents or critics, or of a folder; None if there is none."""
     known = {"tiny": mas_gym.tiny.path(), "tiny-masprm": shipped("masprm"), "tiny-orm": shipped("orm")}
-    file = Path(known.get(spec, spec)) / "model.safetensors"
+    file = Path(known.get(spec, spec.removeprefix("transformers:"))) / "model.safetensors"
     return file if file.exists() else None
 
 

@@ -9,11 +9,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tiny.stories import PREFIX
 from mas_gym.errors import ConfigError
+from mas_gym.tasks.arithmetic import LEVELS
 from mas_gym.user_code import read_settings
 
 SYSTEMS = {
     "arithmetic": "rpsv",
+    **{f"{PREFIX}{level}": "rpsv" for level in LEVELS},
     "gsm8k": "rpsv",
     "math": "rpsv",
     "ordering": "logic",
@@ -24,6 +27,7 @@ SYSTEMS = {
 
 PARTNERS = {
     "arithmetic": "ordering",
+    **{f"{PREFIX}{level}": f"{PREFIX}{level - 1 or 2}" for level in LEVELS},
     "ordering": "arithmetic",
     "gsm8k": "math",
     "math": "gsm8k",
@@ -89,6 +93,11 @@ class Options:
     def folder(self) -> Path:
         """Where pages go."""
         return self.pages or self.out / "pages"
+
+    @property
+    def miniature(self) -> bool:
+        """Whether the critics' backbone is the embedded model, or a small one made here."""
+        return self.base == "tiny" or Path(self.base).is_dir()
 
     @property
     def system(self) -> str:

@@ -20,18 +20,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.tiny import language
 from benchmarks.tiny.data import WIDTH, Batch, Packed, pack, pooled
 from benchmarks.tiny.evaluate import run_passes
+from benchmarks.tiny.stories import Stories, transcript
 from benchmarks.tiny.train import parser as training_parser
 from benchmarks.tiny.train import train
-from benchmarks.tiny.truth import first_error, story_world
-from benchmarks.tiny.turns import RoleTurn
+from benchmarks.tiny.truth import first_error
 from mas_gym.loading import load_mas
 from mas_gym.policies import Policy, load_policy
-from mas_gym.tasks.arithmetic import LEVELS, Arithmetic, answer_of, draw_story, plan_of, work_of, write_question
-from mas_gym.tasks.base import Problem
-from mas_gym.tasks.sequences import split_of
+from mas_gym.tasks.arithmetic import LEVELS
 from search.compare import wilson
 
 if TYPE_CHECKING:
@@ -41,26 +38,6 @@ TAUGHT = MappingProxyType({1: 0.3, 2: 0.4, 3: 0.3})
 """Weight of each difficulty in training; 4 and 5 are never seen."""
 
 SIZE = ("--hidden", "128", "--layers", "3", "--steps", "1500", "--no-bf16")
-
-
-class Stories(Arithmetic):
-    """Arithmetic without the rule that a misreading must give a wrong answer."""
-
-    name = "stories"
-
-    def _draw(self, rng: random.Random, problem_id: str) -> Problem | None:
-        story = draw_story(rng, self.difficulty)
-        question, person, item = write_question(story, rng)
-        if split_of(question) != self.split or answer_of(story.facts) is None:
-            return None
-        truth = {
-            "facts": [list(fact) for fact in story.facts],
-            "rival": None if story.rival is None else list(story.rival),
-            "person": person,
-            "item": item,
-            "difficulty": self.difficulty,
-        }
-        return Problem(problem_id, question, str(answer_of(story.facts)), "number", truth)
 
 
 class Level(NamedTuple):
@@ -77,20 +54,6 @@ class Level(NamedTuple):
     right: float
     interval: tuple[float, float]
     errors: Counter[tuple[str, str]]
-
-
-def transcript(problem: Problem) -> list[RoleTurn]:
-    """Return the correct transcript of RPSV."""
-    world = story_world(problem)
-    facts = f"{language.write_facts(world.facts)} Question: how many?"
-    plan = language.write_plan(plan_of(world.facts))
-    work = language.write_work(work_of(plan_of(world.facts)) or [])
-    return [
-        RoleTurn("Reader", True, [], facts),
-        RoleTurn("Planner", True, [facts], plan),
-        RoleTurn("Solver", False, [plan], work),
-        RoleTurn("Verifier", True, [work], language.write_answer(world.work[-1][3])),
-    ]
 
 
 def correct_batches(tokenizer: Qwen2Tokenizer, seed: int, size: int, start: int = 0) -> Iterator[Batch]:

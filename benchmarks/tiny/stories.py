@@ -1,0 +1,49 @@
+"""Stories: Arithmetic without the rule that a misreading must give a wrong answer, and its correct transcripts."""
+
+from __future__ import annotations
+
+import random
+
+from benchmarks.tiny import language
+from benchmarks.tiny.truth import story_world
+from benchmarks.tiny.turns import RoleTurn
+from mas_gym.tasks.arithmetic import Arithmetic, answer_of, draw_story, plan_of, work_of, write_question
+from mas_gym.tasks.base import Problem
+from mas_gym.tasks.sequences import split_of
+
+PREFIX = "stories-"
+"""``stories-4`` is the task of difficulty 4."""
+
+
+class Stories(Arithmetic):
+    """Word problems that are rejected only if the right answer leaves the numbers that the agents can write."""
+
+    name = "stories"
+
+    def _draw(self, rng: random.Random, problem_id: str) -> Problem | None:
+        story = draw_story(rng, self.difficulty)
+        question, person, item = write_question(story, rng)
+        if split_of(question) != self.split or answer_of(story.facts) is None:
+            return None
+        truth = {
+            "facts": [list(fact) for fact in story.facts],
+            "rival": None if story.rival is None else list(story.rival),
+            "person": person,
+            "item": item,
+            "difficulty": self.difficulty,
+        }
+        return Problem(problem_id, question, str(answer_of(story.facts)), "number", truth)
+
+
+def transcript(problem: Problem) -> list[RoleTurn]:
+    """Return the correct transcript of RPSV."""
+    world = story_world(problem)
+    facts = f"{language.write_facts(world.facts)} Question: how many?"
+    plan = language.write_plan(plan_of(world.facts))
+    work = language.write_work(work_of(plan_of(world.facts)) or [])
+    return [
+        RoleTurn("Reader", True, [], facts),
+        RoleTurn("Planner", True, [facts], plan),
+        RoleTurn("Solver", False, [plan], work),
+        RoleTurn("Verifier", True, [work], language.write_answer(world.work[-1][3])),
+    ]
