@@ -17,6 +17,7 @@ from benchmarks.paper import (
     clock,
     credit,
     curve,
+    difficulty,
     duplicates,
     dylan,
     graphs,
@@ -29,8 +30,8 @@ from benchmarks.paper import (
 )
 from benchmarks.paper.all import TABLES
 from benchmarks.paper.credit import Pass, blame_matrix, judges_of, largest_drop, shares
-from benchmarks.paper.lab import ORM, Lab, publish, weights
-from benchmarks.paper.options import Options, read
+from benchmarks.paper.lab import ORM, Lab, arm, publish, weights
+from benchmarks.paper.options import PARTNERS, Options, read
 from benchmarks.paper.page import REASONS, Claim, Page, claim, claim_of, write_page
 from benchmarks.paper.published import lead, narrowing
 from benchmarks.tiny.truth import FirstError, first_error
@@ -161,6 +162,23 @@ def test_one_critic_guides_other_graphs_and_each_has_one_of_its_own(lab: Lab) ->
     assert "consensus: MCTS(10,3) with its own MASPRM over that of rpsv" in text
     assert len(figures(text, "mcts:10,3")) == 6
     assert "range over graphs: single pass over mcts:10,3+MASPRM" in text
+
+
+@pytest.mark.slow
+def test_critics_of_the_easiest_and_hardest_problems(lab: Lab) -> None:
+    text = text_of(lab, difficulty.run(lab))
+    for level in "12345":
+        assert len(figures(text, level)) == 7
+        assert_rivals(text, f"difficulty {level}: ")
+    assert text.count("its own critic over that of the main table") == 2
+
+
+@pytest.mark.slow
+def test_stories_of_one_difficulty_are_a_task(options: Options) -> None:
+    lab = Lab(replace(options, task="stories-4"))
+    [single] = lab.measure(lab.home, [arm("single")])
+    assert {problem.rsplit("/", 1)[0] for problem in single.shares} == {"stories/test/0/4"}
+    assert PARTNERS["stories-4"] == "stories-3"
 
 
 @pytest.mark.slow

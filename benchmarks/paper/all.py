@@ -13,6 +13,7 @@ from benchmarks.paper import (
     credit,
     critics,
     curve,
+    difficulty,
     duplicates,
     dylan,
     graphs,
@@ -24,10 +25,10 @@ from benchmarks.paper import (
     views,
 )
 from benchmarks.paper.lab import Lab, note, publish
-from benchmarks.paper.options import SYSTEMS, Options, read
+from benchmarks.paper.options import Options, read
 from benchmarks.paper.page import Page
+from benchmarks.tiny.stories import GENERATED
 from mas_gym.tasks.base import rule_of
-from benchmarks.tiny.stories import PREFIX
 
 TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
     {
@@ -40,6 +41,7 @@ TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
         "critics": critics.run,
         "duplicates": duplicates.run,
         "trainings": trainings.run,
+        "difficulty": difficulty.run,
         "graphs": graphs.run,
         "dylan": dylan.run,
         "tasks": tasks.run,
@@ -53,7 +55,7 @@ TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
 RPSV = ("single", "graphs", "dylan")
 """Tables that compare the system of the paper's mathematics tasks with others."""
 
-TRUTH = ("arithmetic", "ordering", *(name for name in SYSTEMS if name.startswith(PREFIX)))
+TRUTH = ("arithmetic", "ordering", *GENERATED)
 """Tasks whose first errors are known."""
 
 
@@ -66,6 +68,7 @@ def make(options: Options) -> list[str]:
             continue
         if (
             (name in ("credit", "blame") and options.task not in TRUTH)
+            or (name == "difficulty" and lab.home.task not in ("arithmetic", *GENERATED))
             or (name in RPSV and lab.home.mas != "rpsv")
             or (name == "duplicates" and rule_of(options.task) == "text")
         ):

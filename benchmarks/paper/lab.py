@@ -16,7 +16,7 @@ import mas_gym
 import mas_gym.tiny
 from benchmarks.paper.options import PARTNERS, SYSTEMS, Options, read
 from benchmarks.paper.page import Page, write_page
-from benchmarks.tiny.stories import PREFIX, Stories
+from benchmarks.tiny.stories import GENERATED, generated
 from mas_gym.identity import identity_of
 from mas_gym.policies import Policy, RecordingPolicy, load_policy
 from mas_gym.render import printable
@@ -280,10 +280,9 @@ class Lab:
 
 
 def problems(setting: Setting, split: str, number: int | None) -> Task:
-    """Return a task's problems; those of ``stories-4`` are generated here."""
-    if setting.task.startswith(PREFIX):
-        task = Stories(split, difficulty=int(setting.task.removeprefix(PREFIX)))
-        return task if number is None else task[:number]
+    """Return a task's problems, those of one difficulty included, such as ``stories-4``."""
+    if setting.task in GENERATED:
+        return generated(setting.task, split)[:number]
     return mas_gym.load_task(setting.task, split=split, data=setting.data, limit=number)
 
 

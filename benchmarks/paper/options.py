@@ -6,17 +6,17 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tiny.stories import PREFIX
+from benchmarks.tiny.stories import GENERATED
 from mas_gym.errors import ConfigError
-from mas_gym.tasks.arithmetic import LEVELS
 from mas_gym.user_code import read_settings
 
 SYSTEMS = {
     "arithmetic": "rpsv",
-    **{f"{PREFIX}{level}": "rpsv" for level in LEVELS},
+    **dict.fromkeys(GENERATED, "rpsv"),
     "gsm8k": "rpsv",
     "math": "rpsv",
     "ordering": "logic",
@@ -27,7 +27,8 @@ SYSTEMS = {
 
 PARTNERS = {
     "arithmetic": "ordering",
-    **{f"{PREFIX}{level}": f"{PREFIX}{level - 1 or 2}" for level in LEVELS},
+    # The next easier one.
+    **dict(pairwise((*reversed(GENERATED), "arithmetic"))),
     "ordering": "arithmetic",
     "gsm8k": "math",
     "math": "gsm8k",

@@ -1,18 +1,17 @@
-"""Stories: Arithmetic without the rule that a misreading must give a wrong answer, and its correct transcripts."""
+"""Arithmetic of one difficulty; Stories, without the rule that a misreading must give a wrong answer."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from benchmarks.tiny import language
 from benchmarks.tiny.truth import story_world
 from benchmarks.tiny.turns import RoleTurn
-from mas_gym.tasks.arithmetic import Arithmetic, answer_of, draw_story, plan_of, work_of, write_question
+from mas_gym.tasks.arithmetic import LEVELS, Arithmetic, answer_of, draw_story, plan_of, work_of, write_question
 from mas_gym.tasks.base import Problem
 from mas_gym.tasks.sequences import split_of
-
-PREFIX = "stories-"
-"""``stories-4`` is the task of difficulty 4."""
 
 
 class Stories(Arithmetic):
@@ -47,3 +46,15 @@ def transcript(problem: Problem) -> list[RoleTurn]:
         RoleTurn("Solver", False, [plan], work),
         RoleTurn("Verifier", True, [work], language.write_answer(world.work[-1][3])),
     ]
+
+
+FAMILIES: Mapping[str, type[Arithmetic]] = MappingProxyType({"arithmetic": Arithmetic, "stories": Stories})
+
+GENERATED = tuple(f"{family}-{level}" for family in FAMILIES for level in LEVELS)
+"""Tasks of one difficulty, such as ``stories-4``."""
+
+
+def generated(name: str, split: str) -> Arithmetic:
+    """Return a task of `GENERATED`."""
+    family, _, level = name.partition("-")
+    return FAMILIES[family](split, difficulty=int(level))
