@@ -166,11 +166,11 @@ def test_one_critic_guides_other_graphs_and_each_has_one_of_its_own(lab: Lab) ->
 
 @pytest.mark.slow
 def test_critics_of_the_easiest_and_hardest_problems(lab: Lab) -> None:
-    text = text_of(lab, difficulty.run(lab))
-    for level in "12345":
-        assert len(figures(text, level)) == 7
+    text = text_of(lab, difficulty.run(lab, levels=(1, 3)))
+    for level in "13":
+        assert len(figures(text, level)) == 6
         assert_rivals(text, f"difficulty {level}: ")
-    assert text.count("its own critic over that of the main table") == 2
+    assert "difficulty 1: its own critic over that of the main table" in text
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from benchmarks.paper.lab import MCTS, ORM, Lab, Score, arm, command, keep_rows
 from benchmarks.paper.page import NEW, Claim, Page, percent, span
 from benchmarks.paper.rivals import compared, rivals
@@ -15,14 +17,14 @@ loses 3.7 to 9.3 points against the data set's own critic.
 """
 
 
-def run(lab: Lab) -> Page:
+def run(lab: Lab, levels: Sequence[int] = tuple(LEVELS)) -> Page:
     page = Page("difficulty", "Difficulties", ASKS)
     family, _, level_name = lab.home.task.partition("-")
     home = int(level_name or DEFAULT_DIFFICULTY)
-    names = {level: lab.home.task if level == home else f"{family}-{level}" for level in LEVELS}
+    names = {level: lab.home.task if level == home else f"{family}-{level}" for level in levels}
     settings = {level: lab.home._replace(task=name) for level, name in names.items()}
     critic, judge = lab.critic(lab.home), lab.critic(lab.home, ORM)
-    ends = {level: lab.critic(settings[level]) for level in (min(LEVELS), max(LEVELS)) if level != home}
+    ends = {level: lab.critic(settings[level]) for level in (levels[0], levels[-1]) if level != home}
     rows, claims = [], []
     for level, setting in settings.items():
         single, guided, *others = lab.measure(
