@@ -32,8 +32,8 @@ from mas_gym.testing import OracleCritic, check_critic
 from rewardmodels import Ensemble, LearnedCritic, collect, known_critics, load_critic, stored_trees, train
 from rewardmodels.data.dataset import graph_of
 from rewardmodels.model.folder import META, model_card
-from rewardmodels.training.metrics import auc
 from search import ConstantCritic, Critic, PolicyLikelihood, Proposal, ScoringContext
+from search.compare.values import auc
 
 MAS_RPSV = MODEL.mas
 QUICK: dict[str, Any] = {

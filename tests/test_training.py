@@ -29,7 +29,7 @@ from rewardmodels import PAPER, TINY, LearnedCritic, RewardData, Trained, Traini
 from rewardmodels.model.backbone import can_share, load_scalar, logits_at
 from rewardmodels.model.encode import Encoder, collate_plain, pack
 from rewardmodels.training.config import config_for
-from rewardmodels.training.metrics import auc, calibration, interval, outcome_metrics, pair_metrics, point_metrics
+from rewardmodels.training.metrics import calibration, interval, outcome_metrics, pair_metrics, point_metrics
 from rewardmodels.training.trainer import (
     bundles,
     forward_passes,
@@ -40,6 +40,7 @@ from rewardmodels.training.trainer import (
     schedule,
 )
 from search import ScoringContext
+from search.compare.values import auc
 
 QUICK: dict[str, Any] = {
     "epochs": 1,

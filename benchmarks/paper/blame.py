@@ -13,8 +13,11 @@ import search
 from benchmarks.paper.credit import Pass, collect_passes
 from benchmarks.paper.lab import MASPRM, ORM, Lab, command
 from benchmarks.paper.page import Page, percent, span
+from rewardmodels import load_critic
 from search.compare import paired_bootstrap
-from search.compare.values import CONFIDENT
+from search.compare.values import CONFIDENT, largest_fall
+
+JUDGE = "judge:tiny"
 
 WANTED = 0.85
 """Share right on dev that a threshold must reach."""
@@ -24,7 +27,10 @@ ASKS = f"""
 is small. In a procedural task the first wrong message is known, so both its accuracy among the passes that it names
 and its coverage can be measured. Confidence is half of the fall. The threshold of each critic is the smallest on dev
 problems with {100 * WANTED:.0f}% right; accuracy and coverage are those of test problems. `shipped` is the default of
-the command, {CONFIDENT:g}, for MASPRM. `commonest agent` always blames the agent that errs most often on dev.
+the command, {CONFIDENT:g}, for MASPRM. `PL` is policy likelihood. The ORM scores unfinished transcripts, which it was
+not trained for. `judge` is the agents' own model asked for a verdict after each message: it was trained to play its
+roles and never to judge, so it shows what such a judge is worth and not what an LLM is. `commonest agent` always blames
+the agent that errs most often on dev.
 """
 
 
@@ -34,6 +40,7 @@ def run(lab: Lab) -> Page:
         "MASPRM": lab.critic(lab.home, MASPRM),
         "ORM": lab.critic(lab.home, ORM, prefixes=True),
         "PL": search.PolicyLikelihood(),
+        "judge": load_critic(JUDGE),
     }
     failed: dict[str, list[Pass]] = {}
     starts: dict[str, dict[str, float]] = {}
@@ -61,10 +68,9 @@ def judged(failed: Sequence[Pass], critic: str, start: float) -> tuple[NDArray[n
     confidence, right = [], []
     for one in failed:
         assert one.error is not None
-        values = np.array([start, *one.values[critic]])
-        falls = values[:-1] - values[1:]
-        confidence.append(max(0.0, float(falls.max())) / 2)
-        right.append(int(falls.argmax()) == one.error.place)
+        place, sure = largest_fall(one.values[critic], start)
+        confidence.append(sure)
+        right.append(place == one.error.place)
     return np.array(confidence), np.array(right)
 
 

@@ -19,6 +19,7 @@ from mas_gym.report import save_matrices
 from mas_gym.state import Action
 from search import ScoringContext
 from search.compare import Difference, paired_bootstrap
+from search.compare.values import falls
 
 FEWEST = 20
 """Rarer kinds of error are counted together."""
@@ -130,8 +131,8 @@ def largest_drop(values: Sequence[float], before: float) -> NDArray[np.float64]:
         values: After each message.
         before: The value before the first.
     """
-    falls = np.array([before, *values[:-1]]) - np.array(values)
-    return _share(list(falls == falls.max()))
+    found = np.array(falls(values, before))
+    return _share(list(found == found.max()))
 
 
 def _share(chosen: Sequence[bool]) -> NDArray[np.float64]:

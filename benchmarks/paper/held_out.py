@@ -14,8 +14,9 @@ from mas_gym.tasks.base import Same, same_text
 from rewardmodels import LabelledTree, LearnedCritic
 from rewardmodels.data import mining
 from rewardmodels.data.dataset import Example
-from rewardmodels.training.metrics import auc, interval, outcome_metrics, pair_metrics
+from rewardmodels.training.metrics import interval, outcome_metrics, pair_metrics
 from search import ScoringContext
+from search.compare.values import auc
 
 # Scores are rounded to a millionth; the inverse of tanh must stay finite.
 _EDGE = 1 - 1e-7

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mas_gym.cli import console, demo, evaluate, listings, play, reports, serve, solve, systems, train, view
+from mas_gym.cli import bench, console, demo, evaluate, listings, play, reports, serve, solve, systems, train, view
 from mas_gym.cli import options as opt
 from mas_gym.errors import MASGymError
 from mas_gym.render import printable
@@ -149,6 +149,11 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
         "mas-gym report runs.db --latex table.tex --figures figures",
     ),
     "blame": (reports.blame, "mas-gym blame runs.db", "mas-gym blame runs.db --critic tiny-masprm --json blame.json"),
+    "bench-critic": (
+        bench.bench_critic,
+        "mas-gym bench-critic --critic tiny-masprm --data first-errors/arithmetic/test.parquet",
+        "mas-gym bench-critic --critic prm:MODEL --critic judge:POLICY --data processbench/gsm8k.json",
+    ),
     "regrade": (
         reports.regrade,
         "mas-gym regrade runs.db --grader my.py:grade",

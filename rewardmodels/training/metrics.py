@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mas_gym.errors import need
 from rewardmodels.data.dataset import Example
+from search.compare.values import auc
 
 Floats = NDArray[np.float64]
 
@@ -106,18 +106,6 @@ def calibration(examples: Sequence[Example], logits: Floats) -> dict[str, dict[s
             "gap": sum(gaps) / int(here.sum()),
         }
     return found
-
-
-def auc(scores: Floats, labels: NDArray[Any]) -> float:
-    """Return the area under the ROC curve, with ties counting half; 0.5 if one class is missing.
-
-    Raises:
-        MissingDependencyError: scikit-learn is not installed.
-    """
-    positive = np.asarray(labels, bool)
-    if positive.all() or not positive.any():
-        return 0.5
-    return float(need("sklearn.metrics", "the AUC").roc_auc_score(positive, scores))
 
 
 def interval(examples: Sequence[Example], statistic: Callable[[NDArray[np.intp]], float]) -> list[float]:

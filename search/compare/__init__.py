@@ -1,7 +1,8 @@
 """Comparing planners and critics: `compare` gives a table with intervals and paired differences.
 
-`bench` runs the searches, `processes` has the worker processes for it, `outcomes` reduces searches to rows, `stats`
-has intervals and the paired bootstrap, `tables` and `plots` show rows, and `comparison` puts them together.
+`bench` runs the searches, `processes` has the worker processes for it, `outcomes` reduces searches to rows, with
+intervals and the paired bootstrap, `tables` and `plots` show rows, and `comparison` puts them together. `transcripts`
+and `first_errors` measure critics on transcripts whose first wrong step is known.
 """
 
 from search.compare.bench import (
@@ -19,6 +20,7 @@ from search.compare.bench import (
     pair,
 )
 from search.compare.comparison import Comparison, compare, matched
+from search.compare.first_errors import FirstErrorFigures, Threshold, bench_critic
 from search.compare.outcomes import (
     HIT_RANKS,
     Difference,
@@ -45,13 +47,16 @@ __all__ = [
     "Calibrated",
     "Comparison",
     "Difference",
+    "FirstErrorFigures",
     "Interval",
     "Match",
     "Outcome",
     "Remote",
     "ResultRow",
     "Spread",
+    "Threshold",
     "Workers",
+    "bench_critic",
     "calibrate",
     "compare",
     "differences",

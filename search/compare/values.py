@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from search.plan import Plan
 
 BINS = 10
@@ -77,6 +80,22 @@ def _bins(ordered: Sequence[ScoredState]) -> list[Bin]:
     ]
 
 
+def auc(scores: ArrayLike, labels: ArrayLike) -> float:
+    """Return the area under the ROC curve, in ``[0, 1]``; ties count half; 0.5 if one class is missing.
+
+    >>> auc([0.1, 0.4, 0.4, 0.9], [False, True, False, True])
+    0.875
+    """
+    values, positive = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=bool)
+    ups = int(positive.sum())
+    if ups in (0, positive.size):
+        return 0.5
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    # The mean rank of each value, from 1 (Mann and Whitney 1947).
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return float((ranks[positive].sum() - ups * (ups + 1) / 2) / (ups * (positive.size - ups)))
+
+
 class Blame(NamedTuple):
     """The message that most lowered the value of a transcript.
 
@@ -123,12 +142,27 @@ def blame(plan: Plan, values: Sequence[float], before: float) -> Blame:
     """
     assert plan.tree is not None
     path = chosen_path(plan)
-    curve = (before, *values)
-    falls = [old - new for old, new in zip(curve, values, strict=False)]
-    turn = max(range(len(falls)), key=falls.__getitem__)
+    turn, confidence = largest_fall(values, before)
     state = plan.tree[path[turn]].state
-    confidence = max(0.0, falls[turn]) / 2
-    return Blame(plan.problem_id, turn, state.speaker, state.text, curve, falls[turn], confidence)
+    fall = falls(values, before)[turn]
+    return Blame(plan.problem_id, turn, state.speaker, state.text, (before, *values), fall, confidence)
+
+
+def falls(values: Sequence[float], before: float) -> list[float]:
+    """Return by how much each message lowered the value.
+
+    Args:
+        values: After each message.
+        before: The value before the first.
+    """
+    return [old - new for old, new in zip((before, *values), values, strict=False)]
+
+
+def largest_fall(values: Sequence[float], before: float) -> tuple[int, float]:
+    """Return the place of the largest fall, the first of equal ones, and half of it, or 0 if the value never falls."""
+    found = falls(values, before)
+    place = max(range(len(found)), key=found.__getitem__)
+    return place, max(0.0, found[place]) / 2
 
 
 def blamed(scored: Iterable[tuple[Plan, Sequence[float]]]) -> list[Blame]:

@@ -1,0 +1,344 @@
+"""Transcripts whose first wrong step is known, in ProcessBench's file format, and a critic's values of their prefixes.
+
+A row of a JSON, JSONL or Parquet file has ``problem``, ``steps`` (texts) and ``label``, the index of the first wrong
+step, or -1 if all are right (Zheng et al. 2024, arXiv:2412.06559). Optional columns: ``agents`` (who wrote each step),
+``mas`` (the shipped system that they belong to), ``logprobs`` and ``tokens`` of each step as its policy reported them,
+``split`` and ``id``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mas_gym.dynamics import Dynamics
+from mas_gym.errors import (
+    ConfigError,
+    CriticError,
+    DataError,
+    DataNotFoundError,
+    EngineUnavailableError,
+    MASGymError,
+    shown,
+)
+from mas_gym.graph import MAS, Agent
+from mas_gym.state import Action, MASState
+from mas_gym.tasks.sources import BadRow, read_file
+from search.protocol import Critic, Score, ScoringContext
+from search.tree import Proposal
+
+SUFFIXES = (".json", ".jsonl", ".parquet")
+MOST_STEPS = 512
+LONGEST = 1 << 20
+"""Limits of one transcript: steps, and characters in all."""
+
+NOBODY = -1
+"""The label of a transcript without an error."""
+
+_DEV_SHARE = 5
+_MOST_FAULTS = 10
+_DEV = ("dev", "val", "validation")
+
+
+@dataclass(frozen=True)
+class LabelledTranscript:
+    """A transcript whose first wrong step is known.
+
+    Attributes:
+        id: Names it in messages.
+        problem: The question.
+        steps: The messages.
+        label: Index of the first wrong step; -1 if all are right.
+        agents: Who wrote each step; empty if unknown.
+        mas: The system that they belong to; None if unknown.
+        proposals: ``(tokens, log-probability)`` of each step; empty if unknown.
+        split: ``"dev"``, another split, or ``""``.
+    """
+
+    id: str
+    problem: str
+    steps: tuple[str, ...]
+    label: int
+    agents: tuple[str, ...] = ()
+    mas: str | None = None
+    proposals: tuple[tuple[int, float | None], ...] = ()
+    split: str = ""
+
+    def states(self, mas: MAS | None = None) -> tuple[MAS, list[MASState]]:
+        """Return the system, and the state after each step.
+
+        Args:
+            mas: The system, in place of the transcript's own.
+
+        Raises:
+            DataError: The steps are no episode of that system.
+        """
+        from mas_gym.loading import load_mas
+
+        system = mas if mas is not None else None if self.mas is None else load_mas(self.mas)
+        if system is None:
+            return self._as_program()
+        dynamics, found = Dynamics(system), [Dynamics(system).initial_state(self.problem)]
+        for place, step in enumerate(self.steps):
+            state = found[-1]
+            speaker = None if dynamics.is_terminal(state) else system.agents[state.acting].name
+            if speaker is None or (self.agents and speaker != self.agents[place]):
+                expected = "no more steps" if speaker is None else f"a step of {speaker}"
+                of = f" of {shown(self.agents[place])}" if self.agents else ""
+                raise DataError(
+                    f"{self.id}: expected {expected} at place {place} of an episode of {system.name}, got one{of}; "
+                    "choose the system that wrote it with --mas"
+                )
+            found.append(dynamics.transition(state, Action(step, system.ALL)))
+        if not dynamics.is_terminal(found[-1]):
+            raise DataError(f"{self.id}: the episode of {system.name} goes on after its last step")
+        return system, found[1:]
+
+    def _as_program(self) -> tuple[MAS, list[MASState]]:
+        """Play the steps in a system without edges, where any agent may follow any other."""
+        names = list(dict.fromkeys(self.agents)) or ["Assistant"]
+        order = [names.index(name) for name in self.agents] or [0] * len(self.steps)
+        system = MAS(
+            "steps", tuple(Agent(name, "", 1024) for name in names), (), max_turns=len(order) + 1, program=True
+        )
+        dynamics = Dynamics(system)
+        found = [dynamics.initial_state(self.problem, order[0])]
+        for step, after in zip(self.steps, [*order[1:], system.sink], strict=True):
+            found.append(dynamics.transition(found[-1], Action(step, after)))
+        return system, found[1:]
+
+
+def read_transcripts(path: str | Path) -> list[LabelledTranscript]:
+    """Read a file of labelled transcripts.
+
+    Raises:
+        DataNotFoundError: There is no such file.
+        DataError: It is of another type, holds no rows, or rows are wrong; the message names them.
+    """
+    file = Path(path).expanduser()
+    if not file.exists():
+        raise DataNotFoundError(f"{file}: expected a file with columns problem, steps and label; there is none")
+    if file.suffix.lower() not in SUFFIXES:
+        raise DataError(f"{file}: expected a file of type {', '.join(SUFFIXES)}, got {file.suffix or 'no suffix'!r}")
+    found: list[LabelledTranscript] = []
+    faults: list[str] = []
+    rows = read_file(file, "transcripts")
+    for place, value in rows:
+        try:
+            found.append(_transcript(value, place))
+        except BadRow as fault:
+            faults.append(f"{place}: {fault}")
+    if faults:
+        more = [f"and {len(faults) - _MOST_FAULTS} more"] if len(faults) > _MOST_FAULTS else []
+        listed = "\n  ".join([*faults[:_MOST_FAULTS], *more])
+        raise DataError(f"{len(faults)} of {len(rows)} rows are not labelled transcripts; correct them:\n  {listed}")
+    if not found:
+        raise DataError(f"{file}: expected at least one transcript, got none")
+    return found
+
+
+def _transcript(row: object, place: str) -> LabelledTranscript:
+    if isinstance(row, BadRow):
+        raise row
+    if not isinstance(row, Mapping):
+        raise BadRow(f"expected an object with problem, steps and label, got {shown(row)}")
+    problem, steps, label = (row.get(name) for name in ("problem", "steps", "label"))
+    if not isinstance(problem, str) or not problem.strip():
+        raise BadRow(f"expected a text as problem, got {shown(problem)}")
+    texts = _each(steps, "steps", lambda step: isinstance(step, str))
+    if not texts:
+        raise BadRow("expected at least one step, got none")
+    if len(texts) > MOST_STEPS or len(problem) + sum(map(len, texts)) > LONGEST:
+        raise BadRow(f"expected at most {MOST_STEPS} steps and {LONGEST:,} characters")
+    if type(label) is not int or not NOBODY <= label < len(texts):
+        raise BadRow(f"expected a label from -1 (no error) to {len(texts) - 1} (the last step), got {shown(label)}")
+    agents = _each(row.get("agents"), "agents", lambda name: isinstance(name, str) and name != "")
+    tokens = _each(row.get("tokens"), "tokens", lambda count: type(count) is int and count >= 0)
+    logprobs = _each(row.get("logprobs"), "logprobs", lambda x: x is None or (_is_number(x) and x <= 0))
+    for what, column in (("agents", agents), ("tokens", tokens), ("logprobs", logprobs)):
+        if column and len(column) != len(texts):
+            raise BadRow(f"expected {len(texts)} {what}, one for each step, got {len(column)}")
+    mas, part = row.get("mas"), row.get("split")
+    if mas is not None:
+        _check_shipped(mas)
+    proposals = zip(tokens, logprobs, strict=True) if tokens and logprobs else ()
+    name = row.get("id")
+    return LabelledTranscript(
+        str(name) if name is not None else place, problem, tuple(texts), label, tuple(agents), mas, tuple(proposals),
+        part.lower() if isinstance(part, str) else "",
+    )  # fmt: skip
+
+
+def _each(values: object, name: str, fits: Callable[[Any], bool]) -> list[Any]:
+    if values is None and name != "steps":
+        return []
+    if not isinstance(values, list):
+        raise BadRow(f"expected a list of {name}, got {shown(values)}")
+    wrong = next((value for value in values if not fits(value)), values)
+    if wrong is not values:
+        raise BadRow(f"{name}: got {shown(wrong)}")
+    return values
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def _check_shipped(name: object) -> None:
+    from mas_gym.loading import mas_names
+
+    # A file of data must not name other files.
+    if name not in mas_names():
+        raise BadRow(f"expected the name of a shipped system as mas, got {shown(name)}; use --mas for another")
+
+
+def divide(
+    transcripts: Sequence[LabelledTranscript],
+) -> tuple[list[LabelledTranscript], list[LabelledTranscript], str]:
+    """Return the transcripts to choose thresholds on, those to measure, and how they were divided.
+
+    A column ``split`` decides if it marks some rows as dev; otherwise a hash of the question does, so that transcripts
+    of one question stay together.
+    """
+    dev = [one for one in transcripts if one.split in _DEV]
+    if dev:
+        return dev, [one for one in transcripts if one.split not in _DEV], "rows whose split is dev"
+    dev = [one for one in transcripts if _bucket(one.problem) == 0]
+    rest = [one for one in transcripts if _bucket(one.problem) != 0]
+    return dev, rest, f"a fifth of the questions, by hash ({len(dev):,} transcripts)"
+
+
+def _bucket(question: str) -> int:
+    return sha256(" ".join(question.split()).encode("utf-8", "replace")).digest()[0] % _DEV_SHARE
+
+
+class Scored(NamedTuple):
+    """A transcript with a critic's values.
+
+    Attributes:
+        transcript: The transcript.
+        values: After each step; for outcome critics after the last one alone; empty if the critic failed.
+        error: Why it failed.
+    """
+
+    transcript: LabelledTranscript
+    values: tuple[float, ...]
+    error: str | None = None
+
+
+class Cost(NamedTuple):
+    """What scoring cost: forwards, and the tokens of a judge."""
+
+    reward_calls: int = 0
+    critic_tokens: int = 0
+    critic_prompt_tokens: int = 0
+    unread_verdicts: int = 0
+
+
+def score_transcripts(
+    transcripts: Sequence[LabelledTranscript],
+    critic: Critic,
+    mas: MAS | None = None,
+    listen: Callable[[int], None] = lambda done: None,
+) -> tuple[list[Scored], Cost]:
+    """Score every prefix of every transcript; for outcome critics the whole ones alone.
+
+    A transcript that the critic cannot score has the reason as its ``error``.
+
+    Args:
+        transcripts: The transcripts.
+        critic: Any critic that scores a state by itself.
+        mas: The system, in place of the transcripts' own.
+        listen: Is called with the number of transcripts scored so far.
+
+    Raises:
+        ConfigError: The critic compares states with others.
+        CriticError: It does not fit the system, or can score no transcript.
+        DataError: Steps are no episode of the system.
+        EngineUnavailableError: A judge's engine is down.
+    """
+    from search.engine.ports import DEFAULT_CRITIC_BATCH
+    from search.setup import check_graph
+
+    if getattr(critic, "reads_peers", False):
+        raise ConfigError(f"critic {critic.name!r} compares states of one search; a transcript has none to compare")
+    found: list[Scored] = []
+    cost = Cost()
+    waiting: dict[Hashable, Sequence[ScoringContext]] = {}
+    checked: set[str] = set()
+    size = getattr(critic, "max_batch", DEFAULT_CRITIC_BATCH)
+
+    def flush() -> None:
+        nonlocal cost
+        for place, outcome in _outcomes(critic, waiting):
+            found.append(_scored(transcripts[place], outcome))
+            cost = _added(cost, outcome, critic.free)
+        waiting.clear()
+        listen(len(found))
+
+    for place, one in enumerate(transcripts):
+        system, states = one.states(mas)
+        if system.fingerprint not in checked:
+            check_graph(critic, system)
+            checked.add(system.fingerprint)
+        waiting[place] = _contexts(one, system, states, critic.terminal_only)
+        if sum(map(len, waiting.values())) >= size:
+            flush()
+    flush()
+    if all(one.error is not None for one in found):
+        raise CriticError(f"critic {critic.name!r} scored none of {len(found):,} transcripts: {found[0].error}")
+    return found, cost
+
+
+def _contexts(one: LabelledTranscript, mas: MAS, states: Sequence[MASState], last_alone: bool) -> list[ScoringContext]:
+    written: list[Proposal | None] = [
+        Proposal(Action(text, mas.ALL), tokens, logprob)
+        for text, (tokens, logprob) in zip(one.steps, one.proposals, strict=False)
+    ]
+    contexts = [
+        ScoringContext(state, mas, proposal)
+        for state, proposal in zip(states, written or [None] * len(states), strict=True)
+    ]
+    return contexts[-1:] if last_alone else contexts
+
+
+def _outcomes(critic: Critic, batch: Mapping[Hashable, Sequence[ScoringContext]]) -> Iterator[tuple[int, Any]]:
+    from search.engine.ports import score
+
+    for key, outcome in score(critic, batch) if batch else ():
+        if isinstance(outcome, EngineUnavailableError):
+            raise outcome
+        assert isinstance(key, int)
+        yield key, outcome
+
+
+def _scored(transcript: LabelledTranscript, outcome: Any) -> Scored:
+    if isinstance(outcome, Exception):
+        reason = str(outcome) if isinstance(outcome, MASGymError) else f"{type(outcome).__name__}: {outcome}"
+        return Scored(transcript, (), reason or type(outcome).__name__)
+    values = []
+    for value in outcome:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            return Scored(transcript, (), getattr(value, "reason", "") or f"{shown(value)} is not a finite number")
+        values.append(number)
+    return Scored(transcript, tuple(values))
+
+
+def _added(cost: Cost, outcome: Any, free: bool) -> Cost:
+    if isinstance(outcome, Exception):
+        return cost
+    billed = [value for value in outcome if isinstance(value, Score)]
+    return Cost(
+        cost.reward_calls + (0 if free else len(outcome)),
+        cost.critic_tokens + sum(value.tokens for value in billed),
+        cost.critic_prompt_tokens + sum(value.prompt_tokens for value in billed),
+        cost.unread_verdicts + sum(value.unread for value in billed),
+    )
