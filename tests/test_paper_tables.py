@@ -37,9 +37,9 @@ from benchmarks.paper.published import lead, narrowing
 from benchmarks.tiny.truth import FirstError, first_error
 from mas_gym.errors import ConfigError
 from mas_gym.policies import load_policy
-from mas_gym.report import Series, save_curves, save_matrices
 from rewardmodels import stored_trees
 from search.compare import Difference
+from search.compare.plots import Series, save_curves, save_matrices
 
 
 @pytest.fixture(scope="module")

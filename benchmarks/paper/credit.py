@@ -15,10 +15,10 @@ from benchmarks.paper.lab import MASPRM, ORM, Lab, Setting, command
 from benchmarks.paper.page import NEW, Claim, Page, claim, percent, span
 from benchmarks.tiny.truth import FirstError, first_error
 from mas_gym.graph import MAS
-from mas_gym.report import save_matrices
 from mas_gym.state import Action
 from search import ScoringContext
 from search.compare import Difference, paired_bootstrap
+from search.compare.plots import save_matrices
 from search.compare.values import falls
 
 FEWEST = 20
