@@ -11,6 +11,7 @@ first access, so the import is fast and needs no optional package.
 ``CandidateChoice``     the environment as a ``Discrete(n)`` choice among proposals
 ``CandidateFeatures``   the same with numbers in place of texts, for learners that read none
 ``DenseReward``         a critic's gains in value added to the rewards, which leaves the optimal policy unchanged
+``MASVectorEnv``        copies of an environment that ask their policy and critic together
 ``aec_env``             the environment as a PettingZoo AEC game
 ``mas_gym.testing``     checks for your own configs, policies, critics and planners
 ======================  ==========================================================
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from gymnasium.envs.registration import register, registry
 
 if TYPE_CHECKING:
+    from mas_gym.aec import aec_env
     from mas_gym.dynamics import Dynamics
     from mas_gym.env import MASEnv, Snapshot
     from mas_gym.graph import MAS, Agent, Condition, Edge, Q
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
     from mas_gym.spaces import Records, Unicode
     from mas_gym.state import Action, LocalView, MASState, Message, Turn
     from mas_gym.tasks import load_task
-    from mas_gym.wrappers import CandidateChoice, aec_env
+    from mas_gym.vector import MASVectorEnv
+    from mas_gym.wrappers import CandidateChoice
 
 __version__: str
 _HOMES = {
@@ -51,13 +54,14 @@ _HOMES = {
     "LocalView": "state",
     "MASEnv": "env",
     "MASState": "state",
+    "MASVectorEnv": "vector",
     "Message": "state",
     "Q": "graph",
     "Records": "spaces",
     "Snapshot": "env",
     "Turn": "state",
     "Unicode": "spaces",
-    "aec_env": "wrappers",
+    "aec_env": "aec",
     "chat_messages": "prompts",
     "load_mas": "loading",
     "load_task": "tasks",
@@ -79,6 +83,7 @@ __all__ = [
     "LocalView",
     "MASEnv",
     "MASState",
+    "MASVectorEnv",
     "Message",
     "Q",
     "Records",
@@ -125,11 +130,12 @@ PROGRAM = "MAS-Program-v0"
 
 def register_environments() -> None:
     """Register every id once; the first ``gym.make`` imports the environment."""
+    doors: Any = {"entry_point": "mas_gym.env:MASEnv", "vector_entry_point": "mas_gym.vector:make_vector"}
     for env_id, (task, mas) in ENVIRONMENTS.items():
         if env_id not in registry:
-            register(env_id, entry_point="mas_gym.env:MASEnv", kwargs={"task": task, "mas": mas})
+            register(env_id, **doors, kwargs={"task": task, "mas": mas})
     if CUSTOM not in registry:
-        register(CUSTOM, entry_point="mas_gym.env:MASEnv")
+        register(CUSTOM, **doors)
     if PROGRAM not in registry:
         register(PROGRAM, entry_point="mas_gym.program_env:ProgramEnv")
 

@@ -1,26 +1,25 @@
 """Wrappers for reinforcement learners: rewards on the way from a critic, and candidates as numbers.
 
-A critic is anything with ``score(contexts)``, as in `search.protocol.Critic`; a context has ``state``, ``mas``
-and ``proposal``.
+Any critic of `search.Critic` that scores unfinished states one by one will do, policy likelihood included.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from mas_gym.asking import Asking, AskingWrapper, Scoring, ScoringContext, StateCritic, Step, resetting, stepping
 from mas_gym.env import Info, MASEnv
-from mas_gym.errors import ConfigError
+from mas_gym.errors import ConfigError, shown
 from mas_gym.graph import MAS
 from mas_gym.policies import Sample
-from mas_gym.state import Action, MASState
-from mas_gym.wrappers import CandidateChoice
+from mas_gym.state import Action
+from mas_gym.wrappers import CandidateChoice, candidate_choice
 
 FEATURES = ("legal", "logprob", "tokens", "turn", "value")
 """Features of each candidate, before those of the acting agent: whether it may be chosen, mean log-probability per
@@ -30,29 +29,7 @@ state after it (0 without a critic)."""
 _LOWEST_LOGPROB = -20.0
 
 
-class Context(NamedTuple):
-    """A state to score, with its context.
-
-    Attributes:
-        state: The state to score.
-        mas: The system that it belongs to.
-        proposal: What led to the state, with ``tokens`` and ``logprob``; None if no policy wrote it.
-    """
-
-    state: MASState
-    mas: MAS
-    proposal: Sample | None
-
-
-class StateCritic(Protocol):
-    """The part of a critic that these wrappers use."""
-
-    def score(self, contexts: Sequence[Any]) -> list[float]:
-        """Return one value per state."""
-        ...
-
-
-class DenseReward(gym.Wrapper[Any, Any, Any, Any]):
+class DenseReward(AskingWrapper):
     """Adds the gain in a critic's value to every reward, in the form that leaves the optimal policy unchanged.
 
     The reward of a step is ``r + gamma * V(next) - V(state)`` with ``V = 0`` before the first message and after the
@@ -66,45 +43,52 @@ class DenseReward(gym.Wrapper[Any, Any, Any, Any]):
         """Check the arguments.
 
         Args:
-            env: A `mas_gym.MASEnv`, wrapped or not, such as a `CandidateChoice`.
-            critic: Scores unfinished states.
+            env: A `mas_gym.MASEnv`, wrapped or not, such as a `CandidateChoice`. Critics that read log-probabilities,
+                such as policy likelihood, need a `CandidateChoice` among the wrappers.
+            critic: Scores unfinished states, one by one.
             gamma: The learner's discount, in ``[0, 1]``.
 
         Raises:
-            ConfigError: The environment is no `MASEnv`, the critic scores finished states alone, or gamma is out of
-                its range.
+            ConfigError: The environment is no `MASEnv`, the critic scores finished states alone or compares states, or
+                gamma is out of its range.
+            CriticError: The critic is not for this system.
         """
         super().__init__(env)
-        self.mas_env = _mas_env(env)
-        if not callable(getattr(critic, "score", None)) or getattr(critic, "terminal_only", False):
-            raise ConfigError(f"critic: expected one that scores unfinished states, got {critic!r}; tiny-masprm is one")
-        if not 0 <= gamma <= 1:
-            raise ConfigError(f"gamma: expected a number in [0, 1], got {gamma!r}")
-        self._critic, self._gamma = critic, gamma
+        if not isinstance(env.unwrapped, MASEnv):
+            raise ConfigError(f"env: expected a MASEnv, such as gym.make('MAS-Arithmetic-v0'), got {env.unwrapped!r}")
+        self.mas_env: MASEnv = env.unwrapped
+        number = isinstance(gamma, float | int) and not isinstance(gamma, bool)
+        if not number or not 0 <= gamma <= 1:
+            raise ConfigError(f"gamma: expected a number in [0, 1], got {shown(gamma)}")
+        self._critic, self._gamma = _checked(critic, self.mas_env.mas), gamma
+        self._choice = candidate_choice(env)
         self._known: tuple[bytes, float] = b"", 0.0
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
-        """Take a step and reward the gain in value."""
-        before = self._potential(None)
-        samples = getattr(self.env, "samples", ())
-        sample = samples[int(action)] if samples else None
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        after = 0.0 if terminated else self._potential(sample)
-        shaped = float(reward) + self._gamma * after - before
-        return observation, shaped, terminated, truncated, {**info, "reward": float(reward), "potential": after}
+    def resetting(self, seed: int | None, options: Mapping[str, Any] | None) -> Asking[tuple[Any, Info]]:
+        """Start an episode, whose potential is 0."""
+        return resetting(self.env, seed, options)
 
-    def _potential(self, sample: Sample | None) -> float:
-        state = self.mas_env.state
-        if state.depth == 0:
+    def stepping(self, action: Any) -> Asking[Step]:
+        """Take a step and reward the gain in value."""
+        before = yield from self._potential()
+        observation, reward, terminated, truncated, info = yield from stepping(self.env, action)
+        after = 0.0 if terminated else (yield from self._potential())
+        shaped = reward + self._gamma * after - before
+        return observation, shaped, terminated, truncated, {**info, "reward": reward, "potential": after}
+
+    def _potential(self) -> Asking[float]:
+        env = self.mas_env
+        if env.state.depth == 0:
             return 0.0
         # After restore_state the last state is another one.
-        if self._known[0] != state.digest:
-            [value] = self._critic.score([Context(state, self.mas_env.mas, sample)])
-            self._known = state.digest, _finite(value)
+        if self._known[0] != env.state.digest:
+            sample = None if self._choice is None else self._choice.chosen
+            [value] = yield Scoring(self._critic, [ScoringContext(env.state, env.mas, sample)])
+            self._known = env.state.digest, value
         return self._known[1]
 
 
-class CandidateFeatures(gym.Wrapper[Any, Any, Any, Any]):
+class CandidateFeatures(AskingWrapper):
     """Candidates as numbers, for learners that read no text.
 
     **Observation**: float32, shape ``(n, F)``: `FEATURES`, then one column per agent that is 1 for the acting one;
@@ -116,66 +100,66 @@ class CandidateFeatures(gym.Wrapper[Any, Any, Any, Any]):
 
         Args:
             env: A `CandidateChoice`, or a wrapper of one that leaves its observations as they are.
-            critic: Scores the states after each candidate, all of a turn in one call.
+            critic: Scores the states after each candidate, one by one; all of a turn are asked for in one call.
 
         Raises:
-            ConfigError: There is no `CandidateChoice`.
+            ConfigError: There is no `CandidateChoice`, or the critic scores finished states alone or compares states.
+            CriticError: The critic is not for this system.
         """
         super().__init__(env)
-        choice: Any = env
-        while not isinstance(choice, CandidateChoice):
-            if not isinstance(choice, gym.Wrapper):
-                raise ConfigError(f"env: expected a CandidateChoice(env, policy, n), got {env!r}")
-            choice = choice.env
+        choice = candidate_choice(env)
+        if choice is None:
+            raise ConfigError(f"env: expected a CandidateChoice(env, policy, n), got {env!r}")
         self.choice: CandidateChoice = choice
-        self._critic = critic
+        self._critic = None if critic is None else _checked(critic, choice.mas_env.mas)
         self._longest = max(1, self.choice.mas_env.dynamics.max_depth)
         width = len(FEATURES) + len(self.choice.mas_env.mas.agents)
         self.observation_space = spaces.Box(-np.inf, np.inf, (self.choice.n, width), np.float32)
 
-    def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[NDArray[np.float32], Info]:
+    def resetting(
+        self, seed: int | None, options: Mapping[str, Any] | None
+    ) -> Asking[tuple[NDArray[np.float32], Info]]:
         """Start an episode."""
-        _, info = self.env.reset(seed=seed, options=None if options is None else dict(options))
-        return self._features(info), info
+        _, info = yield from resetting(self.env, seed, options)
+        return (yield from self._features(info)), info
 
-    def step(self, action: Any) -> tuple[NDArray[np.float32], float, bool, bool, Info]:
+    def stepping(self, action: Any) -> Asking[Step]:
         """Send the chosen candidate."""
-        _, reward, terminated, truncated, info = self.env.step(action)
-        return self._features(info), float(reward), terminated, truncated, info
+        _, reward, terminated, truncated, info = yield from stepping(self.env, action)
+        return (yield from self._features(info)), reward, terminated, truncated, info
 
-    def _features(self, info: Info) -> NDArray[np.float32]:
+    def _features(self, info: Info) -> Asking[NDArray[np.float32]]:
         assert self.observation_space.shape is not None
         table = np.zeros(self.observation_space.shape, dtype=np.float32)
         env, samples = self.choice.mas_env, self.choice.samples
         if not samples:
             return table
-        values = self._values(samples)
+        values = yield from self._values(samples)
         for row, sample, legal, value in zip(table, samples, info["action_mask"], values, strict=True):
-            mean = sample.logprob / max(1, sample.tokens) if sample.logprob is not None else 0.0
             turn = env.state.depth / self._longest
-            row[: len(FEATURES)] = legal, max(mean, _LOWEST_LOGPROB), sample.tokens / 100, turn, value
+            mean = max(sample.mean_logprob or 0.0, _LOWEST_LOGPROB)
+            row[: len(FEATURES)] = legal, mean, sample.tokens / 100, turn, value
             row[len(FEATURES) + env.state.acting] = 1
         return table
 
-    def _values(self, samples: Sequence[Sample]) -> list[float]:
+    def _values(self, samples: Sequence[Sample]) -> Asking[list[float]]:
         if self._critic is None:
             return [0.0] * len(samples)
         env = self.choice.mas_env
         states = [env.dynamics.transition(env.state, Action(sample.text, env.ALL)) for sample in samples]
-        scored = self._critic.score([Context(s, env.mas, sample) for s, sample in zip(states, samples, strict=True)])
-        return [_finite(value) for value in scored]
+        contexts = [ScoringContext(s, env.mas, sample) for s, sample in zip(states, samples, strict=True)]
+        values: list[float] = yield Scoring(self._critic, contexts)
+        return values
 
 
-def _mas_env(env: gym.Env[Any, Any]) -> MASEnv:
-    if not isinstance(env.unwrapped, MASEnv):
-        raise ConfigError(f"env: expected a MASEnv, such as gym.make('MAS-Arithmetic-v0'), got {env.unwrapped!r}")
-    return env.unwrapped
-
-
-def _finite(value: object) -> float:
-    number = float(value) if isinstance(value, float | int | np.floating) else math.nan
-    if not math.isfinite(number):
-        raise ConfigError(f"critic: expected finite values, got {value!r:.80}; check its weights")
-    return number
+def _checked(critic: StateCritic, mas: MAS) -> StateCritic:
+    """Return a critic that can score single unfinished states of a system."""
+    if getattr(critic, "reads_peers", False):
+        raise ConfigError(
+            f"critic: expected one that scores a state by itself, got {critic!r}, which compares the states of a "
+            "search; tiny-masprm or policy-likelihood will do"
+        )
+    if not callable(getattr(critic, "score", None)) or getattr(critic, "terminal_only", False):
+        raise ConfigError(f"critic: expected one that scores unfinished states, got {critic!r}; tiny-masprm is one")
+    getattr(critic, "check_graph", lambda mas: None)(mas)
+    return critic

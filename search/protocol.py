@@ -25,15 +25,12 @@ from __future__ import annotations
 import random
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
+from mas_gym.asking import ScoringContext as ScoringContext
 from mas_gym.errors import ConfigError
 from mas_gym.state import MASState
 from search.plan import Plan
-from search.tree import Proposal
-
-if TYPE_CHECKING:
-    from mas_gym.graph import MAS
 
 ValueKind = Literal["process", "outcome", "likelihood", "reward"]
 
@@ -184,20 +181,6 @@ class Score(float):
         score = super().__new__(cls, value)
         score.tokens, score.prompt_tokens, score.unread, score.reason = tokens, prompt_tokens, unread, reason
         return score
-
-
-class ScoringContext(NamedTuple):
-    """A state to score, with its context.
-
-    Attributes:
-        state: The state to score.
-        mas: The system that it belongs to.
-        proposal: The proposal whose message led to the state; None if no policy produced it.
-    """
-
-    state: MASState
-    mas: MAS
-    proposal: Proposal | None
 
 
 class PeerContext(ScoringContext):

@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from gymnasium.wrappers import TimeLimit
 
 import mas_gym
 from mas_gym.env import MASEnv
-from mas_gym.errors import ConfigError
+from mas_gym.errors import ConfigError, CriticError, EpisodeOverError, IllegalActionError, PolicyError
 from mas_gym.learning import FEATURES, CandidateFeatures, DenseReward
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem, ProblemTask
 from mas_gym.wrappers import CandidateChoice
+from rewardmodels import load_critic
+from search.protocol import Score
 
 SUMS = ProblemTask.of([Problem(f"sum/{n}", f"What is {n} + {n}?", str(2 * n)) for n in range(1, 6)])
 
@@ -101,9 +104,98 @@ def test_features_say_what_the_candidates_are() -> None:
     assert env.get_wrapper_attr("action_masks")().tolist() == [False] * 5
 
 
+@pytest.mark.parametrize("features", [False, True])
+def test_policy_likelihood_shapes_rewards_and_is_a_feature(features: bool) -> None:
+    likelihood = load_critic("policy-likelihood")
+    inner = CandidateFeatures(choices(), likelihood) if features else choices()
+    env = DenseReward(inner, likelihood)
+    env.reset(seed=4)
+    before, terminated, gained = 0.0, False, 0.0
+    # The script's words have a log-probability of -1 each.
+    expected = 1 / (1 + np.exp(1))
+    while not terminated:
+        _, reward, terminated, _, info = env.step(2)
+        assert info["potential"] == (0.0 if terminated else pytest.approx(expected))
+        assert reward == pytest.approx(info["reward"] + info["potential"] - before)
+        before, gained = info["potential"], gained + reward
+    assert gained == pytest.approx(info["reward"])
+
+
+def test_the_likelihood_is_a_column() -> None:
+    table, _ = CandidateFeatures(choices(), load_critic("policy-likelihood")).reset(seed=1)
+    assert table[:, 4] == pytest.approx(1 / (1 + np.exp(-table[:, 1])))
+
+
+def test_the_sample_is_found_below_other_wrappers_and_after_a_restore() -> None:
+    seen: list[Any] = []
+
+    class Watching(Likes):
+        def score(self, contexts: Sequence[Any]) -> list[float]:
+            seen.extend(context.proposal for context in contexts)
+            return super().score(contexts)
+
+    env = DenseReward(TimeLimit(CandidateFeatures(choices()), 9), Watching())
+    choice = env.env.env.choice  # type: ignore[attr-defined]
+    env.reset(seed=1)
+    picked = [choice.samples[1]]
+    env.step(1)
+    snapshot = choice.clone_state()
+    picked.append(choice.samples[2])
+    env.step(2)
+    assert seen == picked and choice.chosen == picked[-1]
+    choice.restore_state(snapshot)
+    env._known = b"", 0.0
+    env.step(2)
+    assert seen == [*picked, *picked]
+    env.reset()
+    assert choice.chosen is None
+
+
+def test_without_candidates_no_policy_wrote_the_message() -> None:
+    env = DenseReward(MASEnv(SUMS, "rpsv"), load_critic("policy-likelihood"))
+    env.reset(seed=0)
+    with pytest.raises(CriticError, match="no policy wrote"):
+        env.step(("text 1", env.mas_env.ALL))
+
+
+def test_a_policy_that_fails_ends_the_episode() -> None:
+    asked: list[int] = []
+
+    def script(request: Any, seed: int) -> str:
+        asked.append(seed)
+        if len(asked) > 5:
+            raise PolicyError("the engine is gone")
+        return "text 1"
+
+    env = CandidateChoice(MASEnv(SUMS, "rpsv"), ScriptedPolicy(script), 3)
+    env.reset(seed=0)
+    with pytest.raises(PolicyError, match="gone"):
+        env.step(0)
+    with pytest.raises(EpisodeOverError, match="ended by an error"):
+        env.step(0)
+
+
+@pytest.mark.parametrize("action", [-1, 5, 1.0, None, "0", [0], np.array([0, 1]), np.array([0]), 10**30])
+def test_actions_that_are_no_index(action: Any) -> None:
+    env = DenseReward(CandidateFeatures(choices()), Likes())
+    env.reset(seed=0)
+    with pytest.raises(IllegalActionError, match="from 0 to 4"):
+        env.step(action)
+    env.step(np.int64(4))
+    env.step(np.array(1))
+
+
 def test_what_does_not_fit_is_refused() -> None:
     class Outcome(Likes):
         terminal_only = True
+
+    class Short(Likes):
+        def score(self, contexts: Sequence[Any]) -> list[float]:
+            return super().score(contexts)[1:]
+
+    class Unread(Likes):
+        def score(self, contexts: Sequence[Any]) -> list[float]:
+            return [Score(float("nan"), reason="the judge said nothing") for _ in contexts]
 
     with pytest.raises(ConfigError, match="unfinished"):
         DenseReward(choices(), Outcome())
@@ -111,7 +203,30 @@ def test_what_does_not_fit_is_refused() -> None:
         DenseReward(choices(), Likes(), 1.5)
     with pytest.raises(ConfigError, match="CandidateChoice"):
         CandidateFeatures(MASEnv(SUMS, "rpsv"))
+    for critic in (load_critic("agreement"), load_critic("ensemble:policy-likelihood,agreement")):
+        with pytest.raises(ConfigError, match="by itself"):
+            DenseReward(choices(), critic)
+        with pytest.raises(ConfigError, match="by itself"):
+            CandidateFeatures(choices(), critic)
+    with pytest.raises(ConfigError, match="unfinished"):
+        CandidateFeatures(choices(), Outcome())
+    with pytest.raises(ConfigError, match="CandidateChoice"):
+        CandidateFeatures(MASEnv(SUMS, "rpsv"))
+    unscored = CandidateFeatures(choices(), Unread())
+    with pytest.raises(ConfigError, match="the judge said nothing"):
+        unscored.reset(seed=1)
+    for wrong in (Likes(float("nan")), Likes(float("inf")), Short()):
+        with pytest.raises((ConfigError, CriticError), match=r"finite|expected 5 values, got 4"):
+            CandidateFeatures(choices(), wrong).reset(seed=1)
     broken = DenseReward(choices(), Likes(float("nan")))
     broken.reset(seed=1)
     with pytest.raises(ConfigError, match="finite"):
         broken.step(0)
+
+
+@pytest.mark.slow
+def test_critics_of_another_graph_are_refused() -> None:
+    critic = load_critic("tiny-masprm")
+    for wrapper in (DenseReward, CandidateFeatures):
+        with pytest.raises(CriticError, match="trained on the graph"):
+            wrapper(choices("logic"), critic)

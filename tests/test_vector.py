@@ -1,0 +1,275 @@
+"""Vector environments whose copies ask together: the same results as single ones, and one call of each engine."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import data_equivalence
+from gymnasium.vector import AutoresetMode
+
+import mas_gym
+from mas_gym.env import MASEnv
+from mas_gym.errors import ConfigError, EpisodeOverError, IllegalActionError, PolicyError
+from mas_gym.learning import CandidateFeatures, DenseReward
+from mas_gym.policies import SamplingRequest, ScriptedPolicy, load_policy
+from mas_gym.tasks import Problem, ProblemTask
+from mas_gym.vector import MASVectorEnv
+from mas_gym.wrappers import CandidateChoice
+from search.critics import PolicyLikelihood
+
+SUMS = ProblemTask.of([Problem(f"sum/{n}", f"What is {n} + {n}?", str(2 * n)) for n in range(1, 6)])
+
+
+def guess(request: SamplingRequest, seed: int) -> str:
+    return f"{request.agent} says {'so ' * (seed % 3)}. Final Answer: {seed % 5}"
+
+
+class Counting(ScriptedPolicy):
+    """Remembers how many requests came with each call."""
+
+    def __init__(self, max_batch: int = 256) -> None:
+        super().__init__(guess, max_batch=max_batch)
+        self.batches: list[int] = []
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[Any]:
+        self.batches.append(len(requests))
+        return super().sample(requests)
+
+
+class Async:
+    """The same behind an asynchronous door."""
+
+    name, max_concurrency = "async", 2
+
+    async def sample_async(self, request: SamplingRequest) -> Any:
+        return ScriptedPolicy(guess).sample([request])[0]
+
+
+class Length:
+    """Values a state by the length of its message."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def score(self, contexts: Sequence[Any]) -> list[float]:
+        self.batches.append(len(contexts))
+        return [len(context.state.text) / 100 for context in contexts]
+
+
+def wrapped(critic: Any) -> Any:
+    return lambda env: DenseReward(CandidateFeatures(env, critic), PolicyLikelihood(), 0.9)
+
+
+def alike(batch: Any, place: int, single: Any) -> bool:
+    if isinstance(single, dict):
+        return batch.keys() == single.keys() and all(batch[key][place] == single[key] for key in single)
+    return np.array_equal(batch[place], single)
+
+
+def equal_to_singles(envs: MASVectorEnv, singles: list[Any], steps: int, seed: int = 3) -> int:
+    """Step both with the same actions and compare all that they give; return how many episodes ended."""
+    same_step = envs.autoreset_mode == AutoresetMode.SAME_STEP
+    observations, infos = envs.reset(seed=seed)
+    alone = [env.reset(seed=seed + i) for i, env in enumerate(singles)]
+    over, ends, rng = [False] * len(singles), 0, np.random.default_rng(0)
+    for _ in range(steps):
+        for i, (observation, info) in enumerate(alone):
+            assert alike(observations, i, observation)
+            for key, value in info.items():
+                assert infos[f"_{key}"][i] and np.array_equal(infos[key][i], value), key
+        picks = [int(rng.integers(envs.single_action_space.n)) for _ in singles]  # type: ignore[attr-defined]
+        observations, rewards, terminated, truncated, infos = envs.step(picks)
+        for i, env in enumerate(singles):
+            if over[i]:
+                alone[i], expected, over[i] = env.reset(), 0.0, False
+            else:
+                observation, expected, over[i], _, info = env.step(picks[i])
+                alone[i], ends = (observation, info), ends + over[i]
+            assert (rewards[i], terminated[i], truncated[i]) == (expected, over[i], False)
+            if over[i] and same_step:
+                assert data_equivalence(infos["final_obs"][i], alone[i][0])
+                assert infos["final_info"]["correct"][i] == alone[i][1]["correct"]
+                alone[i], over[i] = env.reset(), False
+    return ends
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("view", ["text", "numbers"])
+def test_copies_give_what_single_environments_give(view: str, mode: AutoresetMode) -> None:
+    wrap = wrapped(Length()) if view == "numbers" else None
+    envs = gym.make_vec(
+        "MAS-Custom-v0", num_envs=5, task=SUMS, mas="dylan", policy=Counting(), n=3, wrap=wrap, autoreset_mode=mode
+    )
+    assert isinstance(envs, MASVectorEnv) and envs.metadata["autoreset_mode"] == mode
+    make = wrap or (lambda env: env)
+    singles = [make(CandidateChoice(MASEnv(SUMS, "dylan"), Counting(), 3)) for _ in range(5)]
+    assert equal_to_singles(envs, singles, 12) >= 10
+    envs.close()
+
+
+@pytest.mark.slow
+def test_the_tiny_agents_answer_alike_alone_and_together() -> None:
+    policy = load_policy("tiny")
+    envs = gym.make_vec("MAS-Arithmetic-v0", num_envs=2, policy=policy, n=2, seed=1)
+    singles = [CandidateChoice(MASEnv("arithmetic", "rpsv"), policy, 2, seed=1) for _ in range(2)]
+    assert equal_to_singles(envs, singles, 4) == 2  # type: ignore[arg-type]
+    envs.close()
+
+
+def test_each_engine_is_asked_once_a_step() -> None:
+    policy, critic = Counting(), Length()
+    envs = MASVectorEnv([lambda: wrapped(critic)(CandidateChoice(MASEnv(SUMS, "rpsv"), policy, 2))] * 8)
+    envs.reset(seed=0)
+    for _ in range(5):
+        envs.step(np.zeros(8, dtype=np.int64))
+    # The fourth step ends every episode, and the fifth begins the next.
+    assert policy.batches == [8] * 5
+    assert critic.batches == [16] * 5
+    small = Counting(max_batch=4)
+    gym.make_vec("MAS-Custom-v0", num_envs=5, task=SUMS, mas="rpsv", policy=small, n=2).reset(seed=0)
+    assert small.batches == [2, 2, 1]
+
+
+def test_asynchronous_policies_and_several_policies() -> None:
+    policies = [Async(), ScriptedPolicy(guess)]
+    envs = MASVectorEnv([lambda p=p: CandidateChoice(MASEnv(SUMS, "rpsv"), p, 3) for p in policies])
+    singles = [CandidateChoice(MASEnv(SUMS, "rpsv"), Counting(), 3) for _ in policies]
+    assert equal_to_singles(envs, singles, 6) == 2
+
+
+def test_wrappers_of_gymnasium_work_above_and_below() -> None:
+    policy = Counting()
+
+    def make() -> gym.Env[Any, Any]:
+        inner = gym.wrappers.TimeLimit(MASEnv(SUMS, "rpsv"), 2)
+        return gym.wrappers.RecordEpisodeStatistics(CandidateChoice(inner, policy, 2))
+
+    envs = MASVectorEnv([make] * 2)
+    envs.reset(seed=0)
+    envs.step([0, 0])
+    _, _, terminated, truncated, infos = envs.step([0, 0])
+    assert truncated.all() and not terminated.any()
+    assert infos["episode"]["l"].tolist() == [2, 2]
+    # A wrapper of another kind above the choice asks for itself.
+    assert set(policy.batches) == {1}
+
+
+def test_a_subclass_with_a_step_of_its_own_is_not_bypassed() -> None:
+    class Last(CandidateChoice):
+        def step(self, action: Any) -> Any:
+            return super().step(self.n - 1)
+
+    envs = MASVectorEnv([lambda: Last(MASEnv(SUMS, "rpsv"), Counting(), 3)])
+    observations, _ = envs.reset(seed=0)
+    expected = observations["candidates"][0][2].text
+    assert envs.step([0])[0]["transcript"][0][-1].text == expected
+
+
+def test_without_a_policy_actions_are_texts() -> None:
+    envs = gym.make_vec("MAS-Arithmetic-Single-v0", num_envs=2)
+    assert isinstance(envs, MASVectorEnv)
+    envs.reset(seed=0)
+    action = (("Final Answer: 1", "no"), np.array([2, 2]))
+    kept, rewards, terminated, _, _ = envs.step(action)
+    assert terminated.all() and rewards.tolist() == [-1.0, -1.0]
+    observations, rewards, terminated, _, _ = envs.step(action)
+    assert observations["transcript"] == ((), ()) and not terminated.any() and not rewards.any()
+    assert kept["transcript"][1][0].text == "no"
+
+
+def test_seeds_and_masks_of_resets() -> None:
+    envs = gym.make_vec("MAS-Custom-v0", num_envs=3, task=SUMS, mas="rpsv", policy=Counting(), n=2)
+    first = envs.reset(seed=7)[1]["problem_id"].tolist()
+    assert envs.reset(seed=[7, 8, 9])[1]["problem_id"].tolist() == first
+    envs.reset(seed=[None, 3, None])
+    observations, _, _, _, _ = envs.step([0, 0, 0])
+    options = {"reset_mask": np.array([False, True, False]), "problem_id": "sum/4"}
+    again, infos = envs.reset(options=options)
+    assert [len(rows) for rows in again["transcript"]] == [1, 0, 1]
+    assert observations["transcript"][1] and infos["_problem_id"].tolist() == [False, True, False]
+    assert infos["problem_id"][1] == "sum/4" and "reset_mask" in options
+
+
+def test_episodes_are_not_restarted_if_that_is_disabled() -> None:
+    envs = MASVectorEnv(
+        [lambda: CandidateChoice(MASEnv(SUMS, "single"), Counting(), 2)] * 2, autoreset_mode=AutoresetMode.DISABLED
+    )
+    envs.reset(seed=0)
+    terminated = envs.step([0, 0])[2]
+    with pytest.raises(EpisodeOverError, match=r"environments \[0, 1\] have ended"):
+        envs.step([0, 0])
+    envs.reset(options={"reset_mask": terminated})
+    assert envs.step([1, 1])[2].all()
+
+
+def test_arguments_are_checked() -> None:
+    for count in (0, -1, 2.0, True, "8"):
+        with pytest.raises(ConfigError, match="num_envs: expected a whole number of at least 1"):
+            gym.make_vec("MAS-Arithmetic-v0", num_envs=count, policy=Counting())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="n: expected a policy with it"):
+        gym.make_vec("MAS-Arithmetic-v0", num_envs=2, n=3)
+    with pytest.raises(ConfigError, match="autoreset_mode: expected one of 'NextStep'"):
+        gym.make_vec("MAS-Arithmetic-v0", num_envs=2, autoreset_mode="next")
+    with pytest.raises(ConfigError, match="env_fns"):
+        MASVectorEnv([])
+    envs = gym.make_vec("MAS-Custom-v0", num_envs=2, task=SUMS, mas="rpsv", policy=Counting(), n=2)
+    with pytest.raises(EpisodeOverError, match="no episode has started"):
+        envs.step([0, 0])
+    for wrong in ({"seed": [1]}, {"options": {"reset_mask": [True, False]}}, {"options": {"problem": "sum/1"}}):
+        with pytest.raises(ConfigError):
+            envs.reset(**wrong)
+
+
+def test_engines_that_fail_in_one_copy() -> None:
+    def script(request: SamplingRequest, seed: int) -> str:
+        if "What is 4" in request.messages[-1].content and request.agent == "Planner":
+            raise PolicyError("the prompt is too long")
+        return guess(request, seed)
+
+    envs = gym.make_vec("MAS-Custom-v0", num_envs=5, task=SUMS, mas="rpsv", policy=ScriptedPolicy(script), n=2)
+    ids = envs.reset(seed=1)[1]["problem_id"].tolist()
+    place = ids.index("sum/4")
+    with pytest.raises(PolicyError, match="too long") as caught:
+        envs.step([0] * 5)
+    assert caught.value.__notes__ == [f"in environment {place} of 5"]
+    with pytest.raises(EpisodeOverError, match="a step has failed"):
+        envs.step([0] * 5)
+    with pytest.raises(EpisodeOverError, match="without reset_mask"):
+        envs.reset(options={"reset_mask": np.arange(5) == place})
+    # What was lost is the step, not the environment.
+    envs.reset(options={"problem_id": "sum/1"})
+    for _ in range(4):
+        terminated = envs.step([0] * 5)[2]
+    assert terminated.all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        envs.close()
+
+
+@pytest.mark.parametrize(
+    "actions", [[0], [0] * 6, [[0] * 5], 0, None, "abcde", [0.0] * 5, [0, 0, [0], 0, 0], [0, 0, 9, 0, 0], [-1] * 5]
+)
+def test_wrong_actions_move_no_copy(actions: Any) -> None:
+    envs = gym.make_vec("MAS-Custom-v0", num_envs=5, task=SUMS, mas="rpsv", policy=Counting(), n=2)
+    envs.reset(seed=0)
+    with pytest.raises(IllegalActionError, match="expected"):
+        envs.step(actions)
+    assert all(not env.unwrapped.state.depth for env in envs.envs)  # type: ignore[attr-defined]
+    envs.step([0] * 5)
+
+
+@pytest.mark.parametrize("actions", [(("a",), np.array([5])), 3, None, ("ab", 5), (("a", "b"),)])
+def test_wrong_texts(actions: Any) -> None:
+    envs = gym.make_vec("MAS-Custom-v0", num_envs=2, task=SUMS, mas="rpsv")
+    envs.reset(seed=0)
+    with pytest.raises(IllegalActionError, match="expected"):
+        envs.step(actions)
+
+
+def test_its_name_is_public() -> None:
+    assert mas_gym.MASVectorEnv is MASVectorEnv
