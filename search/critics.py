@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
+from mas_gym.asking import Written
 from mas_gym.errors import ConfigError, CriticError, unknown_name
 from mas_gym.graph import MAS
 from search.protocol import Critic, PeerContext, Score, ScoringContext
-from search.tree import Proposal
 
 
 class PolicyLikelihood:
@@ -43,7 +43,7 @@ class PolicyLikelihood:
         return 1 / (1 + math.exp(-mean)) if mean > -700 else 0.0
 
 
-def _proposal(critic: str, context: ScoringContext) -> Proposal:
+def _proposal(critic: str, context: ScoringContext) -> Written:
     if context.proposal is None:
         raise CriticError(
             f"{critic}: no policy wrote the last message of {context.state!r}; it scores only states made from "
