@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import mas_gym
 import search
@@ -63,3 +64,25 @@ def test_the_commands_are_understood(line: str) -> None:
     # Parsing alone: an option or an argument that is not there raises.
     with command.make_context(line, words) as context:
         assert context.params
+
+
+@pytest.mark.slow
+def test_the_commands_to_look_around_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shown sizes take minutes, so the comparison is shortened; `mas-gym view` serves until Ctrl-C."""
+    monkeypatch.chdir(tmp_path)
+    [look] = [
+        part for part in re.findall(r"^```console\n(.*?)^```", TEXT, re.M | re.S) if "mas-gym blame runs.db" in part
+    ]
+    lines = [line for line in look.splitlines() if line.startswith("mas-gym ") and " view " not in line]
+    shorter = {"-n 100": "-n 2", "--seeds 14,24,42": "--seeds 14", "mcts:20,2": "mcts:3,2"}
+    assert [line.split()[1] for line in lines] == ["solve", "eval", "report", "blame"]
+    assert all(old in lines[1] for old in shorter)
+    for old, new in shorter.items():
+        lines[1] = lines[1].replace(old, new)
+    shown = []
+    for line in lines:
+        done = CliRunner(env={"COLUMNS": "100"}).invoke(app, shlex.split(line, comments=True)[1:])
+        assert done.exit_code == 0, f"{line}\n{done.output}"
+        shown.append(done.output)
+    assert "Answer: 17" in shown[0] and re.search(r"mcts:3,2 +masprm ", shown[1])
+    assert {path.name for path in tmp_path.iterdir()} >= {"tree.html", "runs.db", "report.html"}

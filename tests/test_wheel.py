@@ -60,10 +60,11 @@ def test_the_wheel_runs_outside_the_checkout(wheel: Path, tmp_path: Path) -> Non
     assert re.fullmatch(r"mas-gym \d+\.\d+\.\d+\n", run(command, "--version"))
     run(command, "new", "mas.yaml")
     assert "no faults" in run(command, "check", "mas.yaml")
-    question = "Tom has 3 pens and buys 4. How many pens does he have?"
-    solved = run(command, "solve", question, "--planner", "mcts:2,2", "--critic", "tiny-masprm", "--tree", "tree.html")
-    assert "Answer: " in solved
-    assert (tmp_path / "tree.html").stat().st_size > 10_000
+    shown = run(command, "demo", "-n", "1", "--workers", "1")
+    assert re.search(r"mcts:10,3 +masprm +(0|100)\.0 ", shown)
+    made = {path.name for path in (tmp_path / "demo").iterdir()}
+    assert {"accuracy-tokens.png", "results.csv", "results.json", "runs.db", "tree.html"} <= made
+    assert (tmp_path / "demo" / "tree.html").stat().st_size > 10_000
 
 
 def test_version_changelog_and_citation_agree() -> None:
