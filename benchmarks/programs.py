@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -99,6 +100,34 @@ def compare(planners: list[str], task: Any, policies: dict[str, Any], repeats: i
             print(f"{engine:10} {planner:10} " + " ".join(f"{cell:>28}" for cell in cells), flush=True)
 
 
+def same(planners: list[str], count: int, seed: int) -> None:
+    """Search the example and the MAS with the tiny agents, and compare answers, transcripts, visits and Hit@1.
+
+    Replies are cached: a request of the program that is not one of the MAS's would cost a call, and is counted.
+    """
+    task = mas_gym.load_task("arithmetic", split="test", limit=count)
+    print(f"{'planner':10} problems  equal  Hit@1 MAS  Hit@1 program  agent calls  other requests")
+    with tempfile.TemporaryDirectory() as folder:
+        policy = load_policy("tiny", cache=f"{folder}/replies.db")
+        common: dict[str, Any] = {"policy": policy, "critic": search.PolicyLikelihood(), "seed": seed}
+        program = Program(f"{EXAMPLE}:solve", agents=AGENTS)
+        for planner in planners:
+            native = {plan.problem_id: plan for plan in search.run(planner, task, mas="rpsv", **common)}
+            misses = policy.misses
+            found = {plan.problem_id: plan for plan in search.run(planner, task, program=program, **common)}
+            equal = sum(_shape(found[key]) == _shape(plan) for key, plan in native.items())
+            hits = [sum(plan.correct for plan in plans.values()) / count for plans in (native, found)]
+            calls = sum(plan.usage.agent_calls for plan in found.values())
+            row = f"{planner:10} {count:8} {equal:6} {hits[0]:10.3f} {hits[1]:14.3f} {calls:12}"
+            print(f"{row} {policy.misses - misses:15}", flush=True)
+        policy.close()
+
+
+def _shape(plan: Any) -> tuple[Any, ...]:
+    assert plan.error is None, plan.error_details
+    return plan.answer, plan.usage.agent_calls, [s.transcript for s in plan.tree.states], list(plan.tree.visits)
+
+
 def leaves_nothing(count: int) -> None:
     """Run many searches of every kind of function, and compare threads, children and open files before and after."""
     task = mas_gym.load_task("arithmetic", split="train", limit=count // 2)
@@ -119,18 +148,16 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("-n", type=int, default=64)
     options.add_argument("--repeats", type=int, default=2)
-    options.add_argument(
-        "--engine", nargs="+", choices=["8-at-once", "all-at-once", "tiny"], default=["8-at-once", "tiny"]
-    )
+    options.add_argument("--engine", nargs="+", choices=[*ENGINES], default=["8-at-once", "tiny"])
     options.add_argument("--planner", nargs="+", default=["sc:5", "sbs:5,1", "mcts:10,3"])
     options.add_argument("--searches", type=int, default=1000)
+    options.add_argument("--same", type=int, metavar="N", help="compare the plans on N problems, and measure nothing")
+    options.add_argument("--seed", type=int, default=7)
     given = options.parse_args()
-    engines = {
-        "8-at-once": lambda: Slow(0.02, 8),
-        "all-at-once": lambda: Slow(0.02),
-        "tiny": lambda: load_policy("tiny"),
-    }
-    policies = {name: engines[name]() for name in given.engine}
+    if given.same:
+        same(["single", *given.planner], given.same, given.seed)
+        return
+    policies = {name: ENGINES[name]() for name in given.engine}
     task = mas_gym.load_task("arithmetic", split="test", limit=given.n)
     compare(given.planner, task, policies, given.repeats)
     if given.searches:

@@ -81,14 +81,14 @@ class ProgramEnv(MASEnv):
         return self._session[1]
 
     def _first(self, question: str) -> MASState:
-        return self._states(question).begin().result()
+        return self._states(question).first()
 
     def _next(self, state: MASState, text: str, recipient: int) -> MASState:
         if recipient != self.ALL:
             raise IllegalActionError(f"expected ALL ({self.ALL}) as the recipient: the program decides who acts next")
         session = self._states(state.question)
         session.reach(state)
-        return session.extend(state, text).result()
+        return session.after(state, text)
 
     def _prompt(self, state: MASState) -> tuple[ChatMessage, ...]:
         if state.acting == self.sink:

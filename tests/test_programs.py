@@ -387,12 +387,12 @@ def test_an_open_runner_keeps_no_execution_that_has_ended() -> None:
 
     with closing(Program(chained, agents=["Reader", "Solver"]).open()) as runner:
         session = runner.session(question)
-        root = session.begin().result(5)
-        middle = [session.extend(root, text).result(5) for text in ("a", "b")]
+        root = session.first()
+        middle = [session.after(root, text) for text in ("a", "b")]
         assert left(2) == 2
-        assert [session.extend(state, "c").result(5).acting for state in middle] == [2, 2]
+        assert [session.after(state, "c").acting for state in middle] == [2, 2]
         assert left(0) == 0
-        session.extend(root, "d").result(5)
+        session.after(root, "d")
         assert left(1) == 1
         session.close()
         assert left(0) == 0

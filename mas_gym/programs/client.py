@@ -12,8 +12,10 @@ import importlib
 import json
 import marshal
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from mas_gym.errors import MissingDependencyError
@@ -171,6 +173,15 @@ def _quiet_in_thread(execution: Execution) -> Quiet:
     return Quiet.NOW if threading.get_ident() == execution.thread else Quiet.SETTLED
 
 
+def _wake(soon: Callable[..., Any], here: asyncio.Future[None], reply: Future[list[str]]) -> None:
+    soon(_done, here)
+
+
+def _done(here: asyncio.Future[None]) -> None:
+    if not here.done():
+        here.set_result(None)
+
+
 async def wait_for(reply: Future[list[str]], execution: Execution) -> list[str]:
     """Wait for a reply; a call whose client leaves is withdrawn."""
     loop = asyncio.get_running_loop()
@@ -178,11 +189,7 @@ async def wait_for(reply: Future[list[str]], execution: Execution) -> list[str]:
     place = execution.place
     soon = place.soon if place is not None and place.here else loop.call_soon_threadsafe
 
-    def done() -> None:
-        if not here.done():
-            here.set_result(None)
-
-    reply.add_done_callback(lambda _: soon(done))
+    reply.add_done_callback(partial(_wake, soon, here))
     try:
         await here
     except asyncio.CancelledError:

@@ -159,6 +159,8 @@ class Place(Protocol):
 class _Open:
     """A call without its replies."""
 
+    __slots__ = ("call", "reply", "texts")
+
     def __init__(self, call: Call) -> None:
         self.call, self.texts = call, list[str]()
         self.reply: Future[list[str]] | None = None

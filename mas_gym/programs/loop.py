@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -27,6 +28,26 @@ class _IdleSelector(selectors.DefaultSelector):
         if (timeout is None or timeout > 0) and self.idle():
             timeout = 0
         return super().select(timeout)
+
+
+class _Started:
+    """A task of a loop, or one that is about to be."""
+
+    __slots__ = ("cancelled", "name", "task", "work")
+
+    def __init__(self, work: Callable[[], Any], name: str | None) -> None:
+        self.work, self.name = work, name
+        self.task: asyncio.Task[None] | None = None
+        self.cancelled = False
+
+    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self.cancelled:
+            self.task = loop.create_task(self.work(), name=self.name)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if self.task is not None:
+            self.task.cancel()
 
 
 class Loop:
@@ -87,21 +108,9 @@ class Loop:
 
     def task(self, work: Callable[[], Any], name: str | None = None) -> Callable[[], None]:
         """Run the coroutine that ``work`` returns; return a function that cancels it."""
-        task: asyncio.Task[None] | None = None
-        cancelled = False
-
-        def begin() -> None:
-            nonlocal task
-            if not cancelled:
-                task = self.loop.create_task(work(), name=name)
-
-        def cancel() -> None:
-            nonlocal cancelled
-            cancelled = True
-            self.soon(lambda: None if task is None else task.cancel())
-
-        self.soon(begin)
-        return cancel
+        started = _Started(work, name)
+        self.soon(started.begin, self.loop)
+        return partial(self.soon, started.cancel)
 
     def close(self, last: Callable[[], Any] | None = None, wait: bool = True) -> None:
         """Cancel every task, await ``last``, and end the thread as soon as it is not blocked."""

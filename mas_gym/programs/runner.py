@@ -11,7 +11,8 @@ import secrets
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Protocol
 
@@ -303,6 +304,23 @@ class Runner:
             self.start(question, *again)
 
 
+Then = Callable[[MASState | Exception], object]
+"""Takes the state that a program has reached, or why it was not reached."""
+
+_Key = tuple[bytes, str]
+_ROOT: _Key = b"", ""
+
+
+def _awaited(work: Callable[[Then], None]) -> MASState:
+    """Do work that hands out a state later, and wait for it."""
+    found: SimpleQueue[MASState | Exception] = SimpleQueue()
+    work(found.put)
+    reached = found.get()
+    if isinstance(reached, Exception):
+        raise reached
+    return reached
+
+
 class Session:
     """The states of one search over a program; the model that its planner sees.
 
@@ -323,8 +341,7 @@ class Session:
         self._waiting: dict[bytes, tuple[Call, ...]] = {}
         self._paths: dict[bytes, tuple[Step, ...]] = {}
         self._agents: dict[bytes, int] = {}
-        self._next: dict[tuple[bytes, str], Future[MASState]] = {}
-        self._root: Future[MASState] | None = None
+        self._next: dict[_Key, MASState | Exception | list[Then]] = {}
         self._tape: Tape = {}
         self._running: set[Execution] = set()
         self._lock = threading.RLock()
@@ -343,24 +360,21 @@ class Session:
             SearchError: The reply was not proposed at this state, so the program has not been run with it.
         """
         found = self._next.get((state.digest, action[0]))
-        if found is None or not found.done():
+        if isinstance(found, Exception):
+            raise found
+        if not isinstance(found, MASState):
             raise SearchError(
                 "a program's states are known for proposed replies alone: take the action of a Proposal made at this "
                 "state"
             )
-        return found.result()
+        return found
 
     # ---- running the program
 
-    def begin(self) -> Future[MASState]:
-        """Run the program to its first call; the future gets the initial state.
-
-        The future's exception is a `ProgramError` if the program ends before.
-        """
-        if self._root is None:
-            self._root = Future()
-            self._start(Script(), self._root, None, "")
-        return self._root
+    def begin(self, then: Then) -> None:
+        """Run the program to its first call; ``then`` takes the initial state, or a `ProgramError`, on any thread."""
+        if self._asked(_ROOT, then):
+            self._start(Script(), None, "")
 
     def call(self, state: MASState) -> Call:
         """Return the call that is the decision at a state of this session."""
@@ -374,36 +388,65 @@ class Session:
         """
         if state.digest in self._waiting or self.is_terminal(state):
             return
-        reached = self.begin().result()
+        reached = self.first()
         for link in state.path()[1:]:
-            reached = self.extend(reached, link.text).result()
+            reached = self.after(reached, link.text)
         if reached != state:
             raise DivergenceError("the program does not reach this state any more: it asks other agents, or ends")
+
+    def first(self) -> MASState:
+        """Run the program to its first call, and wait. Raises what `begin` hands out."""
+        return _awaited(self.begin)
+
+    def after(self, state: MASState, text: str) -> MASState:
+        """Give a reply at a state, and wait for the next state. Raises what `extend` hands out."""
+        return _awaited(partial(self.extend, state, text))
 
     def knows(self, state: MASState, text: str) -> bool:
         """Whether the state that a reply leads to is known or being found."""
         return (state.digest, text) in self._next
 
-    def extend(self, state: MASState, text: str) -> Future[MASState]:
-        """Give a reply at a state and run the program to its next decision; the future gets the next state.
+    def extend(self, state: MASState, text: str, then: Then) -> None:
+        """Give a reply at a state and run the program to its next decision.
 
-        The future's exception is a `DivergenceError` if the program asks something else when replayed.
+        Args:
+            state: The state.
+            text: The reply.
+            then: Takes the next state, on any thread; or a `DivergenceError` if the program asks something else when
+                replayed.
         """
-        found = self._next.get((state.digest, text))
-        if found is not None:
-            return found
-        result: Future[MASState] = Future()
-        self._next[state.digest, text] = result
+        if not self._asked((state.digest, text), then):
+            return
         parked = self._runner.unpark(id(self), state.digest)
         if parked is not None:
             self._running.add(parked)
-            if parked.answer(text, self._reporter(result, state, text)):
-                return result
+            if parked.answer(text, self._reporter(state, text)):
+                return
             parked.drop()
         steps = [*self._path(state), self._step(state, text)]
         beside = [call.digest for call in self._waiting.get(state.digest, ())[1:]]
-        self._start(Script(steps, beside), result, state, text)
-        return result
+        self._start(Script(steps, beside), state, text)
+
+    def _asked(self, key: _Key, then: Then) -> bool:
+        """Note who waits for a state; whether the program must be run for it."""
+        with self._lock:
+            found = self._next.get(key)
+            if found is None:
+                self._next[key] = [then]
+                return True
+            if isinstance(found, list):
+                found.append(then)
+                return False
+        then(found)
+        return False
+
+    def _found(self, state: MASState | None, text: str, found: MASState | Exception) -> None:
+        key = _ROOT if state is None else (state.digest, text)
+        with self._lock:
+            waiting, self._next[key] = self._next[key], found
+        assert isinstance(waiting, list)
+        for then in waiting:
+            then(found)
 
     def close(self) -> None:
         """Drop every execution of this search."""
@@ -427,20 +470,21 @@ class Session:
         calls = self._waiting.get(state.digest)
         return Step(calls[0] if calls else None, text)
 
-    def _start(self, script: Script, result: Future[MASState], state: MASState | None, text: str) -> None:
+    def _start(self, script: Script, state: MASState | None, text: str) -> None:
+        key = _ROOT if state is None else (state.digest, text)
         try:
-            execution = self._runner.start(self._question, script, self._reporter(result, state, text), self._tape)
+            execution = self._runner.start(self._question, script, self._reporter(state, text), self._tape)
         except Exception as error:
-            result.set_exception(error)
+            self._found(state, text, error)
             return
         with self._lock:
-            if not result.done():
+            if isinstance(self._next[key], list):
                 self._running.add(execution)
         if self._closed:
             execution.drop()
 
-    def _reporter(self, result: Future[MASState], state: MASState | None, text: str) -> Report:
-        """Return what takes the outcome of the next step: it parks the execution and completes ``result``."""
+    def _reporter(self, state: MASState | None, text: str) -> Report:
+        """Return what takes the outcome of the next step, parks the execution and hands out the state."""
 
         def report(execution: Execution, outcome: Outcome | Exception) -> None:
             with self._lock:
@@ -449,14 +493,14 @@ class Session:
                 reached = self._reached(state, text, outcome)
             except Exception as error:
                 execution.drop()
-                result.set_exception(error)
+                self._found(state, text, error)
                 return
             if isinstance(outcome, Waiting):
                 self._runner.park(id(self), reached.digest, execution)
                 if self._closed:
                     self._runner.forget(id(self))
-            # The result comes last, so that whoever waits for it finds the execution parked.
-            result.set_result(reached)
+            # This comes last, so that whoever waits for the state finds the execution parked.
+            self._found(state, text, reached)
 
         return report
 

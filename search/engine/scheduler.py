@@ -389,12 +389,15 @@ class Scheduler:
     def _run_program(self, entry: _Entry, steps: Iterable[ProgramStep]) -> None:
         """Run the program of a search with replies; the states that it reaches arrive in the mailbox."""
         for step in steps:
-            session, key = entry.search.session, self._key(entry, step)
+            session, then = entry.search.session, partial(self._arrived, self._key(entry, step))
             assert session is not None
-            future = session.begin() if step.state is None else session.extend(step.state, step.text)
-            future.add_done_callback(
-                lambda done, key=key: self._mail.put((key, done.exception() or done.result()))  # type: ignore[misc]
-            )
+            if step.state is None:
+                session.begin(then)
+            else:
+                session.extend(step.state, step.text, then)
+
+    def _arrived(self, key: int, outcome: object) -> None:
+        self._mail.put((key, outcome))
 
     def _key(self, entry: _Entry, call: PolicyCall | ProgramStep | None) -> int:
         key = next(self._keys)
