@@ -9,10 +9,16 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from mas_gym.errors import whole_number
+from mas_gym.policies.base import AsyncPolicy
 from mas_gym.prompts import current_answer
 from mas_gym.state import MASState
 from mas_gym.tasks.base import Grade, Problem, Task
-from search.plan import AnytimePoint, Plan
+from search.plan import AnytimePoint, Plan, Usage
+
+_QUICK = ("number", "choice", "text", "regex")
+"""Kinds that are graded in microseconds."""
+
+_TOGETHER = 8
 
 
 def final_text(state: MASState) -> str:
@@ -30,6 +36,9 @@ class Grader:
         problems: The task, whose own grading is used if it has one, or any iterable of problems.
         problem: The problem.
         read: Returns the part of a terminal state's text that is graded (`mas_gym.MAS.final_text`).
+
+    Attributes:
+        threads: On how many threads messages may be graded at once; 0 if grading is quick and needs none.
     """
 
     def __init__(
@@ -43,7 +52,9 @@ class Grader:
             task = SimpleNamespace(extract=grading.extract_answer, grade=grading.grade)
         self._problem = problem
         self._extract: Callable[[str], str | None] = cache(lambda text: task.extract(problem, read(text)))
-        self._grade: Callable[[str], Grade] = cache(lambda text: task.grade(problem, read(text)))
+        self._ask: Callable[[str], Grade] = lambda text: task.grade(problem, read(text))
+        self._grades: dict[str, Grade] = {}
+        self.threads = grading_threads(problems, problem.kind)
 
     def extract(self, text: str) -> str | None:
         """Return the normalised answer in a message, without looking at the reference."""
@@ -51,11 +62,30 @@ class Grader:
 
     def grade(self, text: str) -> Grade:
         """Compare the answer in a message with the reference."""
-        return self._grade(text)
+        if text not in self._grades:
+            self._grades[text] = self._ask(text)
+        return self._grades[text]
+
+    def ungraded(self, texts: Iterable[str]) -> list[str]:
+        """Return the distinct ones among messages that have no grade yet."""
+        return [text for text in dict.fromkeys(texts) if text not in self._grades]
+
+    @property
+    def cost(self) -> Usage:
+        """What a judge spent on the grades so far; the verdict on an answer counts once."""
+        billed = {grade.extracted or text: grade for text, grade in list(self._grades.items()) if grade.tokens}
+        tokens, read = (sum(getattr(one, name) for one in billed.values()) for name in ("tokens", "prompt_tokens"))
+        return Usage(grader_tokens=tokens, grader_prompt_tokens=read)
 
     def reward(self, text: str) -> float:
         """Return R of a terminal state with this final message, +1.0 or -1.0."""
         return 1.0 if self.grade(text).correct else -1.0
+
+    @staticmethod
+    def texts(plan: Plan) -> list[str]:
+        """Return the messages that `graded` grades."""
+        points = [point.state for point in plan.anytime if point.state is not None]
+        return [final_text(state) for state in (*(candidate.state for candidate in plan.candidates), *points)]
 
     def graded(self, plan: Plan, calls: int, tokens: int) -> Plan:
         """Return the plan with the answers of its candidates and its anytime curve extracted and graded.
@@ -85,6 +115,23 @@ class Grader:
             return point
         grade = self.grade(final_text(point.state))
         return point._replace(answer=grade.extracted, correct=grade.correct)
+
+
+def grading_threads(task: object, kind: str) -> int:
+    """Return on how many threads answers of a kind may be graded at once; 0 if they are graded in microseconds.
+
+    What is slow (a judge, code, symbolic equality, a function of the user's) must not hold up the scheduler's loop.
+    """
+    from mas_gym.tasks.graders import KindGrader
+
+    grader = getattr(task, "grader", None)
+    if isinstance(grader, KindGrader) or not hasattr(task, "grade"):
+        if kind in _QUICK:
+            return 0
+        policy = getattr(getattr(grader, "judge", None), "policy", None)
+        # Of other judges nothing is known, and a local model computes one verdict at a time anyway.
+        return _TOGETHER if kind != "judge" or isinstance(policy, AsyncPolicy) else 1
+    return 1
 
 
 class TurnAnswer(NamedTuple):

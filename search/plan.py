@@ -29,6 +29,8 @@ class Usage:
         critic_tokens: Tokens that the critic generated, such as a judge's verdicts; no part of TOK.
         critic_prompt_tokens: Prompt tokens that the critic read to generate them.
         unread_verdicts: Verdicts of a judge that could not be read.
+        grader_tokens: Tokens that a judge generated to grade the answers; no part of TOK.
+        grader_prompt_tokens: Prompt tokens that it read to generate them.
         seconds: Wall-clock seconds from start to end; in a sum, the sum of them.
     """
 
@@ -42,6 +44,8 @@ class Usage:
     critic_tokens: int = 0
     critic_prompt_tokens: int = 0
     unread_verdicts: int = 0
+    grader_tokens: int = 0
+    grader_prompt_tokens: int = 0
     seconds: float = 0.0
 
     def __add__(self, other: Usage) -> Usage:
@@ -58,6 +62,8 @@ class Usage:
             self.critic_tokens + other.critic_tokens,
             self.critic_prompt_tokens + other.critic_prompt_tokens,
             self.unread_verdicts + other.unread_verdicts,
+            self.grader_tokens + other.grader_tokens,
+            self.grader_prompt_tokens + other.grader_prompt_tokens,
             self.seconds + other.seconds,
         )
 

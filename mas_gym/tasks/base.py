@@ -77,11 +77,15 @@ class Grade(NamedTuple):
             none.
         reason: One of ``"equal"``, ``"different"``, ``"no answer found"``, ``"timed out"``, ``"too complex"``, or for
             code the result of its tests.
+        tokens: Tokens that a judge generated for it.
+        prompt_tokens: Prompt tokens that the judge read.
     """
 
     correct: bool
     extracted: str | None = None
     reason: str = ""
+    tokens: int = 0
+    prompt_tokens: int = 0
 
 
 @runtime_checkable

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections import OrderedDict
+from concurrent.futures import Future
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from mas_gym.errors import PolicyError
 from mas_gym.policies import load_policy
@@ -24,6 +26,15 @@ from mas_gym.tasks.grading import extract_answer, read_text
 ATTEMPTS = 3
 MAX_NEW_TOKENS = 512
 JUDGE_SECONDS = 600.0
+
+
+class Verdict(NamedTuple):
+    """What a judge said, and what that cost, replies without a verdict included."""
+
+    correct: bool
+    tokens: int
+    prompt_tokens: int
+
 
 _VERDICT = re.compile(r"verdict[\s*_:]{0,8}(?:is[\s*_:]{1,4})?(?P<not>not\s+|in)?correct\b", re.IGNORECASE)
 _REMEMBERED = 10_000
@@ -51,7 +62,8 @@ class Judge:
         self.policy: Policy | AsyncPolicy = load_policy(policy) if isinstance(policy, str) else policy
         self.prompt = prompt or _default_prompt()
         self.spent = Meter()
-        self._known: OrderedDict[tuple[str, str, str], bool] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str, str], Future[Verdict]] = OrderedDict()
+        self._lock, self._policy_lock = threading.Lock(), threading.Lock()
 
     def identity(self) -> Any:
         """Return the policy and the prompt."""
@@ -70,7 +82,9 @@ class Judge:
         return extract_answer(problem, text)
 
     def grade(self, problem: Problem, text: str) -> Grade:
-        """Ask for a verdict on the answer in a message; equal answers are judged once.
+        """Ask for a verdict on the answer in a message; equal answers are judged once, on whatever thread.
+
+        The grade states the verdict's whole cost each time, so that a search's cost does not depend on others.
 
         Raises:
             PolicyError: The policy failed, or no reply had a verdict.
@@ -78,30 +92,47 @@ class Judge:
         answer = read_text(text)
         if answer is None:
             return Grade(False, None, "no answer found")
-        key = (problem.question, problem.answer, answer)
-        if key not in self._known:
-            self._known[key] = self._verdict(problem, answer)
+        correct, tokens, read = self._once((problem.question, problem.answer, answer), problem)
+        said = "judged correct" if correct else "judged incorrect"
+        return Grade(correct, self.extract(problem, text), said, tokens, read)
+
+    def _once(self, key: tuple[str, str, str], problem: Problem) -> Verdict:
+        """Return the verdict on an answer, from whoever asks first."""
+        with self._lock:
+            known = self._known.get(key)
+            mine = self._known[key] = Future() if known is None else known
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
-        correct = self._known[key]
-        return Grade(correct, self.extract(problem, text), "judged correct" if correct else "judged incorrect")
+        if known is None:
+            try:
+                mine.set_result(self._verdict(problem, key[-1]))
+            except BaseException as error:
+                with self._lock:
+                    # The next to ask tries again.
+                    self._known.pop(key, None)
+                mine.set_exception(error)
+        return mine.result()
 
-    def _verdict(self, problem: Problem, answer: str) -> bool:
+    def _verdict(self, problem: Problem, answer: str) -> Verdict:
         asked = f"Question:\n{problem.question}\n\nReference answer:\n{problem.answer}\n\nAnswer to grade:\n{answer}"
         messages = (ChatMessage("system", self.prompt), ChatMessage("user", asked))
-        said = ""
+        said, tokens, read = "", 0, 0
         for attempt in range(ATTEMPTS):
             seed = derive_seed(0, problem.id, answer.encode("utf-8", "replace"), attempt)
             # The first attempt is greedy; another greedy one would say the same.
             request = SamplingRequest(messages, (seed,), MAX_NEW_TOKENS, 0.7 if attempt else 0.0, agent="Judge")
             reply = self._ask(request)
-            self.spent.add(reply.prompt_tokens, reply.cached_tokens, reply.samples[0].tokens)
+            with self._lock:
+                self.spent.add(reply.prompt_tokens, reply.cached_tokens, reply.samples[0].tokens)
+            tokens, read = tokens + reply.samples[0].tokens, read + reply.prompt_tokens
             said = reply.samples[0].text
             verdicts = list(_VERDICT.finditer(said[-_LONGEST:]))
+            with self._lock:
+                if not verdicts:
+                    self.spent.faults["no verdict"] += 1
+                self.spent.calls += bool(verdicts)
             if verdicts:
-                self.spent.calls += 1
-                return verdicts[-1]["not"] is None
-            self.spent.faults["no verdict"] += 1
+                return Verdict(verdicts[-1]["not"] is None, tokens, read)
         raise PolicyError(
             f"judge {self.policy.name}: no line 'Verdict: correct' or 'Verdict: incorrect' in {ATTEMPTS} replies, the "
             f"last of which was {said[:200]!r}"
@@ -115,7 +146,8 @@ class Judge:
             except TimeoutError:
                 future.cancel()
                 raise PolicyError(f"judge {self.policy.name}: no verdict in {JUDGE_SECONDS:g} seconds") from None
-        [reply] = self.policy.sample([request])
+        with self._policy_lock:
+            [reply] = self.policy.sample([request])
         return reply
 
 

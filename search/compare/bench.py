@@ -347,6 +347,7 @@ def outcome_of(plan: Plan, planner: str, critic: str, seed: int) -> Outcome:
         anytime=tuple((point.generated_tokens, bool(point.correct)) for point in plan.anytime),
         seconds=plan.usage.seconds,
         critic_tokens=plan.usage.critic_tokens,
+        grader_tokens=plan.usage.grader_tokens,
     )
 
 

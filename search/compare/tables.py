@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-COLUMNS = ("Search", "Critic", "Hit@1", "95% interval", "Hit@3", "Hit@5", "TOK", "AC", "RC", "Critic TOK", "Failed")
+COLUMNS = (
+    *("Search", "Critic", "Hit@1", "95% interval", "Hit@3", "Hit@5"),
+    *("TOK", "AC", "RC", "Critic TOK", "Judge TOK", "Failed"),
+)
+_RARE = {
+    "Critic TOK": " Critic TOK: tokens of judges that guide the search, no part of TOK.",
+    "Judge TOK": " Judge TOK: tokens of the judge that grades the answers, no part of TOK.",
+}
+"""Columns that most tables do not have, and what the caption says of them."""
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
     character: "\\" + character for character in "&%$#_{}"
 }
@@ -56,11 +64,13 @@ def cells(row: ResultRow, deviations: bool = True) -> tuple[str, ...]:
         f"{100 * row.interval.low:.1f} {_DASH} {100 * row.interval.high:.1f}",
         *(percent(hits.get(k)) for k in HIT_RANKS[1:]),
         *(count(cost if deviations else Spread(cost.mean, None)) for cost in costs),
-        count(row.critic_tokens if deviations else Spread(row.critic_tokens.mean, None))
-        if row.critic_tokens.mean > 0
-        else _DASH,
+        *(_tokens(spread, deviations) for spread in (row.critic_tokens, row.grader_tokens)),
         str(sum(row.failures.values()) or _DASH),
     )
+
+
+def _tokens(spread: Spread, deviations: bool) -> str:
+    return count(spread if deviations else Spread(spread.mean, None)) if spread.mean > 0 else _DASH
 
 
 def results_table(rows: Sequence[ResultRow], title: str = "", width: int = 120) -> RenderableType:
@@ -141,7 +151,7 @@ def caption(rows: Sequence[ResultRow]) -> str:
     return (
         f"{problems} problems, {averaged}. Hit in %, failed searches counted as wrong; 95% intervals over problems. "
         "TOK generated tokens, AC agent calls, RC reward calls, each per problem."
-        + (" Critic TOK: tokens of judges, no part of TOK." if any(row.critic_tokens.mean > 0 for row in rows) else "")
+        + "".join(text for name, text in _RARE.items() if any(_cell(row, name) != _DASH for row in rows))
     )
 
 
@@ -197,11 +207,14 @@ def to_markdown(rows: Sequence[ResultRow]) -> str:
 
 
 def _fixed_columns(rows: Sequence[ResultRow]) -> list[tuple[str, ...]]:
-    """Return the header and the lines of a table with every column but the critic's tokens, if no critic has any."""
+    """Return the header and the lines of a table with every column but the rare ones that are empty."""
     lines = [COLUMNS, *map(cells, rows)]
-    place = COLUMNS.index("Critic TOK")
-    bare = all(line[place] == _DASH for line in lines[1:])
-    return [(*line[:place], *line[place + bare :]) for line in lines]
+    shown = [i for i, name in enumerate(COLUMNS) if name not in _RARE or any(line[i] != _DASH for line in lines[1:])]
+    return [tuple(line[i] for i in shown) for line in lines]
+
+
+def _cell(row: ResultRow, name: str) -> str:
+    return cells(row)[COLUMNS.index(name)]
 
 
 def to_csv(rows: Sequence[ResultRow]) -> str:

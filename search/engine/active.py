@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import traceback
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -65,13 +65,20 @@ class ProgramStep(NamedTuple):
     text: str
 
 
+class GradingCall(NamedTuple):
+    """Messages to be graded elsewhere, because their grader is slow."""
+
+    texts: list[str]
+
+
 @dataclass
 class Work:
-    """What one yield of a planner needs from policy, critic and program."""
+    """What one yield of a planner, or the grading of its plan, needs from others."""
 
-    sampling: list[PolicyCall]
-    scoring: list[ScoringContext]
+    sampling: list[PolicyCall] = field(default_factory=list)
+    scoring: list[ScoringContext] = field(default_factory=list)
     steps: list[ProgramStep] = field(default_factory=list)
+    grading: GradingCall | None = None
 
 
 @dataclass
@@ -123,6 +130,9 @@ class ActiveSearch:
         self._stopped: str | None = None
         self._last_messages = setup.dynamics.max_depth
         self._started = perf_counter()
+        self._found: Plan | None = None
+        self._ended: float | None = None
+        self._billed = Usage()
 
     def start(self) -> None:
         """Start the clock; a search that waits for admission spends no time."""
@@ -131,7 +141,9 @@ class ActiveSearch:
     @property
     def usage(self) -> Usage:
         """What has been spent so far."""
-        return replace(self.spent, seconds=perf_counter() - self._started)
+        # Grading is no part of a search's time.
+        end = perf_counter() if self._ended is None else self._ended
+        return replace(self.spent, seconds=end - self._started)
 
     def _spend(self, usage: Usage) -> None:
         self.spent += usage
@@ -150,7 +162,10 @@ class ActiveSearch:
         """
         if self._root is None:
             self.waiting = 1
-            return Work([], [], [ProgramStep(None, "")])
+            return Work(steps=[ProgramStep(None, "")])
+        if self._found is not None:
+            self._finish(self._found)
+            return None
         try:
             for _ in range(MAX_LOCAL_ROUNDS):
                 self._requests = self._next_requests()
@@ -162,10 +177,45 @@ class ActiveSearch:
                 "for anything new; return a search.Plan to end the search"
             )
         except StopIteration as end:
-            self._finish(end.value)
+            return self._grade_first(end.value)
         except Exception as error:
             self.fail(error)
         return None
+
+    def _grade_first(self, plan: object) -> Work | None:
+        """Finish with a plan, or ask for the grades of its messages before that if its grader is slow."""
+        self._ended = perf_counter()
+        try:
+            self._found = self._checked(plan)
+        except Exception as error:
+            self.fail(error)
+            return None
+        call = self._grading(self.grader.texts(self._found))
+        if call is None:
+            self._finish(self._found)
+            return None
+        self.waiting = 1
+        return Work(grading=call)
+
+    def _grading(self, texts: Iterable[str]) -> GradingCall | None:
+        """Return what has to be graded elsewhere; None if there is nothing, or if it is graded in no time."""
+        wanted = self.grader.ungraded(texts) if self.grader.threads else []
+        return GradingCall(wanted) if wanted else None
+
+    @property
+    def measured(self) -> bool:
+        """Whether the planner has ended, so that only grades are missing."""
+        return self._found is not None
+
+    def take_grades(self, outcome: object) -> None:
+        """Learn that messages have been graded, or why not.
+
+        Raises:
+            Exception: The outcome is an error; the search fails with it.
+        """
+        self.waiting -= 1
+        if isinstance(outcome, Exception):
+            raise outcome
 
     @property
     def _planner_name(self) -> str:
@@ -176,7 +226,7 @@ class ActiveSearch:
             self._generator = self._begin()
             requests = _checked(next(self._generator))
         else:
-            self._settle_values()
+            self._settle()
             requests = _checked(self._generator.send(self._replies))
         while (reason := self._over_budget(requests)) is not None:
             if self._stopped:
@@ -206,20 +256,25 @@ class ActiveSearch:
             budget = replace(budget, tokens=None)
         return budget.spent(self.usage, wanted)
 
-    def stop(self, reason: str) -> None:
-        """End the search early: the planner may return the best it has; open requests are not waited for."""
+    def stop(self, reason: str) -> Work | None:
+        """End the search early: the planner may return the best it has; open requests are not waited for.
+
+        Returns:
+            What grading needs from others; None if the search has ended.
+        """
         self._stopped, self.waiting = self._stopped or reason, 0
         if self._generator is None:
             self.fail(BudgetError(reason))
-            return
+            return None
         try:
             self._generator.throw(BudgetError(reason))
         except StopIteration as end:
-            self._finish(end.value)
+            return self._grade_first(end.value)
         except Exception as error:
             self.fail(error)
         else:
             self.fail(BudgetError(reason))
+        return None
 
     def close(self) -> None:
         """Drop the search: the planner ends without a plan."""
@@ -237,6 +292,7 @@ class ActiveSearch:
         self._to_score = []
         merged: dict[Prompt, tuple[list[int], list[tuple[int, MASState, int]]]] = {}
         scoring: dict[bytes, ScoringContext] = {}
+        rewarded: list[str] = []
         for slot, request in enumerate(self._requests):
             match request:
                 case Propose(state=state, n=n):
@@ -249,7 +305,7 @@ class ActiveSearch:
                 case Extract(states=states):
                     self._replies[slot] = [self.grader.extract(self._said(state)) for state in states]
                 case Reward(states=states):
-                    self._replies[slot] = self._rewards(states)
+                    rewarded += self._rewarded(states)
                 case Remaining():
                     self._replies[slot] = self.setup.budget.messages_left(self.spent)
                 case _:
@@ -258,8 +314,9 @@ class ActiveSearch:
                         f"with {request!r:.200}"
                     )
         sampling = [PolicyCall(_sampling_request(prompt, seeds), shares) for prompt, (seeds, shares) in merged.items()]
-        self.waiting = len(sampling) + bool(scoring)
-        return Work(sampling, list(scoring.values()))
+        grading = self._grading(rewarded)
+        self.waiting = len(sampling) + bool(scoring) + (grading is not None)
+        return Work(sampling, list(scoring.values()), grading=grading)
 
     def _prompt(self, state: MASState) -> Prompt:
         mas = self.setup.dynamics.mas
@@ -330,13 +387,14 @@ class ActiveSearch:
         record = self.samples.get((state.parent.digest, state.text)) if state.parent is not None else None
         return record.proposal if record is not None else None
 
-    def _rewards(self, states: Sequence[MASState]) -> list[float]:
+    def _rewarded(self, states: Sequence[MASState]) -> list[str]:
+        """Return the messages whose grades are the true reward of terminal states."""
         if not self.setup.training:
             raise SearchError("the true reward is not available at evaluation; training runs set training=True")
         for state in states:
             if not self.setup.dynamics.is_terminal(state):
                 raise SearchError(f"the true reward is defined on terminal states only, got one at turn {state.depth}")
-        return [self.grader.reward(self._said(state)) for state in states]
+        return [self._said(state) for state in states]
 
     def _said(self, state: MASState) -> str:
         return final_text(state) if self.setup.dynamics.is_terminal(state) else state.text
@@ -426,17 +484,27 @@ class ActiveSearch:
         for state, value in zip(self._to_score, outcome, strict=True):
             self._values[state.digest] = _finite(value, critic, state)
 
-    def _settle_values(self) -> None:
-        """Fill in the replies to `Evaluate`; every value is known by now."""
+    def _settle(self) -> None:
+        """Fill in the replies to `Evaluate` and `Reward`; what they need is known by now."""
         for slot, request in enumerate(self._requests):
             if isinstance(request, Evaluate):
                 self._replies[slot] = [self._values[state.digest] for state in request.states]
+            elif isinstance(request, Reward):
+                self._replies[slot] = [self.grader.reward(self._said(state)) for state in request.states]
 
-    def _finish(self, plan: object) -> None:
+    def _finish(self, plan: Plan) -> None:
         try:
-            self.plan = replace(self._checked(plan), usage=self.usage, stopped=self._stopped)
+            graded = self.grader.graded(plan, self.spent.agent_calls, self.spent.generated_tokens)
         except Exception as error:
             self.fail(error)
+        else:
+            self._bill_grades()
+            self.plan = replace(graded, usage=self.usage, stopped=self._stopped)
+
+    def _bill_grades(self) -> None:
+        cost = self.grader.cost
+        self._spend(cost - self._billed)
+        self._billed = cost
 
     def _checked(self, plan: object) -> Plan:
         name = self._planner_name
@@ -451,8 +519,7 @@ class ActiveSearch:
                     "an intermediate message is no answer"
                 )
         whole = plan if plan.tree is not None else self._with_tree(plan)
-        whole = replace(whole, mas=self.setup.dynamics.mas)
-        return self.grader.graded(whole, self.spent.agent_calls, self.spent.generated_tokens)
+        return replace(whole, mas=self.setup.dynamics.mas)
 
     def _with_tree(self, plan: Plan) -> Plan:
         """Give a plan without a tree the tree of its candidates' paths."""
@@ -471,6 +538,7 @@ class ActiveSearch:
     def fail(self, error: BaseException) -> None:
         """End the search with an error."""
         self.close()
+        self._bill_grades()
         self.failure = error
         reason = str(error) if str(error) else type(error).__name__
         self.plan = Plan(

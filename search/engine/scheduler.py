@@ -35,8 +35,8 @@ from typing import Any, NamedTuple
 from mas_gym.errors import ConfigError, EngineUnavailableError, SearchError
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.tasks.base import Problem
-from search.engine.active import Account, ActiveSearch, PolicyCall, ProgramStep
-from search.engine.ports import BATCH_DONE, CriticPort, Mail, PolicyPort, policy_port
+from search.engine.active import Account, ActiveSearch, GradingCall, PolicyCall, ProgramStep, Work
+from search.engine.ports import BATCH_DONE, CriticPort, GradingPort, Mail, PolicyPort, policy_port
 from search.engine.tracing import Spans
 from search.grading import Grader
 from search.plan import Plan, Usage
@@ -140,9 +140,10 @@ class Scheduler:
         self._mail: Mail = SimpleQueue()
         self._policy: PolicyPort = policy_port(policy, self._mail)
         self._critic = None if setup.critic is None or setup.critic.free else CriticPort(setup.critic, self._mail)
+        self._grading = GradingPort(self._mail)
         self._waiting: OrderedDict[int, _Entry] = OrderedDict()
         self._active: dict[int, _Entry] = {}
-        self._open: dict[Hashable, tuple[_Entry, PolicyCall | ProgramStep | None]] = {}
+        self._open: dict[Hashable, tuple[_Entry, PolicyCall | ProgramStep | GradingCall | None]] = {}
         self._runner = None if setup.program is None else setup.program.open(policy)
         self._deadlines: list[tuple[float, int]] = []
         self._numbers, self._keys = itertools.count(), itertools.count()
@@ -301,6 +302,7 @@ class Scheduler:
             self._runner.close()
         if self._critic is not None:
             self._critic.close()
+        self._grading.close()
 
     # ---- admission
 
@@ -337,6 +339,8 @@ class Scheduler:
             self._spans.answer(key, None)
             if isinstance(call, PolicyCall):
                 self._policy.cancel(key)
+            elif isinstance(call, GradingCall):
+                self._grading.cancel(key)
             elif call is None and self._critic is not None:
                 self._critic.cancel(key)
         entry.keys.clear()
@@ -351,6 +355,7 @@ class Scheduler:
             if work is None:
                 self._end(entry)
                 return
+            self._grade(entry, work)
             wanted = sum(len(call.request.seeds) for call in work.sampling)
             if self._over_budget(wanted):
                 return
@@ -373,6 +378,11 @@ class Scheduler:
                 return
             if search.waiting:
                 return
+
+    def _grade(self, entry: _Entry, work: Work) -> None:
+        """Have messages graded where that holds up no other search."""
+        if work.grading is not None:
+            self._grading.submit(self._key(entry, work.grading), entry.search.grader, work.grading.texts)
 
     def _score_free(self, entry: _Entry, contexts: Any) -> None:
         critic, key = self._setup.critic, next(self._keys)
@@ -399,7 +409,7 @@ class Scheduler:
     def _arrived(self, key: int, outcome: object) -> None:
         self._mail.put((key, outcome))
 
-    def _key(self, entry: _Entry, call: PolicyCall | ProgramStep | None) -> int:
+    def _key(self, entry: _Entry, call: PolicyCall | ProgramStep | GradingCall | None) -> int:
         key = next(self._keys)
         entry.keys.add(key)
         self._open[key] = (entry, call)
@@ -456,12 +466,15 @@ class Scheduler:
             entry, call = self._open.pop(key)
             entry.keys.discard(key)
             self._spans.answer(key, outcome)
-            if isinstance(outcome, EngineUnavailableError):
+            # A judge that is gone fails the searches that it grades; a policy or critic that is gone ends the run.
+            if isinstance(outcome, EngineUnavailableError) and not isinstance(call, GradingCall):
                 raise outcome
             search = entry.search
             try:
                 if call is None:
                     search.take_scores(outcome)
+                elif isinstance(call, GradingCall):
+                    search.take_grades(outcome)
                 elif isinstance(call, ProgramStep):
                     search.take_state(call, outcome)
                 else:
@@ -495,9 +508,14 @@ class Scheduler:
         while self._deadlines and self._deadlines[0][0] <= perf_counter():
             _, number = heapq.heappop(self._deadlines)
             entry = self._active.get(number)
-            if entry is not None:
-                entry.search.stop(f"budget of {entry.search.setup.budget.seconds:g} seconds spent")
+            if entry is None or entry.search.measured:
+                continue
+            work = entry.search.stop(f"budget of {entry.search.setup.budget.seconds:g} seconds spent")
+            if work is None:
                 self._end(entry)
+            else:
+                self._release(entry)
+                self._grade(entry, work)
 
     def _patience(self, timeout: float | None) -> float | None:
         """Return how long to wait for other threads at most; None for as long as it takes."""

@@ -95,6 +95,14 @@ CREATE TABLE critic_costs (         -- of searches whose critic cost more than i
     checksum BLOB NOT NULL          -- digest of the row
 );
 """
+GRADER_COSTS = """
+CREATE TABLE grader_costs (         -- of searches whose answers a judge graded
+    search INTEGER PRIMARY KEY REFERENCES searches,
+    grader_tokens INTEGER NOT NULL,
+    grader_prompt_tokens INTEGER NOT NULL,
+    checksum BLOB NOT NULL          -- digest of the row
+);
+"""
 GRADINGS = """
 CREATE TABLE gradings (
     grading TEXT PRIMARY KEY,       -- digest of identity
@@ -111,9 +119,14 @@ CREATE TABLE grades (
     PRIMARY KEY (search, grading)
 ) WITHOUT ROWID;
 """
-TABLES += GRADINGS.lstrip()
+TABLES += GRADINGS.lstrip() + GRADER_COSTS.lstrip()
 PARTS = {"nodes": "node", "candidates": "rank", "moments": "step"}
 """The tables that hold parts of a search, with the column that orders them."""
+COSTS = {
+    "critic_costs": ("critic_tokens", "critic_prompt_tokens", "unread_verdicts"),
+    "grader_costs": ("grader_tokens", "grader_prompt_tokens"),
+}
+"""The tables with costs that most searches do not have, and their columns."""
 
 
 _TYPES = {"TEXT": (str,), "INTEGER": (int,), "REAL": (float,), "BLOB": (bytes,), "": (str, bytes)}
@@ -180,21 +193,22 @@ def checksum(rows: Sequence[Any]) -> bytes:
 
 
 def part_rows(connection: sqlite3.Connection, search: int) -> list[list[tuple[Any, ...]]]:
-    """Return a search's rows in each of `PARTS`, all columns, in order; then its ``critic_costs``, if any."""
+    """Return a search's rows in each of `PARTS`, all columns, in order; then those in `COSTS`, if any."""
     rows = [
         connection.execute(f"SELECT * FROM {table} WHERE search = ? ORDER BY {order}", (search,)).fetchall()
         for table, order in PARTS.items()
     ]
-    costs = cost_row(connection, search)
-    return rows if costs is None else [*rows, [costs]]
+    return [*rows, *([row] for row in cost_rows(connection, search).values())]
 
 
-def cost_row(connection: sqlite3.Connection, search: int) -> tuple[Any, ...] | None:
-    """Return a search's row in ``critic_costs``, all columns; None if it has none. Stores before schema 3 have none."""
-    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'critic_costs'").fetchone():
-        return None
-    found: tuple[Any, ...] | None
-    found = connection.execute("SELECT * FROM critic_costs WHERE search = ?", (search,)).fetchone()
+def cost_rows(connection: sqlite3.Connection, search: int) -> dict[str, tuple[Any, ...]]:
+    """Return a search's row in each of `COSTS` that has one, all columns. Stores of older schemas lack these tables."""
+    found: dict[str, tuple[Any, ...]] = {}
+    [version] = connection.execute("PRAGMA user_version").fetchone()
+    for table, since in (("critic_costs", 3), ("grader_costs", 5)):
+        if version >= since:
+            row = connection.execute(f"SELECT * FROM {table} WHERE search = ?", (search,)).fetchone()
+            found |= {table: row} if row is not None else {}
     return found
 
 
@@ -284,16 +298,22 @@ def _upgrade_3(connection: sqlite3.Connection) -> None:
     """Add what schema 3 lacks: gradings."""
     for statement in GRADINGS.split(";\n"):
         connection.execute(statement)
+    _upgrade_4(connection)
+
+
+def _upgrade_4(connection: sqlite3.Connection) -> None:
+    """Add what schema 4 lacks: what judges cost that grade."""
+    connection.execute(GRADER_COSTS)
 
 
 FORMAT = Format(
     name="store",
     application=0x4D415347,
-    schema=4,
+    schema=5,
     tables=TABLES,
     error=StoreError,
     origin="search.run(..., store=path) creates one",
-    upgrades={1: _upgrade_1, 2: _upgrade_2, 3: _upgrade_3},
+    upgrades={1: _upgrade_1, 2: _upgrade_2, 3: _upgrade_3, 4: _upgrade_4},
 )
 
 

@@ -17,15 +17,25 @@ from mas_gym.graph import MAS
 from mas_gym.state import MASState
 from mas_gym.tasks.base import Problem
 from search.plan import AnytimePoint, Candidate, Plan, Usage
-from search.store.file import PARTS, Damage, Held, check_types, checksum, cost_row, digest, part_rows, seal_search
+from search.store.file import (
+    COSTS,
+    PARTS,
+    Damage,
+    Held,
+    check_types,
+    checksum,
+    cost_rows,
+    digest,
+    part_rows,
+    seal_search,
+)
 from search.tree import SCHEMA as TREE_SCHEMA
 from search.tree import Tree
 
 Seeds = Mapping[tuple[bytes, str], int]
 """The seed of each message, by the digest of the state that it was sampled in, and its text."""
 
-_COSTS = ["critic_tokens", "critic_prompt_tokens", "unread_verdicts"]
-_USAGE = [field.name for field in fields(Usage) if field.name not in _COSTS]
+_USAGE = [field.name for field in fields(Usage) if not any(field.name in names for names in COSTS.values())]
 
 
 class NodeRow(NamedTuple):
@@ -101,9 +111,8 @@ class Writer:
     def search(self, run: str, problem: Problem, plan: Plan, seeds: Seeds) -> bytes:
         """Store a plan with its tree, in place of an earlier one of the same problem, and return its checksum."""
         key = search_id(run, problem.id)
-        for table in (*PARTS, "critic_costs"):
+        for table in (*PARTS, *COSTS, "grades"):
             self._connection.execute(f"DELETE FROM {table} WHERE search = ?", (key,))
-        self._connection.execute("DELETE FROM grades WHERE search = ?", (key,))
         row = {
             "id": key,
             "run": run,
@@ -123,9 +132,10 @@ class Writer:
         self._connection.execute(
             f"INSERT OR REPLACE INTO searches ({', '.join(row)}) VALUES ({marks})", tuple(row.values())
         )
-        costs = (key, *(getattr(plan.usage, name) for name in _COSTS))
-        if any(costs[1:]):
-            self._many("critic_costs", [(*costs, checksum(costs))])
+        for table, names in COSTS.items():
+            costs = (key, *(getattr(plan.usage, name) for name in names))
+            if any(costs[1:]):
+                self._many(table, [(*costs, checksum(costs))])
         if plan.tree is not None:
             self._many("nodes", self._nodes(key, plan.tree, seeds))
         self._many("candidates", (self._candidate(key, rank, c) for rank, c in enumerate(plan.candidates, 1)))
@@ -278,7 +288,7 @@ class Reader:
     def parts(self, row: Mapping[str, Any]) -> tuple[list[NodeRow], list[CandidateRow], list[tuple[Any, ...]]]:
         """Return a search's nodes, candidates and points of its curve, texts resolved."""
         rows = part_rows(self._connection, row["id"])
-        for table, values in zip((*PARTS, "critic_costs"), rows, strict=False):
+        for table, values in zip(PARTS, rows, strict=False):
             for value in values:
                 check_types(table, value)
         if self.sealed and checksum(rows) != row["parts"]:
@@ -291,13 +301,13 @@ class Reader:
         return nodes, candidates, [(*values[:5], self._text(values[5]), *values[6:]) for values in rows[2]]
 
     def _costs(self, search: int) -> dict[str, int]:
-        row = cost_row(self._connection, search)
-        if row is None:
-            return {}
-        check_types("critic_costs", row)
-        if checksum(row[:-1]) != row[-1]:
-            raise Damage("what its critic cost is not what was written")
-        return dict(zip(_COSTS, row[1:-1], strict=True))
+        found: dict[str, int] = {}
+        for table, row in cost_rows(self._connection, search).items():
+            check_types(table, row)
+            if checksum(row[:-1]) != row[-1]:
+                raise Damage("what its critic or judge cost is not what was written")
+            found |= dict(zip(COSTS[table], row[1:-1], strict=True))
+        return found
 
     def _texts(self, search: int) -> dict[bytes | None, str | None]:
         query = "SELECT DISTINCT t.id, t.text FROM nodes n JOIN texts t ON t.id = n.text WHERE n.search = ?"

@@ -1,0 +1,243 @@
+"""Graders that are slow hold up no search, change no result, and what a judge spends is kept with each search."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from search_worlds import by_problem, problems, talker
+
+import search
+from mas_gym.errors import BudgetError, PolicyError, SearchError, StoreError
+from mas_gym.policies import SamplingReply, SamplingRequest, ScriptedPolicy
+from mas_gym.tasks import Grade, Problem, ProblemTask
+from mas_gym.tasks.graders import KindGrader, make_grader
+from mas_gym.tasks.judge import Judge
+from search.compare.tables import to_csv, to_html, to_markdown
+from search.engine.scheduler import Scheduler
+from search.grading import grading_threads
+from search.setup import make_setup
+
+SECONDS = 20.0
+
+
+def graded_by(grader: Any, count: int = 4, kind: Any = "text") -> ProblemTask:
+    items = [Problem(f"p{i}", f"question {i}", f"answer {i}", kind) for i in range(count)]
+    return ProblemTask.of(items, grader=grader)
+
+
+def answer(request: SamplingRequest, seed: int) -> str:
+    return f"Final Answer: {seed % 3}"
+
+
+def test_other_searches_go_on_while_one_is_graded() -> None:
+    on = threading.Event()
+
+    def write(request: SamplingRequest, seed: int) -> str:
+        if "question 3" in request.messages[-1].content:
+            on.set()
+        return "Final Answer: 1"
+
+    # Each grade waits for an agent of the last problem, which a blocked loop would never ask.
+    task = graded_by(lambda problem, text: on.wait(SECONDS))
+    plans = list(search.run("single", task, mas="single", policy=ScriptedPolicy(write, max_batch=1), concurrency=4))
+    assert [(plan.correct, plan.error) for plan in plans] == [(True, None)] * 4
+
+
+def test_the_same_plans_whether_grading_is_slow_or_quick(tmp_path: Path) -> None:
+    def plans(task: Any, **more: Any) -> dict[str, Any]:
+        return by_problem(search.run("mcts:6,2", task, mas="rpsv", policy=talker(), **more))
+
+    quick, critic = KindGrader(), search.ConstantCritic(0.1)
+
+    def slow(problem: Problem, text: str) -> Grade:
+        return quick.grade(problem, text)
+
+    items = problems(5)
+    expected = plans(ProblemTask.of(items), critic=critic)
+    assert plans(ProblemTask.of(items, grader=slow), critic=critic) == expected
+    assert plans(ProblemTask.of(items, grader=slow), critic=critic, concurrency=1) == expected
+    # In training the true reward is asked for during the search.
+    assert plans(ProblemTask.of(items, split="train", grader=slow), training=True) == plans(
+        ProblemTask.of(items, split="train"), training=True
+    )
+
+
+def test_a_grader_that_raises_fails_its_search_alone() -> None:
+    def grade(problem: Problem, text: str) -> bool:
+        if problem.id == "p1":
+            raise ZeroDivisionError("by zero")
+        return True
+
+    plans = {plan.problem_id: plan for plan in search.run("single", graded_by(grade), mas="single", policy=talker())}
+    assert "by zero" in (plans["p1"].error or "")
+    assert plans["p1"].usage.agent_calls == 1
+    assert [plans[f"p{i}"].correct for i in (0, 2, 3)] == [True] * 3
+
+
+def test_a_search_whose_seconds_are_spent_is_graded_and_grading_takes_none_of_them() -> None:
+    class Late:
+        """Asks for a second message, which never comes."""
+
+        def plan(self, model: Any, root: Any, rng: Any) -> Any:
+            [[first]] = yield [search.Propose(root)]
+            plan = search.Plan.single(model.transition(root, first.action))
+            try:
+                yield [search.Propose(root)]
+            except BudgetError:
+                return plan
+
+    class Once(ScriptedPolicy):
+        asked = 0
+
+        async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+            self.asked += 1
+            if self.asked > 1:
+                import asyncio
+
+                await asyncio.sleep(SECONDS)
+            [reply] = self.sample([request])
+            return reply
+
+        max_concurrency = 4
+
+    def grade(problem: Problem, text: str) -> bool:
+        threading.Event().wait(0.3)
+        return True
+
+    [plan] = search.run(
+        Late(), graded_by(grade, 1), mas="single", policy=Once(answer), budget=search.Budget(seconds=0.2)
+    )
+    assert (plan.correct, plan.error) == (True, None)
+    assert plan.usage.seconds < 0.45
+
+
+def test_closing_does_not_wait_for_a_grader() -> None:
+    let, begun = threading.Event(), threading.Event()
+
+    def grade(problem: Problem, text: str) -> bool:
+        begun.set()
+        return let.wait(SECONDS)
+
+    task = graded_by(grade, 2)
+    setup = make_setup("single", "single", None)
+    scheduler = Scheduler(setup, talker(), task=task).start()
+    futures = [scheduler.submit(problem) for problem in task]
+    assert begun.wait(SECONDS)
+    scheduler.close()
+    let.set()
+    for future in futures:
+        with pytest.raises(SearchError, match="dropped"):
+            future.result(0)
+
+
+@pytest.mark.parametrize(
+    "task, kind, threads",
+    [
+        (graded_by(None), "text", 0),
+        (graded_by(None), "number", 0),
+        (graded_by(None), "code", 8),
+        (graded_by(None), "expression", 8),
+        ([], "choice", 0),
+        (graded_by(lambda problem, text: True), "number", 1),
+        (graded_by(make_grader(None, KindGrader(judge=Judge(talker())))), "judge", 1),
+    ],
+    ids=["text", "number", "code", "expression", "list", "function", "judge"],
+)
+def test_what_is_quick_is_graded_at_once(task: Any, kind: str, threads: int) -> None:
+    assert grading_threads(task, kind) == threads
+
+
+# ----------------------------------------------------------------- what a judge spends
+
+
+def judged(said: Callable[[SamplingRequest, int], str] = lambda request, seed: "Verdict: correct") -> tuple[Any, Judge]:
+    judge = Judge(ScriptedPolicy(said, name="judge"))
+    return graded_by(KindGrader(judge=judge), kind="judge"), judge
+
+
+def test_a_judges_tokens_are_kept_with_each_search(tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    task, judge = judged()
+    common: dict[str, Any] = {"mas": "single", "policy": ScriptedPolicy(answer, name="writer"), "store": store}
+    plans = {plan.problem_id: plan for plan in search.run("sc:5", task, **common)}
+    for plan in plans.values():
+        answers = {candidate.text for candidate in plan.candidates}
+        # Two tokens a verdict, one verdict for each answer.
+        assert plan.usage.grader_tokens == 2 * len(answers) > 0
+        assert plan.usage.grader_prompt_tokens > 10 * len(answers)
+        assert plan.usage.generated_tokens == 15
+    total = sum(plan.usage.grader_tokens for plan in plans.values())
+    assert judge.spent.generated_tokens == total
+    # Read back, no verdict is asked for again.
+    silent, _ = judged()
+    again = {plan.problem_id: plan for plan in search.run("sc:5", silent, **common)}
+    assert {key: plan.usage for key, plan in again.items()} == {key: plan.usage for key, plan in plans.items()}
+    with search.open_store(store) as opened:
+        assert opened.runs()[0].spent.grader_tokens == total
+        table = opened.compare()
+    assert table.rows[0].grader_tokens.mean == total / 4
+    assert "| Judge TOK |" in to_markdown(table.rows)
+    assert "Judge TOK" in str(table) and "Judge TOK" in to_html(table.rows)
+    assert "grader_tokens" in to_csv(table.rows).splitlines()[0]
+    with sqlite3.connect(store) as connection:
+        connection.execute("UPDATE grader_costs SET grader_tokens = 1")
+    with search.open_store(store) as opened, pytest.raises(StoreError, match="damaged"):
+        list(opened.plans())
+
+
+def test_compare_shows_a_judges_tokens() -> None:
+    task, _ = judged()
+    table = search.compare(["single", "sc:2"], task, mas="single", policy=ScriptedPolicy(answer, name="writer"))
+    assert [row.grader_tokens.mean > 0 for row in table.rows] == [True, True]
+    assert "Judge TOK: tokens of the judge" in str(table)
+
+
+def test_verdicts_that_cannot_be_read_fail_the_search_and_are_counted() -> None:
+    task, judge = judged(lambda request, seed: "I cannot say.")
+    plans = list(search.run("single", task[:1], mas="single", policy=talker()))
+    assert "no line 'Verdict: correct'" in (plans[0].error or "")
+    assert judge.spent.faults == {"no verdict": 3}
+
+
+def test_equal_answers_on_two_threads_are_judged_once() -> None:
+    asked: list[int] = []
+    both = threading.Barrier(3)
+
+    def said(request: SamplingRequest, seed: int) -> str:
+        asked.append(seed)
+        threading.Event().wait(0.05)
+        return "Verdict: incorrect"
+
+    task, _ = judged(said)
+    grades: list[Grade] = []
+
+    def grade() -> None:
+        both.wait(SECONDS)
+        grades.append(task.grade(task[0], "Final Answer: 1"))
+
+    threads = [threading.Thread(target=grade) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(asked), {grade.correct for grade in grades}, len({*grades})) == (1, {False}, 1)
+
+
+def test_a_judge_that_fails_is_asked_again() -> None:
+    down = [True]
+
+    def said(request: SamplingRequest, seed: int) -> str:
+        if down:
+            down.clear()
+            raise PolicyError("down")
+        return "Verdict: correct"
+
+    task, _ = judged(said)
+    with pytest.raises(PolicyError, match="down"):
+        task.grade(task[0], "Final Answer: 1")
+    assert task.grade(task[0], "Final Answer: 1").correct
