@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from mas_gym.programs.calls import Call
 from mas_gym.programs.execution import Execution, Failed, Outcome, Script, Waiting
 from mas_gym.programs.runner import ProgramError, Runner
 from mas_gym.programs.sources import CommandSource, FunctionSource, ServiceSource, Source
+from mas_gym.prompts import ToolCall, with_calls
 from mas_gym.user_code import find_user_code, is_user_code, user_file
 from mas_gym.validation import MAX_NEW_TOKENS, MAX_TURNS
 
@@ -28,6 +30,8 @@ _PARKED, _PARKED_LIGHT = 256, 1024
 _REHEARSED_CALLS = 32
 _REHEARSED_QUESTION, _REHEARSED_REPLY = "What is 2 + 2?", "APPROVED. Final Answer: 4"
 _ROLE = re.compile(r"(?i)\byou are (?:an? |the |our )?([^\n.,:;!?()]{1,60})")
+_WITH_WHAT = re.compile(r"(?i) (?:who|whose|that|which|with|managing|tasked|responsible|specialized|specialised)\b")
+_HANDOFF = "transfer_to_"
 _LONGEST_NAME = 40
 _OWN_PROMPTS = "(its prompts are the program's)"
 
@@ -236,7 +240,7 @@ def agent_name(call: Call) -> str:
     if call.agent:
         return call.agent[:_LONGEST_NAME]
     found = _ROLE.search(call.system[:500])
-    name = found[1] if found else call.system or call.model or "agent"
+    name = _WITH_WHAT.split(found[1], 1)[0] if found else call.system or call.model or "agent"
     words = " ".join(name.split())
     return words if len(words) <= _LONGEST_NAME else words[:_LONGEST_NAME].rpartition(" ")[0] or words[:_LONGEST_NAME]
 
@@ -244,10 +248,13 @@ def agent_name(call: Call) -> str:
 def rehearse(program: Program) -> list[str]:
     """Run a program once with a fixed reply to every call, and return the names of its agents in order.
 
+    Only tools that hand over to another agent are called, each of them once: others may have effects.
+
     Raises:
         ProgramError: It ended before its first call.
     """
     names: list[str] = []
+    handed: list[str] = []
     done = Event()
     ends: list[Outcome | Exception] = []
 
@@ -258,11 +265,20 @@ def rehearse(program: Program) -> list[str]:
             ends.append(outcome)
             done.set()
         else:
-            waiting.append(execution)
+            waiting.append((execution, calls[0]))
             step.set()
 
+    def reply(call: Call) -> str:
+        offered = json.loads(call.extra_body).get("tools", ()) if call.tools else ()
+        names = (tool["function"]["name"] for tool in offered)
+        tool = next((name for name in names if name.startswith(_HANDOFF) and name not in handed), None)
+        if tool is None:
+            return _REHEARSED_REPLY
+        handed.append(tool)
+        return with_calls("", [ToolCall(tool, "{}")])
+
     left = list(range(_REHEARSED_CALLS))
-    waiting: list[Execution] = []
+    waiting: list[tuple[Execution, Call]] = []
     step = Event()
     runner = program.open()
     try:
@@ -270,7 +286,8 @@ def rehearse(program: Program) -> list[str]:
         while not done.wait(0):
             if step.wait(0.01):
                 step.clear()
-                waiting.pop().answer(_REHEARSED_REPLY, report)
+                execution, call = waiting.pop()
+                execution.answer(reply(call), report)
     finally:
         runner.close()
     if not names:

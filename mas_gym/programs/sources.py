@@ -162,7 +162,7 @@ def interrupt(thread: threading.Thread) -> None:
 class CommandSource:
     """A command that reads the question from standard input, or as the argument ``{question}``, and prints the answer.
 
-    It finds ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment.
+    It finds ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment, and ``PYTHONHASHSEED=0`` unless that is set.
     """
 
     needs_key = True
@@ -193,7 +193,9 @@ class CommandSource:
 
     async def _run(self, execution: Execution, stage: Stage) -> None:
         words = [word.replace("{question}", execution.question) for word in self.words]
-        environment = os.environ | {"OPENAI_BASE_URL": stage.url(execution), "OPENAI_API_KEY": execution.key}
+        given = {"OPENAI_BASE_URL": stage.url(execution), "OPENAI_API_KEY": execution.key}
+        # Otherwise the sets of a Python program have another order in each replay.
+        environment = {"PYTHONHASHSEED": "0"} | os.environ | given
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
