@@ -366,3 +366,21 @@ def test_candidates_of_a_program_may_call_tools(policy: OpenAIPolicy) -> None:
     with pytest.raises(PolicyError, match="tools: expected none"):
         plain.reset(seed=0)
     plain.close()
+
+
+def test_the_rehearsal_follows_handoffs_and_calls_no_other_tool() -> None:
+    called: list[str] = []
+
+    async def team(question: str, client: AsyncOpenAI) -> str:
+        names = [{"type": "function", "function": {"name": name}} for name in ("pay", "transfer_to_b", "transfer_to_c")]
+        while True:
+            reply = await ask(client, "You are a team lead who sends work on.", tools=names)
+            for call in reply.choices[0].message.tool_calls or ():
+                called.append(call.function.name)
+                await ask(client, f"You are the expert {call.function.name[-1]}, with tools.", tools=names[:1])
+            if not reply.choices[0].message.tool_calls:
+                return str(reply.choices[0].message.content)
+
+    agents = [agent.name for agent in Program(team).mas.agents]
+    assert agents == ["team lead", "expert b", "expert c", "other agents"]
+    assert called == ["transfer_to_b", "transfer_to_c"]

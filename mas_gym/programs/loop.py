@@ -50,6 +50,13 @@ class _Started:
             self.task.cancel()
 
 
+def _handled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report what a task of nobody raised, but for clients of earlier runs whose garbage is collected in this one."""
+    error = context.get("exception")
+    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+        loop.default_exception_handler(context)
+
+
 class Loop:
     """An event loop on a thread of its own."""
 
@@ -57,6 +64,7 @@ class Loop:
         """Start the thread."""
         self.selector = _IdleSelector()
         self.loop = asyncio.SelectorEventLoop(self.selector)
+        self.loop.set_exception_handler(_handled)
         self._asked: float | None = None
         self._inbox: deque[tuple[contextvars.Context, Callable[..., Any], tuple[Any, ...]]] = deque()
         self._awake = False

@@ -1,0 +1,85 @@
+"""The same four agents in LangGraph, the OpenAI Agents SDK and AG2 give the transcripts of the YAML."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from search_worlds import noise
+
+import mas_gym
+import search
+from mas_gym.policies import SamplingRequest, ScriptedPolicy, load_policy
+from mas_gym.programs import Program
+
+pytestmark = [
+    pytest.mark.frameworks,
+    # Frameworks warn as they please.
+    pytest.mark.filterwarnings("default"),
+]
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "programs"
+AGENTS = ["Reader", "Planner", "Solver", "Verifier"]
+FRAMEWORKS = {"langgraph": "langgraph_agents", "agents": "openai_agents_sdk", "ag2": "ag2_agents"}
+# Ten times as many take minutes.
+TIMES = int(os.environ.get("MAS_GYM_TEST_TIMES", "1"))
+COUNTS = {"single": 20, "sc:5": 2, "sbs:5,1": 2, "mcts:10,3": 1}
+
+
+def said(request: SamplingRequest, seed: int) -> str:
+    draw = noise(request.messages, seed)
+    return f"{request.agent} says {int(draw * 1000)}. Final Answer: {int(draw * 4)}"
+
+
+class ByText:
+    """A critic that likes some texts better than others."""
+
+    name, terminal_only, free = "by text", False, False
+
+    def score(self, contexts: Any) -> list[float]:
+        return [noise(context.state.text, 0) for context in contexts]
+
+
+def shapes(planner: str, count: int, policy: Any, **system: Any) -> dict[str, tuple[Any, ...]]:
+    task = mas_gym.load_task("arithmetic", split="test", limit=count)
+    found = {}
+    for plan in search.run(planner, task, policy=policy, critic=ByText(), seed=7, **system):
+        assert plan.error is None and plan.tree is not None, plan.error_details
+        transcripts = tuple(state.transcript for state in plan.tree.states)
+        found[plan.problem_id] = plan.answer, plan.correct, plan.usage.agent_calls, transcripts, tuple(plan.tree.visits)
+    return found
+
+
+@functools.cache
+def native(planner: str, count: int, policy: Any) -> dict[str, tuple[Any, ...]]:
+    return shapes(planner, count, policy, mas="rpsv")
+
+
+@pytest.fixture(params=FRAMEWORKS)
+def program(request: pytest.FixtureRequest) -> Iterator[Program]:
+    if importlib.util.find_spec(request.param) is None:
+        pytest.skip(f"{request.param} is not installed")
+    yield Program(f"{EXAMPLES}/{FRAMEWORKS[request.param]}.py:solve", agents=AGENTS)
+
+
+SCRIPTED = ScriptedPolicy(said)
+
+
+@pytest.mark.parametrize("planner", COUNTS)
+def test_a_framework_gives_the_transcripts_of_the_mas(planner: str, program: Program) -> None:
+    count = COUNTS[planner] * TIMES
+    assert shapes(planner, count, SCRIPTED, program=program) == native(planner, count, SCRIPTED)
+
+
+@functools.cache
+def tiny() -> Any:
+    return load_policy("tiny")
+
+
+def test_so_it_does_with_the_tiny_agents(program: Program) -> None:
+    pytest.importorskip("torch", reason="the tiny agents need the extra 'local'")
+    assert shapes("sc:3", 2, tiny(), program=program) == native("sc:3", 2, tiny())
