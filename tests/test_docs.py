@@ -123,7 +123,6 @@ def test_the_commands_of_engines_are_understood(page: str) -> None:
             (),
             r"'chat tiny': 4, 'evaluate policy-likelihood': 4, 'invoke_workflow rpsv': 1(.|\n)*Verifier",
         ),
-        ("fine_tune_agents", (2, 6), r"\d+ preference rows: \{"),
         pytest.param(
             "train_critic", (6, 6, 0.1), r"\d+ pairs from 6 trees\n(.|\n)* of 4 right", marks=pytest.mark.slow
         ),

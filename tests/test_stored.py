@@ -10,6 +10,7 @@ from search_worlds import HashCritic, chain, problems, talker
 
 import search
 from mas_gym.errors import ConfigError, SearchError, StoreError
+from mas_gym.prompts import chat_messages
 from search import open_store
 from search.compare.stored import settings
 from search.planners import MCTS
@@ -97,3 +98,35 @@ def test_outcomes_of_plans() -> None:
     assert search.Plan(correct=False).outcome == "no answer"
     assert search.Plan(error="X: y").outcome == "failed"
     assert "&lt;b&gt;" in search.Plan(problem_id="<b>")._repr_html_()
+
+
+def test_preferences_are_the_best_and_the_worst_message_of_a_state(store: Path) -> None:
+    mas = chain(3)
+    run = dict(mas=mas, policy=talker(), store=store)
+    plans = {p.problem_id: p for p in search.run(MCTS(12, 3), problems(6), training=True, **run)}  # type: ignore[arg-type]
+    list(search.run("single", problems(2), **run))  # type: ignore[arg-type]
+    with open_store(store) as opened:
+        trained, other = sorted(
+            (info.run for info in opened.runs()), key=lambda r: not opened.find(r).config["training"]
+        )
+        rows = opened.preferences(trained, least=1.0)
+        assert rows and {row["agent"] for row in rows} <= {agent.name for agent in mas.agents}
+        assert len(opened.preferences(trained, least=0.1)) > len(rows) > len(opened.preferences(trained, least=2))
+        for row in rows:
+            assert set(row) == {"agent", "prompt", "chosen", "rejected", "margin", "problem"}
+            nodes = list(plans[row["problem"]].tree)
+            asked = [n.id for n in nodes if [m._asdict() for m in chat_messages(mas, n.state)] == row["prompt"]]
+            families = [{n.state.text: n.q for n in nodes if n.parent == parent and n.visits} for parent in asked]
+            [chosen], [rejected] = row["chosen"], row["rejected"]
+            assert chosen["role"] == rejected["role"] == "assistant"
+            ends = (chosen["content"], rejected["content"])
+            [said] = [said for said in families if all(text in said for text in ends)]
+            assert [said[text] for text in ends] == [max(said.values()), min(said.values())]
+            assert row["margin"] == said[ends[0]] - said[ends[1]] >= 1
+        with pytest.raises(StoreError, match="expected a training run"):
+            opened.preferences(other)
+        for wrong in (0, -1, 3, float("nan"), "1", True):
+            with pytest.raises(ConfigError, match="least"):
+                opened.preferences(trained, least=wrong)  # type: ignore[arg-type]
+        with pytest.raises(StoreError, match="found 2"):
+            opened.preferences()

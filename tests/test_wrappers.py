@@ -1,6 +1,7 @@
 """`CandidateChoice`, and the PettingZoo view."""
 
 import copy
+import itertools
 import pickle
 import subprocess
 import sys
@@ -10,13 +11,16 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env, data_equivalence
+from gymnasium.wrappers import TimeLimit
 
 import mas_gym
 from mas_gym.env import MASEnv
 from mas_gym.errors import ConfigError, EpisodeOverError, IllegalActionError, MissingDependencyError, PolicyError
+from mas_gym.learning import CandidateFeatures, DenseReward
 from mas_gym.policies import Sample, SamplingReply, ScriptedPolicy
 from mas_gym.tasks import Problem, ProblemTask
 from mas_gym.wrappers import CandidateChoice
+from search.critics import PolicyLikelihood
 
 SUMS = ProblemTask.of([Problem(f"sum/{n}", f"What is {n} + {n}?", str(2 * n)) for n in range(1, 6)])
 
@@ -256,6 +260,108 @@ def test_skipped_agents_end_with_the_others() -> None:
     assert [name[:6] for name in acted] == ["Solver", "Solver", "Solver", "Judge"]
 
 
+class Length:
+    """Values a state by the length of its message."""
+
+    def score(self, contexts) -> list[float]:
+        return [len(context.state.text) / 100 for context in contexts]
+
+
+@pytest.mark.parametrize("mas", ["rpsv", "dylan", "debate"])
+@pytest.mark.parametrize("view", ["texts", "numbers"])
+@pytest.mark.parametrize("rewards", ["shared", "own"])
+def test_pettingzoos_checker_on_choices(mas: str, view: str, rewards, capsys: pytest.CaptureFixture[str]) -> None:
+    testing = pytest.importorskip("pettingzoo.test")
+    env = choices(mas) if view == "texts" else DenseReward(CandidateFeatures(choices(mas)), Length())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning)
+        testing.api_test(mas_gym.aec_env(env, rewards=rewards), num_cycles=20)
+    assert "Passed API test" in capsys.readouterr().out
+
+
+def test_agents_choose_among_their_own_candidates() -> None:
+    pytest.importorskip("pettingzoo")
+    game = mas_gym.aec_env(choices(seed=1))
+    game.reset(seed=0)
+    for turn, agent in enumerate(["Reader", "Planner", "Solver", "Verifier"]):
+        assert game.agent_selection == agent
+        assert all((len(game.observe(name)["candidates"]) == 6) == (name == agent) for name in game.agents)
+        assert all(game.observe(name) in game.observation_space(name) for name in game.agents)
+        mask = game.infos[agent]["action_mask"]
+        assert mask.shape == (6,) and mask.dtype == np.int8
+        pick = game.action_space(agent).sample(mask)
+        text = game.observe(agent)["candidates"][pick].text
+        game.step(pick)
+        assert game.observe(agent)["transcript"][-1].text == text
+        assert any(game.rewards.values()) == (turn == 3)
+    assert len(set(game.rewards.values())) == 1 and all(game.terminations.values())
+
+
+def returns_of(game, picks) -> dict[str, float]:
+    """Play one episode of choices and return what each agent collects."""
+    game.reset(seed=2)
+    totals, picks = dict.fromkeys(game.agents, 0.0), iter(picks)
+    for agent in game.agent_iter():
+        _, reward, terminated, _, _ = game.last()
+        totals[agent] += reward
+        game.step(None if terminated else next(picks))
+    return totals
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_an_agents_own_reward_is_the_gain_of_its_message(numbers: bool) -> None:
+    pytest.importorskip("pettingzoo")
+    script = ScriptedPolicy(lambda request, seed: f"{'so ' * (seed % 9)}Final Answer: {seed % 5}")
+
+    def env(dense: bool = True):
+        inner = choices(policy=script, seed=1)
+        inner = CandidateFeatures(inner) if numbers else inner
+        return DenseReward(inner, Length()) if dense else inner
+
+    picks, plain = [3, 1, 4, 2], env(dense=False)
+    plain.reset(seed=2)
+    values, reward = [0.0], 0.0
+    for pick in picks:
+        reward = plain.step(pick)[1]
+        values.append(len(plain.unwrapped.state.text) / 100)
+    values[-1] = 0.0
+    gains = [after - before for before, after in itertools.pairwise(values)]
+    gains[-1] += reward
+    own = returns_of(mas_gym.aec_env(env(), rewards="own"), picks)
+    assert list(own.values()) == pytest.approx(gains) and len(set(gains)) == 4
+    assert sum(own.values()) == pytest.approx(reward)
+    # Shared, each agent collects the environment's return, shaped or not.
+    for dense in (True, False):
+        shared = returns_of(mas_gym.aec_env(env(dense)), picks)
+        assert list(shared.values()) == pytest.approx([reward] * 4)
+
+
+def test_likelihood_is_an_agents_reward() -> None:
+    pytest.importorskip("pettingzoo")
+    game = mas_gym.aec_env(DenseReward(choices(), PolicyLikelihood()), rewards="own")
+    game.reset(seed=0)
+    game.step(0)
+    assert game.rewards["Reader"] == pytest.approx(1 / (1 + np.e)) and game.rewards["Planner"] == 0
+
+
+@pytest.mark.parametrize("action", [-1, 6, None, "0", (0, 1), np.array([0, 1])])
+def test_actions_that_are_no_choice(action) -> None:
+    pytest.importorskip("pettingzoo")
+    game = mas_gym.aec_env(choices())
+    game.reset(seed=0)
+    with pytest.raises(IllegalActionError, match="from 0 to 5"):
+        game.step(action)
+    assert game.agent_selection == "Reader"
+
+
+def test_truncated_games_end_for_all() -> None:
+    pytest.importorskip("pettingzoo")
+    game = mas_gym.aec_env(CandidateChoice(TimeLimit(MASEnv(SUMS, "rpsv"), 2), ScriptedPolicy(guess), 2))
+    game.reset(seed=0)
+    turns = [name for name in game.agent_iter() if game.step(None if game.truncations[name] else 0) is None]
+    assert len(turns) == 2 + 4 and game.agents == []
+
+
 def test_aec_arguments() -> None:
     pytest.importorskip("pettingzoo")
     assert mas_gym.aec_env("MAS-Arithmetic-Single-v0", render_mode="ansi").render_mode == "ansi"
@@ -263,6 +369,8 @@ def test_aec_arguments() -> None:
         mas_gym.aec_env(gym.make("CartPole-v1"))
     with pytest.raises(ConfigError, match="unknown option 'view'"):
         mas_gym.aec_env(MASEnv(SUMS), view="full")
+    with pytest.raises(ConfigError, match="rewards: expected one of 'shared', 'own'"):
+        mas_gym.aec_env(MASEnv(SUMS, "rpsv"), rewards="mine")
 
 
 def test_without_pettingzoo_the_error_names_the_extra() -> None:

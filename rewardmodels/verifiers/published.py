@@ -23,6 +23,7 @@ Weights are read from safetensors only, and no code of a model's folder runs.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -50,6 +51,7 @@ SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}
 
 _STEP = {"qwen": "<extra_0>", "shepherd": "ки", "skywork": "\n"}
 _SPECIAL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+_MARK = re.compile(r"<.+>|\[.+\]")
 _GRID = 1_000_000
 _REMEMBERED = 200_000
 
@@ -152,7 +154,9 @@ class _Published:
     def _clean(self, text: str, *tags: str) -> str:
         """Return a text without special tokens and step tags: a space breaks each, so that no message scores itself."""
         text = text.encode("utf-8", "replace").decode("utf-8").strip()
-        for tag in {*self._tokenizer.all_special_tokens, *self._tokenizer.get_added_vocab(), *tags}:
+        # Other added tokens are words that the tokenizer keeps whole.
+        marks = {tag for tag in self._tokenizer.get_added_vocab() if _MARK.fullmatch(tag.strip())}
+        for tag in {*self._tokenizer.all_special_tokens, *marks, *tags}:
             if tag and not tag.isspace():
                 text = text.replace(tag, f"{tag[0]} {tag[1:]}")
         return text

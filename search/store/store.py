@@ -24,12 +24,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mas_gym.dynamics import Dynamics
-from mas_gym.errors import StoreError, UnknownNameError, need
+from mas_gym.errors import ConfigError, StoreError, UnknownNameError, need, shown
+from mas_gym.graph import MAS
+from mas_gym.prompts import chat_messages
 from mas_gym.tasks.base import Problem
 from search.plan import Plan
 from search.store.file import FORMAT, Damage, empty_pages, explained
 from search.store.regrade import Grading, apply, find_grading, gradings
 from search.store.rows import CandidateRow, NodeRow, Reader, RunInfo, name_of, read_run, recipients_of, search_id
+from search.tree import Tree
 
 logger = logging.getLogger("search.store")
 T = TypeVar("T")
@@ -229,6 +232,42 @@ class Store:
             f"store {self.path}: {what}; the others can be read, and running the same command again replaces these"
         )
 
+    def preferences(self, run: str | None = None, *, least: float = 0.5) -> list[dict[str, Any]]:
+        """Return preferences between messages of one agent to one prompt, in the columns of TRL's ``DPOTrainer``.
+
+        Each state of a training run whose best and worst message differ enough gives one row. TRL's
+        ``RewardTrainer`` takes the same rows.
+
+        Args:
+            run: As in `find`; a training run, whose values come from the true reward.
+            least: Smallest difference of the two messages' mean rewards, in ``(0, 2]``.
+
+        Returns:
+            Rows with ``agent``, ``prompt`` (the chat that the agent was sent), ``chosen`` and ``rejected`` (the
+            assistant's message, also as a chat), ``margin`` and ``problem``.
+
+        Raises:
+            ConfigError: ``least`` is out of its range.
+            StoreError: As for `plans`; it is no training run, or one of a program, whose prompts are not stored.
+        """
+        number = isinstance(least, int | float) and not isinstance(least, bool)
+        if not number or not 0 < least <= 2:
+            raise ConfigError(f"least: expected a number above 0 and at most 2, got {shown(least)}")
+        info = self.find(run)
+        mas = info.mas
+        if not info.config["training"]:
+            raise StoreError(
+                f"store {self.path}: expected a training run, got {info.label}; make one with mas-gym rollouts, or "
+                "search.run(..., training=True)"
+            )
+        if mas.program:
+            raise StoreError(f"store {self.path}: the prompts of {mas.name} are not stored: it is a program")
+        rows = []
+        for plan in self.plans(info.run):
+            if plan.tree is not None:
+                rows += [{**row, "problem": plan.problem_id} for row in preferences(plan.tree, mas, least)]
+        return rows
+
     def compare(self, runs: Iterable[str] = (), baseline: str = "", grading: str | None = None) -> Any:
         """Return the `search.Comparison` of stored runs: a row per planner and critic, averaged over seeds.
 
@@ -271,6 +310,22 @@ class Store:
             return None if row["error"] is not None else (row, *self._reader.parts(row)[:2])
 
         return (tree for tree in self._each(info, read) if tree is not None)
+
+
+def preferences(tree: Tree, mas: MAS, least: float) -> Iterator[dict[str, Any]]:
+    """Yield a row for each state whose best and worst message differ by at least ``least`` in mean reward."""
+    for node in tree:
+        children = [tree[child] for child in tree.children(node.id) if tree.visits[child]]
+        judged = sorted((child.q or 0.0, -child.id, child.state.text) for child in children)
+        if len(judged) > 1 and judged[-1][0] - judged[0][0] >= least and judged[-1][2] != judged[0][2]:
+            chosen, rejected = ([{"role": "assistant", "content": _plain(judged[end][2])}] for end in (-1, 0))
+            yield {
+                "agent": mas.agents[node.state.acting].name,
+                "prompt": [{"role": role, "content": _plain(text)} for role, text in chat_messages(mas, node.state)],
+                "chosen": chosen,
+                "rejected": rejected,
+                "margin": judged[-1][0] - judged[0][0],
+            }
 
 
 def open_store(path: str | os.PathLike[str]) -> Store:
