@@ -11,24 +11,31 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
+import json
 import os
+import sys
 import tempfile
 import threading
 import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, OpenAI
 
 import mas_gym
 import search
 from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
 from mas_gym.policies.base import Sample
 from mas_gym.programs import Program
+from mas_gym.programs.execution import Execution
+from mas_gym.programs.sources import CommandSource
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "programs" / "plain_openai.py"
 AGENTS = ["Reader", "Planner", "Solver", "Verifier"]
-_HTTP: list[AsyncOpenAI] = []
 
 
 class Slow:
@@ -128,19 +135,77 @@ def _shape(plan: Any) -> tuple[Any, ...]:
     return plan.answer, plan.usage.agent_calls, [s.transcript for s in plan.tree.states], list(plan.tree.visits)
 
 
+COMMAND = """
+import json, os, sys, urllib.request
+body = json.dumps({"model": "m", "messages": [{"role": "user", "content": sys.stdin.read()}]}).encode()
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+with urllib.request.urlopen(request) as reply:
+    print(json.load(reply)["choices"][0]["message"]["content"])
+"""
+
+
+def in_a_thread(question: str, client: OpenAI) -> str:
+    """Ask once, synchronously."""
+    messages: Any = [{"role": "user", "content": question}]
+    return str(client.chat.completions.create(model="m", messages=messages).choices[0].message.content)
+
+
+class _Service(BaseHTTPRequestHandler):
+    """Asks once, over the URL that it is given."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": asked["question"]}]}).encode()
+        headers = {"Authorization": f"Bearer {asked['api_key']}"}
+        with urlopen(Request(f"{asked['base_url']}/chat/completions", body, headers)) as reply:
+            text = json.load(reply)["choices"][0]["message"]["content"]
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *args: Any) -> None:
+        """Say nothing."""
+
+
 def leaves_nothing(count: int) -> None:
-    """Run many searches of every kind of function, and compare threads, children and open files before and after."""
-    task = mas_gym.load_task("arithmetic", split="train", limit=count // 2)
-    before = _held()
-    for program in (f"{EXAMPLE}:solve", by_url()):
-        timed("sc:2", task, Slow(0.0), Program(program, agents=AGENTS))
-    time.sleep(0.5)
-    print(f"{count} searches: threads, children and open files were {before}, are {_held()}")
+    """Run many searches of each kind of program, and compare what this process holds before and after."""
+    task = mas_gym.load_task("arithmetic", split="train", limit=count)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Service)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    kinds: dict[str, Any] = {
+        "client=": f"{EXAMPLE}:solve",
+        "thread": in_a_thread,
+        "base_url": by_url(),
+        "command": [sys.executable, "-S", "-c", COMMAND],
+        "service": f"http://127.0.0.1:{server.server_port}/",
+    }
+    print(f"{count} searches; before and after: {', '.join(_held())}")
+    for kind, source in kinds.items():
+        if isinstance(source, list):
+            source = CommandSource(source)
+        program = Program(source, agents=AGENTS if "=" in kind or "_" in kind else ["Solver"])
+        timed("single", task[:4], Slow(0.0), program)
+        before = _held()
+        seconds, _, _ = timed("single", task, Slow(0.0), program)
+        deadline = time.monotonic() + 10
+        while (after := _held()) != before and time.monotonic() < deadline:
+            time.sleep(0.1)
+        print(f"{kind:10} {seconds:7.1f} s  {tuple(before.values())} {tuple(after.values())}", flush=True)
+    server.shutdown()
+    server.server_close()
 
 
-def _held() -> tuple[int, int, int]:
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    return threading.active_count(), len(children), len(os.listdir("/proc/self/fd"))
+def _held() -> dict[str, int]:
+    gc.collect()
+    kinds = Counter(map(type, gc.get_objects()))
+    return {
+        "threads": threading.active_count(),
+        "children": len(Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()),
+        "open files and sockets": len(os.listdir("/proc/self/fd")),
+        "tasks": kinds[asyncio.Task],
+        "executions": kinds[Execution],
+    }
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ import itertools
 import json
 import pickle
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -411,16 +410,6 @@ def test_an_open_runner_keeps_no_execution_that_has_ended() -> None:
         assert left(1) == 1
         session.close()
         assert left(0) == 0
-
-
-def test_a_run_leaves_no_thread_behind() -> None:
-    before = threading.active_count()
-    for program in (chained, threaded, by_url, pooled):
-        searched(program, "mcts:6,3")
-    deadline = time.monotonic() + 5
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() <= before
 
 
 @pytest.mark.parametrize(

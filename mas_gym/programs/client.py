@@ -207,7 +207,7 @@ def _async_http(http: Any, gateway: Gateway) -> Any:
     class Transport(http.AsyncBaseTransport):  # type: ignore[misc]
         async def handle_async_request(self, request: Any) -> Any:
             token = request.headers.get(_EXECUTION_HEADER, "")
-            execution = gateway.find(token)
+            execution = gateway.at(token)
             quiet = Quiet.SETTLED if execution is None else _quiet_on_loop(execution)
             path = f"/{token}{request.url.path}"
             got = gateway.receive(request.method, path, request.headers, await request.aread(), quiet)
@@ -231,7 +231,7 @@ def _http(http: Any, gateway: Gateway) -> Any:
     class Transport(http.BaseTransport):  # type: ignore[misc]
         def handle_request(self, request: Any) -> Any:
             token = request.headers.get(_EXECUTION_HEADER, "")
-            execution = gateway.find(token)
+            execution = gateway.at(token)
             quiet = Quiet.SETTLED if execution is None else _quiet_in_thread(execution)
             got = gateway.receive(request.method, f"/{token}{request.url.path}", request.headers, request.read(), quiet)
             if isinstance(got, Reply):

@@ -23,6 +23,8 @@ from mas_gym.programs.tools import answer_use
 
 MAX_BODY = 16 * 2**20
 MAX_HEAD = 2**16
+IDLE_SECONDS = 5.0
+"""How long a connection waits for a request before it is closed, if its program has ended."""
 _LINGER_SECONDS = 1.0
 _STATUS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed"}
 _Taken = tuple[Call, "list[str] | Future[list[str]]", Execution]
@@ -54,9 +56,9 @@ class Gateway:
         """Answer there no more."""
         self._open.pop(execution.token, None)
 
-    def find(self, token: str) -> Execution | None:
-        """Return the execution at a path; None if there is none."""
-        return self._open.get(token)
+    def at(self, path: str) -> Execution | None:
+        """Return the execution whose token a path begins with; None if there is none."""
+        return self._open.get(path.strip("/").partition("/")[0])
 
     def read(self, known: bytes, headers: Mapping[str, str], body: Callable[[], bytes] | None = None) -> Call:
         """Read a request; one that a search has seen already is looked up.
@@ -91,8 +93,7 @@ class Gateway:
         Raises:
             ProgramStopped: The execution is over.
         """
-        token, _, route = path.strip("/").partition("/")
-        execution = self._open.get(token)
+        execution, route = self.at(path), path.strip("/").partition("/")[2]
         try:
             if execution is None:
                 raise CallError("no program is running at this address", 404)
@@ -150,17 +151,32 @@ class Server:
         assert task is not None
         self._tasks.add(task)
         try:
+            path: str | None = ""
             with suppress(OSError, asyncio.IncompleteReadError, ProgramStopped, asyncio.CancelledError):
-                while await self._one(reader, writer):
-                    pass
+                while path is not None:
+                    path = await self._one(reader, writer, path)
         finally:
             self._tasks.discard(task)
             writer.close()
 
-    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request; whether the connection stays open."""
+    async def _head(self, reader: asyncio.StreamReader, path: str) -> bytes:
+        """Read the head of the next request. Raises `ConnectionError` if the program of the last one has ended."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(IDLE_SECONDS):
+                    try:
+                        return await reader.readuntil(b"\r\n\r\n")
+                    except asyncio.LimitOverrunError:
+                        raise CallError("expected shorter headers") from None
+            if self._gateway.at(path) is None:
+                # Many programs never close their clients.
+                raise ConnectionError
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, last: str) -> str | None:
+        """Answer one request, after one to the path ``last``; return its path, or None to close the connection."""
         try:
-            method, path, headers, body = await _request(reader, writer)
+            head = await self._head(reader, last)
+            method, path, headers, body = await _request(head, reader, writer)
             got = self._gateway.receive(method, path, headers, body, Quiet.SETTLED)
         except CallError as error:
             await _send(writer, Reply(error.status, "application/json", error.body()), False)
@@ -169,11 +185,11 @@ class Server:
                 async with asyncio.timeout(_LINGER_SECONDS):
                     while await reader.read(MAX_HEAD):
                         pass
-            return False
+            return None
         stays = headers.get("connection", "").casefold() != "close"
         if isinstance(got, Reply):
             await _send(writer, got, stays)
-            return stays
+            return path if stays else None
         call, texts, execution = got
         if isinstance(texts, Future):
             left = asyncio.ensure_future(reader.read(1))
@@ -183,29 +199,25 @@ class Server:
                 if not waits.done():
                     # Closed, or a second request before the reply, which no client sends.
                     execution.withdraw(texts)
-                    return False
+                    return None
             finally:
                 left.cancel()
                 waits.cancel()
                 await asyncio.gather(left, return_exceptions=True)
             texts = given(texts)
         await _send(writer, reply_to(call, texts), stays)
-        return stays
+        return path if stays else None
 
 
 async def _request(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> tuple[str, str, dict[str, str], bytes]:
-    """Read one request.
+    """Read one request whose head has been read.
 
     Raises:
         CallError: It is malformed or too large.
         IncompleteReadError: The client has left.
     """
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.LimitOverrunError:
-        raise CallError("expected shorter headers") from None
     first, *lines = head[:-4].decode("latin-1").split("\r\n")
     try:
         method, target, _ = first.split(" ")

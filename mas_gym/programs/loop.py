@@ -130,6 +130,10 @@ class Loop:
             await asyncio.gather(*left, return_exceptions=True)
             if last is not None:
                 await last()
+            # Connections of clients that nobody closed.
+            for transport in list(getattr(self.loop, "_transports", {}).values()):
+                transport.abort()
+            await asyncio.sleep(0)
             await self.loop.shutdown_default_executor()
 
         def begin() -> None:

@@ -119,6 +119,7 @@ class Runner:
             execution.drop()
         if self._programs is not None:
             self._programs.close()
+        self._quiet.clear()
         if self._side is not None:
             self._side.close(self._server.close if self._server is not None else None)
 

@@ -1,6 +1,7 @@
 """Programs that raise, hang, flood, leave, lie and collide; commands and services; requests that are none."""
 
 import asyncio
+import gc
 import json
 import os
 import socket
@@ -8,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,8 +23,9 @@ from openai import APIError, AsyncOpenAI, OpenAI
 
 import search
 from mas_gym.policies import ScriptedPolicy
-from mas_gym.programs import Program, Runner
+from mas_gym.programs import Program, Runner, gateway
 from mas_gym.programs.calls import CallError, read_call
+from mas_gym.programs.execution import Execution
 from mas_gym.tasks.base import Problem
 from search import Plan
 
@@ -347,6 +351,85 @@ def test_a_service_that_fails_ends_with_its_error(service: str) -> None:
     for url, words in ((f"{service}/hang", "for 1 seconds"), ("http://127.0.0.1:9/", "refused")):
         [plan] = searched(Program(url, agents=["Solver"], timeout=1), "single", count=1)
         assert plan.error is not None and words in plan.error
+
+
+# ---- what is left behind
+
+
+def held() -> dict[str, int]:
+    """Threads, child processes, open files and sockets, tasks, and executions."""
+    gc.collect()
+    kinds = Counter(map(type, gc.get_objects()))
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+    counts = {"threads": threading.active_count(), "children": len(children), "files": len(os.listdir("/proc/self/fd"))}
+    return counts | {"tasks": kinds[asyncio.Task], "executions": kinds[Execution]}
+
+
+async def with_client(question: str, client: AsyncOpenAI) -> str:
+    return " ".join(await asyncio.gather(ask(client, question), ask(client, f"{question} again")))
+
+
+def in_a_thread(question: str, client: OpenAI) -> str:
+    messages: Any = [{"role": "user", "content": question}]
+    return str(client.chat.completions.create(model="m", messages=messages).choices[0].message.content)
+
+
+async def with_url(question: str, base_url: str) -> str:
+    # It leaves its connection open.
+    client = AsyncOpenAI(base_url=base_url, api_key="any")
+    return await ask(client, question)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+@pytest.mark.parametrize("kind", ["client", "thread", "url", "command", "service"])
+def test_searches_leave_nothing_behind(kind: str, tmp_path: Path, service: str) -> None:
+    functions: dict[str, Any] = {"client": with_client, "thread": in_a_thread, "url": with_url}
+    program = (
+        program_of(functions[kind])
+        if kind in functions
+        else command(tmp_path, "print(first)")
+        if kind == "command"
+        else Program(f"{service}/json", agents=["Solver"])
+    )
+    # What is loaded at first use stays.
+    searched(program, "single", count=1)
+    before = held()
+    plans = searched(program, "sc:2", count={"command": 3, "url": 8}.get(kind, 30))
+    assert all(plan.error is None for plan in plans)
+    # So does what a run drops: this one stops in the middle of its searches.
+    run = search.run("sc:2", [Problem(f"p{i}", f"Question {i}?", "1", "number") for i in range(9)],
+                     program=program, policy=policy(), concurrency=3)  # fmt: skip
+    next(run)
+    run.close()
+    deadline = time.monotonic() + 10
+    while any(after > before[name] for name, after in held().items()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    after = held()
+    assert {name: max(after[name], before[name]) for name in after} == before
+
+
+def test_the_gateway_closes_connections_of_programs_that_have_ended(monkeypatch: Any) -> None:
+    monkeypatch.setattr(gateway, "IDLE_SECONDS", 0.1)
+    kept = []
+
+    async def solve(question: str, base_url: str) -> str:
+        # As frameworks do that cache their clients by URL.
+        kept.append(AsyncOpenAI(base_url=base_url, api_key="any"))
+        return await ask(kept[-1], question)
+
+    with closing(program_of(solve).open()) as runner:
+        first = runner.session("Question 0?")
+        root = first.first()
+        before = held()["files"]
+        for i in range(1, 5):
+            session = runner.session(f"Question {i}?")
+            session.after(session.first(), "1")
+        deadline = time.monotonic() + 5
+        while held()["files"] > before + 4 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        # What is left are their own ends, and the connection of the program that still waits for a reply.
+        assert held()["files"] <= before + 4
+        assert first.after(root, "1").text == "1"
 
 
 # ---- two programs at once never see each other's calls
