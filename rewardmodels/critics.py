@@ -11,8 +11,8 @@ import math
 import os
 import re
 from collections.abc import Callable
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +39,7 @@ ENTRY_POINTS = "mas_gym.critics"
 Loader = Callable[..., Critic]
 
 
-def load_critic(spec: str, **options: Any) -> Critic:
+def load_critic(spec: str, *, lazy: bool = False, **options: Any) -> Critic:
     """Load a critic.
 
     Args:
@@ -56,6 +56,7 @@ def load_critic(spec: str, **options: Any) -> Critic:
             * ``"NAME:ARGUMENT"`` of a loader that is registered in the entry-point group ``mas_gym.critics``.
 
             Options may follow, as in ``"models/masprm#concurrent=true"`` or ``"prm:MODEL#aggregate=min"``.
+        lazy: Let a trained critic read its weights at its first score, not now; other critics are loaded now.
         options: Options of the loader; for folders see `LearnedCritic`.
 
     Raises:
@@ -78,13 +79,13 @@ def load_critic(spec: str, **options: Any) -> Critic:
         options = {**written, **options}
     path = Path(spec).expanduser()
     if (path / META).exists() or (path.is_dir() and spec not in _BUILTIN):
-        return _build(spec, LearnedCritic, str(path), **options)
+        return _build(spec, LearnedCritic, str(path), lazy=lazy, **options)
     name, _, argument = spec.partition(":")
     known = _known()
     if name not in known:
         if is_hub_name(spec):
             folder = download(spec, options.pop("revision", None))
-            return _build(spec, LearnedCritic, str(folder), **options)
+            return _build(spec, LearnedCritic, str(folder), lazy=lazy, **options)
         if os.sep in spec or spec.startswith((".", "~")):
             raise UnknownNameError(f"no critic at {spec!r}: expected a folder that training wrote")
         raise unknown("critic", name, known, ENTRY_POINTS)
@@ -94,6 +95,8 @@ def load_critic(spec: str, **options: Any) -> Critic:
             loader = loader.load()
         except ImportError as error:
             raise MissingDependencyError(f"critic {name!r} cannot be imported: {error}") from error
+    if lazy and loader in (_masprm, _orm, _ensemble):
+        options["lazy"] = True
     return _build(name, loader, argument, **options)
 
 
@@ -140,10 +143,8 @@ def _build(name: str, make: Callable[..., Critic], argument: str, **options: Any
     except TypeError as error:
         takes = [key for key, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY]
         raise ConfigError(f"critic {name!r}: {error}; it takes {', '.join(takes) or 'no options'}") from error
-    try:
-        import_module("torch") if make in (LearnedCritic, StepRewardModel, ScalarRewardModel) else None
-    except ImportError as error:
-        raise MissingDependencyError("a local reward model needs torch; pip install mas-gym[local]") from error
+    if make in (LearnedCritic, StepRewardModel, ScalarRewardModel) and find_spec("torch") is None:
+        raise MissingDependencyError("a local reward model needs torch; pip install mas-gym[local]")
     return make(argument, **options)
 
 

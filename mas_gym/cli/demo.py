@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from search import Plan
     from search.compare import Arm, Bench, Outcome
 
-MASPRM, ORM = "tiny-masprm", "tiny-orm"
-"""The shipped critics for the embedded agents."""
+POLICY, MASPRM, ORM = "tiny", "tiny-masprm", "tiny-orm"
+"""The embedded agents and the critics shipped for them."""
 
 FULL_SEEDS, FULL_PROBLEMS = (14, 24, 42), 500
 
@@ -57,11 +57,14 @@ def demo(
     out.mkdir(parents=True, exist_ok=True)
     task = mas_gym.load_task("arithmetic", split="test", limit=number or (FULL_PROBLEMS if full else 200))
     seeds = FULL_SEEDS if full else (seed,)
-    bench = Bench(task, mas_gym.load_mas("rpsv"), opt.read_policy("tiny"), seeds, concurrency, out / "runs.db")
+    bench = Bench(task, mas_gym.load_mas("rpsv"), None, seeds, concurrency, out / "runs.db")
     trained = from_scratch or full
     specs = _train(bench, out, number_of_trees) if trained else critic or _shipped()
-    arms = pair(named_planners(PAPER_PLANNERS), named_critics([opt.LIKELIHOOD, *specs]))
-    bench = replace(bench, workers=opt.read_workers(workers, "tiny", arms, len(task)))
+    arms = pair(named_planners(PAPER_PLANNERS), named_critics([opt.LIKELIHOOD, *specs], lazy=True))
+    shared = opt.read_workers(workers, POLICY, arms, len(task))
+    if shared is None:
+        opt.load_weights(arms)
+    bench = replace(bench, policy=opt.read_policy(POLICY) if shared is None else None, workers=shared)
     note(f"{len(task)} Arithmetic problems, four tiny agents (RPSV), {len(arms)} rows; results in {out}/")
     trees_seen = _BestTree(arms)
     outcomes: list[Outcome] = []
@@ -79,7 +82,7 @@ def demo(
         note(str(error), "yellow")
     if (best := trees_seen.best()) is not None:
         arm, plan, of = best
-        write_page(plan, replace(bench, seeds=[of]), arm, out / "tree.html", graded=True)
+        write_page(plan, replace(bench, seeds=[of]), arm, out / "tree.html", POLICY, graded=True)
     if stop is not None:
         end_early(stop, f"the same command goes on from {out}")
     if full:
@@ -104,6 +107,7 @@ def _train(bench: Bench, out: Path, number: int) -> list[str]:
     learning = replace(
         bench,
         task=mas_gym.load_task("arithmetic", split="train", limit=number),
+        policy=opt.read_policy(POLICY),
         seeds=(42,),
         store=out / "rollouts.db",
     )

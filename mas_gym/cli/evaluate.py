@@ -89,7 +89,7 @@ def evaluate(
     _check_files(files, log_json)
     numbers, target = opt.read_seeds(seeds), None if match is None else Match.read(match)
     limits = opt.read_budget(budget, "--budget"), opt.read_budget(run_budget, "--run-budget")
-    arms = pair_arms(planner or ["single"], critic)
+    arms = pair_arms(planner or ["single"], critic, lazy=True)
     problems = source.load()
     system, code = opt.read_system(mas, program, program_file, problems)
     spec = opt.chosen_policy(policy, system)
@@ -99,6 +99,8 @@ def evaluate(
     shared = _workers(workers, alone, partial(opt.read_workers, workers, spec, arms, len(problems), len(numbers)))
     fleet = opt.read_fleet(ray, actors, gpus_per_actor)
     local, remote = engines(spec, cache, fleet) if shared is None else (None, None)
+    if local is not None:
+        opt.load_weights(arms)
     bench = Bench(problems, system, local, numbers, concurrency, store, remote, *limits, workers=shared, program=code)
     if target is not None:
         arms = _resize(arms, bench, target, replace(source, split="dev", number=None).load())
@@ -161,12 +163,13 @@ def engines(
     return None, Remote(fleet, make_policy, opt.critic_maker)
 
 
-def pair_arms(planners: Sequence[str], critics: Sequence[str] | None = None) -> list[Arm]:
+def pair_arms(planners: Sequence[str], critics: Sequence[str] | None = None, lazy: bool = False) -> list[Arm]:
     """Pair planners with the critics that they take; incompatible pairs are skipped with a note.
 
     Args:
         planners: Short forms.
         critics: Names or folders; policy likelihood by default.
+        lazy: Leave the weights of trained critics to other processes, or to `mas_gym.cli.options.load_weights`.
 
     Raises:
         ConfigError: No pair is left, or a critic is named but no planner takes one.
@@ -178,7 +181,7 @@ def pair_arms(planners: Sequence[str], critics: Sequence[str] | None = None) -> 
     guided = any(map(needs_critic, loaded.values()))
     if critics and not guided:
         raise ConfigError("--critic: none of the planners takes a critic; add one that does, as --planner mcts:10,3")
-    guides = named_critics(list(dict.fromkeys(critics or [opt.LIKELIHOOD]))) if guided else {}
+    guides = named_critics(list(dict.fromkeys(critics or [opt.LIKELIHOOD])), lazy) if guided else {}
     return pair(loaded, guides, lambda reason: note(reason, "yellow"))
 
 

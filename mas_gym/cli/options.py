@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,13 @@ CRITICS = (
 )
 """The registered names, for help texts: asking the registries would load the search packages."""
 
+_MODELS = (
+    "mas_gym.policies.local.policy",
+    "rewardmodels.model.prefixes",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.tokenization_utils_tokenizers",
+)
+"""What policies and critics of this machine import."""
 _SHIPPED = ("tiny", "tiny-masprm", "tiny-orm")
 # Models of this size compute on one core each (see mas_gym.policies.local.forward), at 2 bytes per parameter or more.
 _SMALL_BYTES = 100_000_000
@@ -417,7 +424,10 @@ def read_workers(
         small = all(map(_is_small, parts)) and all(_is_shipped(arm.planner) for arm in arms)
         wanted = min(_cores(), runs * problems // _SEARCHES_PER_WORKER) if small else 1
     count = min(wanted, runs)
-    return Workers(count, partial(read_policy, policy), critic_maker) if count > 1 else None
+    if count < 2:
+        return None
+    local = not isinstance(policy, str) or policy.startswith(("tiny", "transformers:"))
+    return Workers(count, partial(read_policy, policy), critic_maker, _MODELS if local else ())
 
 
 def critic_maker(spec: str) -> Callable[[], Critic]:
@@ -452,6 +462,15 @@ def read_critic(spec: str) -> Critic:
 
     critic: Critic = load_critic(spec)
     return critic
+
+
+def load_weights(arms: Iterable[Arm]) -> None:
+    """Load the weights of the rows' critics that were loaded without, so that damaged files are found at once."""
+    from rewardmodels import LearnedCritic
+
+    for arm in arms:
+        if isinstance(arm.critic, LearnedCritic):
+            arm.critic.load()
 
 
 def read_planner(spec: str) -> tuple[str, Planner]:

@@ -62,14 +62,15 @@ def solve(
     spec = opt.chosen_policy(policy, system)
     opt.warn_of_misuse(spec, task, system, problems[0].question)
     [arm] = pair_arms([planner], [critic] if critic else None)
-    bench = Bench(problems, system, opt.read_policy(spec, cache), [seed], concurrency=1, program=code)
+    agents = opt.read_policy(spec, cache)
+    bench = Bench(problems, system, agents, [seed], concurrency=1, program=code)
     with RunProgress([arm.label], 1, graded=task is not None) as progress:
         plans = list(start(arm, bench, seed, partial(progress.update, 0, seed)))
     show(plans[0], bench, graded=task is not None)
-    opt.note_costs(bench.policy)
+    opt.note_costs(agents)
     opt.note_judge(problems)
     if tree is not None:
-        write_page(plans[0], bench, arm, tree, graded=task is not None)
+        write_page(plans[0], bench, arm, tree, agents.name, graded=task is not None)
     if plans[0].error is not None:
         raise SearchError(f"the search failed: {plans[0].error}")
 
@@ -142,7 +143,7 @@ def _critic_cost(plan: Plan) -> list[str]:
     return [*costs, f"{usage.unread_verdicts:,} unread verdicts"] if usage.unread_verdicts else costs
 
 
-def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, graded: bool) -> None:
+def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, policy: str, graded: bool) -> None:
     """Write a plan's search tree as a page; print the file, or why there is none."""
     from mas_gym.report import write_plan_page
 
@@ -154,7 +155,7 @@ def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, graded: bool) -> 
         "planner": arm.name,
         "critic": arm.critic_name or "none",
         "MAS": bench.mas.name,
-        "policy": "" if bench.policy is None else bench.policy.name,
+        "policy": policy,
         "seed": ", ".join(map(str, bench.seeds)),
     }
     problem = bench.task.problem(plan.problem_id)

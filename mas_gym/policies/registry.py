@@ -72,6 +72,7 @@ def import_models() -> None:
     sys.modules["sklearn"] = None  # type: ignore[assignment]
     try:
         import_module("transformers.generation.candidate_generator")
+        import_module("transformers.modeling_utils")
     finally:
         del sys.modules["sklearn"]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mas_gym.errors import ConfigError, CriticError
 from mas_gym.graph import MAS
@@ -15,6 +16,9 @@ from rewardmodels.model.backbone import load_tokenizer
 from rewardmodels.model.encode import Encoded, Encoder
 from rewardmodels.model.folder import CriticInfo, check_folder, digest, load_folder, read_info
 from search.protocol import ScoringContext
+
+if TYPE_CHECKING:
+    from rewardmodels.model.prefixes import Counts
 
 GRID = 1_000_000
 """Scores are rounded to a millionth."""
@@ -48,6 +52,7 @@ class LearnedCritic:
         share: Encode shared beginnings once; False encodes each state whole.
         concurrent: Score in a separate thread while agents generate; None does so on a GPU. On a CPU this helps if a
             core is free.
+        lazy: Read the weights at the first score (or `load`), not now; until then no torch is imported.
 
     Attributes:
         name: ``"masprm"`` or ``"orm"``.
@@ -60,6 +65,7 @@ class LearnedCritic:
     """
 
     free = False
+    _scorer: Any = None
 
     def __init__(
         self,
@@ -74,30 +80,53 @@ class LearnedCritic:
         max_batch: int = 64,
         share: bool = True,
         concurrent: bool | None = None,
+        lazy: bool = False,
     ) -> None:
-        """Load the model."""
+        """Read the description of the critic and, unless lazy, load the model."""
+        if dtype not in (None, "float32", "float64", "bfloat16"):
+            raise ConfigError(f'expected dtype "float32", "float64" or "bfloat16", got {dtype!r}')
+        self._folder, self._device, self._dtype = Path(folder), device, dtype
+        self._share, self._memory, self._concurrent = share, memory * _MEGABYTE, concurrent
+        self.concurrent, self.max_batch = bool(concurrent), max_batch
+        self._begin(read_info(self._folder), view, force, prefixes)
+        if not lazy:
+            self.load()
+
+    def load(self) -> None:
+        """Load the model, unless it is loaded already.
+
+        Raises:
+            DataError: A file is missing or damaged.
+            ConfigError: A value in a file is not what it should be.
+        """
+        if self._scorer is not None:
+            return
         import torch
 
         from rewardmodels.model.prefixes import PrefixScorer
 
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        dtype = dtype or ("float32" if device == "cpu" else "bfloat16")
-        if dtype not in ("float32", "float64", "bfloat16"):
-            raise ConfigError(f'expected dtype "float32", "float64" or "bfloat16", got {dtype!r}')
-        model, tokenizer, info = load_folder(Path(folder), getattr(torch, dtype))
-        model.to(device)
-        self._scorer: Any = PrefixScorer(model, tokenizer.pad_token_id, share, memory * _MEGABYTE)
-        self.counts = self._scorer.counts
-        self.concurrent = device != "cpu" if concurrent is None else concurrent
-        self.max_batch = max_batch
-        self._begin(info, tokenizer, view, force, prefixes)
-        self._identity |= {"files": digest(Path(folder)), "dtype": dtype}
+        self._device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
+        dtype = self._dtype or ("float32" if self._device == "cpu" else "bfloat16")
+        model, tokenizer, _ = load_folder(self._folder, getattr(torch, dtype))
+        model.to(self._device)
+        self._encoder = Encoder(tokenizer, self.info.max_length, self._view)
+        self._scorer = PrefixScorer(model, tokenizer.pad_token_id, self._share, self._memory)
+        self._identity |= {"files": digest(self._folder), "dtype": dtype}
+        self.concurrent = self._device != "cpu" if self._concurrent is None else self._concurrent
 
-    def _begin(self, info: CriticInfo, tokenizer: Any, view: View | None, force: bool, prefixes: bool) -> None:
+    @property
+    def counts(self) -> Counts:
+        """Cost of scoring so far."""
+        self.load()
+        counts: Counts = self._scorer.counts
+        return counts
+
+    def _begin(self, info: CriticInfo, view: View | None, force: bool, prefixes: bool) -> None:
         """Set up everything that does not depend on where the model runs."""
+        self._view: View = view or info.view
         self.info: CriticInfo = info
         self._identity: dict[str, Any] = {
-            "view": view or info.view,
+            "view": self._view,
             "max_length": info.max_length,
             "prefixes": prefixes,
         }
@@ -106,13 +135,13 @@ class LearnedCritic:
         self._check_view(view)
         self.name = info.kind
         self.terminal_only = info.kind == "orm" and not prefixes
-        self._encoder = Encoder(tokenizer, info.max_length, view or info.view)
         self._graphs = list(info.graphs.values())
         self._checked: set[str] = set()
         self._known: dict[tuple[str, MASState], float] = {}
 
     def identity(self) -> dict[str, Any]:
         """Return what determines the scores: a digest of the model's files, and the settings (`mas_gym.identity`)."""
+        self.load()
         return self._identity
 
     def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
@@ -135,8 +164,7 @@ class LearnedCritic:
         return [self._known[mas.fingerprint, state] for state, mas, _ in contexts]
 
     def _learn(self, wanted: dict[tuple[str, MASState], MAS]) -> None:
-        import math
-
+        self.load()
         encoded = self._encoder.encode([(mas, state) for (_, state), mas in wanted.items()])
         open_end = [state.acting != mas.sink for (_, state), mas in wanted.items()]
         try:
@@ -236,14 +264,14 @@ class VLLMCritic(LearnedCritic):
         require_vllm()
         info = read_info(Path(folder))
         check_folder(Path(folder))
-        self._begin(info, load_tokenizer(str(folder)), view, force, prefixes)
+        self._begin(info, view, force, prefixes)
+        self._encoder = Encoder(load_tokenizer(str(folder)), info.max_length, self._view)
         self._identity |= {"files": digest(Path(folder)), "dtype": dtype, "engine": engine or {}}
         self.concurrent, self.max_batch = True, max_batch
         arguments: dict[str, Any] = {"dtype": dtype, "enable_prefix_caching": True, **(engine or {})}
         if gpu_memory_utilization is not None:
             arguments["gpu_memory_utilization"] = gpu_memory_utilization
         self._scorer = _PoolingScorer(str(folder), arguments)
-        self.counts = self._scorer.counts
 
     def close(self) -> None:
         """Stop the engine; the critic cannot be used again."""

@@ -70,11 +70,18 @@ class Workers(NamedTuple):
     """Processes that take one run of an arm after another, and how each loads its policy and its critics.
 
     Policies and critics that compute on one core then fill as many cores as there are processes.
+
+    Attributes:
+        processes: Their number.
+        make_policy: Loads the policy.
+        make_critic: Returns what loads the critic of a spec.
+        imports: Modules that policy and critics need.
     """
 
     processes: int
     make_policy: Callable[[], Policy | AsyncPolicy]
     make_critic: Callable[[str], Callable[[], Critic]]
+    imports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -139,14 +146,17 @@ def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | 
     return found
 
 
-def named_critics(critics: Mapping[str, Critic] | Iterable[str | Critic]) -> dict[str, tuple[str, Critic]]:
+def named_critics(
+    critics: Mapping[str, Critic] | Iterable[str | Critic], lazy: bool = False
+) -> dict[str, tuple[str, Critic]]:
     """Load critics and return each spec and critic by its name in tables.
 
-    That is the critic's name, or its spec if several critics have that name.
+    That is the critic's name, or its spec if several critics have that name. Lazy ones read their weights when they
+    first score; see `rewardmodels.load_critic`.
     """
     if isinstance(critics, Mapping):
         return {name: ("", critic) for name, critic in critics.items()}
-    pairs = [(item, load_critic(item)) if isinstance(item, str) else ("", item) for item in critics]
+    pairs = [(item, load_critic(item, lazy)) if isinstance(item, str) else ("", item) for item in critics]
     common = Counter(critic.name for _, critic in pairs)
     found: dict[str, tuple[str, Critic]] = {}
     for spec, critic in pairs:
@@ -157,10 +167,10 @@ def named_critics(critics: Mapping[str, Critic] | Iterable[str | Critic]) -> dic
     return found
 
 
-def load_critic(spec: str) -> Critic:
-    """Load a critic by its name or folder."""
+def load_critic(spec: str, lazy: bool = False) -> Critic:
+    """Load a critic by its name or folder; see `rewardmodels.load_critic`."""
     # rewardmodels depends on search, so it is imported by name, when a critic is loaded.
-    critic: Critic = import_module("rewardmodels").load_critic(spec)
+    critic: Critic = import_module("rewardmodels").load_critic(spec, lazy=lazy)
     return critic
 
 
@@ -284,7 +294,8 @@ def _measure_in_processes(
             listen(arm, seed, message)
 
     prepare = partial(_Loaded, replace(bench, policy=None, workers=None), workers)
-    stop = run_jobs([(replace(arm, critic=None), seed) for arm, seed in rows], prepare, workers.processes, take)
+    jobs = [(replace(arm, critic=None), seed) for arm, seed in rows]
+    stop = run_jobs(jobs, prepare, workers.processes, take, workers.imports)
     ordered = [sorted(outcomes, key=lambda outcome: outcome.problem_id) for outcomes in found[::-1]]
     return [outcome for outcomes in ordered for outcome in outcomes], stop
 

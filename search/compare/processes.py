@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
+import os
 import pickle
 import signal
+import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -28,7 +31,11 @@ class JobRunner(Protocol):
 
 
 def run_jobs(
-    jobs: Sequence[Any], prepare: Callable[[], JobRunner], count: int, take: Callable[[int, Any], None]
+    jobs: Sequence[Any],
+    prepare: Callable[[], JobRunner],
+    count: int,
+    take: Callable[[int, Any], None],
+    imports: Sequence[str] = (),
 ) -> BaseException | None:
     """Do jobs in processes of their own, in order as processes become free.
 
@@ -40,6 +47,8 @@ def run_jobs(
         prepare: Is called once in each process.
         count: Maximum number of processes.
         take: Is called here with a job's index and each of its messages.
+        imports: Modules that every process needs. Where processes can be forked, they are imported once, in a process
+            that does nothing else, and their memory is shared.
 
     Returns:
         What ended the jobs early: Ctrl-C, an error of a job, or a process that died; None if all are complete. The
@@ -48,7 +57,7 @@ def run_jobs(
     Raises:
         ConfigError: ``prepare`` or a job does not pickle.
     """
-    pool = _Pool(prepare, min(count, len(jobs)), take, deque(enumerate(jobs)))
+    pool = _Pool(prepare, min(count, len(jobs)), take, deque(enumerate(jobs)), _context(imports))
     try:
         with pool.handling_interrupts():
             pool.run()
@@ -61,6 +70,16 @@ def run_jobs(
     return pool.stop
 
 
+def _context(imports: Sequence[str]) -> Any:
+    """Return how processes start: forked from one that has the imports, or each on its own."""
+    if sys.platform != "linux":
+        # Elsewhere, libraries that were imported may not be forked.
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*imports, __name__])
+    return context
+
+
 class _Pool:
     def __init__(
         self,
@@ -68,8 +87,9 @@ class _Pool:
         count: int,
         take: Callable[[int, Any], None],
         todo: deque[tuple[int, Any]],
+        context: Any,
     ) -> None:
-        self._prepare, self._count, self._take, self._todo = prepare, count, take, todo
+        self._prepare, self._count, self._take, self._todo, self._context = prepare, count, take, todo, context
         self._open: dict[Connection, BaseProcess] = {}
         self.stop: BaseException | None = None
 
@@ -90,10 +110,9 @@ class _Pool:
             signal.signal(signal.SIGINT, before)
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
         for _ in range(self._count):
-            mine, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, self._prepare), daemon=True)
+            mine, theirs = self._context.Pipe()
+            process = self._context.Process(target=_work, args=(theirs, self._prepare, dict(os.environ)), daemon=True)
             process.start()
             theirs.close()
             self._open[mine] = process
@@ -176,9 +195,14 @@ class _Parent:
             raise KeyboardInterrupt
 
 
-def _work(pipe: Connection, prepare: Callable[[], JobRunner]) -> None:
+def _work(pipe: Connection, prepare: Callable[[], JobRunner], environment: Mapping[str, str]) -> None:
     """Do jobs until the parent has none left; the main function of a process."""
     parent, index = _Parent(pipe), -1
+    # The process that this one was forked from may be older than the parent's environment.
+    os.environ.clear()
+    os.environ.update(environment)
+    # A garbage collection writes to every object that it looks at, and memory is shared until it is written to.
+    gc.freeze()
     # A parent that is gone needs no answer.
     with suppress(BrokenPipeError, EOFError):
         try:

@@ -17,6 +17,8 @@ from mas_gym.policies.local.forward import Model, PrefixStore, check, threads_fo
 from mas_gym.policies.registry import ModelSource, import_models
 from mas_gym.prompts import ChatMessage
 
+import_models()
+
 _EXACT_LIMIT = 100_000_000
 _DEFAULT_WINDOW = 4096
 _WINDOWS = range(16, 10**8)
@@ -232,7 +234,6 @@ def _load(model: str, device: str, dtype: str, trust: bool) -> tuple[Any, Any]:
     options: dict[str, Any] = {"trust_remote_code": trust, "local_files_only": Path(model).is_dir()}
     bars = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
-    import_models()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model, **options)
         lm = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=kind, use_safetensors=True, **options)
