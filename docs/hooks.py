@@ -199,6 +199,9 @@ def own_pages(folder: Path, nav: list[Any]) -> list[dict[str, str]]:
     return [{heading((folder / uri).read_text("utf-8")): uri} for uri in uris if f'"{uri}"' not in named]
 
 
+EXAMPLE = re.compile(r'^```(\w+)\n(--8<-- "examples/([\w./]+)")\n```$', re.M)
+"""A block that shows an example file."""
+
 GENERATED: dict[str, File] = {}
 
 
@@ -219,6 +222,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
             GENERATED[uri] = File.generated(config, uri, **source)
             if title:
                 sections[section].append({title: uri})
+    for path in sorted((ROOT / "examples").rglob("*.*")):
+        if path.suffix in (".py", ".csv", ".yaml", ".jsonl", ".ipynb"):
+            uri = path.relative_to(ROOT).as_posix()
+            GENERATED[uri] = File.generated(config, uri, abs_src_path=str(path))
     sections["How to"] = own_pages(Path(config.docs_dir), config.nav or [])
     for entry in config.nav or []:
         for section in sections:
@@ -235,9 +242,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Keep the first paragraph for ``llms.txt``, fill in verdicts, and point links to sources to the reference."""
+    """Keep the first paragraph for ``llms.txt``, fill in verdicts, and name the file of each example."""
     paragraphs = [p for p in re.split(r"\n\s*\n", markdown) if p and p[0] not in "#<`|:!-[?"]
     SUMMARIES[page.url] = (str(page.title), " ".join(paragraphs[0].split()) if paragraphs else "")
+    up = "../" * page.file.src_uri.count("/")
+    markdown = EXAMPLE.sub(rf'```\1 title="\3"\n\2\n```\n\n[Download \3]({up}examples/\3)', markdown)
     markdown = re.sub(r"\{verdicts (\w+)\}", lambda match: verdicts(match[1]), markdown)
     return re.sub(r"\]\(\.\./rewardmodels/model/learned\.py\)", "](reference/rewardmodels.md)", markdown)
 

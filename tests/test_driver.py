@@ -489,6 +489,7 @@ def _illegal(model: Any, root: Any) -> Any:
         (_illegal, "cannot route to 99"),
         (lambda m, r: [], "expected plan() to be a generator"),
         (lambda m, r: 1 / 0, "division"),
+        (_yields(lambda m, r: [search.Propose(r, "4")]), "whole number, got '4'"),
     ],
 )
 def test_a_planners_fault_is_a_plan_with_its_reason(body: Any, message: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 import socket
 import sys
 import time
@@ -190,7 +191,7 @@ def test_unknown_model_ends_at_once(url: str, model: str, error: type[Exception]
         ask(OpenAIPolicy(model, url), [request()])
 
 
-def test_server_that_is_not_there() -> None:
+def test_server_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -200,6 +201,8 @@ def test_server_that_is_not_there() -> None:
         ask(policy, [request()])
     # All of its patience is used, however long the next pause would have been.
     assert "secret" not in str(caught.value) and time.monotonic() - started >= 0.5
+    [warning] = [record.getMessage() for record in caplog.records if "tried again for up to 0.5 s" in record.message]
+    assert "secret" not in warning
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, where a full backlog drops who knocks")
@@ -444,6 +447,13 @@ def test_delays_grow_stay_bounded_and_honour_the_server() -> None:
 )
 def test_addresses(argument: str, address: tuple[str, str | None]) -> None:
     assert split_address(argument) == address
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8000/v1", "localhost", "gpu-3.lab:8000"])
+def test_an_address_without_http_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match=f"as in http://{re.escape(address)}$"):
+        split_address(f"org/m@{address}")
+    assert split_address("claude@20250101") == ("claude@20250101", None)
 
 
 def test_options_in_the_string_and_beside_it() -> None:

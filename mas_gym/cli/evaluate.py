@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
+from mas_gym import errors
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import RunProgress, note, stdout
 from mas_gym.errors import ConfigError
@@ -243,6 +244,9 @@ def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[st
     console.print(table.show(console.width))
     if not table.rows:
         return
+    kinds = {reason.partition(":")[0] for row in rows for reason in row.failures}
+    if any(not hasattr(errors, kind) for kind in kinds):
+        note("mas-gym --debug, before the command, shows where an error was raised", "yellow")
     forms = {
         files.json: table.to_json,
         files.csv: table.to_csv,

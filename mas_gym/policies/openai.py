@@ -167,10 +167,9 @@ class OpenAIPolicy:
         self._cap = 10**9
         self._connections = Connections(self._open)
         self._slots: asyncio.Semaphore | None = None
-        self._hold_until = 0.0
+        self._hold_until = self._silent_until = 0.0
         self._answered = float("-inf")
-        self._down = False
-        self._warned = False
+        self._down = self._warned = False
         self._served: dict[str, Any] | None = None
         self._describing = threading.Lock()
 
@@ -336,6 +335,9 @@ class OpenAIPolicy:
         tries.faults += not fault.away
         self.meter.faults[fault.kind] += 1
         pause = self._pause(fault, tries)
+        if fault.away and (now := asyncio.get_running_loop().time()) > self._silent_until:
+            self._silent_until, where = now + 60.0, f"{self.name} at {self._shown_url()}"
+            logger.warning("%s: %s; it is tried again for up to %g s", where, fault.reason, self.options.patience)
         if fault.away and fault.retry_after:
             self._hold_until = max(self._hold_until, asyncio.get_running_loop().time() + fault.retry_after)
         await asyncio.sleep(pause)
@@ -550,12 +552,14 @@ def split_address(argument: str) -> tuple[str, str | None]:
     """Split ``MODEL`` or ``MODEL@URL``; the model's name may contain an ``@``.
 
     Raises:
-        ConfigError: The model's name is missing.
+        ConfigError: The model's name is missing, or the address has no ``http://``.
     """
     found = re.fullmatch(r"(.*?)@(https?://.*)", argument, re.DOTALL)
     model, url = (found[1], found[2].rstrip("/")) if found else (argument, None)
     if not model:
         raise ConfigError(f"expected openai:MODEL@URL, got openai:{argument}; name the model before the @")
+    if url is None and (bare := re.search(r"@((?:localhost|[\w.-]+:\d+)(?:/\S*)?)$", argument)):
+        raise ConfigError(f"openai:{argument}: expected an address with http:// or https://, as in http://{bare[1]}")
     return model, url
 
 

@@ -100,7 +100,9 @@ class Columns(NamedTuple):
             role = "choices" if role == "options" else role
             if role not in ROLES:
                 hint = did_you_mean(role, ROLES)
-                raise ConfigError(f"columns: expected {', '.join(ROLES)}, got {shown(role)}{hint}")
+                raise ConfigError(
+                    f"columns: expected ROLE=COLUMN with a role of {', '.join(ROLES)}, got {shown(role)}{hint}"
+                )
             several = names.split("+") if isinstance(names, str) else names
             if not isinstance(several, Sequence) or not several or not all(isinstance(n, str) and n for n in several):
                 raise ConfigError(f"columns: expected a column's name for {role}, got {shown(names)}")

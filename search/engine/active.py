@@ -563,6 +563,9 @@ def _checked(requests: object) -> Sequence[Request]:
             "expected a list of Propose, Evaluate, Extract, Reward or Remaining from the planner, got "
             f"{type(requests).__name__}; write `yield [request]` for a single one"
         )
+    for request in requests:
+        if isinstance(request, Propose) and not hasattr(request.n, "__index__"):
+            raise SearchError(f"expected the n of Propose from the planner to be a whole number, got {request.n!r:.80}")
     return requests
 
 

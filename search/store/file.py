@@ -312,7 +312,7 @@ FORMAT = Format(
     schema=5,
     tables=TABLES,
     error=StoreError,
-    origin="search.run(..., store=path) creates one",
+    origin="a run with --store FILE or store=FILE writes one",
     upgrades={1: _upgrade_1, 2: _upgrade_2, 3: _upgrade_3, 4: _upgrade_4},
 )
 
