@@ -1,7 +1,7 @@
 """How fast the environment is: steps, snapshots and the import.
 
-Run ``python benchmarks/env_speed.py`` from the repository root. One core, no
-model: agents say canned texts. Times are CPU seconds of this process, and each
+Run ``python -m benchmarks.env_speed`` from the repository root. One core; but for
+the last section no model: agents say canned texts. Times are CPU seconds of this process, and each
 figure is the best of several repeats: what else runs on the machine only adds.
 
 * ``env.step``: `MAS-Arithmetic-v0` (RPSV, four agents) without Gymnasium's wrappers.
@@ -9,6 +9,8 @@ figure is the best of several repeats: what else runs on the machine only adds.
   the last of four grades the answer. Once for the steps alone, once with the
   resets, each of which makes a new word problem.
 * snapshots: `clone_state` and `restore_state`, at depths up to 9,999.
+* candidates: `CandidateChoice` over the tiny agents, three proposals a turn, chosen at random; one environment
+  against copies that ask their policy together. ``--candidates`` measures these alone.
 * import: a fresh interpreter, `import mas_gym` against `import gymnasium` alone, wall-clock.
 """
 
@@ -18,14 +20,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from time import process_time
+from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 import mas_gym
+from mas_gym.policies import load_policy
 from mas_gym.tasks import Problem, ProblemTask
 
 EPISODES = 5_000
 REPEATS = 5
+PROPOSALS, COPIES = 3, 160
 TEXTS = (
     "Facts: 14 marbles; 3 bags of 6. Question: how many marbles now?",
     "1. Find what the bags hold: 3 * 6. 2. Add it to 14.",
@@ -82,6 +88,32 @@ def snapshot_times(depths: tuple[int, ...]) -> list[tuple[int, float, float]]:
     return rows
 
 
+def choices_per_second(copies: int, steps: int, **options: Any) -> float:
+    """Return steps per second of copies that ask together, or of one environment that asks alone."""
+    policy, rng = load_policy("tiny", **options), np.random.default_rng(0)
+    settings: dict[str, Any] = {"policy": policy, "n": PROPOSALS, "autoreset_mode": "SameStep"}
+    envs = gym.make_vec("MAS-Arithmetic-v0", num_envs=copies, **settings) if copies > 1 else None
+    single = mas_gym.CandidateChoice(mas_gym.MASEnv("arithmetic"), policy, PROPOSALS) if envs is None else None
+    _, info = (envs or single).reset(seed=0)  # type: ignore[union-attr]
+    start = process_time()
+    for _ in range(steps):
+        if envs is not None:
+            *_, info = envs.step([int(rng.choice(np.flatnonzero(mask))) for mask in info["action_mask"]])
+        elif single is not None:
+            _, _, terminated, _, info = single.step(int(rng.choice(np.flatnonzero(info["action_mask"]))))
+            info = single.reset()[1] if terminated else info
+    return copies * steps / (process_time() - start)
+
+
+def candidates() -> None:
+    for dtype in ("float32", "bfloat16"):
+        one = choices_per_second(1, 40, dtype=dtype, max_batch=512)
+        together = choices_per_second(COPIES, 4, dtype=dtype, max_batch=512)
+        print(f"choices among {PROPOSALS} candidates, tiny agents in {dtype}")
+        print(f"  one environment      {one:>10.1f} per CPU second")
+        print(f"  {COPIES} copies           {together:>10.1f} per CPU second, {together / one:.1f} times as many")
+
+
 def import_seconds(module: str) -> float:
     """Return the best time of an import in a fresh interpreter."""
     code = f"from time import perf_counter as t; a = t(); import {module}; print(t() - a)"
@@ -90,6 +122,8 @@ def import_seconds(module: str) -> float:
 
 
 def main() -> None:
+    if "--candidates" in sys.argv:
+        return candidates()
     steps, with_resets = steps_per_second()
     print("env.step, RPSV on Arithmetic, grading included")
     print(f"  steps alone          {steps:>10,.0f} per CPU second")
@@ -104,6 +138,7 @@ def main() -> None:
     heavy = "import mas_gym, sys; print(sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)) or 'none')"
     loaded = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True).stdout.strip()
     print(f"  heavy modules loaded {loaded:>10}")
+    candidates()
 
 
 if __name__ == "__main__":

@@ -71,6 +71,7 @@ FLOORS = [
     "mas_gym.learning",
     "mas_gym.aec",
     "mas_gym.vector",
+    "mas_gym.sb3",
     "mas_gym.testing",
     "search",
     "search.planners",

@@ -273,3 +273,50 @@ def test_wrong_texts(actions: Any) -> None:
 
 def test_its_name_is_public() -> None:
     assert mas_gym.MASVectorEnv is MASVectorEnv
+
+
+def numbers(num_envs: int = 3, **options: Any) -> MASVectorEnv:
+    critic = Length()
+    usual = {"autoreset_mode": "SameStep", "wrap": lambda env: DenseReward(CandidateFeatures(env, critic), critic)}
+    choice = {"task": SUMS, "mas": "dylan", "policy": Counting(), "n": 3}
+    envs = gym.make_vec("MAS-Custom-v0", num_envs=num_envs, **choice, **(usual | options))
+    assert isinstance(envs, MASVectorEnv)
+    return envs
+
+
+@pytest.mark.slow
+def test_stable_baselines_gets_what_the_vector_environment_gives() -> None:
+    pytest.importorskip("sb3_contrib", reason="the adapter needs Stable-Baselines3")
+    from sb3_contrib import MaskablePPO
+    from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
+    from stable_baselines3.common.vec_env import VecMonitor
+
+    from mas_gym.sb3 import SB3VecEnv
+
+    ours, theirs = numbers(), SB3VecEnv(numbers())
+    theirs.seed(5)
+    observations, _ = ours.reset(seed=5)
+    assert np.array_equal(theirs.reset(), observations)
+    assert [info["problem_id"] for info in theirs.reset_infos] == list(ours.get_attr("problem_id"))
+    for _ in range(9):
+        assert is_masking_supported(theirs)
+        assert np.array_equal(get_action_masks(theirs), np.stack(ours.call("action_masks")))
+        observations, rewards, terminated, _, infos = ours.step([1, 0, 2])
+        seen, paid, ended, each = theirs.step(np.array([1, 0, 2]))
+        assert np.array_equal(seen, observations) and np.array_equal(ended, terminated)
+        assert paid == pytest.approx(rewards)
+        for place in np.flatnonzero(ended):
+            assert np.array_equal(each[place]["terminal_observation"], infos["final_obs"][place])
+            assert each[place]["correct"] == infos["final_info"]["correct"][place]
+            assert each[place]["TimeLimit.truncated"] is False
+    assert theirs.env_is_wrapped(CandidateFeatures) == [True] * 3 and not any(theirs.env_is_wrapped(VecMonitor))
+    theirs.set_options({"problem_id": "sum/2"})
+    theirs.reset()
+    assert theirs.get_attr("problem_id", [0, 2]) == ["sum/2"] * 2
+    learner = MaskablePPO("MlpPolicy", VecMonitor(SB3VecEnv(numbers())), n_steps=8, batch_size=8, seed=0)
+    learner.learn(48)
+    assert learner.ep_info_buffer and learner.num_timesteps == 48
+    with pytest.raises(ConfigError, match="SameStep"):
+        SB3VecEnv(numbers(autoreset_mode="NextStep"))
+    with pytest.raises(ConfigError, match="CandidateFeatures"):
+        SB3VecEnv(numbers(wrap=None))
