@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -109,6 +110,18 @@ def talk(request: Any, seed: int) -> str:
 
 def talker(max_batch: int = 16) -> ScriptedPolicy:
     return ScriptedPolicy(talk, "talker", max_batch)
+
+
+async def consults(question: str, client: Any) -> str:
+    """A program: two agents are asked at the same time, a third reads both."""
+
+    async def ask(name: str, text: str) -> str:
+        messages = [{"role": "system", "content": f"You are {name}."}, {"role": "user", "content": text}]
+        reply = await client.chat.completions.create(model="m", messages=messages)
+        return str(reply.choices[0].message.content)
+
+    said = await asyncio.gather(ask("Ann", question), ask("Bob", question))
+    return await ask("Cleo", " ".join([question, *said]))
 
 
 class HashCritic:

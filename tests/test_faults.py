@@ -32,6 +32,9 @@ from search.plan import Plan
 
 TASK = mas_gym.load_task("arithmetic", split="test")
 PLANNER = "mcts:4,2"
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "programs" / "plain_openai.py"
+SYSTEMS = pytest.mark.parametrize("program", [None, f"{EXAMPLE}:solve"], ids=["mas", "program"])
+"""The shipped MAS, and a program that makes the same calls, so that its plans are the same."""
 
 
 def run(policy: Any, problems: int = 12, **options: Any) -> search.Run:
@@ -59,11 +62,14 @@ def clean(url: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_three_calls_in_ten_fail_and_the_answers_are_those_of_a_clean_run(url: str, clean: dict[str, Any]) -> None:
+@SYSTEMS
+def test_three_calls_in_ten_fail_and_the_answers_are_those_of_a_clean_run(
+    url: str, clean: dict[str, Any], program: str | None
+) -> None:
     proxy = FaultProxy(url, share=0.3, seed=3)
     with proxied(proxy) as base:
         policy = load_policy(f"openai:served@{base}/v1", timeout=3.0, max_attempts=12)
-        assert told(list(run(policy))) == clean
+        assert told(list(run(policy, program=program))) == clean
     assert all(proxy.seen[fault] for fault in Fault)
     share = 1 - proxy.seen[Fault.NONE] / proxy.seen.total()
     assert 0.2 < share < 0.4
@@ -83,12 +89,13 @@ def test_the_tiny_model_behind_a_failing_server() -> None:
     assert proxy.seen.total() > proxy.seen[Fault.NONE]
 
 
-def test_what_retries_cannot_mend_fails_its_own_search(url: str, clean: dict[str, Any]) -> None:
+@SYSTEMS
+def test_what_retries_cannot_mend_fails_its_own_search(url: str, clean: dict[str, Any], program: str | None) -> None:
     doomed = TASK[5]
     start = doomed.question[:40].encode()
     proxy = FaultProxy(url, choose=lambda body, tried: Fault.ERROR if start in body else Fault.NONE)
     with proxied(proxy) as base:
-        plans = told(list(run(load_policy(f"openai:served@{base}/v1", max_attempts=2))))
+        plans = told(list(run(load_policy(f"openai:served@{base}/v1", max_attempts=2), program=program)))
     error, candidates, _ = plans.pop(doomed.id)
     assert "PolicyError" in error and "HTTP 500" in error and not candidates
     assert plans == {k: v for k, v in clean.items() if k != doomed.id}

@@ -19,13 +19,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from search_worlds import HashCritic, World, by_problem, chain, comparable, execute, problems, talk, talker
+from search_worlds import HashCritic, World, by_problem, chain, comparable, consults, execute, problems, talk, talker
 
 import search
 from mas_gym.database import Format, transaction
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ConfigError, DataError, IdentityError, PolicyError, StoreError
 from mas_gym.policies import ScriptedPolicy
+from mas_gym.programs import Program
 from mas_gym.state import Action
 from mas_gym.tasks.base import Grade, Problem
 from mas_gym.tasks.grading import grade
@@ -236,24 +237,28 @@ WRITER = """
 import sys
 sys.path.insert(0, {tests!r})
 import search
-from search_worlds import chain, problems, talker
+from mas_gym.programs import Program
+from search_worlds import chain, consults, problems, talker
 
 def tell(progress):
     if progress.done > progress.stored:
         print(progress.done, flush=True)
         sys.stdin.readline()
 
-options = dict(mas=chain(4), policy=talker(), training=True, concurrency=6, progress=tell)
+system = dict(program=Program(consults, agents=["Ann", "Bob", "Cleo"])) if sys.argv[2] else dict(mas=chain(4))
+options = dict(system, policy=talker(), training=True, concurrency=6, progress=tell)
 for plan in search.run(search.MCTS(8, 3), problems(100), store=sys.argv[1], **options):
     pass
 """
 
 
-def writer(path: Path) -> subprocess.Popen[str]:
+def writer(path: Path, program: bool = False) -> subprocess.Popen[str]:
     code = WRITER.format(tests=str(Path(__file__).parent))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-c", code, str(path)], text=True, env=env, **pipes)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(path), "program" if program else ""], text=True, env=env, **pipes
+    )
 
 
 def let_it_finish_one(process: subprocess.Popen[str]) -> None:
@@ -264,11 +269,14 @@ def let_it_finish_one(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
-def test_twenty_kills_lose_and_double_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["mas", "program"])
+def test_twenty_kills_lose_and_double_nothing(tmp_path: Path, program: bool) -> None:
+    system: dict[str, Any] = {"mas": None, "program": Program(consults, agents=["Ann", "Bob", "Cleo"])}
+    options = system if program else {}
     killed, rng = tmp_path / "killed.db", random.Random(7)
     done: list[int] = []
     for _ in range(20):
-        process = writer(killed)
+        process = writer(killed, program)
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline()
         for _ in range(rng.randint(1, 2)):
@@ -286,8 +294,8 @@ def test_twenty_kills_lose_and_double_nothing(tmp_path: Path) -> None:
         done.append(check.execute("SELECT count(*) FROM searches").fetchone()[0])
         check.close()
     assert done == sorted(done) and 20 <= done[-1] <= 80
-    list(run(killed, count=100))
-    list(run(tmp_path / "whole.db", count=100))
+    list(run(killed, count=100, **options))
+    list(run(tmp_path / "whole.db", count=100, **options))
     assert rows(killed) == rows(tmp_path / "whole.db")
 
 

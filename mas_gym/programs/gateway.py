@@ -168,7 +168,7 @@ class Server:
                         return await reader.readuntil(b"\r\n\r\n")
                     except asyncio.LimitOverrunError:
                         raise CallError("expected shorter headers") from None
-            if self._gateway.at(path) is None:
+            if path and self._gateway.at(path) is None:
                 # Many programs never close their clients.
                 raise ConnectionError
 
