@@ -151,6 +151,10 @@ def in_a_thread(question: str, client: OpenAI) -> str:
     return str(client.chat.completions.create(model="m", messages=messages).choices[0].message.content)
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128
+
+
 class _Service(BaseHTTPRequestHandler):
     """Asks once, over the URL that it is given."""
 
@@ -171,7 +175,7 @@ class _Service(BaseHTTPRequestHandler):
 def leaves_nothing(count: int) -> None:
     """Run many searches of each kind of program, and compare what this process holds before and after."""
     task = mas_gym.load_task("arithmetic", split="train", limit=count)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Service)
+    server = _Server(("127.0.0.1", 0), _Service)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     kinds: dict[str, Any] = {
         "client=": f"{EXAMPLE}:solve",

@@ -18,17 +18,27 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed")
 
 import ray
+from search_worlds import consults
 
 import mas_gym
 import search
 from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, PolicyError
 from mas_gym.policies import ScriptedPolicy, load_policy
+from mas_gym.programs import Program
 from search.engine.fleet import Fleet, run_ray
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 TASK = mas_gym.load_task("arithmetic", split="test")
 PLANNER = "mcts:4,2"
+COMMAND = """
+import json, os, sys, urllib.request
+body = json.dumps({"model": "m", "messages": [{"role": "user", "content": sys.stdin.read()}]}).encode()
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+with urllib.request.urlopen(urllib.request.Request(url, body, headers)) as got:
+    print(json.load(got)["choices"][0]["message"]["content"])
+"""
 
 
 class Mortal(ScriptedPolicy):
@@ -85,18 +95,18 @@ def fleet_run(policy: Any, problems: int = 20, actors: int = 2, replacements: in
     return run_ray(
         PLANNER,
         TASK[:problems],
-        mas="rpsv",
+        **{"mas": "rpsv", **options},
         make_policy=policy,
         make_critic=search.PolicyLikelihood,
         concurrency=4,
         fleet=Fleet(actors=actors, replacements=replacements),
-        **options,
     )
 
 
 def plain_run(problems: int = 20, **options: Any) -> search.Run:
     critic = search.PolicyLikelihood()
-    return search.run(PLANNER, TASK[:problems], mas="rpsv", policy=make_policy(), critic=critic, **options)
+    options = {"mas": "rpsv", **options}
+    return search.run(PLANNER, TASK[:problems], policy=make_policy(), critic=critic, **options)
 
 
 def test_two_actors_give_the_rows_of_none(tmp_path: Path) -> None:
@@ -106,6 +116,26 @@ def test_two_actors_give_the_rows_of_none(tmp_path: Path) -> None:
     again = plain_run(store=tmp_path / "fleet.db")
     assert results(again) == expected and again.usage.agent_calls == 0
     assert results(fleet_run(make_policy, store=tmp_path / "plain.db")) == expected
+
+
+@pytest.mark.parametrize("kind", ["function", "file", "command"])
+def test_a_program_on_two_actors_gives_the_rows_of_none(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("openai", reason="the openai package is not installed")
+    script = tmp_path / "agents.py"
+    script.write_text(COMMAND, encoding="utf-8")
+    more: dict[str, Any] = {"agents": ["Ann", "Bob", "Cleo"]}
+    program = {
+        "function": Program(consults, **more),
+        "file": Program(f"{Path(__file__).parent}/search_worlds.py:consults", **more),
+        "command": Program(f"{sys.executable} -S {script}", files=[script], agents=["Ann"]),
+    }[kind]
+    count = 3 if kind == "command" else 12
+    options: dict[str, Any] = {"mas": None, "program": program}
+    expected = results(plain_run(count, store=tmp_path / "plain.db", **options))
+    assert all(error is None for error, _, _ in expected.values())
+    assert results(fleet_run(make_policy, count, store=tmp_path / "fleet.db", **options)) == expected
+    again = plain_run(count, store=tmp_path / "fleet.db", **options)
+    assert results(again) == expected and again.usage.agent_calls == 0
 
 
 def test_the_money_of_all_actors_is_that_of_a_run_without(tmp_path: Path) -> None:

@@ -228,6 +228,11 @@ class Execution:
         self.deadline: float | None = None
 
     @property
+    def asked(self) -> int:
+        """How many calls the program has made."""
+        return self._asked
+
+    @property
     def over(self) -> bool:
         """Whether the program has ended or was dropped."""
         return self._over

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -25,6 +26,9 @@ from mas_gym.programs.execution import Ended, Execution, Failed, ProgramStopped
 
 CURRENT: contextvars.ContextVar[Execution | None] = contextvars.ContextVar("mas_gym_program", default=None)
 """The execution that a function runs in."""
+
+_PAUSES = (0.05, 0.2, 0.4)
+"""Seconds between attempts to reach a service."""
 
 MAX_ANSWER = 2**20
 """Longest answer, in characters of a function's text and bytes of a command's output."""
@@ -296,26 +300,38 @@ class ServiceSource:
         return stop
 
     def _post(self, connection: http.client.HTTPConnection, execution: Execution, url: str) -> None:
-        asked = {"question": execution.question, "base_url": url, "api_key": execution.key}
-        try:
-            target = self._parts.path or "/"
-            connection.request("POST", target, json.dumps(asked), {"content-type": "application/json"})
-            response = connection.getresponse()
-            body = response.read(MAX_ANSWER + 1)
-            if response.status != 200:
-                text = body[:500].decode("utf-8", "replace")
-                execution.finish(Failed(f"the service replied with status {response.status}: {text}"))
-            elif len(body) > MAX_ANSWER:
-                execution.finish(Failed(f"the service replied with more than {MAX_ANSWER:,} bytes"))
-            elif "json" in response.headers.get("content-type", ""):
-                reply = json.loads(body)
-                execution.finish(ended(reply.get("answer") if isinstance(reply, dict) else reply))
-            else:
-                execution.finish(ended(body.decode("utf-8", "replace").strip()))
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            execution.finish(failed(error))
-        finally:
-            connection.close()
+        asked = json.dumps({"question": execution.question, "base_url": url, "api_key": execution.key})
+        pauses = iter(_PAUSES)
+        outcome: Ended | Failed | None = None
+        while outcome is None:
+            try:
+                outcome = self._reply(connection, asked)
+            except ConnectionError as error:
+                # A service that is full, or starts again, has done nothing yet.
+                pause = next(pauses, None)
+                if pause is None or execution.asked or execution.over:
+                    outcome = failed(error)
+                else:
+                    sleep(pause)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                outcome = failed(error)
+            finally:
+                connection.close()
+        execution.finish(outcome)
+
+    def _reply(self, connection: http.client.HTTPConnection, asked: str) -> Ended | Failed:
+        connection.request("POST", self._parts.path or "/", asked, {"content-type": "application/json"})
+        response = connection.getresponse()
+        body = response.read(MAX_ANSWER + 1)
+        if response.status != 200:
+            text = body[:500].decode("utf-8", "replace")
+            return Failed(f"the service replied with status {response.status}: {text}")
+        if len(body) > MAX_ANSWER:
+            return Failed(f"the service replied with more than {MAX_ANSWER:,} bytes")
+        if "json" in response.headers.get("content-type", ""):
+            reply = json.loads(body)
+            return ended(reply.get("answer") if isinstance(reply, dict) else reply)
+        return ended(body.decode("utf-8", "replace").strip())
 
 
 def stated_files(files: Sequence[str | os.PathLike[str]]) -> tuple[Path, ...]:

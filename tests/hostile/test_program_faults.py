@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -306,6 +307,11 @@ class _Service(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
         mode = self.path.strip("/")
+        if mode == "full" and self.server.refused < 2:
+            self.server.refused += 1
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+            return
         if mode == "hang":
             time.sleep(3)
             return
@@ -328,7 +334,8 @@ class _Service(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def service() -> Any:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Service)
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), _Service)
+    server.refused = 0
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
@@ -343,6 +350,11 @@ def test_a_service_is_searched_like_a_function(service: str) -> None:
     for mode in ("json", "text"):
         found = searched(Program(f"{service}/{mode}", agents=["Solver"]))
         assert [plan.text for plan in found] == expected
+
+
+def test_a_service_that_resets_connections_is_asked_again_until_its_program_calls(service: str) -> None:
+    [plan] = searched(Program(f"{service}/full", agents=["Solver"]), "single", count=1)
+    assert plan.error is None and plan.answer is not None
 
 
 def test_a_service_that_fails_ends_with_its_error(service: str) -> None:
@@ -420,6 +432,8 @@ def test_the_gateway_closes_connections_of_programs_that_have_ended(monkeypatch:
     with closing(program_of(solve).open()) as runner:
         first = runner.session("Question 0?")
         root = first.first()
+        slow = socket.create_connection(("127.0.0.1", kept[0].base_url.port), 5)
+        time.sleep(0.2)
         before = held()["files"]
         for i in range(1, 5):
             session = runner.session(f"Question {i}?")
@@ -430,6 +444,10 @@ def test_the_gateway_closes_connections_of_programs_that_have_ended(monkeypatch:
         # What is left are their own ends, and the connection of the program that still waits for a reply.
         assert held()["files"] <= before + 4
         assert first.after(root, "1").text == "1"
+        # A connection may wait for its first request.
+        with slow:
+            slow.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert slow.recv(100).startswith(b"HTTP/1.1 404")
 
 
 # ---- two programs at once never see each other's calls
