@@ -63,7 +63,8 @@ def test_the_demo_ends_with_table_picture_and_page(run: Run, tmp_path: Path) -> 
     assert {path.name for path in out.iterdir()} >= FILES
     assert rows_of(out)[:2] == [("single", "", 4), ("sc:5", "", 20)]
     calls = {planner: count for planner, _, count in rows_of(out)}
-    assert (calls["sc:5,weights=critic"], calls["sbs:5,1"], calls["sbs:5,3"]) == (20, 20, 50)
+    assert (calls["sc:5,weights=critic"], calls["sbs:5,1"], calls["sbs:5,3"], calls["bon:10"]) == (20, 20, 50, 40)
+    assert rows_of(out)[-1][:2] == ("bon:10", "orm")
     assert [critic for planner, critic, _ in rows_of(out) if planner == "mcts:10,3"] == [
         *("policy-likelihood", "orm", "masprm")
     ]
@@ -96,3 +97,5 @@ def test_other_critics_can_be_compared(run: Run, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     critics = [critic for planner, critic, _ in rows_of(tmp_path / "demo") if planner == "sbs:5,1"]
     assert critics == ["policy-likelihood", "constant(0.5)"]
+    # Without an ORM every critic chooses among passes.
+    assert [critic for planner, critic, _ in rows_of(tmp_path / "demo") if planner == "bon:10"] == critics

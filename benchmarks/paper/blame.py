@@ -22,11 +22,14 @@ JUDGE = "judge:tiny"
 WANTED = 0.85
 """Share right on dev that a threshold must reach."""
 
+FEWEST = 20
+"""Passes of dev that it must name: fewer may be right by chance."""
+
 ASKS = f"""
 `mas-gym blame` names the agent after whose message the value of a failed transcript fell most, and nobody if that fall
 is small. In a procedural task the first wrong message is known, so both its accuracy among the passes that it names
 and its coverage can be measured. Confidence is half of the fall. The threshold of each critic is the smallest on dev
-problems with {100 * WANTED:.0f}% right; accuracy and coverage are those of test problems. `shipped` is the default of
+problems with {100 * WANTED:.0f}% right among at least {FEWEST} named; accuracy and coverage are those of test problems. `shipped` is the default of
 the command, {CONFIDENT:g}, for MASPRM. `PL` is policy likelihood. The ORM scores unfinished transcripts, which it was
 not trained for. `judge` is the agents' own model asked for a verdict after each message: it was trained to play its
 roles and never to judge, so it shows what such a judge is worth and not what an LLM is. `commonest agent` always blames
@@ -75,9 +78,9 @@ def judged(failed: Sequence[Pass], critic: str, start: float) -> tuple[NDArray[n
 
 
 def smallest(confidence: NDArray[np.float64], right: NDArray[np.bool_]) -> float | None:
-    """Return the smallest confidence from which on `WANTED` of the passes are right; None if there is none."""
-    steps = sorted({round(float(one), 2) for one in confidence})
-    return next((at for at in steps if right[confidence >= at].mean() >= WANTED), None)
+    """Return the smallest confidence from which on `WANTED` of at least `FEWEST` passes are right; None without one."""
+    named = {at: right[confidence >= at] for at in sorted({round(float(one), 2) for one in confidence})}
+    return next((at for at, hits in named.items() if len(hits) >= FEWEST and hits.mean() >= WANTED), None)
 
 
 def _row(label: str, threshold: float | None, failed: Sequence[Pass], critic: str, start: float) -> tuple[str, ...]:
@@ -85,6 +88,8 @@ def _row(label: str, threshold: float | None, failed: Sequence[Pass], critic: st
         return label, "none reaches it", "", "", percent(0.0)
     confidence, right = judged(failed, critic, start)
     named = confidence >= threshold
+    if not named.any():
+        return label, f"{threshold:.2f}", "", "", percent(0.0)
     hits = dict(zip(map(id, failed), right, strict=True))
     sure = [one for one, said in zip(failed, named, strict=True) if said]
     shares = _shares(sure, lambda one: bool(hits[id(one)]))

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 POLICY, MASPRM, ORM = "tiny", "tiny-masprm", "tiny-orm"
 """The embedded agents and the critics shipped for them."""
 
+PASSES = "bon:10"
+"""Best-of-N at the tokens of MCTS(10, 3) with MASPRM: 675 and 640 per problem, see benchmarks/pages/main.md."""
+
 FULL_SEEDS, FULL_PROBLEMS = (14, 24, 42), 500
 
 
@@ -52,7 +55,7 @@ def demo(
     Needs no GPU, API key or network. An interrupted demo resumes when started again.
     """
     import mas_gym
-    from search.compare.bench import PAPER_PLANNERS, Bench, named_critics, named_planners, pair
+    from search.compare.bench import Bench
 
     out.mkdir(parents=True, exist_ok=True)
     task = mas_gym.load_task("arithmetic", split="test", limit=number or (FULL_PROBLEMS if full else 200))
@@ -60,11 +63,13 @@ def demo(
     bench = Bench(task, mas_gym.load_mas("rpsv"), None, seeds, concurrency, out / "runs.db")
     trained = from_scratch or full
     specs = _train(bench, out, number_of_trees) if trained else critic or _shipped()
-    arms = pair(named_planners(PAPER_PLANNERS), named_critics([opt.LIKELIHOOD, *specs], lazy=True))
-    shared = opt.read_workers(workers, POLICY, arms, len(task))
+    arms = _rows(specs)
+    # Rows of one seed have most of their messages in common.
+    samples = out / "samples.db"
+    shared = opt.read_workers(workers, POLICY, arms, len(task), cache=samples)
     if shared is None:
         opt.load_weights(arms)
-    bench = replace(bench, policy=opt.read_policy(POLICY) if shared is None else None, workers=shared)
+    bench = replace(bench, policy=opt.read_policy(POLICY, samples) if shared is None else None, workers=shared)
     note(f"{len(task)} Arithmetic problems, four tiny agents (RPSV), {len(arms)} rows; results in {out}/")
     trees_seen = _BestTree(arms)
     outcomes: list[Outcome] = []
@@ -88,6 +93,15 @@ def demo(
     if full:
         _tables(out, specs, len(task), number_of_trees)
     _next(out, trained)
+
+
+def _rows(specs: Sequence[str]) -> list[Arm]:
+    """Pair the paper's planners with the critics, and best-of-N with the outcome critics; with all if there is none."""
+    from search.compare.bench import PAPER_PLANNERS, named_critics, named_planners, pair
+
+    critics = named_critics([opt.LIKELIHOOD, *specs], lazy=True)
+    outcome = {name: critic for name, critic in critics.items() if critic[1].terminal_only}
+    return [*pair(named_planners(PAPER_PLANNERS), critics), *pair(named_planners(PASSES), outcome or critics)]
 
 
 def _shipped() -> list[str]:

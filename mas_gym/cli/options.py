@@ -404,7 +404,12 @@ def read_fleet(ray: str | None, actors: int | None, gpus: float | None) -> Fleet
 
 
 def read_workers(
-    wanted: int | None, policy: PolicySpec, arms: Sequence[Arm], problems: int, seeds: int = 1
+    wanted: int | None,
+    policy: PolicySpec,
+    arms: Sequence[Arm],
+    problems: int,
+    seeds: int = 1,
+    cache: Path | None = None,
 ) -> Workers | None:
     """Return the worker processes that share the runs; None if this process does them all.
 
@@ -415,6 +420,7 @@ def read_workers(
         arms: The rows.
         problems: Searches per run.
         seeds: Runs per row.
+        cache: Response cache that they share.
     """
     from search.compare import Workers
 
@@ -427,7 +433,7 @@ def read_workers(
     if count < 2:
         return None
     local = not isinstance(policy, str) or policy.startswith(("tiny", "transformers:"))
-    return Workers(count, partial(read_policy, policy), critic_maker, _MODELS if local else ())
+    return Workers(count, partial(read_policy, policy, cache), critic_maker, _MODELS if local else ())
 
 
 def critic_maker(spec: str) -> Callable[[], Critic]:
