@@ -29,11 +29,11 @@ ASKS = f"""
 `mas-gym blame` names the agent after whose message the value of a failed transcript fell most, and nobody if that fall
 is small. In a procedural task the first wrong message is known, so both its accuracy among the passes that it names
 and its coverage can be measured. Confidence is half of the fall. The threshold of each critic is the smallest on dev
-problems with {100 * WANTED:.0f}% right among at least {FEWEST} named; accuracy and coverage are those of test problems. `shipped` is the default of
-the command, {CONFIDENT:g}, for MASPRM. `PL` is policy likelihood. The ORM scores unfinished transcripts, which it was
-not trained for. `judge` is the agents' own model asked for a verdict after each message: it was trained to play its
-roles and never to judge, so it shows what such a judge is worth and not what an LLM is. `commonest agent` always blames
-the agent that errs most often on dev.
+problems with {100 * WANTED:.0f}% right among at least {FEWEST} named; accuracy and coverage are those of test problems.
+`shipped` is the default of the command, {CONFIDENT:g}, for MASPRM. `PL` is policy likelihood. The ORM scores unfinished
+transcripts, which it was not trained for. `judge` is the agents' own model asked for a verdict after each message: it
+was trained to play its roles and never to judge, so it shows what such a judge is worth and not what an LLM is.
+`commonest agent` always blames the agent that errs most often on dev.
 """
 
 
