@@ -366,6 +366,8 @@ class Purpose:
         if mas in self.graphs.get(task or "", ()) or (known and any(mas in names for names in self.graphs.values())):
             return None
         made = " and ".join(f"{name} ({', '.join(graphs)})" for name, graphs in self.graphs.items())
+        if task is None and not known:
+            return f"made for {made}, and this question has words that theirs do not have: its answers mean little here"
         return f"made for {made}, not for {task or 'this question'} with {mas}: its answers mean little here"
 
 
