@@ -356,6 +356,11 @@ class MAS:
             return ""
         return text if returned < 0 else text[returned + len(RETURNED) :]
 
+    @property
+    def kind(self) -> str:
+        """What a page calls it: ``"MAS"`` or ``"program"``."""
+        return "program" if self.program else "MAS"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able config, which `mas_gym.load_mas` reads back to an equal system."""
         agents = [self._agent_dict(agent) for agent in self.agents]

@@ -154,7 +154,7 @@ def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, policy: str, grad
         "problem": plan.problem_id,
         "planner": arm.name,
         "critic": arm.critic_name or "none",
-        "MAS": bench.mas.name,
+        bench.mas.kind: bench.mas.name,
         "policy": policy,
         "seed": ", ".join(map(str, bench.seeds)),
     }

@@ -324,7 +324,7 @@ def _tree(store: Store, key: str, problem_id: str) -> str:
         "problem": problem.id,
         "planner": str(run.facts["planner"]),
         "critic": str(critic["name"]) if critic else "none",
-        "MAS": run.mas.name,
+        run.mas.kind: run.mas.name,
         "policy": str(run.config["policy"]["name"]),
         "seed": str(run.config["seed"]),
     }

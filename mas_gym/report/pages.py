@@ -81,6 +81,7 @@ class TreePage:
         reference: The right answer, if it may be shown.
         facts: Further names and values for the head of the page, such as planner and usage.
         title: Title of the page.
+        program: Whether a program wrote the prompts, so that only it knows what an agent saw.
     """
 
     question: str
@@ -93,6 +94,7 @@ class TreePage:
     reference: str | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     title: str = "Search tree"
+    program: bool = False
 
 
 def tree_page(view: TreePage) -> str:
@@ -145,7 +147,7 @@ def tree_view(
     if plan.tree is None or plan.mas is None:
         reason = plan.error or "it was read without trees, or its planner keeps none"
         raise SearchError(f"{plan.problem_id or 'plan'}: expected a plan with a search tree, got one without: {reason}")
-    facts = facts or {"problem": plan.problem_id, "MAS": plan.mas.name}
+    facts = facts or {"problem": plan.problem_id, plan.mas.kind: plan.mas.name}
     nodes = list(plan.tree)
     visited = any(node.visits for node in nodes)
     graded = _grades(plan, grade if reference is not None else None)
@@ -174,6 +176,7 @@ def tree_view(
         correct=plan.correct if reference is not None else None,
         reference=reference,
         facts={**facts, **{name: f"{number:,}" for name, number in costs.items()}},
+        program=plan.mas.program,
         title=", ".join(facts[name] for name in ("problem", "planner") if name in facts) or "Search tree",
     )
 

@@ -250,10 +250,11 @@
     return [box, explained];
   }
 
+  // Without an agent the whole transcript: the prompts of a program are its own.
   function localView(path, agent) {
     const parts = [];
-    if (data.sees_question[agent]) parts.push(...message("question", -1, data.question));
-    const seen = path.slice(1).filter((j) => nodes.speaker[j] === agent || nodes.recipients[j].includes(agent));
+    if (agent === null || data.sees_question[agent]) parts.push(...message("question", -1, data.question));
+    const seen = path.slice(1).filter((j) => agent === null || nodes.speaker[j] === agent || nodes.recipients[j].includes(agent));
     for (const j of seen.slice(-200)) parts.push(...message(`${who(nodes.speaker[j])} → ${nodes.recipients[j].map(who).join(", ")}`, nodes.speaker[j], text(j)));
     if (seen.length > 200) parts.unshift(element("p", "dim", `${seen.length - 200} older messages not shown`));
     return parts.length ? parts : [element("p", "dim", "Nothing: this agent received no message.")];
@@ -271,7 +272,9 @@
       if (right !== null && right !== undefined) title.append(element("span", right ? "good" : "bad", right ? "  ✓ right" : "  ✗ wrong"));
       parts.push(title, ...stats(i), element("h3", "", "Message"), ...message("", nodes.speaker[i], text(i)).slice(1));
     } else parts.push(element("h2", "", "Root"), ...stats(0), element("h3", "", "Question"), ...message("", -1, data.question).slice(1));
-    if (data.agents.length) {
+    if (data.program) {
+      if (i) parts.push(element("h3", "", "The run before it"), ...localView(path.slice(0, -1), null));
+    } else if (data.agents.length) {
       const agent = viewer ?? (i ? nodes.speaker[i] : 0);
       // The speaker saw the transcript before its message; every other agent sees it up to this node.
       const before = i && agent === nodes.speaker[i] ? path.slice(0, -1) : path;

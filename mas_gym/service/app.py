@@ -30,6 +30,7 @@ from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mas_gym.errors import EngineUnavailableError, PromptTooLongError
+from mas_gym.graph import FAILED
 from mas_gym.policies.adapters import prompt_bound
 from mas_gym.service import foreign
 from mas_gym.service.pool import PoolFullError, SearchPool, Service
@@ -253,12 +254,21 @@ class _Front:
                 raise _stopping() from None
             raise
         if plan.error is None:
+            self._check_program(plan)
             return plan
         if self.stopping:
             raise _stopping()
         if plan.error.startswith(PromptTooLongError.__name__):
             raise ApiError(400, f"the question is too long: {plan.error.partition(': ')[2]}", code=TOO_LONG)
         raise ApiError(500, f"the search failed: {plan.error}", kind="server_error")
+
+    def _check_program(self, plan: Plan) -> None:
+        """Raise `ApiError` if not even the best run of an agent program returned an answer."""
+        best = plan.best
+        if best is not None and self.pool.service.program is not None:
+            _, failed, error = best.text.rpartition(FAILED)
+            if failed and not self._read(best.text):
+                raise ApiError(500, f"the program failed: {error}", kind="server_error")
 
     async def _stream(self, asked: ChatRequest, future: SearchFuture, changed: asyncio.Event) -> AsyncIterator[str]:
         """Yield progress during the search, then the answer; the search ends when the client disconnects."""
