@@ -55,7 +55,7 @@ def right(policy, problems: int, seeds: range) -> np.ndarray:
 
 
 def main(
-    problems: int = 300, simulations: int = 20, tests: int = 300, agent: str = "Solver", epochs: float = 1.0
+    problems: int = 300, simulations: int = 20, tests: int = 300, agent: str = "Solver", epochs: float = 2.0
 ) -> Path:
     folder = Path(tempfile.mkdtemp())
     rows = [row for row in preferences(folder, problems, simulations) if row["agent"] == agent]

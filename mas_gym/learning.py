@@ -154,6 +154,10 @@ class CandidateFeatures(AskingWrapper):
 
 def _checked(critic: StateCritic, mas: MAS) -> StateCritic:
     """Return a critic that can score single unfinished states of a system."""
+    if isinstance(critic, str):
+        raise ConfigError(
+            f"critic: expected a critic, got {shown(critic)}; rewardmodels.load_critic(...) loads it by name"
+        )
     if getattr(critic, "reads_peers", False):
         raise ConfigError(
             f"critic: expected one that scores a state by itself, got {critic!r}, which compares the states of a "

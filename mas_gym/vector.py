@@ -54,6 +54,8 @@ def make_vector(
     if policy is None:
         for name in set(_CHOICE) & set(options):
             raise ConfigError(f"{name}: expected a policy with it, as in policy='tiny'")
+    if wrap is not None and not callable(wrap):
+        raise ConfigError(f"wrap: expected a function, as in wrap=mas_gym.CandidateFeatures, got {shown(wrap)}")
     shared = load_policy(policy) if isinstance(policy, str) else policy
     chosen = {name: options.pop(name) for name in _CHOICE if name in options}
 
@@ -61,7 +63,10 @@ def make_vector(
         env: gym.Env[Any, Any] = MASEnv(**options)
         if shared is not None:
             env = CandidateChoice(env, shared, **chosen)
-        return env if wrap is None else wrap(env)
+        made = env if wrap is None else wrap(env)
+        if not isinstance(made, gym.Env):
+            raise ConfigError(f"wrap: expected a function that returns an environment, got {shown(made)} from it")
+        return made
 
     return MASVectorEnv([make] * count, autoreset_mode=autoreset_mode)
 

@@ -199,6 +199,8 @@ def test_what_does_not_fit_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="unfinished"):
         DenseReward(choices(), Outcome())
+    with pytest.raises(ConfigError, match=r"load_critic\(...\) loads it"):
+        DenseReward(choices(), "tiny-masprm")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="gamma"):
         DenseReward(choices(), Likes(), 1.5)
     with pytest.raises(ConfigError, match="CandidateChoice"):

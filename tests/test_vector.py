@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 import mas_gym
 from mas_gym.env import MASEnv
-from mas_gym.errors import ConfigError, EpisodeOverError, IllegalActionError, PolicyError
+from mas_gym.errors import ConfigError, EpisodeOverError
 from mas_gym.learning import CandidateFeatures, DenseReward
 from mas_gym.policies import SamplingRequest, ScriptedPolicy, load_policy
 from mas_gym.tasks import Problem, ProblemTask
@@ -215,6 +214,9 @@ def test_arguments_are_checked() -> None:
         gym.make_vec("MAS-Arithmetic-v0", num_envs=2, n=3)
     with pytest.raises(ConfigError, match="autoreset_mode: expected one of 'NextStep'"):
         gym.make_vec("MAS-Arithmetic-v0", num_envs=2, autoreset_mode="next")
+    for wrong in ("features", lambda env: None):
+        with pytest.raises(ConfigError, match="wrap: expected a function"):
+            gym.make_vec("MAS-Arithmetic-v0", num_envs=2, policy=Counting(), wrap=wrong)
     with pytest.raises(ConfigError, match="env_fns"):
         MASVectorEnv([])
     envs = gym.make_vec("MAS-Custom-v0", num_envs=2, task=SUMS, mas="rpsv", policy=Counting(), n=2)
@@ -223,52 +225,6 @@ def test_arguments_are_checked() -> None:
     for wrong in ({"seed": [1]}, {"options": {"reset_mask": [True, False]}}, {"options": {"problem": "sum/1"}}):
         with pytest.raises(ConfigError):
             envs.reset(**wrong)
-
-
-def test_engines_that_fail_in_one_copy() -> None:
-    def script(request: SamplingRequest, seed: int) -> str:
-        if "What is 4" in request.messages[-1].content and request.agent == "Planner":
-            raise PolicyError("the prompt is too long")
-        return guess(request, seed)
-
-    envs = gym.make_vec("MAS-Custom-v0", num_envs=5, task=SUMS, mas="rpsv", policy=ScriptedPolicy(script), n=2)
-    ids = envs.reset(seed=1)[1]["problem_id"].tolist()
-    place = ids.index("sum/4")
-    with pytest.raises(PolicyError, match="too long") as caught:
-        envs.step([0] * 5)
-    assert caught.value.__notes__ == [f"in environment {place} of 5"]
-    with pytest.raises(EpisodeOverError, match="a step has failed"):
-        envs.step([0] * 5)
-    with pytest.raises(EpisodeOverError, match="without reset_mask"):
-        envs.reset(options={"reset_mask": np.arange(5) == place})
-    # What was lost is the step, not the environment.
-    envs.reset(options={"problem_id": "sum/1"})
-    for _ in range(4):
-        terminated = envs.step([0] * 5)[2]
-    assert terminated.all()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        envs.close()
-
-
-@pytest.mark.parametrize(
-    "actions", [[0], [0] * 6, [[0] * 5], 0, None, "abcde", [0.0] * 5, [0, 0, [0], 0, 0], [0, 0, 9, 0, 0], [-1] * 5]
-)
-def test_wrong_actions_move_no_copy(actions: Any) -> None:
-    envs = gym.make_vec("MAS-Custom-v0", num_envs=5, task=SUMS, mas="rpsv", policy=Counting(), n=2)
-    envs.reset(seed=0)
-    with pytest.raises(IllegalActionError, match="expected"):
-        envs.step(actions)
-    assert all(not env.unwrapped.state.depth for env in envs.envs)  # type: ignore[attr-defined]
-    envs.step([0] * 5)
-
-
-@pytest.mark.parametrize("actions", [(("a",), np.array([5])), 3, None, ("ab", 5), (("a", "b"),)])
-def test_wrong_texts(actions: Any) -> None:
-    envs = gym.make_vec("MAS-Custom-v0", num_envs=2, task=SUMS, mas="rpsv")
-    envs.reset(seed=0)
-    with pytest.raises(IllegalActionError, match="expected"):
-        envs.step(actions)
 
 
 def test_its_name_is_public() -> None:

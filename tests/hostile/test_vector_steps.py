@@ -1,0 +1,142 @@
+"""Vector environments given wrong actions, and policies and critics that fail for one of the copies."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from mas_gym.errors import ConfigError, CriticError, EpisodeOverError, IllegalActionError, MASGymError, PolicyError
+from mas_gym.learning import CandidateFeatures, DenseReward
+from mas_gym.policies import SamplingRequest, ScriptedPolicy
+from mas_gym.tasks import Problem, ProblemTask
+
+SUMS = ProblemTask.of([Problem(f"sum/{n}", f"What is {n} + {n}?", str(2 * n)) for n in range(1, 6)])
+
+
+def guess(request: SamplingRequest, seed: int) -> str:
+    return f"{request.agent} says. Final Answer: {seed % 5}"
+
+
+def copies(policy: Any, **options: Any) -> Any:
+    return gym.make_vec("MAS-Custom-v0", num_envs=5, task=SUMS, mas="rpsv", policy=policy, n=2, **options)
+
+
+class Moody:
+    """Fails on the question about 4 from the second agent on."""
+
+    name, max_batch, max_concurrency = "moody", 64, 64
+
+    def __init__(self, kind: type[Exception] = PolicyError) -> None:
+        self.kind = kind
+
+    def reply(self, request: SamplingRequest) -> Any:
+        if "What is 4" in request.messages[-1].content and request.agent == "Planner":
+            raise self.kind("the prompt is too long")
+        return ScriptedPolicy(guess).sample([request])[0]
+
+
+class Batch(Moody):
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[Any]:
+        return [self.reply(request) for request in requests]
+
+
+class Async(Moody):
+    async def sample_async(self, request: SamplingRequest) -> Any:
+        return self.reply(request)
+
+
+@pytest.mark.parametrize("shape", [Batch, Async])
+@pytest.mark.parametrize("kind", [PolicyError, ZeroDivisionError])
+def test_a_policy_that_fails_for_one_copy(shape: Any, kind: type[Exception]) -> None:
+    envs = copies(shape(kind))
+    place = envs.reset(seed=1)[1]["problem_id"].tolist().index("sum/4")
+    with pytest.raises(kind, match="too long") as caught:
+        envs.step([0] * 5)
+    assert caught.value.__notes__ == [f"in environment {place} of 5"]
+    with pytest.raises(EpisodeOverError, match="a step has failed"):
+        envs.step([0] * 5)
+    with pytest.raises(EpisodeOverError, match="without reset_mask"):
+        envs.reset(options={"reset_mask": np.arange(5) == place})
+    # What is lost is the step, not the environment.
+    envs.reset(options={"problem_id": "sum/1"})
+    for _ in range(4):
+        terminated = envs.step([0] * 5)[2]
+    assert terminated.all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        envs.close()
+
+
+def test_policies_that_answer_too_little() -> None:
+    class Fewer(Batch):
+        def sample(self, requests: Sequence[SamplingRequest]) -> list[Any]:
+            return super().sample(requests)[1:]
+
+    class Shorter(Batch):
+        def reply(self, request: SamplingRequest) -> Any:
+            reply = super().reply(request)
+            return reply._replace(samples=reply.samples[:1]) if "What is 4" in request.messages[-1].content else reply
+
+    for policy, said in ((Fewer(), "expected"), (Shorter(), "expected 2 samples, got 1")):
+        with pytest.raises(PolicyError, match=said) as caught:
+            copies(policy).reset(seed=1)
+        assert caught.value.__notes__[0].endswith("of 5")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "0.5"])
+@pytest.mark.parametrize("wrapper", [CandidateFeatures, DenseReward])
+def test_critics_that_do_not_know_one_copy(value: Any, wrapper: Any) -> None:
+    class Blind:
+        def score(self, contexts: Sequence[Any]) -> list[Any]:
+            return [value if "What is 4" in context.state.question else 0.5 for context in contexts]
+
+    envs = copies(ScriptedPolicy(guess), wrap=lambda env: wrapper(env, Blind()))
+
+    def play() -> None:
+        envs.reset(seed=1)
+        envs.step([0] * 5)
+
+    with pytest.raises(ConfigError, match="critic: expected finite values"):
+        play()
+    with pytest.raises(EpisodeOverError):
+        envs.step([0] * 5)
+
+
+def test_critics_that_raise_or_answer_too_little() -> None:
+    class Short:
+        def score(self, contexts: Sequence[Any]) -> list[float]:
+            return [0.0]
+
+    class Gone:
+        def score(self, contexts: Sequence[Any]) -> list[float]:
+            raise CriticError("the server is gone")
+
+    for critic, said in ((Short(), "expected 10 values, got 1"), (Gone(), "gone")):
+        with pytest.raises(MASGymError, match=said):
+            copies(ScriptedPolicy(guess), wrap=lambda env, c=critic: CandidateFeatures(env, c)).reset()
+
+
+WRONG = [[0], [0] * 6, [[0] * 5], 0, None, "abcde", [0.0] * 5, [0, 0, [0], 0, 0], [0, 0, 9, 0, 0], [-1] * 5]
+
+
+@pytest.mark.parametrize("actions", WRONG)
+def test_wrong_actions_move_no_copy(actions: Any) -> None:
+    envs = copies(ScriptedPolicy(guess))
+    envs.reset(seed=0)
+    with pytest.raises(IllegalActionError, match="expected"):
+        envs.step(actions)
+    assert not any(env.unwrapped.state.depth for env in envs.envs)
+    envs.step([0] * 5)
+
+
+@pytest.mark.parametrize("actions", [(("a",), np.array([5])), 3, None, ("ab", 5), (("a", "b"),)])
+def test_wrong_texts(actions: Any) -> None:
+    envs = gym.make_vec("MAS-Custom-v0", num_envs=2, task=SUMS, mas="rpsv")
+    envs.reset(seed=0)
+    with pytest.raises(IllegalActionError, match="expected"):
+        envs.step(actions)
