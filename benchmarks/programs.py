@@ -1,10 +1,10 @@
 """What it costs to search a program instead of a MAS, with the same plans: `python benchmarks/programs.py`.
 
-Reader, Planner, Solver and Verifier as the shipped MAS, as a function with `client=` (no socket) and as one with
-`base_url` (through the gateway's loopback port), at 64 open searches. Engines: one that takes 20 ms a call and works on
-8 calls at once, one that works on any number at once, so that nothing hides the program's cost, and the tiny agents,
-which compute on the CPU. In brackets the ratios of wall-clock and of CPU time to the MAS. Then 1,000 searches, and what
-they leave behind.
+Reader, Planner, Solver and Verifier as the shipped MAS, as a function with `client=` (no socket), as one with
+`base_url` (through the gateway's loopback port) that makes its client in each run, and as one whose clients share a TLS
+context, at 64 open searches. Engines: one that takes 20 ms a call and works on 8 calls at once, one that works on any
+number at once, so that nothing hides the program's cost, and the tiny agents, which compute on the CPU. In brackets the
+ratios of wall-clock and of CPU time to the MAS. Then 1,000 searches, and what they leave behind.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import asyncio
 import gc
 import json
 import os
+import ssl
 import sys
 import tempfile
 import threading
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAI
 
 import mas_gym
 import search
@@ -59,17 +60,28 @@ ENGINES: dict[str, Any] = {
 }
 
 
-def by_url() -> Any:
-    """Return the example as a function with ``base_url``."""
+def by_url(shared: bool = False) -> Any:
+    """Return the example as a function with ``base_url``, whose clients may share a TLS context."""
     from mas_gym.user_code import find_user_code
 
     inner, _, _ = find_user_code("program", f"{EXAMPLE}:solve")
 
+    context = ssl.create_default_context() if shared else None
+
     async def solve(question: str, base_url: str) -> str:
-        async with AsyncOpenAI(base_url=base_url, api_key="any") as client:
+        http = DefaultAsyncHttpxClient(verify=context) if context is not None else None
+        async with AsyncOpenAI(base_url=base_url, api_key="any", http_client=http) as client:
             return str(await inner(question, client))
 
     return solve
+
+
+KINDS: dict[str, Any] = {
+    "MAS": lambda: None,
+    "client": lambda: Program(f"{EXAMPLE}:solve", agents=AGENTS),
+    "base_url": lambda: Program(by_url(), agents=AGENTS),
+    "one-tls-context": lambda: Program(by_url(shared=True), agents=AGENTS),
+}
 
 
 def timed(planner: str, task: Any, policy: Any, program: Any) -> tuple[float, float, list[Any]]:
@@ -83,14 +95,9 @@ def timed(planner: str, task: Any, policy: Any, program: Any) -> tuple[float, fl
     return *seconds, sorted((p.problem_id, p.answer, p.usage.agent_calls, p.usage.generated_tokens) for p in plans)
 
 
-def compare(planners: list[str], task: Any, policies: dict[str, Any], repeats: int) -> None:
+def compare(planners: list[str], task: Any, policies: dict[str, Any], kinds: dict[str, Any], repeats: int) -> None:
     """Print the seconds of each kind, the best of some repeats, and their ratio to the MAS."""
-    kinds = {
-        "MAS": None,
-        "client=": Program(f"{EXAMPLE}:solve", agents=AGENTS),
-        "base_url": Program(by_url(), agents=AGENTS),
-    }
-    print(f"{'engine':10} {'planner':10} " + " ".join(f"{kind:>28}" for kind in kinds))
+    print(f"{'engine':12} {'planner':10} " + " ".join(f"{kind:>28}" for kind in kinds))
     for engine, policy in policies.items():
         for planner in planners:
             found = {kind: [] for kind in kinds}
@@ -104,7 +111,7 @@ def compare(planners: list[str], task: Any, policies: dict[str, Any], repeats: i
             best = {kind: (min(run[0] for run in runs), min(run[1] for run in runs)) for kind, runs in found.items()}
             wall, cpu = best["MAS"]
             cells = [f"{w:7.2f} s ({w / wall:5.2f}x, {c / cpu:5.2f}x)" for w, c in best.values()]
-            print(f"{engine:10} {planner:10} " + " ".join(f"{cell:>28}" for cell in cells), flush=True)
+            print(f"{engine:12} {planner:10} " + " ".join(f"{cell:>28}" for cell in cells), flush=True)
 
 
 def same(planners: list[str], count: int, seed: int) -> None:
@@ -217,7 +224,8 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("-n", type=int, default=64)
     options.add_argument("--repeats", type=int, default=2)
-    options.add_argument("--engine", nargs="+", choices=[*ENGINES], default=["8-at-once", "tiny"])
+    options.add_argument("--engine", nargs="+", choices=[*ENGINES], default=[*ENGINES])
+    options.add_argument("--kind", nargs="+", choices=[*KINDS][1:], default=[*KINDS][1:])
     options.add_argument("--planner", nargs="+", default=["sc:5", "sbs:5,1", "mcts:10,3"])
     options.add_argument("--searches", type=int, default=1000)
     options.add_argument("--same", type=int, metavar="N", help="compare the plans on N problems, and measure nothing")
@@ -228,7 +236,8 @@ def main() -> None:
         return
     policies = {name: ENGINES[name]() for name in given.engine}
     task = mas_gym.load_task("arithmetic", split="test", limit=given.n)
-    compare(given.planner, task, policies, given.repeats)
+    kinds = {name: KINDS[name]() for name in ["MAS", *given.kind]}
+    compare(given.planner, task, policies, kinds, given.repeats)
     if given.searches:
         leaves_nothing(given.searches)
 

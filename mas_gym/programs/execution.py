@@ -242,6 +242,12 @@ class Execution:
         self.touched = monotonic()
         self.deadline = self.touched + self._timeout
 
+    def wait_longer(self, seconds: float) -> None:
+        """Move the deadline, if there is one."""
+        with self._lock:
+            if self.deadline is not None:
+                self.deadline += seconds
+
     # ---- the program's side
 
     def ask(self, call: Call, quiet: Quiet) -> list[str] | Future[list[str]]:

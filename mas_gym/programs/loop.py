@@ -12,10 +12,11 @@ from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from mas_gym.programs.sources import interrupt
+from mas_gym.programs.sources import CURRENT, interrupt
 
-_SILENT_SECONDS = 0.3
+_BUSY_SECONDS = 0.3
 _CLOSE_SECONDS = 10.0
 
 
@@ -65,7 +66,10 @@ class Loop:
         self.selector = _IdleSelector()
         self.loop = asyncio.SelectorEventLoop(self.selector)
         self.loop.set_exception_handler(_handled)
+        self.loop.set_task_factory(self._task)
+        self._owners: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
         self._asked: float | None = None
+        self._running, self._since = "", 0.0
         self._inbox: deque[tuple[contextvars.Context, Callable[..., Any], tuple[Any, ...]]] = deque()
         self._awake = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -76,23 +80,36 @@ class Loop:
         self.loop.run_forever()
         self.loop.close()
 
-    def silent(self) -> bool:
-        """Whether the loop has done nothing since an earlier call of this, `_SILENT_SECONDS` ago or more."""
+    def _task(self, loop: asyncio.AbstractEventLoop, work: Any, **named: Any) -> asyncio.Task[Any]:
+        """Make a task, and remember the execution that it belongs to."""
+        task = asyncio.Task(work, loop=loop, **named)
+        execution = CURRENT.get()
+        if execution is not None:
+            self._owners[task] = execution.token
+        return task
+
+    def look(self) -> tuple[bool, float]:
+        """Return whether the loop is busy, and for how many seconds it has run nothing but one task.
+
+        Both are seen in repeated calls of this: a loop is busy that has not called a function for `_BUSY_SECONDS`.
+        """
 
         def here() -> None:
             self._asked = None
 
-        asked = self._asked
-        if asked is None:
-            self._asked = monotonic()
+        now, running = monotonic(), self.running
+        if self._asked is None:
+            self._asked, self._running, self._since = now, running, now
             self.soon(here)
-        return asked is not None and monotonic() - asked > _SILENT_SECONDS
+        elif running != self._running:
+            self._running, self._since = running, now
+        return now - (self._asked or now) > _BUSY_SECONDS, now - self._since
 
     @property
     def running(self) -> str:
-        """The name of the task that runs now."""
+        """The token of the execution that runs now, or the name of a task that belongs to none."""
         task = asyncio.current_task(self.loop)
-        return "" if task is None else task.get_name()
+        return "" if task is None else self._owners.get(task) or task.get_name()
 
     @property
     def here(self) -> bool:

@@ -88,6 +88,7 @@ class Runner:
         self._busy: set[Execution] = set()
         self._stops: dict[Execution, Callable[[], None]] = {}
         self._closed = False
+        self._swept = monotonic()
 
     def session(self, question: str) -> Session:
         """Return the states of one search."""
@@ -272,16 +273,18 @@ class Runner:
             return self._side
 
     def _sweep(self) -> None:
-        """End the programs that hang."""
+        """End the programs that hang. The clock of a program stands still while another one has its loop."""
         now = monotonic()
         with self._lock:
-            hung = [e for e in self._open if e.deadline is not None and e.deadline < now]
-            programs = self._programs
-        blocked = programs is not None and programs.silent()
-        for execution in hung:
-            if not (blocked and execution.place is programs):
+            programs, timed = self._programs, [e for e in self._open if e.deadline is not None]
+        busy, stuck = (False, 0.0) if programs is None else programs.look()
+        for execution in timed:
+            if busy and execution.place is programs:
+                execution.wait_longer(now - self._swept)
+            elif execution.deadline is not None and execution.deadline < now:
                 execution.fail(f"the program made no call and gave no answer for {self.program.timeout:g} seconds")
-        if blocked and programs is not None and any(execution.place is programs for execution in hung):
+        self._swept = now
+        if programs is not None and busy and stuck > self.program.timeout:
             self._leave(programs)
         if self._side is not None and not self._closed:
             self._side.loop.call_later(_SWEEP_SECONDS, self._sweep)
@@ -292,10 +295,11 @@ class Runner:
         with self._lock:
             stranded = [execution for execution in self._open if execution.place is blocked]
             self._programs, self._quiet = None, []
+        known = any(execution.token == culprit for execution in stranded)
         # Before the loop is closed, which ends every program on it with an error.
         moved: list[tuple[str, tuple[Any, ...]]] = []
         for execution in stranded:
-            if execution.token == culprit:
+            if execution.token == culprit or not known:
                 seconds = f"{self.program.timeout:g} seconds"
                 execution.fail(f"the program blocked its event loop and made no call for {seconds}; await instead")
             elif (again := execution.moved()) is not None:

@@ -139,6 +139,32 @@ def test_an_asynchronous_program_that_blocks_the_loop_is_ended_and_the_others_ar
     assert all(plan.correct for plan in fine)
 
 
+def test_a_task_of_a_program_that_blocks_the_loop_ends_its_program() -> None:
+    async def tool(question: str) -> None:
+        end = time.monotonic() + 10
+        while question == "Question 0?" and time.monotonic() < end:
+            pass
+
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        await ask(client)
+        await asyncio.create_task(tool(question))
+        return "1"
+
+    hung, *fine = searched(program_of(solve, timeout=2), "single", count=3)
+    failed_with([hung], "for 2 seconds")
+    assert all(plan.correct for plan in fine)
+
+
+def test_the_time_of_other_programs_on_the_loop_does_not_count() -> None:
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        # All begin before any of them calls.
+        time.sleep(0.25)
+        return await ask(client)
+
+    plans = searched(program_of(solve, timeout=1), "single", count=10)
+    assert not any(plan.error or "failed" in str(plan.text) for plan in plans)
+
+
 def test_a_program_that_floods_is_ended_at_its_budget_of_calls() -> None:
     async def one_by_one(question: str, client: AsyncOpenAI) -> str:
         while True:
@@ -183,6 +209,26 @@ def test_a_program_may_leave_calls_open_and_call_after_its_answer() -> None:
     while len(late) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert late and set(late) <= {"ProgramStopped", "NotFoundError", "SystemExit"}
+
+
+def test_a_task_that_outlives_its_program_gets_no_reply() -> None:
+    late: list[str] = []
+    tasks: list[Any] = []
+
+    async def again(client: AsyncOpenAI) -> None:
+        try:
+            late.append(await ask(client, "late"))
+        except BaseException as error:
+            late.append(type(error).__name__)
+
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        await ask(client)
+        tasks.append(asyncio.create_task(again(client)))
+        return "1"
+
+    plans = searched(program_of(solve), "sc:2")
+    assert all(plan.correct and plan.usage.agent_calls == 2 for plan in plans)
+    assert late and set(late) <= {"ProgramStopped", "NotFoundError", "CancelledError"}
 
 
 def test_answers_and_errors_cannot_pass_for_each_other() -> None:
@@ -454,10 +500,26 @@ def test_the_gateway_closes_connections_of_programs_that_have_ended(monkeypatch:
 
 
 @settings(max_examples=15)
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3), st.booleans()), min_size=2, max_size=6))
-def test_searches_side_by_side_get_what_each_gets_alone(shapes: list[tuple[str, int, bool]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(1, 3), st.booleans(), st.sampled_from(["plain", "raw", "copy"])),
+        min_size=2,
+        max_size=6,
+    )
+)
+def test_searches_side_by_side_get_what_each_gets_alone(shapes: list[tuple[str, int, bool, str]]) -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
-        word, depth, at_once = json.loads(question)
+        word, depth, at_once, way = json.loads(question)
+
+        async def ask(client: AsyncOpenAI, text: str) -> str:
+            """Ask with a client that the executions share in part: directly, or by its transport."""
+            messages: Any = [{"role": "user", "content": text}]
+            if way == "raw":
+                raw = await client.chat.completions.with_raw_response.create(model="m", messages=messages)
+                return str(raw.parse().choices[0].message.content)
+            own = client.with_options(timeout=9) if way == "copy" else client
+            return str((await own.chat.completions.create(model="m", messages=messages)).choices[0].message.content)
+
         if at_once:
             said = await asyncio.gather(*(ask(client, f"{word}{i}") for i in range(depth)))
             return " ".join(said)
