@@ -41,6 +41,9 @@ _MODELS = (
     "transformers.tokenization_utils_tokenizers",
 )
 """What policies and critics of this machine import."""
+_SHARED_POLICY: dict[str, Any] = {"max_batch": 64, "prefix_megabytes": 32}
+_SHARED_CRITIC: dict[str, Any] = {"memory": 32}
+"""Options of small models in each of several processes: half of what one process alone gives them."""
 _SHIPPED = ("tiny", "tiny-masprm", "tiny-orm")
 # Models of this size compute on one core each (see mas_gym.policies.local.forward), at 2 bytes per parameter or more.
 _SMALL_BYTES = 100_000_000
@@ -372,12 +375,12 @@ def policy_label(spec: PolicySpec) -> str:
     return spec if isinstance(spec, str) else ", ".join(f"{agent}={policy}" for agent, policy in spec.items())
 
 
-def read_policy(spec: PolicySpec, cache: Path | None = None) -> Policy | AsyncPolicy:
+def read_policy(spec: PolicySpec, cache: Path | None = None, **options: Any) -> Policy | AsyncPolicy:
     """Load a policy; with ``cache``, put it behind a response cache."""
     from mas_gym.policies import load_policy
 
     check_folder(cache)
-    return load_policy(spec) if cache is None else load_policy(spec, cache=str(cache))
+    return load_policy(spec, **options) if cache is None else load_policy(spec, cache=str(cache), **options)
 
 
 def note_costs(policy: Policy | AsyncPolicy | None) -> None:
@@ -433,12 +436,14 @@ def read_workers(
     if count < 2:
         return None
     local = not isinstance(policy, str) or policy.startswith(("tiny", "transformers:"))
-    return Workers(count, partial(read_policy, policy, cache), critic_maker, _MODELS if local else ())
+    less = _SHARED_POLICY if _is_small(policy) and "#" not in policy else {}
+    make_policy = partial(read_policy, policy, cache, **less)
+    return Workers(count, make_policy, partial(critic_maker, shared=True), _MODELS if local else ())
 
 
-def critic_maker(spec: str) -> Callable[[], Critic]:
-    """Return what loads a critic, here or in another process."""
-    return partial(read_critic, spec)
+def critic_maker(spec: str, shared: bool = False) -> Callable[[], Critic]:
+    """Return what loads a critic, here or elsewhere; where processes share the memory, a small one keeps less."""
+    return partial(read_critic, spec, **(_SHARED_CRITIC if shared and _is_small(spec) and "#" not in spec else {}))
 
 
 def _cores() -> int:
@@ -462,11 +467,11 @@ def _is_small(spec: PolicySpec) -> bool:
     return bool(sizes) and sum(sizes) <= _SMALL_BYTES
 
 
-def read_critic(spec: str) -> Critic:
+def read_critic(spec: str, **options: Any) -> Critic:
     """Load a critic."""
     from rewardmodels import load_critic
 
-    critic: Critic = load_critic(spec)
+    critic: Critic = load_critic(spec, **options)
     return critic
 
 

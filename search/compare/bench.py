@@ -93,7 +93,7 @@ class Bench:
         mas: The system.
         policy: Writes the messages; None if a fleet's actors or worker processes load it.
         seeds: Run seeds.
-        concurrency: Open searches at once.
+        concurrency: Open searches at once; worker processes have equal shares.
         store: Keeps finished searches.
         remote: The fleet to search on; None for this process.
         budget: Limits of each search.
@@ -293,7 +293,8 @@ def _measure_in_processes(
         elif callable(listen):
             listen(arm, seed, message)
 
-    prepare = partial(_Loaded, replace(bench, policy=None, workers=None), workers)
+    share = max(1, bench.concurrency // workers.processes)
+    prepare = partial(_Loaded, replace(bench, policy=None, workers=None, concurrency=share), workers)
     jobs = [(replace(arm, critic=None), seed) for arm, seed in rows]
     stop = run_jobs(jobs, prepare, workers.processes, take, workers.imports)
     ordered = [sorted(outcomes, key=lambda outcome: outcome.problem_id) for outcomes in found[::-1]]

@@ -206,7 +206,7 @@ _GRIDS = np.array([LOGPROB_GRID, 4 * LOGPROB_GRID, 4 * LOGPROB_GRID, LOGPROB_GRI
 _REASONS = ("", "stop", "length", "error")
 _TOLERANCE = 5e-5
 _LOGPROB_TOLERANCE = 2e-6
-_PREFILL_TOKENS = 8192
+_PREFILL_TOKENS = 4096
 # Fixed cost of a forward pass of a small model, in tokens.
 _PREFILL_OVERHEAD = 32
 
@@ -341,15 +341,17 @@ class Decoder:
             sized.append((len(prompt) - (store.longest(prompt)[1] if store is not None else 0), len(prompt), group))
         sized.sort(key=lambda item: item[:2])
         chunk: list[list[tuple[Job, int]]] = []
-        tokens = 0
-        for rest, _, group in sized:
+        tokens = longest = 0
+        for rest, whole, group in sized:
             padded = rest * (len(chunk) + 1)
             waste = padded - tokens - rest
-            if chunk and (waste > max(_PREFILL_OVERHEAD, padded // 8) or padded > _PREFILL_TOKENS):
+            # Memory holds the keys and values of whole prompts, those of reused tokens twice.
+            held = max(longest, whole) * (len(chunk) + 1)
+            if chunk and (waste > max(_PREFILL_OVERHEAD, padded // 8) or held > _PREFILL_TOKENS):
                 yield chunk
-                chunk, tokens = [], 0
+                chunk, tokens, longest = [], 0, 0
             chunk.append(group)
-            tokens += rest
+            tokens, longest = tokens + rest, max(longest, whole)
         yield chunk
 
     def _enter(self, job: Job, index: int) -> None:
