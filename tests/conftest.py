@@ -1,8 +1,11 @@
 """What every test may rely on."""
 
+import ctypes
+import gc
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,10 @@ from hypothesis import settings
 
 # The models here are small: a second thread only waits, and on a busy machine for long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# With an arena per thread, freed memory is rarely given back. For the processes that start from here on.
+os.environ.setdefault("MALLOC_ARENA_MAX", "2")
+
+_LARGE_PAGES = (600 << 20) // os.sysconf("SC_PAGE_SIZE")
 
 # A shell that starts the suite in the background has it ignore the Ctrl-C that some tests send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -28,6 +35,16 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no benchmark files at {folder.resolve()}")
     return folder.resolve()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def memory_goes_back() -> Iterator[None]:
+    """After a module whose models were large, give what it has freed back to the system."""
+    yield
+    with suppress(OSError, AttributeError):
+        if int(Path("/proc/self/statm").read_text().split()[1]) > _LARGE_PAGES:
+            gc.collect()
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -71,6 +71,7 @@ def test_eighteen_calls_are_an_answer(spec: str) -> None:
         assert part >= min(whole, 14) or "bootstrap" in spec
 
 
+@pytest.mark.slow
 @given(spec=st.sampled_from(SPECS), depth=st.integers(1, 5), more=st.integers(0, 60), outcome=st.booleans())
 def test_any_budget_of_calls_is_kept_and_answered(spec: str, depth: int, more: int, outcome: bool) -> None:
     calls = depth + more

@@ -92,6 +92,7 @@ def test_eval_refuses_a_cost_or_a_baseline_that_is_none(
     assert result.exit_code != 0 and message in result.output
 
 
+@pytest.mark.slow
 def test_eval_sizes_planners_to_one_cost_and_compares_with_a_baseline(run: Run, recording: str, tmp_path: Path) -> None:
     options = ("--planner", "single", "--planner", "sc:1", "--match", "calls=4", "--baseline", "sc:1")
     result = run("eval", "-n", 2, "--policy", "tiny", *options, "--json", tmp_path / "out.json")

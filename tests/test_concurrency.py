@@ -43,7 +43,7 @@ def server() -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("spec", "problems"), [("sc:8", 32), ("mcts:6,3", 48)])
+@pytest.mark.parametrize(("spec", "problems"), [("sc:8", 16), ("mcts:6,3", 24)])
 def test_the_embedded_model(spec: str, problems: int) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     policy = load_policy("tiny")

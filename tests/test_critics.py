@@ -70,6 +70,7 @@ def all_states(count: int) -> list[MASState]:
     return [state for number in range(count) for state in random_tree(number, 4).tree.states[1:]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", ["masprm", "local"])
 def test_shared_prefixes_give_the_scores_of_whole_states(folders: dict[str, Path], view: str) -> None:
     states = all_states(6)
@@ -364,6 +365,7 @@ def test_shipped_critics_are_small_and_say_what_they_are(kind: Any) -> None:
     assert "benchmarks.shipped_critics" in card and str(Path.home()) not in card
 
 
+@pytest.mark.slow
 def test_shipped_critics_tell_right_ends_from_wrong_ones() -> None:
     problems = mas_gym.load_task("arithmetic", split="dev", limit=24)
     plans = list(search.run("sc:4", problems, mas="rpsv", policy=load_policy("tiny"), seed=0))
@@ -392,6 +394,7 @@ def test_options_are_written_behind_a_critic(folders: dict[str, Path]) -> None:
         load_critic("tiny-masprm#threads=2")
 
 
+@pytest.mark.slow
 def test_a_critic_beside_generation_gives_the_same_plans() -> None:
     problems = mas_gym.load_task("arithmetic", split="dev")[:6]
     plans = []

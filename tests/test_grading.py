@@ -569,6 +569,7 @@ NASTY = st.sampled_from(
 MESSAGES = st.lists(st.one_of(NASTY, st.text(ANY_CHARACTER, max_size=8)), max_size=20).map("".join)
 
 
+@pytest.mark.slow
 @given(MESSAGES)
 def test_any_text_is_graded_without_an_error(text: str) -> None:
     for mode in ("strict", "paper"):
@@ -682,6 +683,7 @@ def test_nothing_is_evaluated(tmp_path: Path) -> None:
     assert not target.exists()
 
 
+@pytest.mark.slow
 def test_a_comparison_that_takes_too_long_is_stopped() -> None:
     problem = Problem("p", "?", "(a+b+c+d+f+g)^{61}", "expression")
     assert grade(problem, r"\boxed{(a+b+c+d+f+g)^{60}}").reason == "timed out"

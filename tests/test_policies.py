@@ -136,6 +136,7 @@ def test_options_are_read_as_numbers_words_and_truth_values() -> None:
     assert written_options("a/b#x=3&y=cuda:1&z=true&w=") == ("a/b", {"x": 3, "y": "cuda:1", "z": True, "w": None})
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.text(max_size=30))
 @example("recorded:\x00")

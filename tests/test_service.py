@@ -194,6 +194,7 @@ def test_two_hundred_at_once_get_their_own_answers(client: Any) -> None:
     assert run_many(client, questions) == [direct(question).candidates[0].text for question in questions]
 
 
+@pytest.mark.slow
 def test_two_hundred_at_once_and_those_who_leave_cost_no_memory_for_good(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -221,6 +222,7 @@ def test_two_hundred_at_once_and_those_who_leave_cost_no_memory_for_good(
     assert len(threads) == 1 and max(threads) - others <= 2 and "was destroyed" not in caplog.text
 
 
+@pytest.mark.slow
 def test_what_two_hundred_long_questions_take_is_bounded() -> None:
     tracemalloc.start()
     try:

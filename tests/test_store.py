@@ -268,6 +268,7 @@ def let_it_finish_one(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
 @pytest.mark.parametrize("program", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["mas", "program"])
 def test_twenty_kills_lose_and_double_nothing(tmp_path: Path, program: bool) -> None:
@@ -779,6 +780,7 @@ except StoreError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir(), kept.mkdir()

@@ -64,6 +64,7 @@ def test_math_sizes_from_one_file(tmp_path: Path) -> None:
     assert sizes("math", write_jsonl(tmp_path / "all.jsonl", math_rows(12_500))) == (9_975, 525, 2_000)
 
 
+@pytest.mark.slow
 def test_math_sizes_from_the_released_folder(tmp_path: Path) -> None:
     rows = math_rows(12_500)
     for number, row in enumerate(rows):

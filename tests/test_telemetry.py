@@ -43,6 +43,7 @@ def scrape(port: int) -> dict[str, float]:
     return {name: float(value) for name, _, value in samples}
 
 
+@pytest.mark.slow
 def test_eval_logs_every_search_and_serves_its_metrics(tmp_path: Path, port: int) -> None:
     log = tmp_path / "log.jsonl"
     found: list[dict[str, float]] = []

@@ -414,6 +414,7 @@ class Silent(Wide):
         return {"bias": self.bias}
 
 
+@pytest.mark.slow
 def test_a_planner_states_the_settings_that_matter() -> None:
     check_planner(Wide())
     check_planner(Wide(), other=Wide([5]))
@@ -433,6 +434,7 @@ class Hidden(Greedy):
         return {}
 
 
+@pytest.mark.slow
 def test_two_planners_that_search_differently_state_different_identities() -> None:
     check_planner(Hidden("wide"))
     assert "between the two instances changes" in breaches(check_planner, Hidden("wide"), other=Hidden("deep"))

@@ -472,6 +472,7 @@ def test_the_folder_is_small_and_loads_as_any_model() -> None:
     assert (model.generation_config.temperature, model.generation_config.top_p) == (0.7, 0.95)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", SHIPPED)
 def test_it_is_wrong_often_enough_to_make_search_worth_it(graph: str) -> None:
     pytest.importorskip("torch")

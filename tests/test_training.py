@@ -281,6 +281,7 @@ def test_plain_transformers_gives_the_critics_scores(trained: Trained) -> None:
             assert math.tanh(float(model(**ids).logits)) == pytest.approx(value, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "head", "rows", "bf16"),
     [
@@ -298,6 +299,7 @@ def test_the_other_heads_learn(base: Path, tmp_path: Path, kind: str, head: str,
     assert "calibration" in last and done.info.head == head
 
 
+@pytest.mark.slow
 def test_an_anchor_brings_scores_to_the_targets(base: Path, data: RewardData, tmp_path: Path) -> None:
     points = collect(grove(), "points")
     gaps = []

@@ -377,6 +377,7 @@ def test_temperature_zero_takes_the_most_likely_token() -> None:
     assert got.doubtful.tolist() == [False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocabulary", [3, 100, 2000])
 def test_frequencies_follow_the_nucleus(vocabulary: int) -> None:
     logits = torch.from_numpy(np.random.default_rng(1).normal(0, 2, vocabulary)).expand(20_000, -1)
@@ -621,6 +622,7 @@ def test_small_models_get_one_thread_unless_the_user_chose(
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_loading_a_model_imports_no_machine_learning_library_that_it_does_not_use() -> None:
     code = (
         "import sys\n"

@@ -400,6 +400,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(field=st.sampled_from(CriticInfo.__slots__), value=JSON)
 def test_any_json_in_any_field_is_taken_or_refused(sound: Path, tmp_path: Path, field: str, value: Any) -> None:

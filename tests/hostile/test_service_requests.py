@@ -416,6 +416,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_during_searches_ends_serve_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW_POLICY)
     with socket.socket() as free:
