@@ -51,7 +51,7 @@ def main() -> None:
     test = mas_gym.load_task("arithmetic", split="test", limit=asked.problems)
     with _timed("comparison"):
         table = search.compare(
-            ["single", "sc:5", "sbs:5,1"],
+            ["single", "sbs:5,1"],
             test,
             program=program,
             policy=policy,

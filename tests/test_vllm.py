@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import itertools
+import json
 import os
 import shutil
 import socket
@@ -341,6 +342,14 @@ def test_the_server_offers_the_rest(server: str, options: str) -> None:
     [reply] = ask(policy, [request(3)])  # type: ignore[arg-type]
     assert len(reply.samples) == 3 and policy.notes == []  # type: ignore[union-attr]
     assert all((sample.logprob is None) == (options == "logprobs=false") for sample in reply.samples)
+
+
+def test_the_server_honours_what_only_it_knows(server: str) -> None:
+    policy = load_policy(f"openai:served@{server}")
+    words = local_models.WORDS[:2]
+    asked = {"structured_outputs": {"choice": words}}
+    [reply] = ask(policy, [replace(request(7), extra_body=json.dumps(asked))])  # type: ignore[arg-type]
+    assert {sample.text for sample in reply.samples} <= set(words)
 
 
 def test_the_server_shortens_and_refuses_in_words(server: str) -> None:
