@@ -18,7 +18,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("mas_gym", "search", "rewardmodels")
-BARE_MODULES = ("mas_gym.errors", "mas_gym.identity", "mas_gym.user_code")
+BARE_MODULES = ("mas_gym.errors", "mas_gym.identity", "mas_gym.sb3", "mas_gym.user_code", "mas_gym.vector")
 """Public modules without an ``__all__``: everything that they define without an underscore."""
 
 SUMMARIES: dict[str, tuple[str, str]] = {}
