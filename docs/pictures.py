@@ -1,19 +1,17 @@
 """Draws the site's pictures from the real product into ``docs/pictures``.
 
 ``python docs/pictures.py`` draws the transcript of the concept page and the shipped graphs; a test checks that
-they are up to date. ``python docs/pictures.py --screens`` also photographs the tree page and the index of runs,
-at 1280 and 390 pixels, light and dark, with headless Chromium.
+they are up to date. ``python docs/pictures.py --screens`` also photographs the tree page, the index of runs and the
+report, at 1280 and 390 pixels, light and dark, with headless Chromium.
 """
 
 import argparse
 import os
-import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -34,18 +32,6 @@ MESSAGES = (
     "Fix: 27 + 3 = 30, 30 - 4 = 26, 26 - 7 = 19.\nFinal Answer: 19",
 )
 """What the embedded agents wrote in one pass: the Solver forgets the last step, and the Verifier finds it."""
-
-CHROMIUM = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--hide-scrollbars",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 
 def transcript() -> str:
@@ -111,39 +97,39 @@ def drawings() -> Iterator[tuple[str, str]]:
 
 
 def screens(store: Path | None) -> None:
-    """Photograph the tree page and the index of a store, a small new one by default."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        sys.exit("expected Chromium on the PATH; apt-get install chromium")
+    """Photograph the index of a store, a small new one by default, its report, the tree page and the site."""
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder, "tree.html")
+        tree, report = Path(folder, "tree.html"), Path(folder, "report.html")
         if store is None:
             store = Path(folder, "runs.db")
             arms = ["--planner", "single", "--planner", "bon:10", "--planner", "mcts:10,3"]
             critics = ["--critic", "tiny-orm", "--critic", "tiny-masprm"]
             _mas_gym("eval", "-n", "60", *arms, *critics, "--store", store, "--plot", FOLDER / "frontier.png")
         _mas_gym("solve", "--task", "arithmetic", "--critic", "tiny-masprm", "--tree", tree)
+        _mas_gym("report", store, "--out", report)
         from mas_gym.cli.view import make_server
 
         server = make_server(store, 0)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_address[1]}/"
-        pages = {"tree": tree.read_text("utf-8"), "index": urlopen(address).read().decode()}
+        index = f"http://127.0.0.1:{server.server_address[1]}/"
+        while 'http-equiv="refresh"' in urlopen(index).read().decode():
+            pass
+        for page, address in {"tree": tree.as_uri(), "index": index, "report": report.as_uri()}.items():
+            photograph(address, lambda width, scheme, page=page: FOLDER / f"{page}-{width}-{scheme}.png")
         server.shutdown()
-        for page, text in pages.items():
-            for width in (1280, 390):
-                for scheme in ("light", "dark"):
-                    _photograph(chromium, Path(folder), text, f"{page}-{width}-{scheme}.png", width, scheme)
 
 
-def _photograph(chromium: str, folder: Path, text: str, name: str, width: int, scheme: str) -> None:
-    page = folder / "page.html"
-    # Headless Chromium has no option for the colour scheme, and the page allows no style but its own.
-    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
-    page.write_text(text.replace(f"(prefers-color-scheme: {scheme})", "(min-width: 0px)"), encoding="utf-8")
-    options = [f"--window-size={width},{800 if width > 400 else 844}", f"--user-data-dir={folder}/profile"]
-    shot = [chromium, *CHROMIUM, *options, f"--screenshot={FOLDER / name}", page.as_uri()]
-    subprocess.run(shot, check=True, stderr=subprocess.DEVNULL)
+def photograph(address: str, file: Callable[[int, str], Path]) -> None:
+    """Photograph a page at 1280 and 390 pixels, light and dark."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from browser import Browser
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, Browser(Path(profile)) as browser:
+        for width, height in ((1280, 800), (390, 844)):
+            for scheme in ("light", "dark"):
+                page = browser.page(address, width, height, scheme)
+                page.shot(file(width, scheme))
+                page.close()
 
 
 def _mas_gym(*words: object) -> None:

@@ -13,9 +13,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import pytest
+import typer.main
 from typer.testing import CliRunner, Result
 
 import mas_gym
@@ -692,11 +694,21 @@ def test_help_needs_nothing_heavy(arguments: tuple[str, ...]) -> None:
     assert "Usage" in done.stdout
 
 
-COMMANDS = ["demo", "solve", "eval", "envs", "tasks", "planners", "critics", "policies"]
-COMMANDS += ["play", "rollouts", "status", "view", "serve"]
+ROOT_COMMAND: Any = typer.main.get_command(app)
+COMMANDS = [[name] for name in ROOT_COMMAND.commands if name != "train"] + [["train", "masprm"], ["train", "orm"]]
 
 
-@pytest.mark.parametrize("command", [*([name] for name in COMMANDS), ["train", "masprm"], ["train", "orm"]])
+@pytest.mark.parametrize("group", [[], ["train"]], ids=["mas-gym", "train"])
+def test_help_of_a_group_ends_with_two_of_its_commands(run: Run, group: list[str]) -> None:
+    shown = run(*group, "--help", COLUMNS="200").stdout
+    examples = [line.split() for line in shown.partition("Examples:")[2].splitlines() if line.strip()]
+    assert len(examples) == 2
+    for words in examples:
+        assert words[: len(group) + 1] == ["mas-gym", *group]
+        assert " ".join(words[1:]).startswith(tuple(" ".join(command) for command in COMMANDS))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_help_ends_with_two_examples_whose_options_exist(run: Run, command: list[str]) -> None:
     shown = run(*command, "--help", COLUMNS="200").stdout
     examples = [line.strip() for line in shown.partition("Examples:")[2].splitlines() if line.strip()]

@@ -79,7 +79,7 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(epilog=console.examples("mas-gym demo", "mas-gym eval -n 100 --planner single --planner sc:5"))
 def front(
     context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", envvar="MAS_GYM_DEBUG", help="Show tracebacks.")] = False,

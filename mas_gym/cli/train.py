@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from search import Plan
     from search.compare import Arm
 
-app = typer.Typer(no_args_is_help=True, help="Train a reward model on search trees.", rich_markup_mode="rich")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Train a reward model on search trees.",
+    rich_markup_mode="rich",
+    epilog=examples("mas-gym train masprm --store trees.db", "mas-gym train orm --store trees.db"),
+)
 
 Stores = Annotated[list[Path], typer.Option("--store", help="Store with training trees. Repeatable, to mix tasks.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder for the critic; repeat the command to resume.")]
