@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import pytest
 
@@ -39,6 +40,7 @@ from mas_gym.policies.base import SamplingReply, SamplingRequest
 from mas_gym.policies.replay import CachedPolicy
 from mas_gym.service.app import HangsUpOnSilence, make_app
 from mas_gym.service.pool import Service
+from mas_gym.tasks import Problem, ProblemTask
 from rewardmodels import load_critic
 from search.engine.active import ActiveSearch
 from search.engine.scheduler import SearchFuture
@@ -78,8 +80,11 @@ class BrokenPolicy:
         raise self.error
 
 
+POOL = ("concurrency", "queue", "budget", "critic", "kind", "grader", "references")
+
+
 def app_of(policy: Any, planner: str = "sc:3", **options: Any) -> Any:
-    pool = {name: options.pop(name) for name in ("concurrency", "queue", "budget", "critic") if name in options}
+    pool = {name: options.pop(name) for name in POOL if name in options}
     service = Service(search.load_planner(planner), mas_gym.load_mas("rpsv"), policy, **pool)
     return make_app(service, **options)
 
@@ -114,8 +119,6 @@ def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 
 
 def direct(question: str, seed: int = 42) -> search.Plan:
-    from mas_gym.tasks import Problem, ProblemTask
-
     task = ProblemTask.of([Problem("question", question, "", "number")])
     return next(search.run("sc:3", task, mas="rpsv", policy=hash_policy(), seed=seed))
 
@@ -502,3 +505,46 @@ def test_the_command_serves_what_solve_answers(tmp_path: Path) -> None:
     assert f"Answer: {told.mas_gym['answers'][0]}" in solved.stdout
     logged = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert "search ended" in {line["event"] for line in logged}
+
+
+# ---------------------------------------------------------------------- grading
+
+
+def graded(url: str) -> dict[str, float]:
+    page = urlopen(f"{url}/metrics", timeout=30).read().decode()
+    lines = [line for line in page.splitlines() if line.startswith("mas_gym_graded_answers_total")]
+    return {line.partition('"')[2].partition('"')[0]: float(line.split()[-1]) for line in lines}
+
+
+def test_answers_to_a_tasks_questions_are_graded_after_they_are_sent() -> None:
+    let, seen = threading.Event(), []
+
+    def grade(problem: Any, text: str) -> bool:
+        seen.append((problem.id, problem.answer, text))
+        if problem.id == "raises":
+            raise ValueError("no")
+        return let.wait(30) and problem.id == "right"
+
+    names = ("right", "wrong", "raises")
+    task = ProblemTask.of([Problem(name, f"Is it {name}?", "gold", "text") for name in names], grader=grade)
+    app = app_of(hash_policy(), grader=task.grader, references=task)
+    with serving(app) as url, openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
+        # The first grade waits; the replies do not.
+        answers = [ask(client, f"Is it  {name}?").choices[0].message.content for name in (*names, "unknown")]
+        assert graded(url) == {"right": 0, "wrong": 0, "failed": 0, "dropped": 0}
+        let.set()
+        wait_for(lambda: sum(graded(url).values()) == 3)
+        assert graded(url) == {"right": 1, "wrong": 1, "failed": 1, "dropped": 0}
+    assert seen == [(name, "gold", answer) for name, answer in zip(names, answers, strict=False)]
+
+
+def test_a_grader_alone_grades_every_answer() -> None:
+    grader = ProblemTask.of([], grader=lambda problem, text: not problem.answer).grader
+    with serving(app_of(hash_policy(), grader=grader)) as url:
+        with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
+            ask(client)
+        wait_for(lambda: graded(url)["right"] == 1)
+
+
+def test_a_service_without_a_grader_counts_no_grades(url: str) -> None:
+    assert graded(url) == {}

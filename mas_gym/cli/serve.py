@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,10 +13,16 @@ from mas_gym.errors import ConfigError, MissingDependencyError
 from mas_gym.service import is_loopback
 from mas_gym.service.telemetry import json_lines
 
+if TYPE_CHECKING:
+    from mas_gym.tasks.base import Grader, Task
+    from search import Critic, Planner
+
 _SPARE_CONNECTIONS = 64
 
 
+@opt.with_task(number=False)
 def serve(
+    source: opt.TaskSource,
     mas: opt.MASName = None,
     program: opt.ProgramSpec = None,
     program_file: opt.ProgramFiles = None,
@@ -24,7 +30,6 @@ def serve(
     policy: opt.PolicyName = None,
     cache: opt.Cache = None,
     critic: opt.CriticName = None,
-    kind: opt.AnswerKind = None,
     seed: opt.Seed = 42,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535)] = 8080,
@@ -48,33 +53,64 @@ def serve(
     ] = "MAS_GYM_SERVE_KEY",
     log_json: opt.LogJSON = None,
 ) -> None:
-    """Answer OpenAI chat requests by search; any OpenAI client works unchanged."""
+    """Answer OpenAI chat requests by search; any OpenAI client works unchanged.
+
+    With --task the system is the task's own, and answers to its questions are graded after they are sent (/metrics).
+    """
     from search import Budget
-    from search.protocol import needs_critic
 
     make_app, make_service, listen = _web()
     key = _key(key_env, host)
     opt.check_folder(log_json)
-    _, algorithm = opt.read_planner(planner)
-    if critic and not needs_critic(algorithm):
-        raise ConfigError(f"--critic: {planner} takes no critic; choose one that does, as --planner mcts:10,3")
-    system, code = opt.read_system(mas, program, program_file, None, kind)
+    algorithm, guide = _search(planner, critic)
+    grader, task, kind = _grading(source)
+    system, code = opt.read_system(mas, program, program_file, task, kind)
     service = make_service(
         planner=algorithm,
         mas=system,
         policy=opt.read_policy(opt.chosen_policy(policy, system), cache),
-        critic=opt.read_critic(critic or opt.LIKELIHOOD) if needs_critic(algorithm) else None,
+        critic=guide,
         kind=opt.check_kind(kind),
         budget=Budget(seconds=seconds),
         concurrency=concurrency,
         queue=queue,
         program=code,
+        grader=grader,
+        references=task,
     )
     app = make_app(service, model=model, seed=seed, key=key, max_body=max_body, max_question=max_question)
     note(f"Serving {system.name} by {planner} at http://{host}:{port}/v1 as model {model!r}; Ctrl-C stops it.")
     with json_lines(log_json):
         listen(app, host, port, limit=concurrency + queue + _SPARE_CONNECTIONS)
     note("Stopped.")
+
+
+def _search(planner: str, critic: str | None) -> tuple[Planner, Critic | None]:
+    from search.protocol import needs_critic
+
+    _, algorithm = opt.read_planner(planner)
+    if needs_critic(algorithm):
+        return algorithm, opt.read_critic(critic or opt.LIKELIHOOD)
+    if critic:
+        raise ConfigError(f"--critic: {planner} takes no critic; choose one that does, as --planner mcts:10,3")
+    return algorithm, None
+
+
+def _grading(source: opt.TaskSource) -> tuple[Grader | None, Task | None, str | None]:
+    """Return what grades the answers, the task that has the references, and the kind of answer, where it is known."""
+    from mas_gym.tasks.graders import make_grader
+    from mas_gym.tasks.loading import make_base
+
+    if source.task is not None:
+        task: Any = source.load()
+        return getattr(task, "grader", task), task, source.kind or (task[0].kind if task else None)
+    given = {"--columns": source.columns, "--data": source.data, "--judge": source.judge, "-o": source.option}
+    alone = [flag for flag, value in given.items() if value]
+    if alone:
+        raise ConfigError(f"{', '.join(alone)}: expected --task, too")
+    if source.grader is None:
+        return None, None, source.kind
+    return make_grader(source.grader, make_base(source.grading, None, source.allow_code)), None, source.kind
 
 
 def _web() -> tuple[Any, Any, Any]:

@@ -162,6 +162,9 @@ class _Front:
         yield family("counter", "requests", answers, ("status",))
         for name in ("agent_calls", "generated_tokens", "reward_calls", "cancelled_searches"):
             yield family("counter", name, {(): self.counts[name]})
+        if self.pool.grades is not None:
+            graded = {(verdict,): float(number) for verdict, number in self.pool.grades.counts.items()}
+            yield family("counter", "graded_answers", graded, ("verdict",))
         for name, value in (("active", self.pool.active), ("waiting", self.pool.waiting)):
             yield family("gauge", f"{name}_searches", {(): value})
 
