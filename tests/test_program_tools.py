@@ -21,7 +21,7 @@ from search_worlds import noise
 
 import search
 from mas_gym.errors import PolicyError
-from mas_gym.policies import SamplingRequest
+from mas_gym.policies import Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.adapters import PerAgentPolicy, ScriptedPolicy
 from mas_gym.policies.completions import BadReply, parse_reply
 from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy
@@ -384,3 +384,33 @@ def test_the_rehearsal_follows_handoffs_and_calls_no_other_tool() -> None:
     agents = [agent.name for agent in Program(team).mas.agents]
     assert agents == ["team lead", "expert b", "expert c", "other agents"]
     assert called == ["transfer_to_b", "transfer_to_c"]
+
+
+class Caller:
+    """A policy of one's own that calls a tool."""
+
+    name, max_batch, takes_extra_body = "caller", 8, True
+
+    def sample(self, requests: Any) -> list[SamplingReply]:
+        return [SamplingReply(tuple(self.one(request) for _ in request.seeds)) for request in requests]
+
+    def one(self, request: SamplingRequest) -> Sample:
+        assert json.loads(request.extra_body)["tools"] == [ADD]
+        last = request.messages[-1]
+        if last.role == "tool":
+            return Sample(f"Final Answer: {last.content}", 3, None, "stop")
+        return Sample(with_calls("I add.", [ToolCall("add", '{"a": 2, "b": 2}')]), 5, None, "stop")
+
+
+def test_a_policy_of_ones_own_may_call_tools() -> None:
+    async def loop(question: str, client: AsyncOpenAI) -> str:
+        messages: list[Any] = [SYSTEM, {"role": "user", "content": question}]
+        reply = await client.chat.completions.create(model="m", messages=messages, tools=[ADD])  # type: ignore[list-item]
+        said = reply.choices[0].message
+        assert said.content == "I add." and said.tool_calls
+        messages += [said.model_dump(), {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "4"}]
+        reply = await client.chat.completions.create(model="m", messages=messages, tools=[ADD])  # type: ignore[list-item]
+        return str(reply.choices[0].message.content)
+
+    plan = searched(loop, Caller(), "single", tasks=problems(1))["p0"]
+    assert plan.error is None and plan.correct
