@@ -177,7 +177,7 @@ def test_critics_of_the_easiest_and_hardest_problems(lab: Lab) -> None:
 def test_stories_of_one_difficulty_are_a_task(options: Options) -> None:
     lab = Lab(replace(options, task="stories-4"))
     [single] = lab.measure(lab.home, [arm("single")])
-    assert {problem.rsplit("/", 1)[0] for problem in single.shares} == {"stories/test/0/4"}
+    assert {problem.rsplit("/", 1)[0] for problem in single.shares} == {"stories-of-length/test/0/4"}
     assert PARTNERS["stories-4"] == "stories-3"
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from benchmarks.paper.lab import MCTS, ORM, Lab, Score, arm, command, keep_rows
 from benchmarks.paper.page import NEW, Claim, Page, percent, span
 from benchmarks.paper.rivals import compared, rivals
-from mas_gym.tasks.arithmetic import DEFAULT_DIFFICULTY, LEVELS
+from benchmarks.tiny.stories import FAMILIES
+from mas_gym.tasks.sequences import DEFAULT_DIFFICULTY
 
 ASKS = """
 The task has five difficulties, from two events to six. The critics of the main table, MASPRM and ORM, are used
@@ -17,9 +18,10 @@ loses 3.7 to 9.3 points against the data set's own critic.
 """
 
 
-def run(lab: Lab, levels: Sequence[int] = tuple(LEVELS)) -> Page:
+def run(lab: Lab, levels: Sequence[int] = ()) -> Page:
     page = Page("difficulty", "Difficulties", ASKS)
     family, _, level_name = lab.home.task.partition("-")
+    levels = levels or tuple(FAMILIES[family].levels)
     home = int(level_name or DEFAULT_DIFFICULTY)
     names = {level: lab.home.task if level == home else f"{family}-{level}" for level in levels}
     settings = {level: lab.home._replace(task=name) for level, name in names.items()}

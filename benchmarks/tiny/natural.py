@@ -1,13 +1,13 @@
 """Agents whose errors nobody designed: a small model, trained on correct transcripts alone, that meets hard problems.
 
-One command from nothing makes the model, chooses the difficulty, and says what its errors are::
+One command from nothing makes the model, chooses the length of the stories, and says what its errors are::
 
     python -m benchmarks.tiny.natural --out models/tiny-natural
 
 The transcripts are of RPSV, each written from the truth. There is no Auditor, no opening word, no text of other tasks,
-and stories are rejected only if a result leaves the numbers that the agents can write. The difficulty is the one at
-which a single pass on the dev split is nearest to one half. Errors are described afterwards, by comparing each
-message of a failed pass with the truth: who errs first, how often, and in what way.
+and stories are rejected only if a result leaves the numbers that the agents can write. The length of the stories that
+are measured is chosen on the dev split, so that a single pass is right about half of the time. Errors are described
+afterwards, by comparing each message of a failed pass with the truth: who errs first, how often, and in what way.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.tiny.data import WIDTH, Batch, Packed, pack, pooled
 from benchmarks.tiny.evaluate import run_passes
-from benchmarks.tiny.stories import Stories, transcript
+from benchmarks.tiny.stories import Stories, StoriesOfLength, transcript
 from benchmarks.tiny.train import parser as training_parser
 from benchmarks.tiny.train import train
 from benchmarks.tiny.truth import first_error
 from mas_gym.loading import load_mas
 from mas_gym.policies import Policy, load_policy
-from mas_gym.tasks.arithmetic import LEVELS
 from search.compare import wilson
 
 if TYPE_CHECKING:
@@ -41,16 +40,16 @@ SIZE = ("--hidden", "128", "--layers", "3", "--steps", "1500", "--no-bf16")
 
 
 class Level(NamedTuple):
-    """Single passes at one difficulty.
+    """Single passes on stories of one length.
 
     Attributes:
-        difficulty: Of the problems.
+        events: Of each story.
         right: Share of passes with the right answer.
         interval: 95% interval over problems.
         errors: How often each ``(agent, kind)`` was the first error of a failed pass.
     """
 
-    difficulty: int
+    events: int
     right: float
     interval: tuple[float, float]
     errors: Counter[tuple[str, str]]
@@ -70,9 +69,9 @@ def correct_batches(tokenizer: Qwen2Tokenizer, seed: int, size: int, start: int 
     return pooled(row, tokenizer.pad_token_id, seed, size, start)
 
 
-def measure(policy: Policy, difficulty: int, problems: int, passes: int = 3, split: str = "dev") -> Level:
-    """Run single passes at one difficulty and find the first error of those that failed."""
-    task = Stories(split, difficulty=difficulty)[:problems]
+def measure(policy: Policy, events: int, problems: int, passes: int = 3, split: str = "dev") -> Level:
+    """Run single passes on stories of one length and find the first error of those that failed."""
+    task = StoriesOfLength(split, difficulty=events)[:problems]
     states, _ = run_passes(policy, "rpsv", task, passes, seed=14)
     names = [agent.name for agent in load_mas("rpsv").agents]
     shares: list[float] = []
@@ -88,21 +87,20 @@ def measure(policy: Policy, difficulty: int, problems: int, passes: int = 3, spl
                 errors[(found.speaker, found.kind) if found else ("none", "")] += 1
         shares.append(right / passes)
     low, high = wilson(shares, len(shares) * passes)
-    return Level(difficulty, sum(shares) / len(shares), (low, high), errors)
+    return Level(events, sum(shares) / len(shares), (low, high), errors)
 
 
 def card(levels: list[Level], chosen: Level, command: str) -> str:
     """Return the model's card: how it was made, how often it is right, and what its errors are."""
     lines = ["# tiny-natural", "", f"`{command}`", "", "Single passes of RPSV, dev split:", ""]
-    lines += ["| difficulty | right, % | 95% interval |", "|---|---:|---:|"]
+    lines += ["| events | right, % | 95% interval |", "|---|---:|---:|"]
     lines += [
-        f"| {x.difficulty} | {100 * x.right:.1f} | {100 * x.interval[0]:.1f} to {100 * x.interval[1]:.1f} |"
-        for x in levels
+        f"| {x.events} | {100 * x.right:.1f} | {100 * x.interval[0]:.1f} to {100 * x.interval[1]:.1f} |" for x in levels
     ]
     total = max(1, chosen.errors.total())
     lines += [
         "",
-        f"First errors of the failed passes at difficulty {chosen.difficulty}, the one nearest to one half:",
+        f"First errors of the failed passes on stories of {chosen.events} events, the number nearest to one half:",
         "",
     ]
     lines += ["| agent | error | share, % |", "|---|---|---:|"]
@@ -111,13 +109,13 @@ def card(levels: list[Level], chosen: Level, command: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train, choose the difficulty on the dev split, and write the card."""
+    """Train, choose the length of the stories on the dev split, and write the card."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.tiny.natural", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the model and its checkpoint")
     parser.add_argument("--steps", type=int, default=1500, help="batches to train on")
-    parser.add_argument("--problems", type=int, default=200, help="dev problems per difficulty")
+    parser.add_argument("--problems", type=int, default=200, help="dev problems per number of events")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)
     settings = training_parser().parse_args(
@@ -126,7 +124,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not (args.out / "config.json").exists():
         train(settings, correct_batches)
     policy = load_policy(f"transformers:{args.out}")
-    levels = [measure(policy, difficulty, args.problems) for difficulty in LEVELS]
+    levels = [measure(policy, events, args.problems) for events in StoriesOfLength.levels]
     chosen = min(levels, key=lambda level: abs(level.right - 0.5))
     command = f"python -m benchmarks.tiny.natural --out {args.out.name} --steps {args.steps} --seed {args.seed}"
     text = card(levels, chosen, command)

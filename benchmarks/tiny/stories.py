@@ -20,7 +20,7 @@ class Stories(Arithmetic):
     name = "stories"
 
     def _draw(self, rng: random.Random, problem_id: str) -> Problem | None:
-        story = draw_story(rng, self.difficulty)
+        story = draw_story(rng, self.levels[self.difficulty])
         question, person, item = write_question(story, rng)
         if split_of(question) != self.split or answer_of(story.facts) is None:
             return None
@@ -48,10 +48,17 @@ def transcript(problem: Problem) -> list[RoleTurn]:
     ]
 
 
-FAMILIES: Mapping[str, type[Arithmetic]] = MappingProxyType({"arithmetic": Arithmetic, "stories": Stories})
+class StoriesOfLength(Stories):
+    """Stories with as many events as their difficulty says, 2 to 5."""
 
-GENERATED = tuple(f"{family}-{level}" for family in FAMILIES for level in LEVELS)
-"""Tasks of one difficulty, such as ``stories-4``."""
+    name = "stories-of-length"
+    levels = MappingProxyType({events: LEVELS[3]._replace(events=(events, events)) for events in range(2, 6)})
+
+
+FAMILIES: Mapping[str, type[Arithmetic]] = MappingProxyType({"arithmetic": Arithmetic, "stories": StoriesOfLength})
+
+GENERATED = tuple(f"{family}-{level}" for family, task in FAMILIES.items() for level in task.levels)
+"""Tasks of one difficulty: ``arithmetic-1`` to ``arithmetic-5``, and stories of two to five events."""
 
 
 def generated(name: str, split: str) -> Arithmetic:

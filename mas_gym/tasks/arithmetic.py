@@ -275,9 +275,8 @@ class Story(NamedTuple):
     neutral: tuple[int, int] | None
 
 
-def draw_story(rng: random.Random, difficulty: int) -> Story:
-    """Sample a story of the given difficulty; its numbers may still leave the range."""
-    level = LEVELS[difficulty]
+def draw_story(rng: random.Random, level: Level) -> Story:
+    """Sample a story of a level; its numbers may still leave the range."""
     facts: list[Fact] = [("has", rng.randint(4, 30))]
     kinds, weights = list(EVENT_WEIGHTS), list(EVENT_WEIGHTS.values())
     for _ in range(rng.randint(*level.events)):
@@ -353,7 +352,7 @@ class Arithmetic(ProceduralTask):
     name, mas, levels = "arithmetic", "rpsv", LEVELS
 
     def _draw(self, rng: random.Random, problem_id: str) -> Problem | None:
-        story = draw_story(rng, self.difficulty)
+        story = draw_story(rng, self.levels[self.difficulty])
         question, person, item = write_question(story, rng)
         # The hash is much cheaper than checking all readings, so it comes first.
         if split_of(question) != self.split or not is_sound(story):
