@@ -162,12 +162,15 @@ def schema_pages(config: MkDocsConfig) -> Iterator[tuple[str, str, str]]:
 def evidence_pages() -> Iterator[tuple[str, str, str | Path]]:
     """Yield the pages of the benchmarks, their pictures, and the log."""
     folder = ROOT / "benchmarks"
-    for path in sorted((folder / "pages").iterdir(), key=lambda p: (p.stem != "main", p.name)):
+    pages = folder / "pages"
+    for path in sorted(pages.rglob("*"), key=lambda p: (p.parent != pages, p.stem != "main", p.name)):
+        uri = f"evidence/{path.relative_to(pages).as_posix()}"
         if path.suffix == ".md":
             text = path.read_text(encoding="utf-8")
-            yield heading(text), f"evidence/{path.name}", text.replace("](../LOG.md", "](log.md")
+            group = "" if path.parent == pages else f"{path.parent.name}: "
+            yield group + heading(text), uri, text.replace("](../LOG.md", "](log.md")
         elif path.suffix in (".png", ".svg"):
-            yield "", f"evidence/{path.name}", path
+            yield "", uri, path
     log = (folder / "LOG.md").read_text(encoding="utf-8").replace("](pages/", "](")
     yield "Log", "evidence/log.md", log
 
