@@ -151,6 +151,17 @@ def test_importing_needs_no_torch(package: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_critic_is_described_without_torch() -> None:
+    code = (
+        "import sys\n"
+        "from rewardmodels import load_critic\n"
+        "found = load_critic('ensemble:tiny-masprm,tiny-masprm', lazy=True)\n"
+        "print(found.name, found.terminal_only, 'torch' in sys.modules, 'transformers' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["masprm+masprm", "False", "False", "False"]
+
+
 def test_no_unsafe_loading() -> None:
     unsafe = {"eval", "exec", "pickle.load", "pickle.loads", "yaml.load", "yaml.unsafe_load", "marshal.loads"}
     # The sandbox's own process runs code by design, after it has given up its rights.

@@ -376,6 +376,20 @@ def test_shipped_critics_tell_right_ends_from_wrong_ones() -> None:
         assert auc(np.array(scores), labels) > 0.8
 
 
+def test_a_critic_may_read_its_weights_at_the_first_score(folders: dict[str, Path], tmp_path: Path) -> None:
+    eager, lazy = (load_critic(str(folders["masprm"]), lazy=lazy) for lazy in (False, True))
+    assert lazy._scorer is None  # type: ignore[attr-defined]
+    states = contexts(all_states(2))
+    assert lazy.score(states) == eager.score(states)
+    assert identity_of(lazy) == identity_of(eager)
+    damaged = tmp_path / "damaged"
+    shutil.copytree(folders["masprm"], damaged)
+    (damaged / "model.safetensors").write_bytes(b"no weights")
+    later = load_critic(str(damaged), lazy=True)
+    with pytest.raises((DataError, ConfigError)):
+        later.score(states)
+
+
 def test_unknown_options_are_told(folders: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match=r"takes view, force, prefixes, device, dtype, memory, max_batch"):
         load_critic(str(folders["masprm"]), gpu=1)

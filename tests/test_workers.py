@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from mas_gym.cli.options import read_workers
 from mas_gym.errors import ConfigError, SearchError
 from mas_gym.policies import ScriptedPolicy
 from search.compare import Arm, Bench, Outcome, Workers, measure
+from search.compare.processes import run_jobs
 from search.plan import Plan
 from search.planners import MCTS
 
@@ -132,6 +135,43 @@ def test_an_error_in_a_process_says_what_it_was() -> None:
     outcomes, stop = measure(arms(), bench(policy=None, workers=workers(make_policy=fails)))
     assert outcomes == [] and isinstance(stop, SearchError)
     assert "RuntimeError: no model here" in str(stop) and "in fails" in stop.__notes__[0]
+
+
+@pytest.fixture
+def no_server() -> Iterator[None]:
+    """The process that others are forked from is started by the test, and gone after it."""
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    yield
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+def says_what_it_has() -> Callable[..., None]:
+    known = "wave" in sys.modules
+    return lambda job, report: report((known, os.environ.get("MAS_GYM_WAVE"), os.getpid()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, each process does its own imports")
+@pytest.mark.usefixtures("no_server")
+def test_processes_share_imports_and_see_the_environment_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+    for value in ("first", "second"):
+        monkeypatch.setenv("MAS_GYM_WAVE", value)
+        stop = run_jobs([0, 1, 2], says_what_it_has, 2, lambda index, message: found.append(message), ["wave"])
+        assert stop is None
+    assert [(known, value) for known, value, _ in found] == [(True, "first")] * 3 + [(True, "second")] * 3
+    assert "wave" not in sys.modules and len({process for *_, process in found}) >= 3
+
+
+def test_worker_processes_share_the_concurrency(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Bench] = []
+
+    def run_none(jobs: Any, prepare: Any, *rest: Any) -> None:
+        seen.append(prepare.args[0])
+
+    monkeypatch.setattr(sys.modules["search.compare.bench"], "run_jobs", run_none)
+    for concurrency in (64, 1):
+        measure(arms(), bench(policy=None, workers=workers(4), concurrency=concurrency))
+    assert [shared.concurrency for shared in seen] == [16, 1]
 
 
 def test_what_does_not_pickle_or_has_no_name_is_refused() -> None:
