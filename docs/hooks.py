@@ -33,6 +33,13 @@ def public_names(path: Path) -> list[str]:
     return []
 
 
+def docstring(name: str) -> str:
+    """Return the first paragraph of a module's docstring, without importing it."""
+    place = ROOT.joinpath(*name.split("."))
+    path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0]
+
+
 def public_packages() -> dict[str, list[str]]:
     """Return each package with an ``__all__``, and its public names; command line and internals have none."""
     found = {}
@@ -247,7 +254,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Keep the first paragraph for ``llms.txt``, fill in verdicts, and name the file of each example."""
     paragraphs = [p for p in re.split(r"\n\s*\n", markdown) if p and p[0] not in "#<`|:!-[?"]
-    SUMMARIES[page.url] = (str(page.title), " ".join(paragraphs[0].split()) if paragraphs else "")
+    shown = re.search(r"^::: ([\w.]+)$", markdown, re.M)
+    first = paragraphs[0] if paragraphs else docstring(shown[1]) if shown else ""
+    SUMMARIES[page.url] = (str(page.title), " ".join(first.split()))
     up = "../" * page.file.src_uri.count("/")
     markdown = EXAMPLE.sub(rf'```\1 title="\3"\n\2\n```\n\n[Download \3]({up}examples/\3)', markdown)
     markdown = re.sub(r"\{verdicts (\w+)\}", lambda match: verdicts(match[1]), markdown)

@@ -166,6 +166,17 @@ def test_the_pictures_without_a_browser_are_current() -> None:
         assert (ROOT / "docs" / "pictures" / name).read_text("utf-8") == text, "run python docs/pictures.py"
 
 
+def test_llms_txt_says_what_each_page_is_about() -> None:
+    site = ROOT / "build" / "site"
+    if not (site / "llms.txt").is_file():
+        pytest.skip("the site is not built: mkdocs build")
+    lines = [line for line in (site / "llms.txt").read_text("utf-8").splitlines() if line.startswith("- ")]
+    found = [re.fullmatch(r"- \[(.+?)\]\((.+?)\): .{10,}", line) for line in lines]
+    assert lines and all(found), [line for line, match in zip(lines, found, strict=True) if not match]
+    pages = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
+    assert {match[2] for match in found if match} == pages - {"404.html"}
+
+
 def test_every_page_ends_with_where_to_go_next() -> None:
     for page in PAGES:
         if page.parent.name in ("start", "concepts", "howto") and page.stem != "index":
