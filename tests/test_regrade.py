@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from search_worlds import execute
 from typer.testing import CliRunner
 
 import search
 from mas_gym.cli import app
+from mas_gym.cli.view import Pages
 from mas_gym.errors import StoreError
 from mas_gym.policies.adapters import ScriptedPolicy
+from mas_gym.report.summary import write_report
 from mas_gym.tasks import Grade, Problem, ProblemTask
 from mas_gym.tasks.graders import FunctionGrader, KindGrader
 from search.critics import ConstantCritic
@@ -152,3 +155,19 @@ def test_the_command_lists_the_differences(store: Path, tmp_path: Path) -> None:
     ):
         done = run(app, ["regrade", str(store), *arguments])
         assert done.exit_code == 2 and complaint in " ".join(done.output.replace("│", " ").split())
+
+
+def test_pages_show_the_grades_of_a_run_beside_the_new_ones(store: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pages = Pages(store)
+    assert "Graded again by" not in pages.page("/", {})
+    done = regrade(store, run_of(store), FunctionGrader(odd, KindGrader()), "<b>odd</b>")
+    with search.open_store(store) as opened:
+        [line] = opened.regraded()
+        assert (line.searches, line.before, line.after) == (6, done.before, 2)
+        write_report(opened, tmp_path / "report.html")
+    for page in (pages.page("/", {}), (tmp_path / "report.html").read_text(encoding="utf-8")):
+        assert "Graded again by" in page and "&lt;b&gt;odd&lt;/b&gt;" in page
+        assert "<td>33.3</td>" in page
+    execute(store, "UPDATE grades SET nodes = '[]'")
+    assert "are not what was written" in pages.page("/", {})

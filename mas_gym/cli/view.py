@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mas_gym.tasks.base import Grade, Grader, Problem
     from search import RunInfo, Store
     from search.compare import Outcome
+    from search.store.regrade import Regraded
 
 _KEY = 16
 _QUESTION = 300
@@ -196,6 +197,7 @@ class Pages:
         self._texts: dict[str, str] = {}
         self._damage: dict[str, str] = {}
         self._plots: dict[tuple[str, ...], str | None] = {}
+        self._regraded: list[Regraded] = []
 
     def page(self, place: str, query: Mapping[str, str]) -> str:
         """Return the page at a place: ``/``, ``/problems`` with ``a`` and ``b``, or ``/tree/RUN`` with ``problem``.
@@ -208,7 +210,8 @@ class Pages:
 
         if place == "/":
             rows, faults, unread = self._listing()
-            return index_page(self._path.name, rows, faults, unread, self._plot if not unread else lambda rows: None)
+            plot = self._plot if not unread else lambda rows: None
+            return index_page(self._path.name, rows, faults, unread, plot, self._regraded)
         if place == "/problems":
             rows, _, _ = self._listing()
             number = query.get("page", "0")
@@ -244,11 +247,21 @@ class Pages:
                             unread += 1
                         else:
                             self._read(store, run, mark)
+                    self._regraded = [] if unread else self._read_grades(store, runs)
                 self._runs = {run.run: self._runs[run.run] for run in runs if run.run in self._runs}
                 self._damage = {key: text for key, text in self._damage.items() if key in self._runs}
                 self._rows = stored_rows(self._runs.values())
                 self._stamp = None if unread else stamp
             return self._rows, list(self._damage.values()), unread
+
+    def _read_grades(self, store: Store, runs: Sequence[RunInfo]) -> list[Regraded]:
+        found: list[Regraded] = []
+        for run in runs:
+            try:
+                found += store.regraded(run.run)
+            except StoreError as error:
+                self._damage[run.run] = str(error)
+        return found
 
     def _files(self) -> Iterator[Path]:
         return (file for file in (self._path, Path(f"{self._path}-wal")) if file.exists())

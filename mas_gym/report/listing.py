@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode
 
 if TYPE_CHECKING:
     from search.compare import ResultRow
+    from search.store.regrade import Regraded
 
 PAGE = 100
 SHOWN = ("all", "differing", "wrong", "failed")
@@ -102,6 +103,7 @@ def index_page(
     faults: Sequence[str] = (),
     unread: int = 0,
     plot: Callable[[Sequence[StoredRow]], str | None] = lambda rows: None,
+    regraded: Sequence[Regraded] = (),
 ) -> str:
     """Return the page that lists all rows.
 
@@ -111,6 +113,7 @@ def index_page(
         faults: Messages about runs that could not be read.
         unread: Number of runs not read yet; if positive, the page reloads itself.
         plot: Returns the picture of a setting's rows as a data URL; None for none.
+        regraded: The runs that were graded again.
     """
     parts = [f"<p class=failed>{escape(fault)}</p>" for fault in faults]
     groups: dict[str, list[StoredRow]] = {}
@@ -123,10 +126,25 @@ def index_page(
             caption = "Accuracy against generated tokens, with 95% intervals; the dotted line joins the best rows."
             parts.append(f'<figure><img src="{picture}" alt="{caption}"><figcaption>{caption}</figcaption></figure>')
         parts.append("</section>")
+    parts.append(regrade_table(regraded))
     legend = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in _LEGEND)
     parts.append(f"<dl>{legend}</dl>")
     parts.append(f"<p>{len(rows)} rows{f'; reading {unread} more runs' if unread else ''}</p>")
     return _document(title, "".join(parts), _REFRESH if unread else "")
+
+
+def regrade_table(lines: Sequence[Regraded]) -> str:
+    """Return the table of runs that were graded again; nothing without any."""
+    if not lines:
+        return ""
+    head = ("Run", "Graded again by", "Searches", "Hit@1 before", "Hit@1 now")
+    rows = [
+        (one.run, one.label, f"{one.searches:,}", *(f"{100 * n / one.searches:.1f}" for n in (one.before, one.after)))
+        for one in lines
+    ]
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    names = "".join(f"<th>{name}</th>" for name in head)
+    return f"<table class=regraded><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _figures(row: StoredRow) -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, need
-from mas_gym.report.listing import report_page
+from mas_gym.report.listing import regrade_table, report_page
 from search.compare import Comparison
 from search.compare.bench import outcome_of
 from search.compare.outcomes import Outcome, ResultRow, anytime_curve
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from search import Plan, RunInfo, Store
+    from search.store.regrade import Regraded
 
 _RANKS = (1, 2, 3, 5, 8, 10)
 
@@ -49,6 +50,7 @@ class SettingReport:
         calibration: For each row with values, bins by depth.
         blamed: For each row with values along its answers, the blame of its failed searches.
         agents: Names of the agents.
+        regraded: Its runs that were graded again, by grading.
     """
 
     setting: Setting
@@ -56,6 +58,7 @@ class SettingReport:
     calibration: dict[str, dict[int, list[Bin]]] = field(default_factory=dict)
     blamed: dict[str, list[Blame]] = field(default_factory=dict)
     agents: tuple[str, ...] = ()
+    regraded: tuple[Regraded, ...] = ()
 
 
 def read_reports(store: Store, runs: Iterable[str] = (), baseline: str = "") -> list[SettingReport]:
@@ -98,6 +101,7 @@ def _read(store: Store, setting: Setting, baseline: str) -> SettingReport:
         {label: calibration(of_row) for label, of_row in states.items() if of_row},
         {label: of_row for label, of_row in found.items() if of_row},
         tuple(agent.name for agent in setting.runs[0].mas.agents),
+        tuple(line for run in setting.runs for line in store.regraded(run.run)),
     )
 
 
@@ -299,6 +303,7 @@ def _section(report: SettingReport, pictures: Mapping[str, str]) -> str:
         parts.append(f'<figure><img src="{data}" alt="{caption}"><figcaption>{caption}</figcaption></figure>')
     if report.blamed:
         parts.append(_blame_table(report))
+    parts.append(regrade_table(report.regraded))
     failures = [(row.label, reason, n) for row in report.comparison.rows for reason, n in row.failures.items()]
     if failures:
         parts.append(_table(("failed searches", "reason", "number"), failures))

@@ -176,6 +176,46 @@ def _graded(
     return Change(stored.id, row["answer"], bool(row["correct"]), best[1], best[2]), graded
 
 
+class Regraded(NamedTuple):
+    """A run's grades beside those of one grading, over the searches that the grading covers.
+
+    Attributes:
+        run: The run's planner, critic and seed.
+        label: The grading's name.
+        searches: How many searches it covers.
+        before: How many of them were correct in the run.
+        after: How many are by the grading.
+    """
+
+    run: str
+    label: str
+    searches: int
+    before: int
+    after: int
+
+
+def regraded(connection: sqlite3.Connection, run: RunInfo) -> list[Regraded]:
+    """Return the old and the new grades of a run, one line per grading, oldest first.
+
+    Raises:
+        StoreError: Grades are not what was written.
+    """
+    found = []
+    query = (
+        "SELECT s.correct, grades.* FROM grades JOIN searches s ON s.id = grades.search "
+        "WHERE s.run = ? AND grades.grading = ?"
+    )
+    for grading in gradings(connection, run.run):
+        before, after = 0, 0
+        for correct, *row in connection.execute(query, (run.run, grading.grading)):
+            if checksum(tuple(row[:-1])) != row[-1]:
+                raise StoreError(f"the grades by {grading.label!a} are not what was written; make them again")
+            first = next(iter(_nodes(row[2])), None)
+            before, after = before + bool(correct), after + (first is not None and bool(first[2]))
+        found.append(Regraded(run.label, grading.label, grading.searches, before, after))
+    return found
+
+
 def gradings(connection: sqlite3.Connection, run: str) -> list[Grading]:
     """Return the gradings of a run, oldest first; none for a store of an older schema."""
     if not _has_gradings(connection):

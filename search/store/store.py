@@ -30,7 +30,7 @@ from mas_gym.prompts import chat_messages
 from mas_gym.tasks.base import Problem
 from search.plan import Plan
 from search.store.file import FORMAT, Damage, empty_pages, explained
-from search.store.regrade import Grading, apply, find_grading, gradings
+from search.store.regrade import Grading, Regraded, apply, find_grading, gradings, regraded
 from search.store.rows import CandidateRow, NodeRow, Reader, RunInfo, name_of, read_run, recipients_of, search_id
 from search.tree import Tree
 
@@ -163,6 +163,15 @@ class Store:
         """
         with explained(self.path):
             return gradings(self._connection, self.find(run).run)
+
+    def regraded(self, run: str | None = None) -> list[Regraded]:
+        """Return the grades of one run beside those of each grading of it, oldest first.
+
+        Raises:
+            StoreError: As in `find`, or grades are damaged.
+        """
+        with explained(self.path):
+            return regraded(self._connection, self.find(run))
 
     def problems(self, run: str | None = None) -> Iterator[Problem]:
         """Read the problems of one run, with their reference answers, in order of id.
