@@ -172,3 +172,10 @@ def test_failed_searches_count_as_wrong_and_are_shown() -> None:
     found = table(["single", "sc:3"], budget=search.Budget(calls=2))
     assert [row.hits[1].mean for row in found.rows] == [0.0, 0.0]
     assert "budget of 2 calls spent" in str(found)
+
+
+def test_the_baseline_of_matched_rows_is_named_as_it_was_given() -> None:
+    table = search.compare(
+        ["single", "sc:1"], problems(3), mas="single", policy=talker(), match="calls=3", baseline="sc:1"
+    )
+    assert (table.baseline, list(table.differences())) == ("sc:3", ["single"])

@@ -104,7 +104,7 @@ def evaluate(
         opt.load_weights(arms)
     bench = Bench(problems, system, local, numbers, concurrency, store, remote, *limits, workers=shared, program=code)
     if target is not None:
-        arms = _resize(arms, bench, target, replace(source, split="dev", number=None).load())
+        arms, baseline = _resize(arms, bench, target, replace(source, split="dev", number=None).load(), baseline)
     _check_baseline(arms, baseline)
     title = f"{source.label}, {system.name}, policy {opt.policy_label(spec)}"
     with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
@@ -134,16 +134,19 @@ def _workers(wanted: int | None, alone: Mapping[str, object], read: Callable[[],
     return None if flags else read()
 
 
-def _resize(arms: Sequence[Arm], bench: Bench, target: Match, dev: Task) -> list[Arm]:
-    """Set each planner's size so that it spends the target cost on dev problems, and print the sizes."""
-    from search.compare import matched
-    from search.compare.comparison import CALIBRATION_PROBLEMS
+def _resize(arms: Sequence[Arm], bench: Bench, target: Match, dev: Task, baseline: str) -> tuple[list[Arm], str]:
+    """Set each planner's size so that it spends the target cost on dev problems, and print the sizes.
 
-    arms, calibrated = matched(arms, bench, target, dev[:CALIBRATION_PROBLEMS])
+    Returns the rows, and the baseline's name among them.
+    """
+    from search.compare import matched
+    from search.compare.comparison import CALIBRATION_PROBLEMS, renamed
+
+    sized, calibrated = matched(arms, bench, target, dev[:CALIBRATION_PROBLEMS])
     for part in calibrated:
         size = f"{part.setting}={part.size}" if part.setting else "no size to change"
         note(f"{one_line(part.label)}: {size}, {part.spent:,.1f} {target.unit} per problem of dev")
-    return arms
+    return sized, renamed(baseline, arms, sized)
 
 
 def _check_baseline(arms: Sequence[Arm], name: str) -> None:

@@ -200,17 +200,23 @@ def compare(
     calibrated: list[Calibrated] = []
     if match is not None:
         sample = islice(items, CALIBRATION_PROBLEMS) if dev is None else dev
-        arms, calibrated = matched(arms, bench, Match.read(match), sample)
+        sized, calibrated = matched(arms, bench, Match.read(match), sample)
+        arms, baseline = sized, renamed(baseline, arms, sized)
     listen = (lambda arm, seed, now: progress(arm.label, seed, now)) if callable(progress) else progress
     outcomes, stop = measure(arms, bench, listen=listen)
-    if stop is not None:
-        raise stop
-    return _table(outcomes, chosen, match, baseline, calibrated)
+    return _table(outcomes, stop, chosen, match, baseline, calibrated)
 
 
 def _table(
-    outcomes: Sequence[Outcome], chosen: Sequence[int], match: str | None, baseline: str, calibrated: list[Calibrated]
+    outcomes: Sequence[Outcome],
+    stop: BaseException | None,
+    chosen: Sequence[int],
+    match: str | None,
+    baseline: str,
+    calibrated: list[Calibrated],
 ) -> Comparison:
+    if stop is not None:
+        raise stop
     rows = tuple(summarise(outcomes))
     name = find_row(rows, baseline).label if rows else ""
     facts = {"problems": rows[0].problems if rows else 0, "seeds": chosen, "match": match, "baseline": name}
@@ -224,3 +230,11 @@ def matched(
     chosen = list(problems)
     pairs = [calibrate(arm, bench, match, chosen) for arm in arms]
     return [arm for arm, _ in pairs], [spent for _, spent in pairs]
+
+
+def renamed(name: str, before: Sequence[Arm], after: Sequence[Arm]) -> str:
+    """Return what a row, named by its label or its planner, is called since its planner has another size."""
+    for old, new in zip(before, after, strict=True):
+        if name in (old.label, old.name):
+            return new.label if name == old.label else new.name
+    return name
