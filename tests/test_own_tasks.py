@@ -569,3 +569,9 @@ def test_a_mistyped_option_is_named(
 ) -> None:
     code, said = command("eval", *arguments, "--policy", "my.py:make")
     assert code == 2 and complaint in said
+
+
+def test_a_file_without_dev_problems_can_be_matched(command: Callable[..., tuple[int, str]]) -> None:
+    mine = (*MINE, "--policy", "my.py:make", "--mas", "single")
+    code, said = command("eval", *mine, "--planner", "sc:1", "--match", "calls=3")
+    assert (code, "no dev problems" in said, "sc:3" in said) == (0, True, True), said

@@ -14,7 +14,7 @@ import typer
 from mas_gym import errors
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import RunProgress, note, stdout
-from mas_gym.errors import ConfigError
+from mas_gym.errors import ConfigError, DataError
 from mas_gym.render import one_line
 from mas_gym.service import telemetry
 
@@ -104,7 +104,7 @@ def evaluate(
         opt.load_weights(arms)
     bench = Bench(problems, system, local, numbers, concurrency, store, remote, *limits, workers=shared, program=code)
     if target is not None:
-        arms, baseline = _resize(arms, bench, target, replace(source, split="dev", number=None).load(), baseline)
+        arms, baseline = _resize(arms, bench, target, _dev(source, problems), baseline)
     _check_baseline(arms, baseline)
     title = f"{source.label}, {system.name}, policy {opt.policy_label(spec)}"
     with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
@@ -132,6 +132,15 @@ def _workers(wanted: int | None, alone: Mapping[str, object], read: Callable[[],
     if flags and wanted is not None and wanted > 1:
         raise ConfigError(f"--workers {wanted}: not possible with {' and '.join(flags)}; leave out one or the other")
     return None if flags else read()
+
+
+def _dev(source: opt.TaskSource, problems: Task) -> Task:
+    """Return the dev problems, or those that are compared if the task has none: sizes depend on cost alone."""
+    try:
+        return replace(source, split="dev", number=None).load()
+    except DataError:
+        note("no dev problems: sizes are chosen on the problems themselves, by cost and never by answers", "yellow")
+        return problems
 
 
 def _resize(arms: Sequence[Arm], bench: Bench, target: Match, dev: Task, baseline: str) -> tuple[list[Arm], str]:
