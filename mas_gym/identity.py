@@ -12,7 +12,8 @@ sampling parameters are unchanged. Each part states what determines its results:
 
 Most parts need no such method, because `identity_of` derives their identity: from the
 fields of a dataclass, the attributes of another object, and for user-defined functions and
-classes from their source and everything that the source refers to. It raises `IdentityError`
+classes from their source and everything that the source refers to, for those of an installed
+package from their module's file. It raises `IdentityError`
 for what it cannot state, such as an open connection, and names the path to it. In that case
 define ``identity``, or run without a store.
 
@@ -37,8 +38,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from enum import Enum
+from functools import cache
 from hashlib import blake2b
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Protocol, runtime_checkable
 
 from mas_gym.errors import IdentityError, PolicyError
@@ -50,7 +52,8 @@ ADDED = "added later"
 _REMEDY = "define identity() on the part that holds it, or run without a store"
 _TAGS = {"bytes", "class", "float", "function", "mapping", "method", "path", "set"}
 _CONSTANTS = (bool, int, float, str, bytes, tuple, list, dict, set, frozenset, re.Pattern, Enum, functools.partial)
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_PACKAGES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
+_INSTALLED = (*_PACKAGES, *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 
 
 @runtime_checkable
@@ -221,7 +224,7 @@ _being_stated: ContextVar[tuple[int, ...]] = ContextVar("being_stated", default=
 
 
 def _code_of(part: Any) -> dict[str, Any]:
-    """Name a class or function; for user code, add a digest of its source and of what that refers to."""
+    """Name a class or function, with a digest of the source it depends on; if installed, of its module's file."""
     name = {"class" if isinstance(part, type) else "function": part.__qualname__}
     outer = _being_stated.get()
     if _is_users(part):
@@ -233,7 +236,17 @@ def _code_of(part: Any) -> dict[str, Any]:
                 _being_stated.reset(token)
     elif (module := _module_of(part)).partition(".")[0] not in _SHIPPED:
         name["module"] = module
+        if (digest := _file_digest(getattr(sys.modules.get(module), "__file__", None))) is not None:
+            name["source"] = digest
     return name
+
+
+@cache
+def _file_digest(file: str | None) -> str | None:
+    """Return a digest of an installed package's module, so that a store does not answer for another version of it."""
+    if file is None or not file.endswith(".py") or not os.path.abspath(file).startswith(_PACKAGES):
+        return None
+    return _digest([Path(file).read_text(encoding="utf-8", errors="backslashreplace")])
 
 
 def _digest(texts: Iterable[str]) -> str:

@@ -402,3 +402,20 @@ def test_what_cannot_be_stated_is_refused_by_its_path(part: Any, message: str) -
 def test_a_shared_part_is_no_cycle() -> None:
     part = Plain([1])
     assert identity_of([part, part]) == [identity_of(part)] * 2
+
+
+def test_another_version_of_an_installed_package_is_another_planner(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    code = "class Wide:\n    def plan(self, model, root, rng):\n        yield []\n"
+    ask = (
+        "import sys; from mas_gym import identity; sys.path.insert(0, sys.argv[1]); "
+        "identity._PACKAGES = identity._INSTALLED = (sys.argv[1],); import wide; "
+        "print(identity.digest_of(identity.identity_of(wide.Wide())))"
+    )
+    found = []
+    for text in (code, code, code.replace("yield []", "yield [None]")):
+        (site / "wide.py").write_text(text, encoding="utf-8")
+        run = subprocess.run([sys.executable, "-B", "-c", ask, str(site)], capture_output=True, text=True, check=True)
+        found.append(run.stdout)
+    assert found[0] == found[1] != found[2]
