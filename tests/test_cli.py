@@ -85,7 +85,12 @@ def shell(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [(("--match", "tokens"), "expected tokens=N or calls=N"), (("--baseline", "sbs:9"), "expected one of 'single'")],
+    [
+        (("--match", "tokens"), "expected tokens=N or calls=N"),
+        (("--baseline", "sbs:9"), "expected one of 'single'"),
+        # Before the calibration, which would ask the policy for other problems than it has recorded.
+        (("--baseline", "sbs:9", "--match", "calls=4"), "expected one of 'single'"),
+    ],
 )
 def test_eval_refuses_a_cost_or_a_baseline_that_is_none(
     run: Run, recording: str, option: tuple[str, str], message: str
@@ -99,9 +104,11 @@ def test_eval_sizes_planners_to_one_cost_and_compares_with_a_baseline(run: Run, 
     options = ("--planner", "single", "--planner", "sc:1", "--match", "calls=4", "--baseline", "sc:1")
     result = run("eval", "-n", 2, "--policy", "tiny", *options, "--json", tmp_path / "out.json")
     assert result.exit_code == 0, result.output
-    assert "sc:1: k=1, 4.0 calls per problem of dev" in result.output
+    assert "sc:1: k=1, 4.0 calls per calibration problem" in result.output
     document = json.loads((tmp_path / "out.json").read_text())
     assert document["differences"][0]["to"] == "sc:1"
+    result = run("eval", "-n", 2, "--policy", "tiny", "--planner", "single", "--match", "calls=40")
+    assert "no size comes nearer to 40" in " ".join(result.output.split())
 
 
 def test_eval_measures_planners_over_seeds_to_a_table_and_files(run: Run, recording: str, tmp_path: Path) -> None:

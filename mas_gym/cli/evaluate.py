@@ -43,6 +43,9 @@ CSVFile = Annotated[Path | None, typer.Option("--csv", help="Write the rows as C
 PlotFile = Annotated[Path | None, typer.Option("--plot", help="Plot accuracy against tokens (png, svg, pdf).")]
 MarkdownFile = Annotated[Path | None, typer.Option("--markdown", help="Write the table as Markdown.")]
 LatexFile = Annotated[Path | None, typer.Option("--latex", help="Write the table as LaTeX.")]
+MATCHED = 1.25
+"""Ratio of costs up to which a row counts as matched."""
+
 BaselineName = Annotated[str, typer.Option("--baseline", help="Row to compare the others with; by default the first.")]
 MatchedCost = Annotated[
     str | None,
@@ -103,9 +106,9 @@ def evaluate(
     if local is not None:
         opt.load_weights(arms)
     bench = Bench(problems, system, local, numbers, concurrency, store, remote, *limits, workers=shared, program=code)
+    _check_baseline(arms, baseline)
     if target is not None:
         arms, baseline = _resize(arms, bench, target, _dev(source, problems), baseline)
-    _check_baseline(arms, baseline)
     title = f"{source.label}, {system.name}, policy {opt.policy_label(spec)}"
     with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
         outcomes, stop = measure(arms, bench, watch=watch)
@@ -154,7 +157,11 @@ def _resize(arms: Sequence[Arm], bench: Bench, target: Match, dev: Task, baselin
     sized, calibrated = matched(arms, bench, target, dev[:CALIBRATION_PROBLEMS])
     for part in calibrated:
         size = f"{part.setting}={part.size}" if part.setting else "no size to change"
-        note(f"{one_line(part.label)}: {size}, {part.spent:,.1f} {target.unit} per problem of dev")
+        text = f"{one_line(part.label)}: {size}, {part.spent:,.1f} {target.unit} per calibration problem"
+        if max(part.spent, target.amount) > MATCHED * min(part.spent, target.amount):
+            note(f"{text}: no size comes nearer to {target.amount:g}, so this row is no match for the others", "yellow")
+        else:
+            note(text)
     return sized, renamed(baseline, arms, sized)
 
 
