@@ -56,7 +56,7 @@ def with_calls(content: str, calls: Sequence[ToolCall]) -> str:
     r"""Return the text of a message that calls tools; of one that calls none, its content, which never reads as calls.
 
     >>> with_calls("I add.", [ToolCall("add", '{"a":1}')])
-    'I add.\\n\\n[tool calls] [{"name": "add", "arguments": {"a": 1}}]'
+    'I add.\n\n[tool calls] [{"name": "add", "arguments": {"a": 1}}]'
     """
     content = content.strip()
     if not calls:

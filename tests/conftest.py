@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -39,8 +40,10 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def memory_goes_back() -> Iterator[None]:
-    """After a module whose models were large, give what it has freed back to the system."""
+    """After a module, end its Ray cluster; if its models were large, give what it has freed back to the system."""
     yield
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        sys.modules["ray"].shutdown()
     with suppress(OSError, AttributeError):
         if int(Path("/proc/self/statm").read_text().split()[1]) > _LARGE_PAGES:
             gc.collect()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError, MissingDependencyError
-from mas_gym.tasks import Problem, answers_equal, extract_answer, grade, load_task, symbolic
+from mas_gym.tasks import Grade, Problem, answers_equal, extract_answer, grade, load_task, symbolic
 from mas_gym.tasks.equality import compare, read_expression
 from mas_gym.tasks.numerals import format_number, parse_number, read_number
 from mas_gym.tasks.symbolic import too_complex
@@ -368,8 +368,8 @@ def test_equal_answers_group_in_a_vote(kind: str, answers: list[str]) -> None:
 
 def test_fault_1_only_one_number_is_accepted() -> None:
     text = "First, 18 eggs are laid. Final Answer: 9"
-    assert grade(Problem("p", "?", "9"), text) == (True, "9", "equal")
-    assert grade(Problem("p", "?", "18"), text) == (False, "9", "different")
+    assert grade(Problem("p", "?", "9"), text) == Grade(True, "9", "equal")
+    assert grade(Problem("p", "?", "18"), text) == Grade(False, "9", "different")
 
 
 @pytest.mark.parametrize(("answer", "wrong"), [(r"\frac{3}{4}", "3"), (r"2\sqrt5", "25"), (r"3\pi", "3")])

@@ -320,7 +320,10 @@ def test_changed_critic_costs_are_damage(tmp_path: Path, caplog: pytest.LogCaptu
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE critic_costs SET critic_tokens = 1")
     connection.close()
-    with search.open_store(path) as store, pytest.raises(StoreError, match="what its critic cost is not what was"):
+    with (
+        search.open_store(path) as store,
+        pytest.raises(StoreError, match="what its critic or judge cost is not what was"),
+    ):
         list(store.plans(trees=False))
     [again] = search.run("sbs:2,1", problems(1), store=path, **options)
     assert "is damaged" in caplog.text
@@ -332,7 +335,7 @@ def test_a_store_of_schema_2_is_read_and_upgraded(tmp_path: Path) -> None:
     options: dict[str, Any] = {"mas": "rpsv", "policy": load_policy("tiny"), "critic": search.PolicyLikelihood()}
     plans = {plan.problem_id: plan.usage for plan in search.run("sbs:2,1", problems(2), store=path, **options)}
     with sqlite3.connect(path) as connection:
-        for later in ("critic_costs", "grades", "gradings"):
+        for later in ("critic_costs", "grades", "gradings", "grader_costs"):
             connection.execute(f"DROP TABLE IF EXISTS {later}")
         connection.execute("PRAGMA user_version = 2")
     connection.close()

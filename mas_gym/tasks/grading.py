@@ -17,7 +17,7 @@ last line. Both are compared with the whole answer, so that reasoning cannot mat
 
 >>> from mas_gym.tasks.base import Problem
 >>> grade(Problem("p", "How many?", "18"), "First, 9 eggs are laid. Final Answer: $18.00 per day")
-Grade(correct=True, extracted='18', reason='equal')
+Grade(correct=True, extracted='18', reason='equal', tokens=0, prompt_tokens=0)
 """
 
 from __future__ import annotations
