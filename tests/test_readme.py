@@ -75,10 +75,11 @@ def test_the_commands_to_look_around_run_in_order(tmp_path: Path, monkeypatch: p
     ]
     lines = [line for line in look.splitlines() if line.startswith("mas-gym ") and " view " not in line]
     shorter = {"-n 100": "-n 2", "--seeds 14,24,42": "--seeds 14", "mcts:20,2": "mcts:3,2"}
-    assert [line.split()[1] for line in lines] == ["solve", "eval", "report", "blame"]
+    assert [line.split()[1] for line in lines] == ["solve", "eval", "report", "blame", "bench-critic"]
     assert all(old in lines[1] for old in shorter)
     for old, new in shorter.items():
         lines[1] = lines[1].replace(old, new)
+    lines[4] = lines[4].replace("examples/", f"{ROOT}/examples/")
     shown = []
     for line in lines:
         done = CliRunner(env={"COLUMNS": "100"}).invoke(app, shlex.split(line, comments=True)[1:])
