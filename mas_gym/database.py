@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -74,7 +75,7 @@ class Format:
         if version is None and not create:
             raise self.error(f"{self.name} {path}: an empty file; {self.origin}")
         if version is None:
-            connection.execute("PRAGMA journal_mode=WAL")
+            _write_ahead(connection)
         if version != self.schema and create:
             with transaction(connection):
                 self._create(connection, path)
@@ -108,6 +109,19 @@ class Format:
                 "wrote it, or use another path"
             )
         return int(version)
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Switch a new file to WAL mode. SQLite does not wait while another process creates the same file, so this does."""
+    end = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+            time.sleep(0.01)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -926,3 +927,27 @@ def test_dynamics_of_the_stored_system(tmp_path: Path) -> None:
     list(run(tmp_path / "a.db", count=1))
     with open_store(tmp_path / "a.db") as store:
         assert Dynamics(store.find().mas).max_depth == 4
+
+
+def _open_at_once(path: Path, start: Any, found: Any) -> None:
+    start.wait()
+    try:
+        FORMAT.connect(path, create=True).close()
+    except StoreError as error:
+        found.put(str(error))
+    else:
+        found.put("")
+
+
+def test_processes_that_create_one_store_at_once_wait_for_each_other(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    start, found = context.Barrier(3), context.Queue()
+    for number in range(10):
+        workers = [
+            context.Process(target=_open_at_once, args=(tmp_path / f"{number}.db", start, found)) for _ in range(3)
+        ]
+        for worker in workers:
+            worker.start()
+        assert [found.get(timeout=60) for _ in workers] == [""] * 3
+        for worker in workers:
+            worker.join()
