@@ -438,6 +438,8 @@ async def with_url(question: str, base_url: str) -> str:
     return await ask(client, question)
 
 
+# The program leaves its client open; Python warns of that whenever it collects the client.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 @pytest.mark.parametrize("kind", ["client", "thread", "url", "command", "service"])
 def test_searches_leave_nothing_behind(kind: str, tmp_path: Path, service: str) -> None:
