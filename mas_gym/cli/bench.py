@@ -86,19 +86,22 @@ def bench_critic(
         one = measure(opt.read_critic(spec), transcripts, **common, listen=_Progress(spec))
         found.append(one)
         note(_threshold_line(one, None if dev is None else dev.name))
-    console = stdout()
-    first = found[0]
-    title = f"{data.name}: {first.transcripts:,} transcripts measured, {first.wrong:,} with an error"
-    console.print(_summary(found, title))
+    _show(found, data.name)
+    if json is not None:
+        document = {"schema": 1, "data": data.name, "critics": [one.to_dict() for one in found]}
+        json.write_text(jsonlib.dumps(document, indent=1), encoding="utf-8")
+        note(f"wrote {json}")
+
+
+def _show(found: Sequence[FirstErrorFigures], name: str) -> None:
+    """Print the table, then each critic's calibration and failures."""
+    console, first = stdout(), found[0]
+    console.print(_summary(found, f"{name}: {first.transcripts:,} transcripts measured, {first.wrong:,} with an error"))
     for one in found:
         console.print(_depths(one))
     for one in found:
         for reason, number in one.failed.items():
             note(f"{one_line(one.critic)}: {number:,} transcripts without values: {one_line(reason)}", "yellow")
-    if json is not None:
-        document = {"schema": 1, "data": data.name, "critics": [one.to_dict() for one in found]}
-        json.write_text(jsonlib.dumps(document, indent=1), encoding="utf-8")
-        note(f"wrote {json}")
 
 
 class _Progress:

@@ -72,13 +72,7 @@ def demo(
     bench = replace(bench, policy=opt.read_policy(POLICY, samples) if shared is None else None, workers=shared)
     note(f"{len(task)} Arithmetic problems, four tiny agents (RPSV), {len(arms)} rows; results in {out}/")
     trees_seen = _BestTree(arms)
-    outcomes: list[Outcome] = []
-    stop: BaseException | None = None
-    for one in seeds:
-        more, stop = measure(arms, replace(bench, seeds=[one]), partial(trees_seen.look, seed=one))
-        outcomes += more
-        if stop is not None:
-            break
+    outcomes, stop = _measure(arms, bench, trees_seen)
     files = Files(json=out / "results.json", csv=out / "results.csv", plot=out / "accuracy-tokens.png")
     title = f"Arithmetic test, RPSV, tiny agents, seed {', '.join(map(str, seeds))}"
     try:
@@ -93,6 +87,17 @@ def demo(
     if full:
         _tables(out, specs, len(task), number_of_trees)
     _next(out, trained)
+
+
+def _measure(arms: Sequence[Arm], bench: Bench, trees_seen: _BestTree) -> tuple[list[Outcome], BaseException | None]:
+    """Run the rows seed by seed, so that the tree that is kept names its own."""
+    outcomes: list[Outcome] = []
+    for seed in bench.seeds:
+        more, stop = measure(arms, replace(bench, seeds=[seed]), partial(trees_seen.look, seed=seed))
+        outcomes += more
+        if stop is not None:
+            return outcomes, stop
+    return outcomes, None
 
 
 def _rows(specs: Sequence[str]) -> list[Arm]:

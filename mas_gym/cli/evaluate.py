@@ -94,6 +94,7 @@ def evaluate(
     numbers, target = opt.read_seeds(seeds), None if match is None else Match.read(match)
     limits = opt.read_budget(budget, "--budget"), opt.read_budget(run_budget, "--run-budget")
     arms = pair_arms(planner or ["single"], critic, lazy=True)
+    _check_baseline(arms, baseline)
     problems = source.load()
     system, code = opt.read_system(mas, program, program_file, problems)
     spec = opt.chosen_policy(policy, system)
@@ -106,7 +107,6 @@ def evaluate(
     if local is not None:
         opt.load_weights(arms)
     bench = Bench(problems, system, local, numbers, concurrency, store, remote, *limits, workers=shared, program=code)
-    _check_baseline(arms, baseline)
     if target is not None:
         arms, baseline = _resize(arms, bench, target, _dev(source, problems), baseline)
     title = f"{source.label}, {system.name}, policy {opt.policy_label(spec)}"
