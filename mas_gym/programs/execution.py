@@ -1,4 +1,4 @@
-"""One execution of a program: which of its calls are answered, which wait, and how it ended.
+"""One execution of a program: which of its calls are answered, which wait, how it ended, and its recorded tools.
 
 An execution gets a script, the replies of earlier executions in the order in which they were chosen. A call
 is answered when it is next in the script, and not before. When the script is used up and the program is quiet,
@@ -11,10 +11,24 @@ the calls that wait are put into a canonical order; the first of them is the nex
 
 The order is: calls that waited at the last decision already, as they were ordered then; after them new ones,
 sorted by agent and text. So it depends on what is asked at the same time, and not on which thread was faster.
+
+A tool's result belongs to the replies that were given before it ran: a branch that shares them gets the recorded
+result, any other branch runs the tool. In Python::
+
+    @mas_gym.recorded
+    def search_web(query: str) -> str: ...
+
+In other languages, over the program's base URL: ``POST {base_url}/recorded`` with ``{"tool": ..., "arguments": ...}``
+replies ``{"recorded": true, "result": ...}``, or ``{"recorded": false}``; then the program runs its tool and sends
+``PUT {base_url}/recorded`` with the same fields and ``"result"``.
 """
 
 from __future__ import annotations
 
+import contextvars
+import functools
+import inspect
+import json
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -22,10 +36,10 @@ from concurrent.futures import Future
 from contextlib import suppress
 from enum import Enum
 from time import monotonic
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from mas_gym.errors import MASGymError
-from mas_gym.programs.calls import Call, difference
+from mas_gym.programs.calls import Call, CallError, Reply, difference
 
 
 class DivergenceError(MASGymError, RuntimeError):
@@ -440,3 +454,60 @@ class Execution:
             if item.reply is not None:
                 with suppress(Exception):
                     item.reply.set_result([])
+
+
+CURRENT: contextvars.ContextVar[Execution | None] = contextvars.ContextVar("mas_gym_program", default=None)
+"""The execution that a function runs in."""
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def recorded(tool: F) -> F:
+    """Return a tool that runs once per branch of a program; outside of a search it is the tool itself.
+
+    What is recorded is the result itself, so treat it as immutable. An exception is not recorded.
+
+    Args:
+        tool: A function, synchronous or asynchronous, whose arguments have a ``repr`` that determines them.
+    """
+    name = f"{tool.__module__}.{tool.__qualname__}"
+
+    @functools.wraps(tool)
+    def run(*args: Any, **named: Any) -> Any:
+        execution = CURRENT.get()
+        if execution is None:
+            return tool(*args, **named)
+        use = execution.use(key_of(name, (args, named)))
+        if use.found:
+            return use.result
+        return use.keep(tool(*args, **named))
+
+    @functools.wraps(tool)
+    async def run_async(*args: Any, **named: Any) -> Any:
+        execution = CURRENT.get()
+        if execution is None:
+            return await tool(*args, **named)
+        use = execution.use(key_of(name, (args, named)))
+        if use.found:
+            return use.result
+        return use.keep(await tool(*args, **named))
+
+    return cast(F, run_async if inspect.iscoroutinefunction(tool) else run)
+
+
+def answer_use(execution: Execution, method: str, body: bytes) -> Reply:
+    """Answer a request for a recorded result, or record one. Raises `CallError`."""
+    try:
+        asked = json.loads(body)
+        key = key_of(asked["tool"], asked.get("arguments"))
+        result = asked["result"] if method == "PUT" else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise CallError('expected {"tool": ..., "arguments": ...}, and with PUT "result"') from None
+    if method == "PUT":
+        execution.pending_use(key).keep(result)
+        content: dict[str, Any] = {"recorded": True}
+    else:
+        use = execution.use(key)
+        content = {"recorded": use.found} | ({"result": use.result} if use.found else {})
+    return Reply(200, "application/json", json.dumps(content).encode())

@@ -21,7 +21,6 @@ from mas_gym.errors import MASGymError, SearchError
 from mas_gym.graph import FAILED, MAS, RETURNED
 from mas_gym.policies.base import plain_only, takes_extra_body
 from mas_gym.programs.calls import Call
-from mas_gym.programs.client import Clients
 from mas_gym.programs.execution import (
     DivergenceError,
     Execution,
@@ -34,9 +33,8 @@ from mas_gym.programs.execution import (
     Tape,
     Waiting,
 )
-from mas_gym.programs.gateway import Gateway, Server
-from mas_gym.programs.loop import Loop
-from mas_gym.programs.sources import Source
+from mas_gym.programs.gateway import Clients, Gateway, Server
+from mas_gym.programs.sources import Loop, Source
 from mas_gym.state import Action, MASState
 
 _SWEEP_SECONDS = 0.2
