@@ -1,6 +1,7 @@
 """The tiny model: its language, its writers, its training and its weights."""
 
 import argparse
+import json
 import random
 import unicodedata
 from collections import Counter
@@ -17,9 +18,10 @@ from benchmarks.tiny import graphs, language, ordering_roles, roles, team_roles
 from benchmarks.tiny.compare import faults, steps_of
 from benchmarks.tiny.foreign import foreign_facts, foreign_text, foreign_turns
 from benchmarks.tiny.roles import World
+from benchmarks.tiny.send_back import SYSTEM, send_back
 from benchmarks.tiny.truth import KINDS, first_error, queue_world, story_world
 from mas_gym import tiny
-from mas_gym.errors import ConfigError
+from mas_gym.errors import ConfigError, DataNotFoundError
 from mas_gym.tasks import arithmetic
 from mas_gym.tasks.arithmetic import Arithmetic
 from mas_gym.tasks.base import Problem
@@ -399,8 +401,10 @@ def test_an_interrupted_training_goes_on_to_the_same_model(tmp_path: Path, monke
     from safetensors.torch import load_file
 
     from benchmarks.tiny import train as module
+    from benchmarks.tiny.card import loss_curve
 
     threads = torch.get_num_threads()
+    monkeypatch.setattr(module.LossCurve, "EVERY", 1)
     module.train(arguments(tmp_path / "whole"))
     save = module._save
 
@@ -412,9 +416,14 @@ def test_an_interrupted_training_goes_on_to_the_same_model(tmp_path: Path, monke
     monkeypatch.setattr(module, "_save", save_and_stop)
     with pytest.raises(KeyboardInterrupt):
         module.train(arguments(tmp_path / "parts"))
-    monkeypatch.undo()
+    monkeypatch.setattr(module, "_save", save)
+    # As after a kill between the two files.
+    with (tmp_path / "parts" / "loss.jsonl").open("a") as file:
+        file.write('{"schema": 1, "step": 3, "average": 99.0, "cpu_seconds": 99.0}\n')
     module.train(arguments(tmp_path / "parts"))
     torch.set_num_threads(threads)
+    curves = [[(line["step"], line["average"]) for line in loss_curve(tmp_path / name)] for name in ("whole", "parts")]
+    assert curves[0] == curves[1] and [step for step, _ in curves[0]] == [1, 2, 3, 4]
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
     assert one.keys() == other.keys()
     for name, tensor in one.items():
@@ -451,6 +460,64 @@ def test_the_natural_model_is_taught_correct_transcripts_alone(
     assert level.errors.total() == round(12 * (1 - level.right)) > 0
     (agent, kind), _ = level.errors.most_common(1)[0]
     assert f"| {agent} | {kind} |" in natural.card([level], level, "command")
+
+
+@pytest.mark.slow
+def test_the_card_states_the_command_the_time_the_loss_and_what_the_model_does(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from benchmarks.tiny.card import loss_curve, main
+
+    with pytest.raises(DataNotFoundError, match=r"train the model first"):
+        loss_curve(tmp_path)
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (tmp_path / name).write_bytes((tiny.path() / name).read_bytes())
+    lines = [{"schema": 1, "step": 50 * k, "average": 4 / k, "cpu_seconds": 60.0 * k} for k in range(1, 31)]
+    (tmp_path / "loss.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    main([str(tmp_path), "-n", "2", "--command", "make it so"])
+    text = (tmp_path / "README.md").read_text()
+    for part in (
+        "    make it so\n",
+        "30 CPU minutes",
+        "| 50 | 4.000 | 1 |",
+        "| 1,500 | 0.133 | 30 |",
+        "| send-back | 3 (def",
+    ):
+        assert part in text
+    assert "$" not in text
+
+
+def test_work_is_sent_back_to_whoever_went_wrong() -> None:
+    system = mas_gym.load_mas(str(SYSTEM))
+    rng = random.Random(0)
+    rounds: Counter[bool] = Counter()
+    for problem in Arithmetic("train", difficulty=3)[:300]:
+        turns = send_back(story_world(problem), rng)
+        dynamics = mas_gym.Dynamics(system)
+        state = dynamics.initial_state(problem.question)
+        for turn in turns:
+            # The writers see what the system shows its agents, and the system goes where they say.
+            assert not dynamics.is_terminal(state)
+            agent = system.agents[state.acting]
+            assert agent.name == (turn.role or "Referee")
+            shown = mas_gym.prompts.agent_inputs(system, state)
+            assert shown == [problem.question] * turn.sees_question + turn.inputs
+            assert turn.role is not None or turn.system == agent.system_prompt
+            state = dynamics.transition(state, (turn.text, system.ALL))
+        assert dynamics.is_terminal(state)
+        back = len(turns) > 4
+        rounds[back] += 1
+        if back:
+            told = turns[3].text.rpartition("-> ")[2]
+            work = language.read_work(turns[2].text)
+            assert work is not None and faults(story_world(problem).facts, steps_of(work))
+            assert turns[4].role == told
+    assert min(rounds.values()) > 80
+
+
+def test_a_mix_leaves_out_graphs_by_prefix() -> None:
+    left = graphs.DEFAULT_MIX.without("audit").graphs
+    assert set(graphs.DEFAULT_MIX.graphs) - set(left) == {"audit", "audit-logic"}
+    assert graphs.DEFAULT_MIX.without("") == graphs.DEFAULT_MIX
 
 
 # --- the shipped weights

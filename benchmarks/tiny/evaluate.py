@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from math import sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
+from benchmarks.tiny.send_back import SYSTEM as SEND_BACK
 from benchmarks.tiny.truth import first_error
 from mas_gym.dynamics import Dynamics
 from mas_gym.loading import load_mas
@@ -23,6 +24,7 @@ from mas_gym.prompts import chat_messages
 from mas_gym.tasks import load_task
 
 if TYPE_CHECKING:
+    from mas_gym.graph import MAS
     from mas_gym.state import MASState
     from mas_gym.tasks.base import Problem, Task
 
@@ -34,7 +36,13 @@ GRAPHS = {
     "dylan": "arithmetic",
     "debate": "ordering",
     "logic": "ordering",
+    "send-back": "arithmetic",
 }
+
+
+def load_graph(name: str) -> MAS:
+    """Load a shipped MAS, or the one that sends work back."""
+    return load_mas(str(SEND_BACK) if name == "send-back" else name)
 
 
 class Result(NamedTuple):
@@ -85,7 +93,7 @@ def run_passes(
     Returns:
         The terminal states, by problem and pass, and the number of agent calls.
     """
-    model = Dynamics(load_mas(graph))
+    model = Dynamics(load_graph(graph))
     states = [[model.initial_state(problem.question) for _ in range(passes)] for problem in problems]
     calls = 0
     while True:
@@ -110,7 +118,7 @@ def evaluate(
     """Measure one graph at one difficulty on the first ``n`` problems of a split."""
     task = load_task(GRAPHS[graph], split=split, difficulty=difficulty)
     problems = [task[i] for i in range(n)]
-    names = [agent.name for agent in load_mas(graph).agents]
+    names = [agent.name for agent in load_graph(graph).agents]
     started = time.perf_counter()
     states, calls = run_passes(policy, graph, problems, passes, seed)
     seconds = time.perf_counter() - started
@@ -146,7 +154,7 @@ class TreeStats(NamedTuple):
 def full_tree(policy: Policy, graph: str, difficulty: int, n: int, seed: int, width: int = 3) -> TreeStats:
     """Grow the full tree of a fixed graph on ``n`` problems."""
     task = load_task(GRAPHS[graph], split="test", difficulty=difficulty)
-    model = Dynamics(load_mas(graph))
+    model = Dynamics(load_graph(graph))
     found, differ, nodes = 0, [0] * model.max_depth, [0] * model.max_depth
     for i in range(n):
         problem = task[i]

@@ -1,4 +1,4 @@
-"""Whole transcripts of the shipped graphs, written by the role oracles."""
+"""Whole transcripts of the shipped graphs, and of one that sends work back, written by the role oracles."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from benchmarks.tiny import language
 from benchmarks.tiny.compare import faults, hint_of, steps_of
 from benchmarks.tiny.ordering_roles import ORDERING_ROLES, QueueWorld, read_order, read_rules
 from benchmarks.tiny.roles import ROLES, World
+from benchmarks.tiny.send_back import send_back
 from benchmarks.tiny.team_roles import TEAM_ROLES
 from benchmarks.tiny.turns import RoleTurn
 from mas_gym.tasks.arithmetic import step_of
@@ -29,6 +30,10 @@ class Mix(NamedTuple):
 
     levels: Mapping[int, float]
     graphs: Mapping[str, float]
+
+    def without(self, prefix: str) -> Mix:
+        """Leave out the graphs whose names begin so; none if the prefix is empty."""
+        return self._replace(graphs={k: v for k, v in self.graphs.items() if not (prefix and k.startswith(prefix))})
 
 
 def _turn(role: str, sees_question: bool, inputs: list[str], world: World, rng: random.Random) -> RoleTurn:
@@ -100,7 +105,15 @@ def audit_text(world: World, texts: list[str]) -> str:
 
 
 GRAPHS: Mapping[str, Callable[[World, random.Random], list[RoleTurn]]] = MappingProxyType(
-    {"single": single, "rpsv": rpsv, "refine": refine, "consensus": consensus, "dylan": dylan, "audit": audit}
+    {
+        "single": single,
+        "rpsv": rpsv,
+        "refine": refine,
+        "consensus": consensus,
+        "dylan": dylan,
+        "send-back": send_back,
+        "audit": audit,
+    }
 )
 
 
@@ -155,6 +168,7 @@ DEFAULT_MIX = Mix(
         "refine": 0.07,
         "consensus": 0.08,
         "dylan": 0.09,
+        "send-back": 0.09,
         "debate": 0.17,
         "logic": 0.21,
         "audit": 0.04,

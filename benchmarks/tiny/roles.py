@@ -114,12 +114,13 @@ def verifier(world: World, inputs: list[str], rng: random.Random) -> str:
     """Check the work against the question; mends some faults, and may answer with the number before a last "-"."""
     work = language.read_work(inputs[0]) or world.work
     found = faults(world.facts, steps_of(work))
-    if found and rng.random() < NOTICES.get(_visible_kind(found[0], world), 0.0):
+    if found and rng.random() < NOTICES.get(visible_kind(found[0], world), 0.0):
         return f"{language.write_work(world.work, 'Fix')}\n{language.write_answer(world.work[-1][3])}"
     return language.write_answer(conclude(work, "Verifier", rng))
 
 
-def _visible_kind(fault: Departure, world: World) -> str:
+def visible_kind(fault: Departure, world: World) -> str:
+    """Return the kind of a fault; ``"drop"`` for a missing large find, which is a Reader's."""
     fact = world.facts[min(fault.place, len(world.facts) - 1)]
     large_find = fact[0] == "finds" and int(fact[1]) >= LARGE
     return "drop" if fault.kind == "missing" and large_find else fault.kind

@@ -1,18 +1,23 @@
-"""Train the tiny model: ``python -m benchmarks.tiny.train --steps 4000 --out models/tiny``.
+"""Train the tiny model from nothing: ``python -m benchmarks.tiny.train --out models/tiny``.
 
 AdamW with a one-cycle learning rate, loss on the agents' messages only. Run
 again with the same arguments, it goes on from its last checkpoint to the same
-result.
+result. ``loss.jsonl`` has the loss over the steps, and `benchmarks.tiny.card`
+writes the card.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.tiny.data import IGNORED, Batch, batches
+from benchmarks.tiny.graphs import DEFAULT_MIX
 from benchmarks.tiny.tokenizer import CONTEXT, VOCABULARY_SIZE, build_tokenizer
 from mas_gym.errors import ConfigError
 
@@ -82,14 +87,44 @@ def loss_of(model: Any, batch: Batch, bf16: bool) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits.float(), targets[chosen], ignore_index=IGNORED)
 
 
+class LossCurve:
+    """The loss over the steps, in ``loss.jsonl``; a resumed run goes on from its checkpoint."""
+
+    EVERY = 50
+
+    def __init__(self, folder: Path, done: int) -> None:
+        """Keep the lines up to a step."""
+        self._file = folder / "loss.jsonl"
+        lines = self._file.read_text(encoding="utf-8").splitlines() if done else []
+        self._lines = [line for line in lines if json.loads(line)["step"] <= done]
+        last = json.loads(self._lines[-1]) if self._lines else {"average": None, "cpu_seconds": 0.0}
+        self.average: float | None = last["average"]
+        self._before = last["cpu_seconds"] - time.process_time()
+
+    def add(self, step: int, loss: float) -> None:
+        """Take in one step's loss."""
+        self.average = loss if self.average is None else 0.98 * self.average + 0.02 * loss
+        if step % self.EVERY == 0:
+            spent = round(self._before + time.process_time(), 1)
+            row = {"schema": 1, "step": step, "average": self.average, "cpu_seconds": spent}
+            self._lines.append(json.dumps(row))
+
+    def save(self) -> None:
+        """Write the file anew."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._file.with_suffix(".new")
+        temporary.write_text("".join(f"{line}\n" for line in self._lines), encoding="utf-8")
+        temporary.replace(self._file)
+
+
 def train(
-    args: argparse.Namespace, source: Callable[[Qwen2Tokenizer, int, int, int], Iterator[Batch]] = batches
+    args: argparse.Namespace, source: Callable[[Qwen2Tokenizer, int, int, int], Iterator[Batch]] | None = None
 ) -> None:
     """Run the training and write the model folder.
 
     Args:
         args: The command line's arguments.
-        source: From tokenizer, seed, batch size and number of the first batch to batches.
+        source: From tokenizer, seed, batch size and number of the first batch to batches; the tiny model's if None.
     """
     import torch
     from tqdm import tqdm
@@ -110,9 +145,10 @@ def train(
     checkpoint = args.out / "checkpoint.pt"
     done = _resume(checkpoint, parts, args) if checkpoint.exists() else 0
     model.train()
-    data = source(tokenizer, args.seed, args.batch, done)
+    mix = DEFAULT_MIX.without(args.without)
+    data = (source or partial(batches, mix=mix))(tokenizer, args.seed, args.batch, done)
+    curve = LossCurve(args.out, done)
     progress = tqdm(range(done, args.steps), initial=done, total=args.steps, mininterval=5.0)
-    average = None
     for step in progress:
         batch = Batch(*(part.to(args.device) for part in next(data)))
         loss = loss_of(model, batch, args.bf16)
@@ -121,10 +157,11 @@ def train(
         optimizer.step()
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
-        value = loss.item()
-        average = value if average is None else 0.98 * average + 0.02 * value
-        progress.set_postfix(loss=f"{average:.4f}", refresh=False)
+        curve.add(step + 1, loss.item())
+        progress.set_postfix(loss=f"{curve.average:.4f}", refresh=False)
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
+            # A kill between the two leaves lines beyond the checkpoint, which the next run drops.
+            curve.save()
             _save(checkpoint, parts, args, step + 1)
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
@@ -156,7 +193,7 @@ def _resume(path: Path, parts: dict[str, Any], args: argparse.Namespace) -> int:
 
 
 def _run_of(args: argparse.Namespace) -> dict[str, Any]:
-    names = ("steps", "batch", "lr", "warmup", "seed", "hidden", "layers", "bf16")
+    names = ("steps", "batch", "lr", "warmup", "seed", "hidden", "layers", "bf16", "without")
     return {name: getattr(args, name) for name in names} | {"init": str(args.init)}
 
 
@@ -165,7 +202,8 @@ def parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(prog="python -m benchmarks.tiny.train", description="Train the embedded tiny model.")
     out.add_argument("--out", type=Path, required=True, help="folder for the model and its checkpoint")
     out.add_argument("--init", type=Path, default=None, help="folder of a model to start from")
-    out.add_argument("--steps", type=int, default=6000, help="batches to train on")
+    out.add_argument("--steps", type=int, default=10000, help="batches to train on")
+    out.add_argument("--without", default="", metavar="PREFIX", help="leave out graphs, such as audit, the Auditor's")
     out.add_argument("--batch", type=int, default=32, help="problems per batch")
     out.add_argument("--lr", type=float, default=3e-3, help="highest learning rate")
     out.add_argument("--warmup", type=float, default=0.1, help="share of steps in which the rate rises")
