@@ -139,7 +139,7 @@ def store_pages() -> Iterator[tuple[str, str, str]]:
 
 def schema_pages(config: MkDocsConfig) -> Iterator[tuple[str, str, str]]:
     """Yield the page of the MAS config, and the JSON Schema itself."""
-    from mas_gym.schema import json_schema
+    from mas_gym.loading import json_schema
 
     schema = json_schema()
     text = json.dumps(schema, indent=2)

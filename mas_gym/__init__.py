@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from mas_gym.dynamics import Dynamics
     from mas_gym.env import MASEnv, Snapshot
     from mas_gym.graph import MAS, Agent, Condition, Edge, Q
-    from mas_gym.learning import CandidateFeatures, DenseReward
     from mas_gym.loading import load_mas, mas_names
     from mas_gym.programs import recorded
     from mas_gym.prompts import ChatMessage, chat_messages
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from mas_gym.state import Action, LocalView, MASState, Message, Turn
     from mas_gym.tasks import load_task
     from mas_gym.vector import MASVectorEnv
-    from mas_gym.wrappers import CandidateChoice
+    from mas_gym.wrappers import CandidateChoice, CandidateFeatures, DenseReward
 
 __version__: str
 _HOMES = {
@@ -45,10 +44,10 @@ _HOMES = {
     "Action": "state",
     "Agent": "graph",
     "CandidateChoice": "wrappers",
-    "CandidateFeatures": "learning",
+    "CandidateFeatures": "wrappers",
     "ChatMessage": "prompts",
     "Condition": "graph",
-    "DenseReward": "learning",
+    "DenseReward": "wrappers",
     "Dynamics": "dynamics",
     "Edge": "graph",
     "LocalView": "state",

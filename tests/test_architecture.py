@@ -68,7 +68,6 @@ FLOORS = [
     "mas_gym.program_env",
     "mas_gym.asking",
     "mas_gym.wrappers",
-    "mas_gym.learning",
     "mas_gym.aec",
     "mas_gym.vector",
     "mas_gym.sb3",

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import mas_gym
 from mas_gym.cli import app
 from mas_gym.errors import ConfigError
-from mas_gym.schema import json_schema
+from mas_gym.loading import json_schema
 from mas_gym.validation import AGENT_KEYS, CONFIG_KEYS
 
 CHECK = jsonschema.Draft202012Validator(json_schema())

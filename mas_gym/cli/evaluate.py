@@ -1,4 +1,4 @@
-"""``mas-gym eval`` compares planners and critics on a task, ``mas-gym bench-critic`` critics on labelled transcripts."""
+"""``mas-gym eval``: planners and critics on one task; ``mas-gym bench-critic``: critics on labelled transcripts."""
 
 from __future__ import annotations
 

@@ -338,8 +338,8 @@ def check(
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of configs, for editors.")] = False,
 ) -> None:
     """Report every fault of a MAS config; if there is none, draw its graph and list what each agent sees."""
+    from mas_gym.loading import json_schema
     from mas_gym.report.graph import graph_svg, graph_text, views
-    from mas_gym.schema import json_schema
 
     if schema:
         typer.echo(json.dumps(json_schema(), indent=2))

@@ -28,8 +28,7 @@ import typer
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, show_traceback
 from mas_gym.errors import ConfigError, MASGymError, MissingDependencyError, StoreError
-from mas_gym.report.listing import Cell, Choice, StoredRow, index_page, problems_page
-from mas_gym.report.pages import tree_page, tree_view
+from mas_gym.report.pages import Cell, Choice, StoredRow, index_page, problems_page, tree_page, tree_view
 from mas_gym.service import foreign, is_loopback
 from mas_gym.service.telemetry import json_lines
 from mas_gym.tasks.base import GRADING_MODES

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, need
-from mas_gym.report.listing import regrade_table, report_page
+from mas_gym.report.pages import regrade_table, report_page
 from search.compare import Comparison
 from search.compare.bench import outcome_of
 from search.compare.outcomes import Outcome, ResultRow, anytime_curve

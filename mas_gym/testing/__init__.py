@@ -16,9 +16,7 @@ This package does not import `search`: planners, critics and requests are recogn
 """
 
 from mas_gym.errors import ComplianceError
-from mas_gym.testing.checks import check_mas
-from mas_gym.testing.critics import OracleCritic, check_critic
-from mas_gym.testing.planners import check_planner
-from mas_gym.testing.policies import check_policy
+from mas_gym.testing.checks import check_mas, check_policy
+from mas_gym.testing.search import OracleCritic, check_critic, check_planner
 
 __all__ = ["ComplianceError", "OracleCritic", "check_critic", "check_mas", "check_planner", "check_policy"]

@@ -1,21 +1,25 @@
-"""The check for MAS configs, and what all checks share: findings, messages to try, random episodes, and identities."""
+"""Checks of MAS configs and policies, and what all checks share: findings, messages to try, episodes, identities."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
+import math
 import random
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from mas_gym.dynamics import Dynamics
-from mas_gym.errors import ComplianceError, IdentityError, IllegalActionError
+from mas_gym.errors import ComplianceError, IdentityError, IllegalActionError, PolicyError
 from mas_gym.graph import MAS
 from mas_gym.identity import digest_of, identity_of
 from mas_gym.loading import MASSource, load_mas
+from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest, StreamingPolicy
+from mas_gym.policies.adapters import engine_loop
 from mas_gym.policies.base import mean_logprob
-from mas_gym.prompts import nameable
+from mas_gym.prompts import ChatMessage, chat_messages, nameable
 from mas_gym.state import Action, MASState
 from mas_gym.tasks import Problem, ProblemTask
 
@@ -217,3 +221,178 @@ def _check_env(findings: Findings, mas: MAS) -> None:
         check_env(env, skip_render_check=True)
     for warning in caught:
         findings.expect(False, f"gymnasium's checker warns: {warning.message}")
+
+
+_CAP = 16
+_MOST_STEPS = 100_000
+
+
+def check_policy(
+    policy: Policy | AsyncPolicy,
+    *,
+    mas: MASSource = "rpsv",
+    question: str = "Maya has 3 apples and buys 4 more. How many apples does she have?",
+    reproducible: bool = True,
+    batch_invariant: bool = True,
+    other: Policy | AsyncPolicy | None = None,
+) -> None:
+    """Check a policy: its replies, seeds, token caps, batching, unusual prompts, and its identity.
+
+    The policy samples about forty messages of at most 16 tokens.
+
+    Args:
+        policy: The policy.
+        mas: The system whose prompts are used.
+        question: A question suitable for the policy.
+        reproducible: Whether the same request must get the same reply; False for engines without seeds.
+        batch_invariant: Whether a reply must not depend on the other requests of its batch.
+        other: Another instance, such as one with other weights. If its replies differ, it must state another
+            identity, because a run store treats two policies with one identity as the same.
+
+    Raises:
+        ComplianceError: Lists every violation.
+    """
+    name = getattr(policy, "name", None)
+    findings = Findings(f"policy {name!r}")
+    findings.expect(isinstance(name, str) and bool(name), f"name: expected a non-empty str, got {describe(name)}")
+    if not findings.expect(
+        isinstance(policy, Policy | AsyncPolicy),
+        "it has neither sample(requests) with max_batch, nor sample_async(request) with max_concurrency",
+    ):
+        findings.settle()
+    size = policy.max_concurrency if isinstance(policy, AsyncPolicy) else policy.max_batch
+    findings.expect(isinstance(size, int) and size >= 1, f"batch size: expected an int from 1 on, got {describe(size)}")
+    requests, identity = _requests(mas, question), stated(findings, policy)
+    try:
+        replies = _ask(findings, policy, requests)
+        for request, reply in zip(requests, replies, strict=False):
+            _check_reply(findings, request, reply)
+        if not findings.faults and reproducible:
+            _check_seeds(findings, policy, requests, replies, batch_invariant)
+        findings.expect(_ask(findings, policy, []) == [], "an empty batch should get no replies")
+        if other is not None and reproducible and not findings.faults:
+            samples = [reply.samples for reply in _ask(Findings("other"), other, requests)]
+            alike = samples == [reply.samples for reply in replies]
+            check_apart(findings, identity, stated(findings, other), alike, "the difference between the two instances")
+    except Exception as error:
+        findings.expect(False, f"ordinary requests raised {type(error).__name__}: {describe(str(error))}")
+    _check_odd_prompts(findings, policy)
+    check_steady(findings, policy, identity)
+    findings.settle()
+
+
+def _check_seeds(
+    findings: Findings,
+    policy: Policy | AsyncPolicy,
+    requests: list[SamplingRequest],
+    replies: list[SamplingReply],
+    batch_invariant: bool,
+) -> None:
+    # Compare samples only: the number of cached prompt tokens may change between calls.
+    said = [reply.samples for reply in replies]
+    again = [reply.samples for reply in _ask(findings, policy, requests)]
+    findings.expect(
+        again == said, "the same requests gave other samples the second time: derive them from a request's seeds alone"
+    )
+    if batch_invariant:
+        mirrored = [reply.samples for reply in _ask(findings, policy, requests[::-1])]
+        findings.expect(mirrored[::-1] == said, "the order of a batch changes the samples")
+        alone = [reply.samples for request in requests[:2] for reply in _ask(findings, policy, [request])]
+        findings.expect(alone == said[:2], "a request gets other samples alone than in a batch")
+    if isinstance(policy, StreamingPolicy):
+        streamed = _stream(findings, policy, requests)
+        findings.expect(streamed == said, "its session gives other samples than sample()")
+
+
+def _stream(findings: Findings, policy: StreamingPolicy, requests: list[SamplingRequest]) -> list[Any]:
+    """Return the samples of a session in which requests join while others are being generated."""
+    session = policy.open()
+    samples: list[Any] = [None] * len(requests)
+    waiting = list(enumerate(requests))
+    for _ in range(_MOST_STEPS):
+        if waiting:
+            session.submit(*waiting.pop(0))
+        for key, outcome in session.step():
+            samples[key] = getattr(outcome, "samples", outcome)  # type: ignore[call-overload]
+        if not waiting and not session.pending:
+            break
+    findings.expect(not session.pending, f"its session still has pending requests after {_MOST_STEPS} steps")
+    session.close()
+    return samples
+
+
+def _requests(mas: MASSource, question: str) -> list[SamplingRequest]:
+    """Return one request per turn of an episode, with the prompts that agents get."""
+    system = load_mas(mas)
+    model = Dynamics(system)
+    state = model.initial_state(question)
+    requests = []
+    while not model.is_terminal(state):
+        seeds = tuple(1_000 * state.depth + i for i in range(3))
+        agent = system.agents[state.acting]
+        requests.append(SamplingRequest(chat_messages(system, state), seeds, _CAP, agent=agent.name))
+        text = addressed(system, state, ORDINARY[state.depth % len(ORDINARY)], state.depth)
+        state = model.transition(state, (text, system.ALL))
+    return requests
+
+
+def _ask(findings: Findings, policy: Policy | AsyncPolicy, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
+    if isinstance(policy, AsyncPolicy):
+
+        async def all_at_once() -> list[SamplingReply]:
+            return list(await asyncio.gather(*(policy.sample_async(request) for request in requests)))
+
+        return asyncio.run_coroutine_threadsafe(all_at_once(), engine_loop()).result()
+    replies = list(policy.sample(requests))
+    got = f"{len(requests)} requests got {len(replies)} replies: expected one each, in order"
+    findings.expect(len(replies) == len(requests), got)
+    return replies
+
+
+def _check_reply(findings: Findings, request: SamplingRequest, reply: Any) -> None:
+    got = f"a reply: expected a SamplingReply, got {describe(reply)}"
+    if not findings.expect(isinstance(reply, SamplingReply), got):
+        return
+    got = f"{len(request.seeds)} seeds got {len(reply.samples)} samples: expected one per seed, in order"
+    findings.expect(len(reply.samples) == len(request.seeds), got)
+    for field in ("prompt_tokens", "cached_tokens", "dropped_tokens"):
+        count = getattr(reply, field)
+        fine = isinstance(count, int) and count >= 0
+        findings.expect(fine, f"{field}: expected an int from 0 on, got {describe(count)}")
+    for sample in reply.samples:
+        _check_sample(findings, request, sample)
+
+
+def _check_sample(findings: Findings, request: SamplingRequest, sample: Any) -> None:
+    if not findings.expect(isinstance(sample, Sample), f"a sample: expected a Sample, got {describe(sample)}"):
+        return
+    text, tokens, logprob, reason, certainty = sample
+    if findings.expect(isinstance(text, str), f"text: expected a str, got {describe(text)}"):
+        findings.expect(text == text.strip(), f"text: expected it stripped, got {describe(text)}")
+    findings.expect(
+        isinstance(tokens, int) and 0 <= tokens <= request.max_new_tokens,
+        f"tokens: expected at most the cap of {request.max_new_tokens}, got {describe(tokens)}",
+    )
+    if logprob is not None:
+        fine = isinstance(logprob, float) and math.isfinite(logprob) and logprob <= 1e-6
+        findings.expect(fine, f"logprob: expected None or a finite float up to 0, got {describe(logprob)}")
+    findings.expect(reason in ("stop", "length"), f"finish_reason: expected 'stop' or 'length', got {describe(reason)}")
+    for value in certainty or ():
+        fine = value is None or (isinstance(value, float) and math.isfinite(value))
+        findings.expect(fine, f"certainty: expected None or finite floats, got {describe(value)}")
+
+
+def _check_odd_prompts(findings: Findings, policy: Policy | AsyncPolicy) -> None:
+    for text in (*HOSTILE, "word " * 3_000):
+        request = SamplingRequest((ChatMessage("system", "Speak."), ChatMessage("user", text)), (7,), _CAP)
+        try:
+            replies = _ask(findings, policy, [request])
+        except PolicyError:
+            # A PolicyError is a valid answer; any other exception would end a run.
+            continue
+        except Exception as error:
+            fault = f"a prompt with {describe(text)} raised {type(error).__name__}: answer it or raise PolicyError"
+            findings.expect(False, fault)
+            continue
+        for reply in replies:
+            _check_reply(findings, request, reply)

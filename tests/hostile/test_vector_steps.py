@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from mas_gym.errors import ConfigError, CriticError, EpisodeOverError, IllegalActionError, MASGymError, PolicyError
-from mas_gym.learning import CandidateFeatures, DenseReward
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from mas_gym.tasks import Problem, ProblemTask
+from mas_gym.wrappers import CandidateFeatures, DenseReward
 
 SUMS = ProblemTask.of([Problem(f"sum/{n}", f"What is {n} + {n}?", str(2 * n)) for n in range(1, 6)])
 
