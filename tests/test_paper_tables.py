@@ -14,6 +14,7 @@ import search
 from benchmarks import siblings
 from benchmarks.paper import (
     agents,
+    claims,
     clock,
     credit,
     curve,
@@ -35,7 +36,7 @@ from benchmarks.paper.options import PARTNERS, Options, read
 from benchmarks.paper.page import REASONS, Claim, Page, claim, claim_of, write_page
 from benchmarks.paper.published import lead, narrowing
 from benchmarks.tiny.truth import FirstError, first_error
-from mas_gym.errors import ConfigError
+from mas_gym.errors import ConfigError, DataError
 from mas_gym.policies import load_policy
 from rewardmodels import stored_trees
 from search.compare import Difference
@@ -261,6 +262,17 @@ def test_no_page_is_older_than_the_weights_it_speaks_of() -> None:
         text = page.read_text(encoding="utf-8")
         given = {kind: f"tiny-{kind}" for kind in ("masprm", "orm") if f"--{kind} tiny-{kind}" in text}
         assert f"- {weights(Options(**given))}\n" in text, f"{page.name} was made with other weights: make it again"
+
+
+def test_the_table_of_claims_is_that_of_todays_pages() -> None:
+    text = (claims.PAGES / "claims.md").read_text(encoding="utf-8")
+    assert text == claims.document(), "write it again: python -m benchmarks.paper.claims"
+    for claim_made in (*claims.CLAIMS, *claims.OURS):
+        for page, beginning in claim_made.rows:
+            assert list(claims.found(claims.PAGES, [(page, beginning)])), (claim_made.text, page, beginning)
+    with pytest.raises(DataError, match="six cells"):
+        claims.differences("## Differences\n\n| a | b |\n|---|---|\n| 1 | 2 |\n")
+    assert claims.differences("# A page without differences\n") == []
 
 
 def test_every_table_is_in_all_and_has_a_page_of_its_name() -> None:

@@ -1,0 +1,213 @@
+"""Every claim of the paper in one table, read from the pages: ``python -m benchmarks.paper.claims``.
+
+The pages have the tables, the commands and the reasons; this one says where to look. It is made from their tables of
+differences alone, so a page that is written again changes it, and a test says when it was not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.paper.page import markdown_table
+from mas_gym.errors import DataError
+
+PAGES = Path(__file__).resolve().parents[1] / "pages"
+AGENTS = {"": "embedded agents", "natural": "natural agents"}
+"""Folder of pages to the agents that they are about."""
+
+Rows = Sequence[tuple[str, str]]
+"""Pages, each with how a difference on it begins."""
+
+
+class Difference(NamedTuple):
+    """One row of a page's table of differences, as the page writes it."""
+
+    text: str
+    paper: str
+    here: str
+    interval: str
+    verdict: str
+    problems: str
+
+
+class PaperClaim(NamedTuple):
+    """A claim of the paper.
+
+    Attributes:
+        text: What is claimed.
+        source: Where in the paper.
+        rows: The differences that measure it.
+    """
+
+    text: str
+    source: str
+    rows: Rows
+
+
+CLAIMS = (
+    PaperClaim("MCTS: MASPRM is above an ORM of its size", "main results", [("main", "mcts:10,3: MASPRM over ORM")]),
+    PaperClaim("MCTS: MASPRM is above policy likelihood", "main results", [("main", "mcts:10,3: MASPRM over PL")]),
+    PaperClaim(
+        "SBS(5,1) and SBS(5,3): MASPRM is above policy likelihood",
+        "main results",
+        [("main", "sbs:5,1: MASPRM over PL"), ("main", "sbs:5,3: MASPRM over PL")],
+    ),
+    PaperClaim(
+        "Weighted vote: MASPRM is above policy likelihood",
+        "main results",
+        [("main", "sc:5,weights=critic: MASPRM over PL")],
+    ),
+    PaperClaim(
+        "Weighted vote: MASPRM is about level with the ORM",
+        "main results",
+        [("main", "sc:5,weights=critic: MASPRM over ORM")],
+    ),
+    PaperClaim(
+        "MCTS(10,3) and SC@5: the gap from Hit@1 to Hit@5 shrinks",
+        "Hit@k",
+        [("main", "MCTS(10,3): the gap"), ("main", "SC@5: the gap")],
+    ),
+    PaperClaim(
+        "Bradley-Terry, anchored and alone, is above regression for MASPRM",
+        "head ablation",
+        [("heads", "MASPRM: BT over MSE"), ("heads", "MASPRM: BT alone over MSE")],
+    ),
+    PaperClaim(
+        "Cross-entropy is above regression for the ORM, or level", "head ablation", [("heads", "ORM: BCE over MSE")]
+    ),
+    PaperClaim("The full view is above the local view", "local observability", [("views", "full view over")]),
+    PaperClaim("The local view is above policy likelihood", "local observability", [("views", "local view over")]),
+    PaperClaim(
+        "SBS(5,1), SBS(5,3) and MCTS(10,3) depend less on the graph than a single pass",
+        "graph sensitivity",
+        [("graphs", "range over graphs")],
+    ),
+    PaperClaim(
+        "Single pass and MCTS(10,3): the dynamic graph is above the fixed one",
+        "dynamic scheduler",
+        [("dylan", "single pass: dynamic"), ("dylan", "MCTS(10,3): dynamic")],
+    ),
+    PaperClaim(
+        "On Arithmetic and on Ordering a critic of the other task is below their own",
+        "cross-dataset transfer",
+        [("tasks", "on arithmetic: its own"), ("tasks", "on ordering: its own")],
+    ),
+    PaperClaim(
+        "On Arithmetic and on Ordering a critic of the other task is above policy likelihood",
+        "cross-dataset transfer",
+        [("tasks", "on arithmetic: that of"), ("tasks", "on ordering: that of")],
+    ),
+    PaperClaim(
+        "With other agents, MCTS(10,3) and SBS(5,1): MASPRM is above policy likelihood",
+        "cross-agent transfer",
+        [("agents", "mcts:10,3: MASPRM over PL"), ("agents", "sbs:5,1: MASPRM over PL")],
+    ),
+    PaperClaim(
+        "With other agents, MCTS(10,3): MASPRM is above the ORM",
+        "cross-agent transfer",
+        [("agents", "mcts:10,3: MASPRM over ORM")],
+    ),
+    PaperClaim(
+        "SBS(5,3) and MCTS(10,3) of the system are above a single agent",
+        "single-agent context",
+        [("single", "sbs:5,3+MASPRM over one"), ("single", "mcts:10,3+MASPRM over one")],
+    ),
+)
+
+OURS = (
+    PaperClaim(
+        "MCTS(20,2) and MCTS(10,3) with MASPRM are above best-of-N with the ORM at equal tokens",
+        "",
+        [("main", "MASPRM MCTS(20,2) over best"), ("main", "MASPRM MCTS(10,3) over best")],
+    ),
+    PaperClaim(
+        "MASPRM is above the ORM that answers by its best leaf", "", [("main", "MASPRM MCTS(10,3) over ORM MCTS")]
+    ),
+    PaperClaim(
+        "SBS(5,3) and MCTS(10,3) of the system are above best-of-N of one agent at equal tokens",
+        "",
+        [("single", "sbs:5,3 + MASPRM over bon"), ("single", "mcts:10,3 + MASPRM over bon")],
+    ),
+    PaperClaim(
+        "MASPRM finds the agent that erred first more often than the ORM, and more often than policy likelihood",
+        "",
+        [("credit", "MASPRM over ORM"), ("credit", "MASPRM over PL")],
+    ),
+)
+"""Comparisons that the paper does not make."""
+
+HEAD = """# Every claim of the paper, and what became of it here
+
+Points of Hit@1 with 95% intervals from a paired bootstrap over problems, in brackets; the verdicts are those of the pages,
+which have the rows, the commands, the paper's figures and, where the miniature differs, the reasons that were tested. *no
+comparison* means that one side spends more than 1.5 times the tokens of the other. The embedded agents err by design,
+nobody designed the errors of the natural ones ([pages/natural](natural/main.md)); a dash means that it was not measured. Several
+figures of one claim stand in the order of its words.
+
+```console
+python -m benchmarks.paper.claims
+```
+"""
+
+
+def differences(text: str) -> list[Difference]:
+    """Return the table of differences on a page; empty if it has none.
+
+    Raises:
+        DataError: A row has not six cells.
+    """
+    section = re.search(r"^## Differences\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    lines = [line for line in (section[1] if section else "").splitlines() if line.startswith("|")][2:]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    if any(len(row) != len(Difference._fields) for row in rows):
+        raise DataError("expected six cells in each row of a page's differences; write the page again by its command")
+    return [Difference(*row) for row in rows]
+
+
+def found(folder: Path, rows: Rows) -> Iterator[str]:
+    """Yield what the pages of a folder say of a claim: the verdict, the difference, its interval, and a link."""
+    for page, beginning in rows:
+        file = folder / f"{page}.md"
+        for row in differences(file.read_text(encoding="utf-8")) if file.exists() else []:
+            if row.text.startswith(beginning):
+                low, _, high = row.interval.partition(" to ")
+                verdict = row.verdict.partition(":")[0]
+                yield f"[{verdict}]({file.relative_to(PAGES).as_posix()}) {row.here} [{low}, {high}]"
+
+
+def table(claims: Sequence[PaperClaim]) -> str:
+    """Return the claims with what the pages say of them."""
+    named = [claim for claim in claims if claim.source]
+    header = ("claim", *(["in the paper"] if named else []), *AGENTS.values())
+    rows = [
+        (
+            claim.text,
+            *([claim.source] if named else []),
+            *("<br>".join(found(PAGES / folder, claim.rows)) or "\N{EN DASH}" for folder in AGENTS),
+        )
+        for claim in claims
+    ]
+    return markdown_table(header, rows, left=len(header))
+
+
+def document() -> str:
+    """Return the page."""
+    parts = [HEAD, "## The paper's claims\n", table(CLAIMS), "## What the paper does not compare\n", table(OURS)]
+    return "\n".join(parts)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Write ``pages/claims.md``."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.paper.claims", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.parse_args(arguments)
+    (PAGES / "claims.md").write_text(document(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
