@@ -256,7 +256,8 @@ def test_the_clock_and_credit_need_the_main_critics_alone(lab: Lab, options: Opt
 
 
 def test_no_page_is_older_than_the_weights_it_speaks_of() -> None:
-    pages = sorted((Path(main.__file__).parent.parent / "pages").glob("*.md"))
+    # The table of claims is made from the others.
+    pages = [page for page in sorted(claims.PAGES.glob("*.md")) if page.name != "claims.md"]
     assert len(pages) >= 10
     for page in pages:
         text = page.read_text(encoding="utf-8")
