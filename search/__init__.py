@@ -5,13 +5,11 @@
 is another.
 """
 
-from search.ask_tell import AskTell
 from search.compare import Comparison, compare
 from search.critics import ConstantCritic, PolicyLikelihood
 from search.engine.journal import Progress
 from search.engine.run import Run, run
-from search.grading import TurnAnswer, turn_answers
-from search.plan import AnytimePoint, Candidate, Plan, Usage
+from search.plan import AnytimePoint, Candidate, Plan, TurnAnswer, Usage, turn_answers
 from search.planners import (
     DVTS,
     MCTS,
@@ -25,6 +23,7 @@ from search.planners import (
     SinglePass,
     StepBeamSearch,
 )
+from search.planners.adapters import AskTell
 from search.protocol import (
     Critic,
     Evaluate,
@@ -37,8 +36,7 @@ from search.protocol import (
     Score,
     ScoringContext,
 )
-from search.registry import load_planner, planner_names, planner_spec
-from search.setup import Budget, Sampling
+from search.setup import Budget, Sampling, load_planner, planner_names, planner_spec
 from search.store import RunInfo, Store, open_store
 from search.tree import Node, Proposal, Tree
 

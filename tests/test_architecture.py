@@ -74,8 +74,6 @@ FLOORS = [
     "mas_gym.testing",
     "search",
     "search.planners",
-    "search.ask_tell",
-    "search.registry",
     "search.setup",
     "search.store",
     "search.engine",

@@ -729,7 +729,7 @@ def test_help_ends_with_two_examples_whose_options_exist(run: Run, command: list
 def test_help_names_every_planner_and_critic() -> None:
     from mas_gym.cli.options import CRITICS, PLANNERS
     from rewardmodels.critics import critic_makers
-    from search.registry import planner_makers
+    from search.setup import planner_makers
 
     assert ", ".join(sorted(planner_makers())) == PLANNERS
     assert ", ".join(sorted(critic_makers())) == CRITICS

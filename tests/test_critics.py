@@ -33,7 +33,7 @@ from rewardmodels import Ensemble, LearnedCritic, collect, known_critics, load_c
 from rewardmodels.data.dataset import graph_of
 from rewardmodels.model.folder import META, model_card
 from search import ConstantCritic, Critic, PolicyLikelihood, Proposal, ScoringContext
-from search.compare.values import auc
+from search.compare.critics import auc
 
 MAS_RPSV = MODEL.mas
 QUICK: dict[str, Any] = {
@@ -90,8 +90,8 @@ def test_other_decoders_share_or_score_states_whole(kind: str, shares: bool, tmp
     """Attention with a window, Mistral's here, is not taken for a plain one."""
     import torch
 
+    from rewardmodels.data.encode import Encoder
     from rewardmodels.model.backbone import load_scalar, load_tokenizer
-    from rewardmodels.model.encode import Encoder
     from rewardmodels.model.prefixes import PrefixScorer
 
     folder = str(save_base(tmp_path, kind, **({"head_dim": 32} if kind in ("Gemma", "Qwen3") else {})))
@@ -583,6 +583,6 @@ def test_a_store_without_training_runs_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_forwards_are_bounded(sizes: list[int], padded: bool, expected: list[list[int]]) -> None:
-    from rewardmodels.model.encode import chunks
+    from rewardmodels.data.encode import chunks
 
     assert chunks(range(len(sizes)), sizes, padded) == expected

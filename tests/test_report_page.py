@@ -18,8 +18,8 @@ from mas_gym.cli.serve import Pages
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.report.summary import read_reports, report_figures, write_tensorboard
 from search import open_store
+from search.compare.critics import ScoredState, blame, calibration, chosen_path, path_values, scored_states
 from search.compare.outcomes import Outcome, anytime_curve
-from search.compare.values import ScoredState, blame, calibration, chosen_path, path_values, scored_states
 
 pytest.importorskip("matplotlib", reason="reports draw with the extra 'plot'")
 

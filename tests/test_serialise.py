@@ -15,8 +15,7 @@ import mas_gym
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import CriticError
 from mas_gym.state import MASState
-from rewardmodels.data.serialise import CUT, drop_oldest, state_parts, state_text
-from rewardmodels.model.encode import Encoder
+from rewardmodels.data.encode import CUT, Encoder, drop_oldest, state_parts, state_text
 
 TEXTS = ["Facts: has 3.", "Plan: start 3.", "Work: 3 + 4 = 7.", "Final Answer: 7"]
 GRAPHS = ["single", "rpsv", "refine", "consensus", "dylan", "debate", "logic", "handoff"]

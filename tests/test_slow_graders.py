@@ -19,7 +19,7 @@ from mas_gym.tasks.graders import KindGrader, make_grader
 from mas_gym.tasks.judge import Judge
 from search.compare.tables import to_csv, to_html, to_markdown
 from search.engine.scheduler import Scheduler
-from search.grading import grading_threads
+from search.plan import grading_threads
 from search.setup import make_setup
 
 SECONDS = 20.0

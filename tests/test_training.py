@@ -26,8 +26,8 @@ from grove import MODEL, chain, grove, save_base
 import rewardmodels.training.trainer as trainer_module
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError
 from rewardmodels import PAPER, TINY, LearnedCritic, RewardData, Trained, TrainingConfig, collect, split, train
+from rewardmodels.data.encode import Encoder, collate_plain, pack
 from rewardmodels.model.backbone import can_share, load_scalar, logits_at
-from rewardmodels.model.encode import Encoder, collate_plain, pack
 from rewardmodels.training.config import config_for
 from rewardmodels.training.metrics import calibration, interval, outcome_metrics, pair_metrics, point_metrics
 from rewardmodels.training.trainer import (
@@ -40,7 +40,7 @@ from rewardmodels.training.trainer import (
     schedule,
 )
 from search import ScoringContext
-from search.compare.values import auc
+from search.compare.critics import auc
 
 QUICK: dict[str, Any] = {
     "epochs": 1,

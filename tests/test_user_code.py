@@ -184,7 +184,7 @@ def test_names_that_are_no_files() -> None:
 @pytest.mark.parametrize(
     ("command", "names", "words"),
     [
-        ("planners", search.registry.planner_names(), "n_simulations=10, max_children=3"),
+        ("planners", search.setup.planner_names(), "n_simulations=10, max_children=3"),
         ("critics", ["policy-likelihood", "tiny-masprm"], "value=0.0"),
         ("policies", ["tiny", "openai"], "max_batch=128"),
         ("tasks", ["gsm8k", "arithmetic"], "difficulty=3"),

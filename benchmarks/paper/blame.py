@@ -15,7 +15,7 @@ from benchmarks.paper.lab import MASPRM, ORM, Lab, command
 from benchmarks.paper.page import Page, percent, span
 from rewardmodels import load_critic
 from search.compare import paired_bootstrap
-from search.compare.values import CONFIDENT, largest_fall
+from search.compare.critics import CONFIDENT, largest_fall
 
 JUDGE = "judge:tiny"
 

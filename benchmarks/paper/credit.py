@@ -18,8 +18,8 @@ from mas_gym.graph import MAS
 from mas_gym.state import Action
 from search import ScoringContext
 from search.compare import Difference, paired_bootstrap
+from search.compare.critics import falls
 from search.compare.plots import save_matrices
-from search.compare.values import falls
 
 FEWEST = 20
 """Rarer kinds of error are counted together."""

@@ -16,7 +16,7 @@ from rewardmodels.data import mining
 from rewardmodels.data.dataset import Example
 from rewardmodels.training.metrics import interval, outcome_metrics, pair_metrics
 from search import ScoringContext
-from search.compare.values import auc
+from search.compare.critics import auc
 
 # Scores are rounded to a millionth; the inverse of tanh must stay finite.
 _EDGE = 1 - 1e-7

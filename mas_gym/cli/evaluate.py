@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mas_gym.tasks.base import Task
     from search import Plan
     from search.compare import Arm, Bench, Match, Outcome, Remote, Workers
-    from search.compare.first_errors import DepthFigures, FirstErrorFigures
+    from search.compare.critics import DepthFigures, FirstErrorFigures
     from search.engine.fleet import Fleet
     from search.engine.journal import Progress
 
@@ -355,7 +355,7 @@ def bench_critic(
     json: Annotated[Path | None, typer.Option("--json", help="Write all figures as JSON.")] = None,
 ) -> None:
     """Measure critics on transcripts whose first wrong step is known: ProcessBench's F1, AUC, pairs, calibration."""
-    from search.compare.first_errors import bench_critic as measure
+    from search.compare.critics import bench_critic as measure
     from search.compare.transcripts import read_transcripts
 
     opt.check_folder(json)

@@ -74,7 +74,7 @@ def envs(json: AsJSON = False) -> None:
 
 def planners(json: AsJSON = False) -> None:
     """List the planners for --planner, with their settings in order."""
-    from search.registry import planner_makers
+    from search.setup import planner_makers
 
     made = (_entry(name, make) for name, make in planner_makers().items())
     _show(made, json, "--planner NAME:SETTINGS, such as mcts:10,3,leaf=bootstrap", "planner")

@@ -18,7 +18,7 @@ from mas_gym.render import one_line
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Grader, Problem
     from search import Critic, Plan, RunInfo, Store
-    from search.compare.values import Blame
+    from search.compare.critics import Blame
     from search.store import Regrade
 
 StorePath = Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store written with --store.")]
@@ -72,7 +72,7 @@ def blame(
 ) -> None:
     """Name the agent whose message most lowered the value of each wrong answer, or nobody where no fall is clear."""
     from search import open_store
-    from search.compare.values import CONFIDENT
+    from search.compare.critics import CONFIDENT
 
     opt.check_folder(json)
     least = CONFIDENT if threshold is None else threshold
@@ -94,7 +94,7 @@ def blame(
 
 def _blamed(store: Store, run: RunInfo, critic: Critic | None) -> list[Blame]:
     """Return the blame of a run's wrong answers."""
-    from search.compare.values import blamed, path_values
+    from search.compare.critics import blamed, path_values
 
     scored = ((plan, path_values(plan) if critic is None else _scores(plan, critic)) for plan in store.plans(run.run))
     return blamed((plan, values) for plan, values in scored if values)
@@ -103,7 +103,7 @@ def _blamed(store: Store, run: RunInfo, critic: Critic | None) -> list[Blame]:
 def _scores(plan: Plan, critic: Critic) -> list[float]:
     from mas_gym.state import Action
     from search import Proposal, ScoringContext
-    from search.compare.values import chosen_path
+    from search.compare.critics import chosen_path
 
     assert plan.tree is not None and plan.mas is not None
     nodes = [plan.tree[node] for node in chosen_path(plan)]

@@ -311,7 +311,7 @@ def _row(rows: Sequence[StoredRow], key: str) -> StoredRow | None:
 def stored_rows(runs: Iterable[_ReadRun]) -> list[StoredRow]:
     """Put the runs of one planner and critic together; rows of one setting follow each other, by rising cost."""
     from search.compare import summarise
-    from search.compare.stored import settings
+    from search.compare.comparison import settings
 
     read = {run.info.run: run for run in runs if run.outcomes}
     found: list[StoredRow] = []

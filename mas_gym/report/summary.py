@@ -17,10 +17,8 @@ from mas_gym.errors import ConfigError, need
 from mas_gym.report.pages import regrade_table, report_page
 from search.compare import Comparison
 from search.compare.bench import outcome_of
-from search.compare.outcomes import Outcome, ResultRow, anytime_curve
-from search.compare.plots import COLOURS, INK, figure_class, plain_log_ticks, save_figure, tradeoff_figure
-from search.compare.stored import Setting, settings, table_of
-from search.compare.values import (
+from search.compare.comparison import Setting, settings, table_of
+from search.compare.critics import (
     CONFIDENT,
     Bin,
     Blame,
@@ -30,6 +28,8 @@ from search.compare.values import (
     path_values,
     scored_states,
 )
+from search.compare.outcomes import Outcome, ResultRow, anytime_curve
+from search.compare.plots import COLOURS, INK, figure_class, plain_log_ticks, save_figure, tradeoff_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,8 +22,8 @@ from mas_gym.graph import MAS
 from mas_gym.state import MASState
 from mas_gym.tasks.base import Same, rule_of, same_rule
 from rewardmodels.data import mining
+from rewardmodels.data.encode import FORMAT, Parts, View, state_parts
 from rewardmodels.data.mining import Labelled, Pair, TreeView
-from rewardmodels.data.serialise import FORMAT, Parts, View, state_parts
 from search.plan import Plan
 from search.store import RunInfo, open_store
 
@@ -63,7 +63,7 @@ class Example(NamedTuple):
         mas: Name of the MAS.
         depth: Turns before the judged message, 0 for the first agent's.
         agent: Name of the agent that wrote the message.
-        chosen: Parts of the better sibling's text, or of the labelled state's (`rewardmodels.data.serialise`).
+        chosen: Parts of the better sibling's text, or of the labelled state's (`rewardmodels.data.encode`).
         chosen_target: Its target in ``[-1, 1]``.
         rejected: Parts of the worse sibling's text.
         rejected_target: Its target.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, need
 from mas_gym.policies.registry import import_models
-from rewardmodels.model.encode import ModelInput, collate, collate_plain, pack
+from rewardmodels.data.encode import ModelInput, collate, collate_plain, pack
 
 if TYPE_CHECKING:
     import torch

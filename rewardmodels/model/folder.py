@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError, need
 from mas_gym.validation import MAX_TURNS
 from rewardmodels.data.dataset import LOOPS, DataKind
-from rewardmodels.data.serialise import FORMAT, View
+from rewardmodels.data.encode import FORMAT, View
 from rewardmodels.model.backbone import load_scalar, load_tokenizer, quiet
 
 if TYPE_CHECKING:

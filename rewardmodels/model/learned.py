@@ -11,9 +11,8 @@ from mas_gym.errors import ConfigError, CriticError
 from mas_gym.graph import MAS
 from mas_gym.state import MASState
 from rewardmodels.data.dataset import LOOPS, graph_of
-from rewardmodels.data.serialise import View
+from rewardmodels.data.encode import Encoded, Encoder, View
 from rewardmodels.model.backbone import load_tokenizer
-from rewardmodels.model.encode import Encoded, Encoder
 from rewardmodels.model.folder import CriticInfo, check_folder, digest, load_folder, read_info
 from search.protocol import ScoringContext
 

@@ -1,6 +1,6 @@
 """Scoring many states in few tokens: encoded prefixes are cached between calls, and nothing is padded.
 
-The keys and values of each part of a state (see `rewardmodels.data.serialise`) are
+The keys and values of each part of a state (see `rewardmodels.data.encode`) are
 cached unless the state is terminal, so a new state costs only its newest message,
 whichever search it comes from and in whatever order states arrive.
 
@@ -28,8 +28,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mas_gym.policies.local.forward import threads_for
+from rewardmodels.data.encode import Encoded, Ids, Trie, chunks, collate_plain, merge_beginnings
 from rewardmodels.model.backbone import alike, inner, logits_at, read_head, to_device
-from rewardmodels.model.encode import Encoded, Ids, Trie, chunks, collate_plain, merge_beginnings
 
 ATTENTION = "mas_gym_parts"
 """Name of this attention implementation in transformers."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from mas_gym.errors import ConfigError
 from rewardmodels.data.dataset import DataKind
-from rewardmodels.data.serialise import View
+from rewardmodels.data.encode import View
 from rewardmodels.model.folder import HEADS
 
 CriticKind = Literal["masprm", "orm"]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewardmodels.data.dataset import Example
-from search.compare.values import auc
+from search.compare.critics import auc
 
 Floats = NDArray[np.float64]
 

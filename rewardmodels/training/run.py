@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mas_gym.errors import ConfigError, DataError, TrainingError, need
 from mas_gym.tasks.base import Same
 from rewardmodels.data.dataset import LabelledTree, RewardData, collect, histogram, split, stored_trees
-from rewardmodels.data.serialise import View
+from rewardmodels.data.encode import Encoder, View
 from rewardmodels.model.backbone import (
     add_lora,
     base_path,
@@ -24,7 +24,6 @@ from rewardmodels.model.backbone import (
     quantize_config,
     quiet,
 )
-from rewardmodels.model.encode import Encoder
 from rewardmodels.model.folder import META, CriticInfo, model_card, read_info, save_folder
 from rewardmodels.training.config import CriticKind, Head, TrainingConfig, check_head, config_for
 from search.compare.bench import Arm, Bench, drain, named_planners, start

@@ -32,8 +32,8 @@ from mas_gym.errors import ConfigError, CriticError, DataError, DataNotFoundErro
 from mas_gym.policies.chat import ChatTemplate
 from mas_gym.policies.registry import ModelSource
 from mas_gym.state import MASState
+from rewardmodels.data.encode import chunks
 from rewardmodels.model.backbone import load_pretrained, load_scalar, load_tokenizer
-from rewardmodels.model.encode import chunks
 from rewardmodels.model.folder import check_folder, read_object
 from search.protocol import ScoringContext
 

@@ -20,7 +20,7 @@ from search.compare.bench import (
     pair,
 )
 from search.compare.comparison import Comparison, compare, matched
-from search.compare.first_errors import FirstErrorFigures, Threshold, bench_critic
+from search.compare.critics import FirstErrorFigures, Threshold, bench_critic
 from search.compare.outcomes import (
     HIT_RANKS,
     Difference,

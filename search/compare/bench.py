@@ -15,8 +15,7 @@ from search.compare.outcomes import Outcome
 from search.compare.processes import run_jobs
 from search.plan import Plan
 from search.protocol import Critic, Planner, bind_planner, needs_critic
-from search.registry import load_planner, planner_spec
-from search.setup import check_graph
+from search.setup import check_graph, load_planner, planner_spec
 
 if TYPE_CHECKING:
     from mas_gym.graph import MAS

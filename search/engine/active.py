@@ -18,8 +18,7 @@ from mas_gym.programs import Runner
 from mas_gym.prompts import ChatMessage, chat_messages
 from mas_gym.state import Action, MASState
 from mas_gym.tasks.base import Problem
-from search.grading import Grader, final_text
-from search.plan import Plan, Usage
+from search.plan import Grader, Plan, Usage, final_text
 from search.protocol import (
     Critic,
     Evaluate,

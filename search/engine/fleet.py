@@ -29,7 +29,6 @@ from search.engine.run import Run
 from search.engine.scheduler import Scheduler, SearchFuture
 from search.plan import Plan, Usage
 from search.protocol import Critic, Planner
-from search.registry import load_planner
 from search.setup import (
     Budget,
     ProgramSource,
@@ -37,6 +36,7 @@ from search.setup import (
     Sampling,
     Setup,
     check_training,
+    load_planner,
     make_setup,
     read_system,
     resolve_policy,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from mas_gym.errors import ConfigError
 from mas_gym.tasks.base import Problem
 from search.plan import Plan, Usage
-from search.setup import SampleRecord, Setup
+from search.setup import SampleRecord, Setup, planner_spec
 
 
 @dataclass(frozen=True)
@@ -246,8 +246,6 @@ class Journal:
 
 def _log_start(setup: Setup, total: int | None, facts: Mapping[str, Any]) -> None:
     if logger.isEnabledFor(logging.INFO):
-        from search.registry import planner_spec
-
         fields = {
             "event": "run started",
             "planner": planner_spec(setup.planner),

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from mas_gym.errors import CriticError, EngineUnavailableError, PolicyError
 from mas_gym.policies.base import AsyncPolicy, Policy, SamplingReply, SamplingRequest, SamplingSession
-from search.grading import Grader
+from search.plan import Grader
 from search.protocol import Critic, ScoringContext
 
 EngineResult = SamplingReply | Sequence[float] | Exception

@@ -38,8 +38,7 @@ from mas_gym.tasks.base import Problem
 from search.engine.active import Account, ActiveSearch, GradingCall, PolicyCall, ProgramStep, Work
 from search.engine.ports import BATCH_DONE, CriticPort, GradingPort, Mail, PolicyPort, policy_port
 from search.engine.tracing import Spans
-from search.grading import Grader
-from search.plan import Plan, Usage
+from search.plan import Grader, Plan, Usage
 from search.setup import Budget, SampleRecord, Sampling, Setup
 
 _CANCELLED, _WAKE = "cancelled", "wake"

@@ -21,7 +21,7 @@ from mas_gym.errors import need
 from mas_gym.policies.base import SamplingReply, SamplingRequest
 from search.plan import Plan
 from search.protocol import ScoringContext
-from search.setup import Setup
+from search.setup import Setup, planner_spec
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
@@ -71,8 +71,6 @@ class Tracer:
 
     def search(self, setup: Setup, problem_id: str) -> Span:
         """Open the span of a search."""
-        from search.registry import planner_spec
-
         mas = setup.dynamics.mas
         return self._tracer.start_span(
             f"invoke_workflow {mas.name}",

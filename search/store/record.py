@@ -27,7 +27,7 @@ from mas_gym.policies.base import money_of
 from mas_gym.tasks.base import Problem
 from mas_gym.tasks.sequences import ProblemTask, ProceduralTask
 from search.plan import Plan, Usage
-from search.setup import SampleRecord, Setup
+from search.setup import SampleRecord, Setup, planner_spec
 from search.store.file import FORMAT, Damage, Held, digest, explained, seal_run
 from search.store.rows import Reader, RunInfo, Writer, metadata_text, read_run, search_id
 from search.store.store import Store
@@ -94,8 +94,6 @@ def _stated(role: str, part: object) -> Any:
 
 def run_facts(setup: Setup, problems: Iterable[Problem]) -> dict[str, Any]:
     """Return what does not determine a run's results."""
-    from search.registry import planner_spec
-
     return {
         "mas_gym": mas_gym.__version__,
         "planner": planner_spec(setup.planner),
