@@ -386,6 +386,21 @@ def test_a_killed_run_resumes_to_the_same_result(
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
+def test_a_run_that_is_killed_while_it_claims_its_folder_starts_again(
+    base: Path, data: RewardData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.write_text
+
+    def dies(path: Path, text: str, **options: Any) -> int:
+        real(path, text[: len(text) // 2], **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "write_text", dies)
+        train(data, tmp_path / "c", base=str(base), **QUICK)
+    assert train(data, tmp_path / "c", base=str(base), **QUICK).info.kind == "masprm"
+
+
 def test_a_checkpoint_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
     for step, done in ((5, True), (10, True), (15, False)):
         folder = tmp_path / f"checkpoint-{step}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 from benchmarks.paper import (
     agents,
@@ -24,7 +25,7 @@ from benchmarks.paper import (
     trainings,
     views,
 )
-from benchmarks.paper.lab import Lab, note, publish
+from benchmarks.paper.lab import Lab, check, note, or_exit, publish
 from benchmarks.paper.options import Options, read
 from benchmarks.paper.page import Page
 from benchmarks.tiny.stories import GENERATED
@@ -59,11 +60,18 @@ TRUTH = ("arithmetic", "ordering", *GENERATED)
 """Tasks whose first errors are known."""
 
 
-def make(options: Options) -> list[str]:
-    """Run every table that applies to the task; return their names."""
-    lab = Lab(options)
-    made: list[str] = []
-    for name, run in TABLES.items():
+class Spent(NamedTuple):
+    """What a table took, in seconds by the clock and of this process's CPU time."""
+
+    wall: float
+    cpu: float
+
+
+def chosen(lab: Lab) -> list[str]:
+    """Return the tables that are asked for and apply to the task."""
+    options = lab.options
+    names: list[str] = []
+    for name in TABLES:
         if options.tables and name not in options.tables:
             continue
         if (
@@ -77,13 +85,29 @@ def make(options: Options) -> list[str]:
         if name == "agents" and options.policy != "tiny" and not options.other_policy:
             note("agents: left out; name other agents with --other-policy")
             continue
-        started, spent = time.perf_counter(), time.process_time()
-        publish(lab, run(lab))
-        wall, cpu = time.perf_counter() - started, time.process_time() - spent
-        note(f"{name}: {wall / 60:.1f} minutes, {cpu / 60:.1f} CPU minutes")
-        made.append(name)
-    return made
+        names.append(name)
+    return names
+
+
+def make(options: Options, done: Callable[[str, Spent], None] = lambda name, spent: None) -> list[str]:
+    """Run every table that applies to the task; return their names.
+
+    Args:
+        options: The run.
+        done: Called with each table that is made, and what it took.
+    """
+    lab = Lab(options)
+    names = chosen(lab)
+    check(lab, [lab.home, *([lab.partner] if "tasks" in names else [])])
+    for name in names:
+        started, before = time.perf_counter(), time.process_time()
+        publish(lab, TABLES[name](lab))
+        spent = Spent(time.perf_counter() - started, time.process_time() - before)
+        note(f"{name}: {spent.wall / 60:.1f} minutes, {spent.cpu / 60:.1f} CPU minutes")
+        done(name, spent)
+    return names
 
 
 if __name__ == "__main__":
-    make(read("python -m benchmarks.paper.all", __doc__ or "", tables=tuple(TABLES)))
+    with or_exit():
+        make(read("python -m benchmarks.paper.all", __doc__ or "", tables=tuple(TABLES)))

@@ -87,7 +87,15 @@ def _measure(lab: Lab, planner: str, concurrency: int, problems: int) -> Cost:
     # A policy of its own: the lab's would answer from what earlier tables recorded.
     policy = load_policy(lab.home.policy)
     wall, cpu = time.perf_counter(), time.process_time()
-    run = search.run(planner, bench.task, mas=bench.mas, policy=policy, critic=timed, concurrency=concurrency)
+    run = search.run(
+        planner,
+        bench.task,
+        mas=bench.mas,
+        policy=policy,
+        critic=timed,
+        concurrency=concurrency,
+        sampling=bench.sampling,
+    )
     failed = [plan.error for plan in run if plan.error]
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     if failed:

@@ -20,14 +20,17 @@ CRITICS = {
     "self-certainty": "uncertainty:self-certainty",
     "least likely token": "uncertainty:least",
     "agreement": "agreement",
-    "judge": "judge:tiny",
-    PAIRS: "judge:tiny#mode=pairwise",
+    "judge": "judge:AGENTS",
+    PAIRS: "judge:AGENTS#mode=pairwise",
     "ORM": "",
     "MASPRM": "",
     "MASPRM + ORM": "",
     "MASPRM + PL": "",
 }
-"""Names in the table, and specs; the learned ones are the run's own."""
+"""Names in the table, and specs; the learned ones are the run's own, and AGENTS stands for the agents' model."""
+
+WHOLE = ("uncertainty:entropy", "uncertainty:self-certainty")
+"""Need whole next-token distributions, which only a model in this process reports."""
 
 ASKS = """
 Which verifier guides a search best, and what does it cost? Each critic guides beam search SBS(5,1), tree search
@@ -35,18 +38,19 @@ MCTS(10,3) and best-of-10. The baseline of every row is best-of-N with the ORM, 
 the row does. The paper makes no such comparison.
 
 Critics that cost nothing: chance; policy likelihood (PL); the agents' own uncertainty (mean entropy, self-certainty and
-the least likely token of a message); agreement, the share of leaves with the same answer. An LLM as a judge: here the
-agents' own model of a few million parameters, which was trained to play its roles and never to judge, so it shows what
-a judge costs and not what one is worth. It judges each state alone, and in the beam search also by comparing siblings,
-which costs the most. Learned critics: ORM and MASPRM, and means of two (the ORM scores finished transcripts only, so
-MASPRM + ORM ranks leaves alone). Agreement and whatever contains the ORM cannot guide a beam search.
+the least likely token of a message); agreement, the share of leaves with the same answer. An LLM as a judge: the
+agents' own model. That of the miniature has a few million parameters and was trained to play its roles and never to
+judge, so it shows what a judge costs and not what one is worth. It judges each state alone, and in the beam search also
+by comparing siblings, which costs the most. Learned critics: ORM and MASPRM, and means of two (the ORM scores finished
+transcripts only, so MASPRM + ORM ranks leaves alone). Agreement and whatever contains the ORM cannot guide a beam
+search.
 """
 
 
 def run(lab: Lab) -> Page:
     page = Page("critics", "Verifiers as critics", ASKS)
     # The searches of different critics share most of their messages.
-    setting = lab.home._replace(policy=f"{lab.home.policy}#cache={lab.options.out / 'samples.db'}")
+    setting = lab.home._replace(policy=with_option(lab.home.policy, f"cache={lab.options.out / 'samples.db'}"))
     arms = [
         arm(planner, critic, name)
         for name, critic in critics(lab).items()
@@ -78,7 +82,25 @@ def critics(lab: Lab) -> dict:
         "MASPRM + ORM": Ensemble([guides["MASPRM"], guides["ORM"]]),
         "MASPRM + PL": Ensemble([guides["MASPRM"], guides["PL"]]),
     }
-    return {name: load_critic(spec) if spec else learned[name] for name, spec in CRITICS.items()}
+    named = specs_for(lab.home.policy)
+    return {name: load_critic(spec) if spec else learned[name] for name, spec in named.items()}
+
+
+def specs_for(policy: str) -> dict[str, str]:
+    """Return the critics' specs by name for agents of this policy, whose model is also the judge."""
+    local = policy.startswith(("tiny", "transformers:"))
+    found: dict[str, str] = {}
+    for name, spec in CRITICS.items():
+        if local or spec not in WHOLE:
+            kind, _, option = spec.partition("#")
+            kind = kind.replace("AGENTS", policy)
+            found[name] = with_option(kind, option) if option else kind
+    return found
+
+
+def with_option(spec: str, option: str) -> str:
+    """Add an option to a policy or critic string, which may have some."""
+    return f"{spec}{'&' if '#' in spec else '#'}{option}"
 
 
 def passes(score: Score, scores: Sequence[Score]) -> int:

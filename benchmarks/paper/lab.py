@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import metadata
@@ -15,15 +18,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mas_gym
 import mas_gym.tiny
 from benchmarks.paper.options import PARTNERS, SYSTEMS, Options, read
-from benchmarks.paper.page import Page, write_page
+from benchmarks.paper.page import Page, write_page, write_whole
 from benchmarks.tiny.stories import GENERATED, generated
+from mas_gym.errors import MASGymError, need
 from mas_gym.identity import identity_of
 from mas_gym.policies import Policy, RecordingPolicy, load_policy
+from mas_gym.policies.registry import ModelSource
+from mas_gym.policies.vllm import VLLMPolicy
 from mas_gym.render import printable
 from mas_gym.tasks import Task
+from mas_gym.tasks.graders import make_grader
+from mas_gym.tasks.loading import make_base
 from rewardmodels import LearnedCritic, load_critic
 from rewardmodels.critics import shipped
-from rewardmodels.training.run import ROLLOUTS, grow, teach, trees
+from rewardmodels.training.config import SMALL, TrainingConfig, config_for
+from rewardmodels.training.run import CHECKPOINTS, ROLLOUTS, grow, teach, trees
+from search import Sampling
 from search.compare import (
     PAPER_PLANNERS,
     Arm,
@@ -146,12 +156,19 @@ class Lab:
     def policy(self, spec: str) -> Any:
         """Load a policy once; in the miniature, rows of one seed share the messages that they have in common."""
         if spec not in self._policies:
+            self._stop_engines()
             policy = load_policy(spec)
             if self.options.miniature and isinstance(policy, Policy):
                 file = self.options.out / "messages" / f"{_digest(policy.name, identity_of(policy))}.jsonl"
                 policy = RecordingPolicy(policy, file)
             self._policies[spec] = policy
         return self._policies[spec]
+
+    def _stop_engines(self) -> None:
+        """Free the GPU's memory for a training or other agents; the next request starts an engine again."""
+        for policy in self._policies.values():
+            if isinstance(policy, VLLMPolicy):
+                policy.close()
 
     @cached_property
     def other_policy(self) -> str:
@@ -168,9 +185,31 @@ class Lab:
 
     def bench(self, setting: Setting, split: str, number: int | None, seeds: Sequence[int], store: Path) -> Bench:
         """Return what the searches of a setting have in common."""
-        task = problems(setting, split, number)
+        task = problems(setting, split, number, self.options.grader)
         system = mas_gym.load_mas(setting.mas)
-        return Bench(task, system, self.policy(setting.policy), seeds, self.options.concurrency, store)
+        policy, open_at_once = self.policy(setting.policy), self.options.concurrency
+        return Bench(task, system, policy, seeds, open_at_once, store, sampling=self.sampling)
+
+    @property
+    def sampling(self) -> Sampling:
+        """How agents sample: as in the paper, but for the length of messages if it is given."""
+        return Sampling(max_new_tokens=self.options.max_new_tokens)
+
+    @property
+    def terms(self) -> list[object]:
+        """What searches depend on beside setting and policy, if it is not the default."""
+        grader = self.options.grader and make_grader(self.options.grader, make_base("strict"))
+        return [identity_of(grader), self.sampling] if grader or self.sampling != Sampling() else []
+
+    def training(self) -> TrainingConfig:
+        """Return the settings that the main critic is trained with."""
+        return config_for(0 if self.options.miniature else SMALL, self.options.training())
+
+    def base_identity(self) -> object:
+        """Return which weights the backbone has."""
+        if self.options.miniature:
+            return identity_of(self.policy(_agents(self.options.base)))
+        return ModelSource(self.options.base).identity()
 
     def trees(self, setting: Setting) -> int:
         """Return the number of training searches of a setting."""
@@ -180,7 +219,9 @@ class Lab:
     def rollouts(self, setting: Setting, split: str = "train", planner: str = ROLLOUTS) -> Bench:
         """Run the training searches of a setting unless they are stored."""
         number = self.trees(setting) if split == "train" else self.options.dev_trees
-        stamp = _digest(setting, identity_of(self.policy(setting.policy)), *([planner] if planner != ROLLOUTS else []))
+        stamp = _digest(
+            setting, identity_of(self.policy(setting.policy)), *([planner] if planner != ROLLOUTS else []), *self.terms
+        )
         name = f"{setting.task}-{Path(setting.mas).stem}-{split}-{stamp}"
         home = setting == self.home and split == "train" and planner == ROLLOUTS
         given = self.options.rollouts if home else None
@@ -190,7 +231,7 @@ class Lab:
         if not mark.exists() or int(mark.read_text()) < number:
             note(f"rollouts: {name}")
             _go_on(grow(bench, planner, listen=True))
-            mark.write_text(str(number))
+            write_whole(mark, str(number))
         return bench
 
     def folder(self, setting: Setting, recipe: Recipe = MASPRM) -> Path:
@@ -208,20 +249,23 @@ class Lab:
             settings["anchor"] = 0.0
         if recipe.seed is not None:
             settings["seed"] = recipe.seed
-        base_stamp = identity_of(self.policy(_agents(self.options.base))) if self.options.miniature else ""
-        agents = identity_of(bench.policy)
-        stamp = _digest(setting, agents, recipe, settings, self.options.base, base_stamp)
+        agents, base = identity_of(bench.policy), self.base_identity()
+        stamp = _digest(setting, agents, recipe, settings, self.options.base, base, *self.terms)
         name = f"{recipe.kind}-{recipe.head}-{recipe.view}-{setting.task}-{Path(setting.mas).stem}-{number}"
         out = self.options.out / "critics" / f"{name}-{stamp}"
         if (out / "critic.json").exists():
             return out
         note(f"training {out.name}")
+        self._stop_engines()
 
         def source() -> Iterator[LabelledTree]:
             return trees(bench, number)
 
         made: Any = (recipe.kind, recipe.head, self.options.base, recipe.view)
-        return teach(source, out, *made, pairs_per_tree=recipe.pairs, same=recipe.same, log=note, **settings).folder
+        teach(source, out, *made, pairs_per_tree=recipe.pairs, same=recipe.same, log=note, **settings)
+        # At full size they take more than twice the space of the critic.
+        shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
+        return out
 
     def critic(self, setting: Setting, recipe: Recipe = MASPRM, **options: Any) -> LearnedCritic:
         """Load a critic, training it first if needed."""
@@ -269,7 +313,8 @@ class Lab:
         options = self.options
         seeds = ", ".join(map(str, options.seeds))
         used = [f"given: {Path(path).name}" for path in (options.masprm, options.orm) if path]
-        learned = f"critics on {options.base} from {options.trees:,} training searches, MCTS(40, 3), seed {SEED}"
+        base = Path(options.base).name if Path(options.base).is_dir() else options.base
+        learned = f"critics on {base} from {options.trees:,} training searches, MCTS(40, 3), seed {SEED}"
         return [
             f"{options.number:,} problems of {options.task}, test split; run seeds {seeds}",
             f"MAS {Path(options.system).stem}; agents {Path(options.policy).name}",
@@ -279,11 +324,34 @@ class Lab:
         ]
 
 
-def problems(setting: Setting, split: str, number: int | None) -> Task:
+def problems(setting: Setting, split: str, number: int | None, grader: str = "") -> Task:
     """Return a task's problems, those of one difficulty included, such as ``stories-4``."""
     if setting.task in GENERATED:
         return generated(setting.task, split)[:number]
-    return mas_gym.load_task(setting.task, split=split, data=setting.data, limit=number)
+    return mas_gym.load_task(setting.task, split=split, data=setting.data, limit=number, grader=grader or None)
+
+
+def check(lab: Lab, settings: Sequence[Setting]) -> None:
+    """Look for everything that the run needs later, so that nothing is found missing after hours.
+
+    Args:
+        lab: The run.
+        settings: The tasks, systems and agents that are searched.
+
+    Raises:
+        MASGymError: A training setting is wrong, or data, a package, or the backbone is missing.
+    """
+    config = lab.training()
+    # It warns about missing hub kernels, which are not needed.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    for package in ("accelerate", "tensorboard", *["peft"] * (config.lora_rank > 0), *["bitsandbytes"] * config.nf4):
+        need(package, "training")
+    need("matplotlib", "the pages' pictures", "plot")
+    for setting in settings:
+        mas_gym.load_mas(setting.mas)
+        for split in ("train", "dev", "test"):
+            problems(setting, split, 1, lab.options.grader)
+    lab.base_identity()
 
 
 def _agents(base: str) -> str:
@@ -329,8 +397,19 @@ def paper_arms(guides: Mapping[str, Critic]) -> list[Arm]:
 def command(run: Callable[[Lab], Page], module: str, arguments: list[str] | None = None) -> Path:
     """Write one table: the body of ``python -m benchmarks.paper.MODULE``."""
     about = (sys.modules[run.__module__].__doc__ or "").split("\n")[0]
-    lab = Lab(read(f"python -m benchmarks.paper.{module}", about, arguments))
-    return publish(lab, run(lab))
+    with or_exit():
+        lab = Lab(read(f"python -m benchmarks.paper.{module}", about, arguments))
+        return publish(lab, run(lab))
+
+
+@contextmanager
+def or_exit() -> Iterator[None]:
+    """End a command on an error of the project with its message alone."""
+    try:
+        yield
+    except MASGymError as error:
+        note(f"Error: {error}")
+        raise SystemExit(1) from error
 
 
 def publish(lab: Lab, page: Page) -> Path:
@@ -347,7 +426,7 @@ def keep_rows(lab: Lab, name: str, scores: Sequence[Score]) -> None:
     folder = lab.options.out / "results"
     folder.mkdir(parents=True, exist_ok=True)
     text = to_json([score.row for score in scores], {"table": name, "options": lab.options.shown()})
-    (folder / f"{name}.json").write_text(text, encoding="utf-8")
+    write_whole(folder / f"{name}.json", text)
 
 
 def score_cells(score: Score) -> tuple[str, ...]:

@@ -7,12 +7,14 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from benchmarks.tiny.stories import GENERATED
 from mas_gym.errors import ConfigError
-from mas_gym.user_code import read_settings
+from mas_gym.user_code import is_user_code, read_settings, user_file
+from rewardmodels.training.config import PAPER, SMALL, TINY
 
 SYSTEMS = {
     "arithmetic": "rpsv",
@@ -37,6 +39,9 @@ PARTNERS = {
 }
 """The task that a critic is transferred to and from."""
 
+RECIPES = {"paper": PAPER, "tiny": TINY}
+"""Training settings to start from."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -56,6 +61,9 @@ class Options:
         dynamic_trees: The same for systems with a dynamic schedule, whose trees are many times as large.
         dev_trees: Searches of the dev split, on which critics are compared outside search.
         concurrency: Searches open at once.
+        max_new_tokens: Longest message, in tokens; an agent's own maximum also applies.
+        grader: Grades the messages of every task, ``FILE.py:NAME``; the task's own grader if empty.
+        recipe: Training settings to start from, ``"paper"`` or ``"tiny"``; chosen by the backbone's size if empty.
         settings: Fields of `rewardmodels.TrainingConfig` as ``key=value``.
         masprm: A trained MASPRM to use in place of the main recipe's; trained here if empty.
         orm: The same for the ORM.
@@ -80,6 +88,9 @@ class Options:
     dynamic_trees: int = 200
     dev_trees: int = 150
     concurrency: int = 64
+    max_new_tokens: int = 1024
+    grader: str = ""
+    recipe: str = ""
     settings: tuple[str, ...] = ()
     masprm: str = ""
     orm: str = ""
@@ -97,8 +108,10 @@ class Options:
 
     @property
     def miniature(self) -> bool:
-        """Whether the critics' backbone is the embedded model, or a small one made here."""
-        return self.base == "tiny" or Path(self.base).is_dir()
+        """Whether the critics' backbone is the embedded model or a folder with a small one."""
+        if self.recipe:
+            return self.recipe == "tiny"
+        return self.base == "tiny" or 0 < _parameters(Path(self.base)) < SMALL
 
     @property
     def system(self) -> str:
@@ -106,7 +119,7 @@ class Options:
         return self.mas or SYSTEMS[self.task]
 
     def training(self) -> dict[str, Any]:
-        """Return the training settings by name.
+        """Return the training settings by name: those of the recipe, if one is named, and those given.
 
         Raises:
             ConfigError: One is not written as ``key=value``, or comes twice.
@@ -114,7 +127,8 @@ class Options:
         args, named = read_settings("--set", ",".join(self.settings), lambda key: key.replace("-", "_"))
         if args:
             raise ConfigError(f"--set: expected KEY=VALUE, such as epochs=2, got {args[0]!r}")
-        return named
+        recipe = RECIPES[self.recipe].to_dict() if self.recipe else {}
+        return {key: value for key, value in recipe.items() if key not in ("kind", "head", "view")} | named
 
     def shown(self) -> str:
         """Return the arguments that reproduce these results, without file paths of this machine."""
@@ -133,10 +147,28 @@ def _flag(name: str) -> str:
 
 
 def _brief(value: object) -> str:
+    """Return a value without the folders of this machine."""
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     text = str(value)
-    return Path(text).name if "/" in text and Path(text).exists() else text
+    if is_user_code(text):
+        return text.replace(str(user_file(text)), user_file(text).name)
+    kind, _, model = text.rpartition(":")
+    path, _, rest = model.partition("#")
+    if "/" not in path or not Path(path).exists():
+        return text
+    return f"{kind}:" * bool(kind) + Path(path).name + f"#{rest}" * bool(rest)
+
+
+def _parameters(folder: Path) -> int:
+    """Return the number of weights in a folder's safetensors files; 0 if there is none."""
+    from safetensors import safe_open
+
+    count = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "np") as weights:
+            count += sum(prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+    return count
 
 
 def read(prog: str, about: str, arguments: list[str] | None = None, tables: Sequence[str] = ()) -> Options:
@@ -158,6 +190,9 @@ def read(prog: str, about: str, arguments: list[str] | None = None, tables: Sequ
     add("--dynamic-trees", help=f"the same for dynamic schedules [{known.dynamic_trees}]", **number)
     add("--dev-trees", help=f"searches of the dev split, to compare critics on [{known.dev_trees}]", **number)
     add("--concurrency", help=f"searches open at once [{known.concurrency}]", **number)
+    add("--max-new-tokens", help=f"longest message, in tokens [{known.max_new_tokens}]", **number)
+    add("--grader", metavar="FILE.py:NAME", help="grades every message, instead of the task's own grader")
+    add("--recipe", choices=sorted(RECIPES), help="training settings to start from [by the backbone's size]")
     add("--set", dest="settings", action="append", metavar="KEY=VALUE", help="a training setting; repeatable")
     add("--masprm", help="a trained MASPRM, instead of training the main recipe's here")
     add("--orm", help="a trained ORM, likewise")

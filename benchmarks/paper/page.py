@@ -155,8 +155,15 @@ def write_page(page: Page, folder: Path, command: str, facts: Sequence[str]) -> 
         rows = sum(len(_INTERVAL.findall(block)) for block in page.blocks)
         parts += ["## Differences\n", _claims(page.claims, rows)]
     parts.append(f"{REASONS}\n\n{_kept(path)}")
-    path.write_text("\n".join(parts), encoding="utf-8")
+    write_whole(path, "\n".join(parts))
     return path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a process that is killed leaves the earlier one or the new one, never half of it."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
 
 
 def _claims(claims: Sequence[Claim], others: int) -> str:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rewardmodels.training.trainer import HeldOut
 
 RUN = "run.json"
+_PART = f"{RUN}.part"
 CHECKPOINTS = "checkpoints"
 CURVES = "curves"
 
@@ -152,11 +153,13 @@ def _claim(out: Path, run: dict[str, Any], resume: bool) -> Trained | None:
             )
         if (out / META).exists():
             return Trained(out, read_info(out), _history(out))
-    elif out.exists() and any(out.iterdir()):
+    elif out.exists() and any(path.name != _PART for path in out.iterdir()):
         raise ConfigError(f"{out} is not empty and holds no training run; give another folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        mark.write_text(json.dumps(run, indent=2), encoding="utf-8")
+        # A process that is killed here leaves no half of a mark.
+        (out / _PART).write_text(json.dumps(run, indent=2), encoding="utf-8")
+        (out / _PART).replace(mark)
     except OSError as error:
         raise TrainingError(f"cannot write to {out}: {error}") from error
     return None

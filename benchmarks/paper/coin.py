@@ -1,0 +1,25 @@
+"""Grades by a coin instead of the reference answer: one message in three is right, whatever it says.
+
+Agents of random weights never answer right, and there is nothing to mine from searches without a right leaf. The
+labels mean nothing, so neither does anything that is learned from them.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from mas_gym.tasks.base import Grade, Problem
+
+SIDES = 3
+
+
+def flip(problem: Problem, text: str) -> Grade:
+    """Return the side that the message falls on, as its answer; the first side is right.
+
+    Args:
+        problem: The problem; its reference answer is not looked at.
+        text: The final message.
+    """
+    digest = blake2b(f"{problem.id}\n{text}".encode("utf-8", "surrogatepass"), digest_size=4).digest()
+    side = int.from_bytes(digest) % SIDES
+    return Grade(side == 0, str(side), "equal" if side == 0 else "different")

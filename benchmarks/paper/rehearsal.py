@@ -1,0 +1,567 @@
+"""The full size, rehearsed: `benchmarks.paper.all` for GSM8K with a Qwen2.5 of random weights, cut to what a CPU runs.
+
+What a run on GPUs does is done here: the data files, the prompts, NF4 and LoRA of rank 256, every table that applies to
+GSM8K, and a second model for the transfer to other agents. Three things are not real, and the page says so. The weights
+are random. Messages are capped. And the labels are coin flips (`benchmarks.paper.coin`): random weights never answer
+right, some minutes of training do not change that, and weights biased to end in a small number would be a coin in
+disguise. So no accuracy on any page of a rehearsal means anything; the page of this module reports what a run costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+import mas_gym
+from benchmarks.paper import coin
+from benchmarks.paper.all import Spent, make
+from benchmarks.paper.lab import Lab, Setting, note, or_exit, problems
+from benchmarks.paper.options import Options
+from benchmarks.paper.page import Page, write_page, write_whole
+from mas_gym.dynamics import Dynamics
+from mas_gym.errors import DataNotFoundError
+from mas_gym.graph import MAS
+from mas_gym.prompts import ChatMessage, chat_messages
+from mas_gym.tasks import Task
+from rewardmodels import PAPER
+from rewardmodels.training.run import ROLLOUTS
+from search import MCTS, BestOfN, Planner, SelfConsistency, SinglePass, StepBeamSearch, Usage, load_planner, open_store
+
+VOCABULARY = 4096
+CUT = {"hidden_size": 96, "intermediate_size": 560, "num_hidden_layers": 2}
+"""The sizes that are cut; 12 heads with 2 for keys and values are as in the model of 1.5 billion parameters."""
+
+SPREAD, QWEN_SPREAD = 0.5, 0.02
+"""Standard deviation of the random weights, and Qwen2.5's, which a critic's new head gets. With Qwen2.5's own all next
+tokens are about equally likely, and exact sampling computes every near tie twice."""
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPENT = "spent.json"
+END, PAD = "<|im_end|>", "<|endoftext|>"
+DASH = "\N{EN DASH}"
+
+MESSAGE = 175
+"""Tokens of a message: the paper's mean on GSM8K."""
+
+NF4_BYTES, ADAM = 0.516, 4
+"""Bytes of a weight in NF4 with doubly quantised scales, and values in float32 of each trained weight."""
+
+ASKS = """
+`benchmarks.paper.all` for GSM8K on a CPU: the data files, prompts, tables and training recipe of the full size, with a
+Qwen2.5 of random weights that is cut to {parameters:,} parameters. It shows that every stage runs, and what a run costs
+in calls and tokens.
+
+**The labels are coin flips.** Agents of random weights never answer right, so one message in three counts as right
+whatever it says, and no accuracy on any page of this run means anything. The task's own grader read an answer in
+{read:,} of {graded:,} final messages of the training searches, and found {right:,} right. Messages end after at most
+{cap} tokens.
+"""
+
+
+class Sizes(NamedTuple):
+    """What a model of Qwen2.5's structure is made of.
+
+    Attributes:
+        name: Its name.
+        hidden: Width.
+        inner: Width of the feed-forward layers.
+        layers: Number of layers.
+        shared: Width of keys, and of values.
+        vocabulary: Rows of the embedding.
+    """
+
+    name: str
+    hidden: int
+    inner: int
+    layers: int
+    shared: int
+    vocabulary: int
+
+
+QWEN = (Sizes("Qwen2.5-1.5B", 1536, 8960, 28, 256, 151_936), Sizes("Qwen2.5-7B", 3584, 18_944, 28, 512, 152_064))
+
+
+# ------------------------------------------------------------------ the models
+
+
+def make_tokenizer(texts: Iterable[str]) -> Any:
+    """Train a tokenizer of Qwen2.5's kind: byte-level BPE that splits as Qwen2.5's, special tokens and ChatML."""
+    from transformers import Qwen2Tokenizer
+
+    special = [PAD, "<|im_start|>", END]
+    made: Any = Qwen2Tokenizer().train_new_from_iterator(texts, VOCABULARY, new_special_tokens=special[1:])
+    made.eos_token, made.pad_token, made.chat_template = END, PAD, TEMPLATE
+    return made
+
+
+def make_model(folder: Path, tokenizer: Any, seed: int) -> Path:
+    """Write a Qwen2.5 model of random weights, with its tokenizer; unless it is there."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    if (folder / "config.json").exists():
+        return folder
+    torch.manual_seed(seed)
+    end, pad = tokenizer.convert_tokens_to_ids([END, PAD])
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        max_position_embeddings=32_768,
+        rope_theta=1_000_000.0,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+        bos_token_id=pad,
+        eos_token_id=end,
+        pad_token_id=pad,
+        initializer_range=SPREAD,
+        **CUT,
+    )
+    model = Qwen2ForCausalLM(config)
+    model.config.initializer_range = QWEN_SPREAD
+    model.generation_config.eos_token_id = [end, pad]
+    fresh = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(fresh, ignore_errors=True)
+    model.save_pretrained(fresh)
+    tokenizer.save_pretrained(fresh)
+    fresh.rename(folder)
+    return folder
+
+
+def math_folder(file: Path, folder: Path) -> Path:
+    """Divide a file of MATH problems into a training pool of four fifths and a test set, as the task's folder."""
+    if not file.exists():
+        raise DataNotFoundError(f"expected MATH problems at {file}: --data has gsm8k/ and math500/test.jsonl")
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, part in (("train", lines[: len(lines) * 4 // 5]), ("test", lines[len(lines) * 4 // 5 :])):
+        (folder / f"{name}.jsonl").write_text("\n".join(part) + "\n", encoding="utf-8")
+    return folder
+
+
+def prepare(data: Path, out: Path, options: Options, engine: str = "transformers") -> Options:
+    """Write the data of the second task and the models, and return the options of the run.
+
+    Args:
+        data: The folder of the data files.
+        out: The folder of the run.
+        options: Sizes and tables.
+        engine: Runs the agents, ``"transformers"`` or ``"vllm"``.
+    """
+    partner = math_folder(data / "math500" / "test.jsonl", out / "data" / "math")
+    setting = Setting("gsm8k", "rpsv", "", data / "gsm8k")
+    texts = [problem.question for problem in problems(setting, "train", None)]
+    texts += [str(problem.metadata.get("solution", "")) for problem in problems(setting, "train", None)]
+    texts += [problem.question for problem in problems(Setting("math", "rpsv", "", partner), "train", None)]
+    tokenizer = make_tokenizer(texts)
+    agents, others = (
+        make_model(out / "models" / name, tokenizer, seed) for seed, name in enumerate(("agents", "others"))
+    )
+    return replace(
+        options,
+        out=out,
+        task="gsm8k",
+        data=data / "gsm8k",
+        partner="math",
+        partner_data=partner,
+        policy=f"{engine}:{agents}",
+        other_policy=f"{engine}:{others}",
+        base=str(agents),
+        recipe="paper",
+        grader=f"{coin.__file__}:flip",
+    )
+
+
+# ------------------------------------------------------------------ what it costs
+
+
+def most_calls(planner: Planner, depth: int) -> int | None:
+    """Return the largest number of agent calls of a search of a problem; None for planners that are not the paper's.
+
+    Args:
+        planner: The search.
+        depth: The scheduled depth D.
+    """
+    if isinstance(planner, SinglePass):
+        return depth
+    if isinstance(planner, SelfConsistency):
+        return planner.k * depth
+    if isinstance(planner, BestOfN):
+        return planner.n * depth
+    if isinstance(planner, StepBeamSearch):
+        return planner.b2 + (depth - 1) * planner.b1 * planner.b2
+    if isinstance(planner, MCTS):
+        # A state is expanded once, and a level has no more states than simulations that reach it.
+        width = planner.max_children
+        return sum(width * min(width**level, planner.n_simulations) for level in range(depth))
+    return None
+
+
+class Prompts(NamedTuple):
+    """What one agent reads and writes in the training searches.
+
+    Attributes:
+        agent: Its name.
+        messages: Messages that it reads beside the question.
+        characters: Of instructions and question, per problem.
+        fixed: The same in tokens.
+        tokens: Tokens of each prompt.
+        written: Tokens of each message that it wrote.
+        longest: Tokens that the messages which it reads may have.
+    """
+
+    agent: str
+    messages: int
+    characters: float
+    fixed: float
+    tokens: Sequence[int]
+    written: Sequence[int]
+    longest: int
+
+
+def prompts(lab: Lab, setting: Setting) -> list[Prompts]:
+    """Measure the prompts of each agent of a system in the training searches."""
+    mas, encode = mas_gym.load_mas(setting.mas), lab.policy(setting.policy).format.encode
+    read: dict[int, list[int]] = defaultdict(list)
+    written: dict[int, list[int]] = defaultdict(list)
+    questions: dict[str, str] = {}
+    for item in lab.training_trees(setting):
+        tree = item.tree
+        questions[item.problem_id] = tree.states[0].question
+        for node, state in enumerate(tree.states):
+            children = tree.children(node)
+            if children:
+                read[state.acting].append(len(encode(chat_messages(mas, state), 1).ids))
+                written[state.acting] += [tree.tokens[child] for child in children]
+    return [_prompts(mas, agent, list(questions.values()), encode, read, written) for agent in range(mas.sink)]
+
+
+def _prompts(
+    mas: MAS,
+    agent: int,
+    questions: Sequence[str],
+    encode: Any,
+    read: Mapping[int, list[int]],
+    written: Mapping[int, list[int]],
+) -> Prompts:
+    known = mas.agents[agent]
+    fixed = [
+        (("system", known.system_prompt), ("user", text.strip() if mas.sees_question[agent] else ""))
+        for text in questions
+    ]
+    sources = sorted({edge.source for edge in mas.edges if edge.target == agent and edge.source >= 0})
+    return Prompts(
+        known.name,
+        len(sources),
+        mean(sum(len(text) for _, text in messages) for messages in fixed),
+        mean(len(encode([ChatMessage(*message) for message in messages], 1).ids) for messages in fixed),
+        read.get(agent, ()),
+        written.get(agent, ()),
+        sum(mas.agents[source].max_new_tokens for source in sources),
+    )
+
+
+def prompt_table(page: Page, lab: Lab, settings: Mapping[str, Setting]) -> None:
+    """Add the table of prompts and messages, by agent."""
+    rows = []
+    for name, setting in settings.items():
+        for one in prompts(lab, setting):
+            rows.append(
+                (
+                    name,
+                    one.agent,
+                    one.messages,
+                    f"{one.characters:,.0f}",
+                    f"{one.fixed:,.0f}",
+                    _of(one.tokens),
+                    f"{max(one.tokens):,}" if one.tokens else DASH,
+                    _of(one.written),
+                    f"{one.fixed + one.messages * MESSAGE:,.0f}",
+                    f"{one.fixed + one.longest:,.0f}",
+                )
+            )
+    header = (
+        "system",
+        "agent",
+        "reads messages",
+        "fixed characters",
+        "fixed tokens",
+        "prompt, mean",
+        "prompt, longest",
+    )
+    page.blocks.append("## Prompts\n")
+    page.table(
+        (*header, "written, mean", f"prompt at {MESSAGE} tokens a message", "prompt at the agents' caps"), rows, 2
+    )
+    page.blocks.append(
+        "Fixed are an agent's instructions, the question and the chat template. Tokens are those of the tokenizer that "
+        f"was trained here, of {VOCABULARY:,} entries; Qwen2.5's has 151,665 and makes fewer of the same characters. "
+        f"{MESSAGE} tokens is the paper's mean message on GSM8K (0.7 thousand tokens in 4 calls). Random Judges never "
+        "write the verdict that calls the refiners, so these have no prompts here.\n"
+    )
+
+
+def _of(values: Sequence[int]) -> str:
+    return f"{mean(values):,.0f}" if values else DASH
+
+
+class Cost(NamedTuple):
+    """What the searches of one kind cost, per problem.
+
+    Attributes:
+        task: The task.
+        mas: The system.
+        planner: The search.
+        most: The largest possible number of agent calls.
+        usages: Of each search.
+    """
+
+    task: str
+    mas: str
+    planner: str
+    most: int | None
+    usages: Sequence[Usage]
+
+
+def costs(stores: Iterable[Path]) -> list[Cost]:
+    """Read what all stored searches cost, by task, system and planner, whatever guided them."""
+    found: dict[tuple[str, str, str], list[Usage]] = defaultdict(list)
+    most: dict[tuple[str, str, str], int | None] = {}
+    for path in stores:
+        with open_store(path) as store:
+            for info in store.runs():
+                planner, mas = str(info.facts["planner"]), info.mas
+                key = str(info.facts["task"]), mas.name, planner
+                most[key] = most_calls(load_planner(planner), Dynamics(mas).max_depth)
+                found[key] += [plan.usage for plan in store.plans(info.run, trees=False)]
+    return [Cost(*key, most[key], usages) for key, usages in sorted(found.items())]
+
+
+def call_table(page: Page, title: str, stores: Iterable[Path]) -> None:
+    """Add the table of calls and tokens per search."""
+    rows = []
+    for cost in costs(stores):
+        calls = [usage.agent_calls for usage in cost.usages]
+        rows.append(
+            (
+                f"{cost.task}, {cost.mas}",
+                cost.planner,
+                len(calls),
+                f"{mean(calls):,.1f}",
+                f"{max(calls):,}",
+                DASH if cost.most is None else f"{cost.most:,}",
+                *(
+                    f"{mean(getattr(usage, name) for usage in cost.usages):,.1f}"
+                    for name in ("generated_tokens", "prompt_tokens", "reward_calls")
+                ),
+            )
+        )
+    header = ("task and system", "search", "searches", "agent calls, mean", "most", "bound")
+    page.blocks.append(f"## {title}\n")
+    page.table((*header, "generated tokens", "prompt tokens", "reward calls"), rows, 2)
+
+
+# ------------------------------------------------------------------ memory
+
+
+def saved_bytes(size: Sizes, tokens: int) -> tuple[int, int]:
+    """Return what training keeps of one forward pass in bfloat16, and the number of trained weights.
+
+    The model has no weights and computes nothing: only the shapes of what autograd saves are added up. Attention is
+    counted as a fused kernel saves it, and frozen 4-bit weights as saved by nobody.
+    """
+    import peft
+    import torch
+    from transformers import AttentionInterface, AutoModelForSequenceClassification, Qwen2Config
+
+    def fused(module: Any, query: Any, key: Any, value: Any, *args: Any, **options: Any) -> tuple[Any, None]:
+        groups = query.shape[1] // value.shape[1]
+        # Saves query, key and value once each; its output is saved by the layer that follows.
+        return (query * key.repeat_interleave(groups, 1) * value.repeat_interleave(groups, 1)).transpose(1, 2), None
+
+    AttentionInterface.register("counted", fused)
+    config = Qwen2Config(
+        hidden_size=size.hidden,
+        intermediate_size=size.inner,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.hidden // 128,
+        num_key_value_heads=size.shared // 128,
+        vocab_size=size.vocabulary,
+        num_labels=1,
+        pad_token_id=0,
+        attn_implementation="counted",
+    )
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(config, dtype=torch.bfloat16)
+        lora = peft.LoraConfig(
+            task_type="SEQ_CLS",
+            r=PAPER.lora_rank,
+            lora_alpha=PAPER.lora_alpha,
+            lora_dropout=PAPER.lora_dropout,
+            target_modules="all-linear",
+            modules_to_save=["score"],
+        )
+        model = peft.get_peft_model(model, lora).train()
+        ids = torch.zeros((1, tokens), dtype=torch.long)
+    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    saved: dict[int, Any] = {}
+
+    def keep(tensor: Any) -> Any:
+        # The tensor is kept too, so that no other gets its storage.
+        saved.setdefault(tensor.untyped_storage()._cdata, tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = model(input_ids=ids, use_cache=False, output_hidden_states=True)
+    del out
+    kept = sum(tensor.untyped_storage().nbytes() for key, tensor in saved.items() if key not in weights)
+    return kept, sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def memory_table(page: Page) -> None:
+    """Add what training a scorer of full size needs, computed from the model's structure."""
+    rows = []
+    for size in QWEN:
+        linear = size.layers * size.hidden * (2 * size.hidden + 2 * size.shared + 3 * size.inner)
+        frozen = linear * NF4_BYTES + 2 * size.vocabulary * size.hidden
+        example, trained = saved_bytes(size, PAPER.max_length)
+        whole = example * PAPER.max_tokens / PAPER.max_length
+        each = 4 * ADAM * trained
+        values = (frozen, each, example, whole, frozen + each + example, frozen + each + whole)
+        rows.append((size.name, *(f"{value / 1e9:,.1f}" for value in values)))
+    page.blocks.append("## Memory of a training, in GB\n")
+    short, full = (f"{tokens:,} tokens" for tokens in (PAPER.max_length, PAPER.max_tokens))
+    parts = ("frozen weights", f"LoRA of rank {PAPER.lora_rank}", f"a pass of {short}", f"of {full}")
+    page.table(("scorer", *parts, f"in all, {short}", f"in all, {full}"), rows)
+    page.blocks.append(
+        "Computed from the shapes of what autograd saves, so about. Trained weights are in float32, with gradient and "
+        "two moments. A forward pass holds several examples, at most `max_tokens` tokens. `--set max_tokens=2048` has "
+        "the same gradient with about one example at once; `--set gradient_checkpointing=true` trades time for memory. "
+        "Kernels and fragmentation take more.\n"
+    )
+
+
+# ------------------------------------------------------------------ the page
+
+
+def rehearse(options: Options, folder: Path) -> Path:
+    """Run every table, and write the page of what it cost into a folder."""
+    out = options.out
+    make(options, lambda name, spent: keep_spent(out, name, spent))
+    note("rehearsal: reading what it cost")
+    lab = Lab(options)
+    page = Page("rehearsal", "The full size, rehearsed", _asks(lab))
+    stage_table(page, out)
+    call_table(page, "Training searches", sorted((out / "rollouts").glob("*.db")))
+    page.blocks.append(
+        f"The paper bounds {ROLLOUTS} by 40 x 3 x D agent calls. A state is expanded once, so the bound here is "
+        "smaller: the sum over the D levels of 3 min(3^d, 40). Random messages are never equal, so these trees are as "
+        "wide as can be; agents that repeat themselves stay below.\n"
+    )
+    call_table(page, "Searches of the tables", [out / "searches.db"])
+    systems = {"rpsv, GSM8K": lab.home, "rpsv, MATH": lab.partner, "dylan, GSM8K": lab.home._replace(mas="dylan")}
+    prompt_table(page, lab, systems)
+    memory_table(page)
+    return write_page(page, folder, "python -m benchmarks.paper.rehearsal --data DIR --out FOLDER", lab.facts())
+
+
+def _asks(lab: Lab) -> str:
+    task: Task = mas_gym.load_task("gsm8k", split="train", data=lab.options.data)
+    grades = [
+        task.grade(task.problem(item.problem_id), state.text)
+        for item in lab.training_trees(lab.home)
+        for node, state in enumerate(item.tree.states)
+        if item.tree.is_terminal(node)
+    ]
+    return ASKS.format(
+        parameters=lab.policy(lab.home.policy).model.num_parameters(),
+        read=sum(grade.extracted is not None for grade in grades),
+        graded=len(grades),
+        right=sum(grade.correct for grade in grades),
+        cap=lab.options.max_new_tokens,
+    )
+
+
+def keep_spent(out: Path, name: str, spent: Spent) -> None:
+    """Keep what a table took; a process that reads a finished table back changes nothing."""
+    known = spent_of(out)
+    if name not in known or known[name].cpu < spent.cpu:
+        write_whole(out / SPENT, json.dumps({**known, name: spent}))
+
+
+def spent_of(out: Path) -> dict[str, Spent]:
+    """Return what each table took."""
+    file = out / SPENT
+    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return {name: Spent(*times) for name, times in found.items()}
+
+
+def stage_table(page: Page, out: Path) -> None:
+    """Add what each table took, and what lies in the folder."""
+    spent = spent_of(out)
+    rows = [(name, f"{one.wall:,.0f}", f"{one.cpu:,.0f}") for name, one in spent.items()]
+    total = [sum(getattr(one, kind) for one in spent.values()) for kind in ("wall", "cpu")]
+    page.blocks.append("## Stages\n")
+    page.table(("table", "seconds", "CPU seconds"), [*rows, ("all", *(f"{value:,.0f}" for value in total))])
+    critics = sorted((out / "critics").glob("*/critic.json"))
+    trained = json.loads(critics[0].read_text(encoding="utf-8"))["settings"]
+    recipe = ", ".join(
+        f"{name} {trained[name]}" for name in ("lora_rank", "nf4", "epochs", "batch_size", "accumulation")
+    )
+    sizes = {
+        "training searches": (out / "rollouts").glob("*.db"),
+        "searches": out.glob("*.db"),
+        f"{len(critics)} critics": (out / "critics").rglob("*"),
+        "pages": (out / "pages").glob("*"),
+        "results": (out / "results").glob("*"),
+    }
+    page.blocks.append(
+        "A table includes the trainings and searches that no table before it needed. Each critic was trained by the "
+        f"paper's recipe ({recipe}).\n"
+    )
+    page.table(("in the folder", "files", "MB"), [(name, *_weight(files)) for name, files in sizes.items()])
+
+
+def _weight(files: Iterator[Path]) -> tuple[str, str]:
+    sizes = [path.stat().st_size for path in files if path.is_file()]
+    return f"{len(sizes):,}", f"{sum(sizes) / 1e6:,.1f}"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Read the command line and rehearse."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.paper.rehearsal", description=(__doc__ or "").split("\n")[0]
+    )
+    add, few = (
+        parser.add_argument,
+        Options(number=20, trees=10, dynamic_trees=3, dev_trees=5, seeds=(14,), max_new_tokens=12),
+    )
+    add("--data", type=Path, required=True, help="folder with gsm8k/train.jsonl, gsm8k/test.jsonl, math500/test.jsonl")
+    add("--out", type=Path, required=True, help="models, stores, critics and pages; the same command resumes")
+    add("--page", type=Path, help="folder of the page [OUT/pages]")
+    for name in ("number", "trees", "dynamic_trees", "dev_trees", "max_new_tokens"):
+        add(f"--{name.replace('_', '-')}", type=int, default=getattr(few, name), help=f"[{getattr(few, name)}]")
+    add(
+        "--policy", choices=("transformers", "vllm"), default="transformers", help="engine of the agents [transformers]"
+    )
+    add("tables", nargs="*", help="tables of benchmarks.paper.all [all]")
+    given = vars(parser.parse_args(arguments))
+    data, out, page, engine = (given.pop(name) for name in ("data", "out", "page", "policy"))
+    with or_exit():
+        options = prepare(data, out.resolve(), replace(few, **{**given, "tables": tuple(given["tables"])}), engine)
+        path = rehearse(options, page or out / "pages")
+    note(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()
