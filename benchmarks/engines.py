@@ -258,7 +258,7 @@ def memory(arguments: argparse.Namespace) -> None:
 
 
 def service(arguments: argparse.Namespace) -> None:
-    from mas_gym.service.pool import SearchPool, Service
+    from mas_gym.service.requests import SearchPool, Service
 
     policy, planner, count = Holding(arguments.searches), search.load_planner(PLANNER), arguments.searches
     given = Service(planner, mas_gym.load_mas("rpsv"), policy, search.PolicyLikelihood(), concurrency=count, queue=0)

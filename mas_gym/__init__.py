@@ -136,7 +136,7 @@ def register_environments() -> None:
     if CUSTOM not in registry:
         register(CUSTOM, **doors)
     if PROGRAM not in registry:
-        register(PROGRAM, entry_point="mas_gym.program_env:ProgramEnv")
+        register(PROGRAM, entry_point="mas_gym.programs.program:ProgramEnv")
 
 
 register_environments()

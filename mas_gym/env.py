@@ -344,7 +344,7 @@ class MASEnv(gym.Env[Observation, tuple[str, int]]):
                 mask[recipient] = 1
         return mask
 
-    # What another kind of system does in its own way; see `mas_gym.program_env`.
+    # What another kind of system does in its own way; see `mas_gym.programs.program`.
 
     def _first(self, question: str) -> MASState:
         return self.dynamics.initial_state(question)

@@ -23,7 +23,7 @@ from search.planners import (
     SinglePass,
     StepBeamSearch,
 )
-from search.planners.adapters import AskTell
+from search.planners.variants import AskTell
 from search.protocol import (
     Critic,
     Evaluate,

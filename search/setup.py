@@ -23,7 +23,7 @@ from mas_gym.programs import Program, load_program
 from mas_gym.user_code import is_user_code, load_user_code, read_settings, unknown
 from search import planners
 from search.plan import Usage
-from search.planners.adapters import OWN
+from search.planners.variants import OWN
 from search.protocol import Critic, Planner, bind_planner
 from search.tree import Proposal
 
@@ -286,7 +286,7 @@ def load_planner(spec: str) -> Planner:
         spec: A name, then after a colon its settings in order or by name: ``"single"``, ``"sc:5"``,
             ``"sc:5,weights=critic"``, ``"bon:5"``, ``"sbs:5,3"`` (B2, B1), ``"mcts:10,3"``,
             ``"mcts:10,3,leaf=bootstrap,c=2"``; or ``"FILE.py:NAME"`` with settings likewise. Every shipped planner
-            also takes ``recipients=``, the rule of `search.planners.adapters`.
+            also takes ``recipients=``, the rule of `search.planners.variants`.
 
     Returns:
         The planner.

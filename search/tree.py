@@ -28,7 +28,7 @@ class Proposal(NamedTuple):
     """One message sampled from the acting agent's policy.
 
     Attributes:
-        action: The message, routed to `ALL` or to a recipient that a rule chose (`search.planners.adapters`).
+        action: The message, routed to `ALL` or to a recipient that a rule chose (`search.planners.variants`).
         tokens: Generated tokens.
         logprob: Sum of token log-probabilities (nats); None if the policy does not report it.
         finish_reason: ``"stop"`` or ``"length"``.

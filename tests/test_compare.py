@@ -16,7 +16,7 @@ from mas_gym.errors import ConfigError, MASGymError
 from search import Comparison, compare
 from search.compare import Match, Outcome, paired_bootstrap, summarise
 from search.compare.bench import _next_size, named_planners, size_setting
-from search.compare.plots import frontier
+from search.compare.display import frontier
 
 
 def table(planners: Any = ("single", "sc:3", "mcts:4,2"), **options: Any) -> Comparison:

@@ -40,7 +40,7 @@ from mas_gym.errors import ConfigError, DataError
 from mas_gym.policies import load_policy
 from rewardmodels import stored_trees
 from search.compare import Difference
-from search.compare.plots import Series, save_curves, save_matrices
+from search.compare.display import Series, save_curves, save_matrices
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from mas_gym.cli.serve import Pages
 from mas_gym.policies.adapters import ScriptedPolicy
 from mas_gym.programs import Program
 from mas_gym.service.app import make_app
-from mas_gym.service.pool import Service
+from mas_gym.service.requests import Service
 
 AGENTS = """
 async def solve(question, client):

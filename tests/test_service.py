@@ -39,7 +39,7 @@ from mas_gym.policies.adapters import PerAgentPolicy
 from mas_gym.policies.base import SamplingReply, SamplingRequest
 from mas_gym.policies.replay import CachedPolicy
 from mas_gym.service.app import HangsUpOnSilence, make_app
-from mas_gym.service.pool import Service
+from mas_gym.service.requests import Service
 from mas_gym.tasks import Problem, ProblemTask
 from rewardmodels import load_critic
 from search.engine.active import ActiveSearch

@@ -17,7 +17,7 @@ from mas_gym.policies import SamplingReply, SamplingRequest, ScriptedPolicy
 from mas_gym.tasks import Grade, Problem, ProblemTask
 from mas_gym.tasks.graders import KindGrader, make_grader
 from mas_gym.tasks.judge import Judge
-from search.compare.tables import to_csv, to_html, to_markdown
+from search.compare.display import to_csv, to_html, to_markdown
 from search.engine.scheduler import Scheduler
 from search.plan import grading_threads
 from search.setup import make_setup

@@ -97,7 +97,7 @@ def test_certainty_does_not_depend_on_the_batch(folder: Path) -> None:
 
 
 def test_excluded_tokens_leave_the_entropy_a_number() -> None:
-    from mas_gym.policies.local.decode import spread
+    from mas_gym.policies.decode import spread
 
     entropy, certainty = spread(torch.tensor([[0.0, 0.0, -math.inf]]))
     assert entropy.item() == pytest.approx(math.log(2)) and certainty.item() == math.inf

@@ -31,7 +31,7 @@ from mas_gym.errors import ConfigError, EngineUnavailableError
 from mas_gym.identity import identity_of
 from mas_gym.policies import SamplingRequest, load_policy
 from mas_gym.policies.base import AsyncPolicy
-from mas_gym.policies.local.policy import TransformersPolicy
+from mas_gym.policies.local import TransformersPolicy
 from mas_gym.policies.vllm import VLLMEngine, VLLMPolicy
 from mas_gym.prompts import ChatMessage
 

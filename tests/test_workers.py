@@ -22,8 +22,8 @@ from mas_gym.cli import app
 from mas_gym.cli.options import read_workers
 from mas_gym.errors import ConfigError, SearchError
 from mas_gym.policies import ScriptedPolicy
+from mas_gym.processes import run_jobs
 from search.compare import Arm, Bench, Outcome, Workers, measure
-from search.compare.processes import run_jobs
 from search.plan import Plan
 from search.planners import MCTS
 

@@ -19,7 +19,7 @@ from mas_gym.state import Action
 from search import ScoringContext
 from search.compare import Difference, paired_bootstrap
 from search.compare.critics import falls
-from search.compare.plots import save_matrices
+from search.compare.display import save_matrices
 
 FEWEST = 20
 """Rarer kinds of error are counted together."""

@@ -102,7 +102,7 @@ def _point(lab: Lab, series: str, recipe: Recipe, critic: LearnedCritic, score: 
 
 
 def _draw(points: Sequence[Point], likelihood: Score, path: Path) -> None:
-    from search.compare.plots import Series, save_curves
+    from search.compare.display import Series, save_curves
 
     groups: dict[str, list[Point]] = {"trees": [], "pairs per tree": []}
     for point in points:

@@ -431,7 +431,7 @@ def keep_rows(lab: Lab, name: str, scores: Sequence[Score]) -> None:
 
 def score_cells(score: Score) -> tuple[str, ...]:
     """Return Hit@1, its interval, TOK, AC and RC as a table shows them."""
-    from search.compare.tables import cells
+    from search.compare.display import cells
 
     line = cells(score.row)
     return (line[2], line[3], *line[6:9])

@@ -35,7 +35,7 @@ CRITICS = (
 """The registered names, for help texts: asking the registries would load the search packages."""
 
 _MODELS = (
-    "mas_gym.policies.local.policy",
+    "mas_gym.policies.local",
     "rewardmodels.model.prefixes",
     "transformers.models.qwen2.modeling_qwen2",
     "transformers.tokenization_utils_tokenizers",
@@ -45,7 +45,7 @@ _SHARED_POLICY: dict[str, Any] = {"max_batch": 64, "prefix_megabytes": 32}
 _SHARED_CRITIC: dict[str, Any] = {"memory": 32}
 """Options of small models in each of several processes: half of what one process alone gives them."""
 _SHIPPED = ("tiny", "tiny-masprm", "tiny-orm")
-# Models of this size compute on one core each (see mas_gym.policies.local.forward), at 2 bytes per parameter or more.
+# Models of this size compute on one core each (see mas_gym.policies.forward), at 2 bytes per parameter or more.
 _SMALL_BYTES = 100_000_000
 # A process takes some seconds to start.
 _SEARCHES_PER_WORKER = 50
@@ -307,7 +307,7 @@ def check_plot(path: Path | None) -> None:
     """Check that a plot's format is supported before the run starts."""
     if path is None:
         return
-    from search.compare.plots import figure_class
+    from search.compare.display import figure_class
 
     kinds = figure_class()().canvas.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in kinds:

@@ -467,7 +467,7 @@ def _grading(source: opt.TaskSource) -> tuple[Grader | None, Task | None, str | 
 def _web() -> tuple[Any, Any, Any]:
     try:
         from mas_gym.service.app import listen, make_app
-        from mas_gym.service.pool import Service
+        from mas_gym.service.requests import Service
     except ImportError as error:
         raise MissingDependencyError(
             f"mas-gym serve needs fastapi, uvicorn and prometheus_client ({error}): pip install 'mas-gym[serve]'"

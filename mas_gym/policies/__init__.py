@@ -21,7 +21,7 @@ from mas_gym.policies.registry import known_policies, load_policy
 from mas_gym.policies.replay import RecordedPolicy, RecordingPolicy
 
 if TYPE_CHECKING:
-    from mas_gym.policies.local.policy import TransformersPolicy
+    from mas_gym.policies.local import TransformersPolicy
 
 
 def __getattr__(name: str) -> Any:

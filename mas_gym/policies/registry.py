@@ -114,8 +114,8 @@ _BUILTIN = {
 }
 
 _CLASSES = {
-    "tiny": "mas_gym.policies.local.policy:TransformersPolicy",
-    "transformers": "mas_gym.policies.local.policy:TransformersPolicy",
+    "tiny": "mas_gym.policies.local:TransformersPolicy",
+    "transformers": "mas_gym.policies.local:TransformersPolicy",
     "recorded": "mas_gym.policies.replay:RecordedPolicy",
     "openai": "mas_gym.policies.openai:OpenAIOptions",
     "vllm": "mas_gym.policies.vllm:VLLMPolicy",
@@ -196,9 +196,9 @@ def _loader(name: str) -> Loader:
 
 
 def local_module() -> Any:
-    """Import `mas_gym.policies.local.policy`. Raises `MissingDependencyError` if torch is not installed."""
+    """Import `mas_gym.policies.local`. Raises `MissingDependencyError` if torch is not installed."""
     try:
-        return import_module("mas_gym.policies.local.policy")
+        return import_module("mas_gym.policies.local")
     except ImportError as error:
         raise MissingDependencyError(
             f"running a model in this process needs torch and transformers ({error}): pip install 'mas-gym[local]'"

@@ -381,7 +381,7 @@ def regrade_table(lines: Sequence[Regraded]) -> str:
 
 def _figures(row: StoredRow) -> dict[str, str]:
     """Return the cells of a row by their columns; the search package is imported when a page is shown."""
-    from search.compare.tables import COLUMNS, cells
+    from search.compare.display import COLUMNS, cells
 
     return dict(zip(COLUMNS, cells(row.result), strict=True))
 
@@ -445,7 +445,7 @@ def _summary(choice: Choice) -> str:
         first, second = choice.first.result, choice.second.result
         if first.shares.keys() & second.shares.keys():
             from search.compare import paired_bootstrap
-            from search.compare.tables import gap_cells
+            from search.compare.display import gap_cells
 
             gap = paired_bootstrap(first.shares, second.shares)
             mean, span = gap_cells(gap)

@@ -28,8 +28,8 @@ from search.compare.critics import (
     path_values,
     scored_states,
 )
+from search.compare.display import COLOURS, INK, figure_class, plain_log_ticks, save_figure, tradeoff_figure
 from search.compare.outcomes import Outcome, ResultRow, anytime_curve
-from search.compare.plots import COLOURS, INK, figure_class, plain_log_ticks, save_figure, tradeoff_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

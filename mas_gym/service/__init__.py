@@ -1,6 +1,6 @@
 """The HTTP service of ``mas-gym serve``, and the telemetry shared with other commands.
 
-`mas_gym.service.app` holds the routes and the HTTP server, `wire` the OpenAI format, `pool` the searches.
+`mas_gym.service.app` holds the routes and the HTTP server, `requests` the OpenAI format and the searches.
 They need ``pip install 'mas-gym[serve]'``; `telemetry` does not. This module checks that a request comes from
 this machine, which protects local servers from web pages and DNS rebinding.
 """

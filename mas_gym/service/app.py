@@ -33,12 +33,13 @@ from mas_gym.errors import EngineUnavailableError, PromptTooLongError
 from mas_gym.graph import FAILED
 from mas_gym.policies.adapters import prompt_bound
 from mas_gym.service import foreign
-from mas_gym.service.pool import PoolFullError, SearchPool, Service
-from mas_gym.service.telemetry import Families, family, text_of
-from mas_gym.service.wire import (
+from mas_gym.service.requests import (
     TOO_LONG,
     ApiError,
     ChatRequest,
+    PoolFullError,
+    SearchPool,
+    Service,
     check_question,
     chunk,
     completion,
@@ -46,6 +47,7 @@ from mas_gym.service.wire import (
     sse,
     usage_of,
 )
+from mas_gym.service.telemetry import Families, family, text_of
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

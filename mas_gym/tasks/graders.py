@@ -32,9 +32,9 @@ from typing import Any
 
 from mas_gym.errors import ConfigError, MASGymError, shown
 from mas_gym.identity import digest_of, identity_of
+from mas_gym.processes import LineProcess
 from mas_gym.tasks.base import Grade, Grader, GradingMode, Problem
 from mas_gym.tasks.grading import NEEDS, extract_answer, grade
-from mas_gym.tasks.processes import LineProcess
 from mas_gym.tasks.sandbox import Limits, run_tests
 from mas_gym.user_code import UserCodeError, blame, find_user_code, is_user_code, load_user_code, user_file
 

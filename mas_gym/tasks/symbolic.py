@@ -24,7 +24,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, cast
 
-from mas_gym.tasks.processes import LineProcess
+from mas_gym.processes import LineProcess
 
 SymbolicVerdict = Literal["equal", "different", "timed out", "too complex"]
 

@@ -181,7 +181,7 @@ def _run(
     device: str,
     log: Callable[[str], None],
 ) -> Trained:
-    from mas_gym.policies.local.forward import threads_for
+    from mas_gym.policies.forward import threads_for
     from rewardmodels.training.trainer import (
         CriticTrainer,
         Curves,

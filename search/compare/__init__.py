@@ -1,8 +1,8 @@
 """Comparing planners and critics: `compare` gives a table with intervals and paired differences.
 
-`bench` runs the searches, `processes` has the worker processes for it, `outcomes` reduces searches to rows, with
-intervals and the paired bootstrap, `tables` and `plots` show rows, and `comparison` puts them together. `transcripts`
-and `first_errors` measure critics on transcripts whose first wrong step is known.
+`bench` runs the searches, `outcomes` reduces them to rows, with intervals and the paired bootstrap, `display` shows
+rows as tables and plots, and `comparison` puts them together. `critics` measures critics, also on the `transcripts`
+whose first wrong step is known.
 """
 
 from search.compare.bench import (
@@ -21,6 +21,17 @@ from search.compare.bench import (
 )
 from search.compare.comparison import Comparison, compare, matched
 from search.compare.critics import FirstErrorFigures, Threshold, bench_critic
+from search.compare.display import (
+    report,
+    results_table,
+    save_tradeoff,
+    to_csv,
+    to_html,
+    to_json,
+    to_latex,
+    to_markdown,
+    tradeoff_figure,
+)
 from search.compare.outcomes import (
     HIT_RANKS,
     Difference,
@@ -36,8 +47,6 @@ from search.compare.outcomes import (
     summarise,
     wilson,
 )
-from search.compare.plots import save_tradeoff, tradeoff_figure
-from search.compare.tables import report, results_table, to_csv, to_html, to_json, to_latex, to_markdown
 
 __all__ = [
     "HIT_RANKS",

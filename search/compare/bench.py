@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError, MASGymError
+from mas_gym.processes import run_jobs
 from search.compare.outcomes import Outcome
-from search.compare.processes import run_jobs
 from search.plan import Plan
 from search.protocol import Critic, Planner, bind_planner, needs_critic
 from search.setup import check_graph, load_planner, planner_spec

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mas_gym.errors import ConfigError, MissingDependencyError
 from mas_gym.graph import MAS
 from mas_gym.render import one_line
-from search.compare import tables
+from search.compare import display
 from search.compare.bench import (
     Arm,
     Bench,
@@ -81,19 +81,19 @@ class Comparison:
 
     def to_markdown(self) -> str:
         """Return the table as GitHub Markdown."""
-        return tables.to_markdown(self.rows)
+        return display.to_markdown(self.rows)
 
     def to_latex(self) -> str:
         """Return the table in LaTeX, for the package booktabs."""
-        return tables.to_latex(self.rows, self.title)
+        return display.to_latex(self.rows, self.title)
 
     def to_csv(self) -> str:
         """Return one line per row, with a header; shares in [0, 1]."""
-        return tables.to_csv(self.rows)
+        return display.to_csv(self.rows)
 
     def to_json(self) -> str:
         """Return rows, per-problem shares, differences and facts as one JSON document."""
-        return tables.to_json(self.rows, self.meta, self.baseline)
+        return display.to_json(self.rows, self.meta, self.baseline)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return one line per row, with the difference to the baseline and its interval.
@@ -120,13 +120,13 @@ class Comparison:
             ConfigError: The file suffix is not a known format, or no search has ended.
             MissingDependencyError: matplotlib is not installed.
         """
-        from search.compare.plots import save_tradeoff
+        from search.compare.display import save_tradeoff
 
         return save_tradeoff(self.rows, Path(path), self.title)
 
     def show(self, width: int = _WIDTH) -> Any:
         """Return the whole result as a renderable of rich."""
-        return tables.report(self.rows, self.title, width, self.baseline)
+        return display.report(self.rows, self.title, width, self.baseline)
 
     def __str__(self) -> str:
         """Return what ``print`` shows."""
@@ -147,7 +147,7 @@ class Comparison:
         return f"<Comparison of {len(self.rows)} rows: {rows}>"
 
     def _repr_html_(self) -> str:
-        return tables.to_html(self.rows, self.title, self.baseline)
+        return display.to_html(self.rows, self.title, self.baseline)
 
 
 def compare(

@@ -5,10 +5,9 @@ The paper's: `SinglePass`, `SelfConsistency`, `StepBeamSearch`, `MCTS`. For comp
 gives any of them another rule for the recipients of messages.
 """
 
-from search.planners.adapters import ChosenRecipients
 from search.planners.beams import DVTS, REBASE, BestOfN, SelfConsistency, SinglePass, StepBeamSearch
 from search.planners.mcts import MCTS
-from search.planners.variants import PUCT, AdaptiveBranching, SequentialHalving
+from search.planners.variants import PUCT, AdaptiveBranching, ChosenRecipients, SequentialHalving
 
 __all__ = [
     "DVTS",

@@ -31,7 +31,7 @@ from mas_gym.cli import app
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from mas_gym.service import foreign, is_loopback
 from mas_gym.service.app import HangsUpOnSilence, make_app
-from mas_gym.service.pool import Service
+from mas_gym.service.requests import Service
 
 PATH = "/v1/chat/completions"
 Reply = tuple[int, Any]

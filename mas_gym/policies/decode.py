@@ -33,7 +33,7 @@ import numpy.typing as npt
 import torch
 
 from mas_gym.policies.base import MIN_TEMPERATURE, Certainty, SamplingRequest
-from mas_gym.policies.local.forward import Model, PrefixStore, Slots
+from mas_gym.policies.forward import Model, PrefixStore, Slots
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,8 @@ import transformers
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.policies.base import Choice, Sample, SamplingReply, SamplingRequest, first_tokens, refuse_extra_body
 from mas_gym.policies.chat import ChatFormat
-from mas_gym.policies.local.decode import GLOBAL_CAP, Decoder, DecodeStats, Job
-from mas_gym.policies.local.forward import Model, PrefixStore, check, threads_for
+from mas_gym.policies.decode import GLOBAL_CAP, Decoder, DecodeStats, Job
+from mas_gym.policies.forward import Model, PrefixStore, check, threads_for
 from mas_gym.policies.registry import ModelSource, import_models
 from mas_gym.prompts import ChatMessage
 
@@ -37,7 +37,7 @@ class TransformersPolicy:
         window: Context window in tokens, for prompt and answer together; by default the model's own.
         threads: CPU threads of torch for this model. By default one for models of up to 50 million parameters, and
             torch's own number for larger ones or if ``OMP_NUM_THREADS`` is set.
-        exact: Make replies independent of the batch (see `mas_gym.policies.local.decode`), at the cost of a float64
+        exact: Make replies independent of the batch (see `mas_gym.policies.decode`), at the cost of a float64
             copy of the model. By default on for float32 models of up to 100 million parameters that run in float64.
         chat_options: Extra variables for the chat template.
         trust_remote_code: Run Python code from the model's files. There is no interactive prompt for it.

@@ -1,1 +1,0 @@
-"""Policies that run a transformers model in this process."""
