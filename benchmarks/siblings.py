@@ -33,7 +33,7 @@ from mas_gym.tasks.base import Problem, Task
 from rewardmodels import LabelledTree, RewardData, stored_trees
 from rewardmodels.data.dataset import Example, graph_of
 from rewardmodels.data.encode import state_parts
-from rewardmodels.training.metrics import interval
+from rewardmodels.training import interval
 from search import Critic, ScoringContext
 
 

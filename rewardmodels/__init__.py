@@ -10,7 +10,7 @@ from rewardmodels.data.dataset import Example, LabelledTree, RewardData, collect
 from rewardmodels.data.encode import state_parts, state_text
 from rewardmodels.data.mining import Labelled, Pair, outcomes, pairs, pointwise, process_targets
 from rewardmodels.model.learned import LearnedCritic
-from rewardmodels.training.config import PAPER, TINY, TrainingConfig
+from rewardmodels.training import PAPER, TINY, TrainingConfig
 from rewardmodels.training.run import Trained, train
 from search.critics import Ensemble
 

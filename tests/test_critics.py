@@ -91,7 +91,7 @@ def test_other_decoders_share_or_score_states_whole(kind: str, shares: bool, tmp
     import torch
 
     from rewardmodels.data.encode import Encoder
-    from rewardmodels.model.backbone import load_scalar, load_tokenizer
+    from rewardmodels.model import load_scalar, load_tokenizer
     from rewardmodels.model.prefixes import PrefixScorer
 
     folder = str(save_base(tmp_path, kind, **({"head_dim": 32} if kind in ("Gemma", "Qwen3") else {})))

@@ -31,7 +31,7 @@ from mas_gym.tasks.graders import make_grader
 from mas_gym.tasks.loading import make_base
 from rewardmodels import LearnedCritic, load_critic
 from rewardmodels.critics import shipped
-from rewardmodels.training.config import SMALL, TrainingConfig, config_for
+from rewardmodels.training import SMALL, TrainingConfig, config_for
 from rewardmodels.training.run import CHECKPOINTS, ROLLOUTS, grow, teach, trees
 from search import Sampling
 from search.compare import (

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.tiny.stories import GENERATED
 from mas_gym.errors import ConfigError
 from mas_gym.user_code import is_user_code, read_settings, user_file
-from rewardmodels.training.config import PAPER, SMALL, TINY
+from rewardmodels.training import PAPER, SMALL, TINY
 
 SYSTEMS = {
     "arithmetic": "rpsv",

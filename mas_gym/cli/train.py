@@ -96,7 +96,7 @@ def _train(
     setting: Sequence[str] | None,
 ) -> None:
     import rewardmodels
-    from rewardmodels.training.config import check_head
+    from rewardmodels.training import check_head
 
     check_head(kind, head)
     overrides: dict[str, Any] = {**opt.read_pairs(setting), "kind": kind, "head": head, "view": view}

@@ -26,7 +26,7 @@ from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingEr
 from mas_gym.validation import MAX_TURNS
 from rewardmodels.data.dataset import LOOPS, DataKind
 from rewardmodels.data.encode import FORMAT, View
-from rewardmodels.model.backbone import load_scalar, load_tokenizer, quiet
+from rewardmodels.model import load_scalar, load_tokenizer, quiet
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from mas_gym.graph import MAS
 from mas_gym.state import MASState
 from rewardmodels.data.dataset import LOOPS, graph_of
 from rewardmodels.data.encode import Encoded, Encoder, View
-from rewardmodels.model.backbone import load_tokenizer
+from rewardmodels.model import load_tokenizer
 from rewardmodels.model.folder import CriticInfo, check_folder, digest, load_folder, read_info
 from search.protocol import ScoringContext
 

@@ -14,7 +14,7 @@ from mas_gym.errors import ConfigError, DataError, TrainingError, need
 from mas_gym.tasks.base import Same
 from rewardmodels.data.dataset import LabelledTree, RewardData, collect, histogram, split, stored_trees
 from rewardmodels.data.encode import Encoder, View
-from rewardmodels.model.backbone import (
+from rewardmodels.model import (
     add_lora,
     base_path,
     can_share,
@@ -25,7 +25,7 @@ from rewardmodels.model.backbone import (
     quiet,
 )
 from rewardmodels.model.folder import META, CriticInfo, model_card, read_info, save_folder
-from rewardmodels.training.config import CriticKind, Head, TrainingConfig, check_head, config_for
+from rewardmodels.training import CriticKind, Head, TrainingConfig, check_head, config_for
 from search.compare.bench import Arm, Bench, drain, named_planners, start
 from search.engine.journal import Progress
 from search.store import engine_identity, open_store
@@ -236,7 +236,7 @@ def _run(
 def _calibration(
     points: RewardData, config: TrainingConfig, encoder: Encoder, rest: tuple[Any, ...], model: Any
 ) -> dict[str, Any]:
-    from rewardmodels.training.metrics import point_metrics
+    from rewardmodels.training import point_metrics
     from rewardmodels.training.trainer import HeldOut, bundles
 
     examples = split(points, config.held_out)[1].examples
