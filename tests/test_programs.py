@@ -1,6 +1,7 @@
 """Search over agent programs: branching by replay, equality with a MAS, identity, resumption, order, divergence."""
 
 import asyncio
+import contextvars
 import copy
 import gc
 import itertools
@@ -268,6 +269,23 @@ def test_calls_at_the_same_time_are_decided_in_a_canonical_order() -> None:
     assert {k: shape(p) for k, p in searched(Program(gathered, parked=0), "mcts:8,2").items()} == {
         k: shape(p) for k, p in plans.items()
     }
+
+
+SEEN = contextvars.ContextVar("seen", default="")
+
+
+def test_no_program_starts_in_the_context_of_another() -> None:
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        found = SEEN.get()
+        SEEN.set(question)
+        await ask(client, "You are the Solver.", question)
+        return await ask(client, "You are the Solver.", f"again, after {found!r}")
+
+    # One at a time, so that each is started when the one before it waits for a reply.
+    plans = searched(Program(solve, agents=["Solver"], running=1, parked=0), "bon:3")
+    assert all(plan.error is None for plan in plans.values())
+    again = searched(Program(solve, agents=["Solver"]), "bon:3")
+    assert {k: shape(p) for k, p in again.items()} == {k: shape(p) for k, p in plans.items()}
 
 
 def test_choices_are_decisions_of_their_own() -> None:

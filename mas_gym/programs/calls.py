@@ -23,6 +23,7 @@ AGENT_HEADER = "x-mas-agent"
 """The HTTP header in which a program may name the agent that calls."""
 
 MAX_CHOICES = 64
+_LONGEST_NAME = 256
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _READ = {
@@ -47,6 +48,7 @@ _PASSED_ON = {
     *("tools", "tool_choice", "parallel_tool_calls", "response_format", "stop"),
     *("frequency_penalty", "presence_penalty", "logit_bias"),
 }
+_KNOWN = _READ | _WITHOUT_EFFECT | _REFUSED.keys()
 # Values that ask for nothing: clients send them by default.
 _IDLE: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
@@ -130,7 +132,7 @@ class Call:
         asked = {"temperature": self.temperature, "top_p": self.top_p}
         return {name: value for name, value in asked.items() if value is not None}
 
-    @property
+    @cached_property
     def system(self) -> str:
         """The system prompt, stripped; the first one if there are several."""
         return next((m.content.strip() for m in self.messages if m.role == "system"), "")
@@ -156,9 +158,14 @@ def read_call(body: bytes, headers: Mapping[str, str], normalise: Any = None) ->
         raise CallError(f"expected a JSON body: {str(error)[:200]}") from None
     if not isinstance(asked, dict):
         raise CallError(f"expected a JSON object, got {shown(asked)}")
-    for key, remedy in _REFUSED.items():
+    return parsed_call(asked, headers, normalise)
+
+
+def parsed_call(asked: dict[str, Any], headers: Mapping[str, str], normalise: Any = None) -> Call:
+    """Return the call of a parsed request; see `read_call`."""
+    for key in _REFUSED.keys() & asked.keys():
         if _asks(asked, key):
-            raise CallError(f"{key}: expected none, got {shown(asked[key])}; {remedy}")
+            raise CallError(f"{key}: expected none, got {shown(asked[key])}; {_REFUSED[key]}")
     messages, more = _messages(asked.get("messages"))
     extra = _extra(asked, more)
     metadata = asked.get("metadata") or {}
@@ -192,8 +199,7 @@ def _extra(asked: dict[str, Any], more: list[dict[str, Any]]) -> dict[str, Any]:
     if tools and not (isinstance(tools, list) and all(_is_function(tool) for tool in tools)):
         expected = '[{"type": "function", "function": {"name": ...}}]'
         raise CallError(f"tools: expected {expected}, got {shown(tools)}")
-    known = _READ | _WITHOUT_EFFECT | _REFUSED.keys()
-    extra = {key: value for key, value in asked.items() if key not in known and _asks(asked, key)}
+    extra = {key: asked[key] for key in asked.keys() - _KNOWN if _asks(asked, key)}
     if tools:
         # Without tools these are defaults of clients.
         extra |= {key: asked[key] for key in ("tool_choice", "parallel_tool_calls") if asked.get(key) is not None}
@@ -230,7 +236,7 @@ def _canonical(asked: dict[str, Any], agent: str, normalise: Any) -> str:
         except Exception as error:
             raise CallError(f"normalise raised {type(error).__name__}: {error}", 500) from error
     try:
-        return json.dumps(kept, sort_keys=True)
+        return json.dumps(kept, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise CallError(f"normalise: expected a JSON-able value, got {shown(kept)} ({error})", 500) from None
 
@@ -256,19 +262,23 @@ def _message(place: str, entry: Any) -> tuple[ChatMessage, dict[str, Any]]:
         content = ""
     if not isinstance(content, str):
         raise CallError(f"{place}.content: expected text, got {shown(content)}")
+    name = entry.get("name") or ""
+    if not isinstance(name, str) or len(name) > _LONGEST_NAME:
+        raise CallError(f"{place}.name: expected at most {_LONGEST_NAME} characters, got {shown(name)}")
+    named = {"name": name} if name else {}
     if role == "tool":
         answered = entry.get("tool_call_id")
         if not isinstance(answered, str):
             raise CallError(f"{place}.tool_call_id: expected the id of a tool call, got {shown(answered)}")
-        return ChatMessage(role, content), {"tool_call_id": answered}
+        return ChatMessage(role, content), {"tool_call_id": answered, **named}
     if not calls:
-        return ChatMessage(_ROLES[role], content), {}
+        return ChatMessage(_ROLES[role], content), named
     try:
         said = [ToolCall(call["function"]["name"], call["function"]["arguments"]) for call in calls]
         text = with_calls(content, said)
     except (TypeError, KeyError):
         raise CallError(f"{place}.tool_calls: expected a list of function calls, got {shown(calls)}") from None
-    return ChatMessage(role, text), {"content": content or None, "tool_calls": calls}
+    return ChatMessage(role, text), {"content": content or None, "tool_calls": calls, **named}
 
 
 def _number(asked: dict[str, Any], key: str, least: float, most: float) -> float | None:

@@ -53,7 +53,7 @@ class ProgramStopped(BaseException):
 class Quiet(Enum):
     """How to find out that a program makes no more calls before it gets a reply."""
 
-    NOW = "the thread that calls is the only one of the program"
+    NOW = "the thread or task that calls is the only one of the program"
     IDLE = "the program's event loop is idle"
     SETTLED = "no call has come for a while"
 
@@ -157,6 +157,14 @@ def given(texts: list[str] | Future[list[str]]) -> list[str]:
     return found
 
 
+class Later(Protocol):
+    """A reply that is not there yet, such as a future of either kind."""
+
+    def set_result(self, texts: list[str], /) -> object:
+        """Take one text per choice; none if the execution is over."""
+        ...
+
+
 class Place(Protocol):
     """A loop that executions share."""
 
@@ -170,6 +178,14 @@ class Place(Protocol):
         ...
 
 
+def in_thread(execution: Execution) -> Future[list[str]]:
+    """Return a reply for which a thread waits."""
+    return Future()
+
+
+L = TypeVar("L", bound=Later)
+
+
 class _Open:
     """A call without its replies."""
 
@@ -177,7 +193,7 @@ class _Open:
 
     def __init__(self, call: Call) -> None:
         self.call, self.texts = call, list[str]()
-        self.reply: Future[list[str]] | None = None
+        self.reply: Later | None = None
 
 
 PATIENCE = 0.5
@@ -196,6 +212,7 @@ class Execution:
         deadline: When the program counts as hung, on the clock of `time.monotonic`; None while it waits for a reply.
         place: The loop that it runs on, if it shares one; set by its runner.
         thread: The only thread that it is known to run on; set by its source.
+        alone: Whether it has started no task beside its first; set by that loop.
     """
 
     def __init__(
@@ -225,6 +242,7 @@ class Execution:
         self.bearer = f"Bearer {key}".encode()
         self.place: Place | None = None
         self.thread: int | None = None
+        self.alone = True
         self._host, self._report = host, report
         self._steps, self._order = deque(script.steps), list(script.beside)
         self._taken: list[Step] = []
@@ -264,8 +282,8 @@ class Execution:
 
     # ---- the program's side
 
-    def ask(self, call: Call, quiet: Quiet) -> list[str] | Future[list[str]]:
-        """Take a call of the program; return one text per choice, or a future of them.
+    def ask(self, call: Call, quiet: Quiet, later: Callable[[Execution], L]) -> list[str] | L:
+        """Take a call of the program; return one text per choice, or what ``later`` returns, which gets them.
 
         Raises:
             ProgramStopped: The execution is over.
@@ -280,7 +298,7 @@ class Execution:
                 self._open.append(item)
                 self._drain()
                 if len(item.texts) < call.n:
-                    item.reply = Future()
+                    item.reply = reply = later(self)
         if self._asked > self._limit:
             most = f"more than {self._limit} calls; raise max_calls if the program needs them"
             self.finish(Failed(f"the program made {most}"))
@@ -288,7 +306,7 @@ class Execution:
         if item.reply is None:
             return item.texts
         self._host.watch(self, quiet)
-        return item.reply
+        return reply
 
     def use(self, key: str) -> Use:
         """Return the next use of a recorded tool with these arguments."""
@@ -305,7 +323,7 @@ class Execution:
             found = self._last_use.get(key)
         return found if found is not None else self.use(key)
 
-    def withdraw(self, reply: Future[list[str]]) -> None:
+    def withdraw(self, reply: Later) -> None:
         """Forget a call whose client has left; the same call may come again."""
         with self._lock:
             self._open = [item for item in self._open if item.reply is not reply]
@@ -394,14 +412,16 @@ class Execution:
     def _drain(self) -> None:
         """Answer the calls that the script names next."""
         while self._steps and (call := self._steps[0].call) is not None:
-            item = next((item for item in self._open if item.call.digest == call.digest), None)
-            if item is None:
+            for item in self._open:
+                if item.call is call or item.call.digest == call.digest:
+                    self._give(item)
+                    break
+            else:
                 return
-            self._give(item)
 
     def _give(self, item: _Open) -> None:
         step = self._steps.popleft()
-        self._taken.append(Step(item.call, step.text))
+        self._taken.append(step if step.call is item.call else Step(item.call, step.text))
         item.texts.append(step.text)
         self._answered += 1
         self._stuck = None
@@ -416,6 +436,8 @@ class Execution:
 
     def _ordered(self) -> list[_Open]:
         """Return the calls that wait in canonical order."""
+        if len(self._open) == 1:
+            return list(self._open)
         places: dict[bytes, deque[int]] = defaultdict(deque)
         for place, digest in enumerate(self._order):
             places[digest].append(place)

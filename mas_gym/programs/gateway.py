@@ -9,7 +9,6 @@ and a header of its own. Plain chat requests go to the execution directly, all o
 from __future__ import annotations
 
 import asyncio
-import copy
 import hmac
 import importlib
 import json
@@ -26,8 +25,8 @@ from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 from mas_gym.errors import MissingDependencyError
-from mas_gym.programs.calls import AGENT_HEADER, Call, CallError, Reply, completion, read_call, reply_to
-from mas_gym.programs.execution import Execution, ProgramStopped, Quiet, answer_use, given
+from mas_gym.programs.calls import AGENT_HEADER, Call, CallError, Reply, completion, parsed_call, read_call, reply_to
+from mas_gym.programs.execution import Execution, L, ProgramStopped, Quiet, answer_use, given, in_thread
 
 MAX_BODY = 16 * 2**20
 MAX_HEAD = 2**16
@@ -35,7 +34,6 @@ IDLE_SECONDS = 5.0
 """How long a connection waits for a request before it is closed, if its program has ended."""
 _LINGER_SECONDS = 1.0
 _STATUS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed"}
-_Taken = tuple[Call, "list[str] | Future[list[str]]", Execution]
 
 
 class Gateway:
@@ -68,13 +66,13 @@ class Gateway:
         """Return the execution whose token a path begins with; None if there is none."""
         return self._open.get(path.strip("/").partition("/")[0])
 
-    def read(self, known: bytes, headers: Mapping[str, str], body: Callable[[], bytes] | None = None) -> Call:
+    def read(self, known: bytes, headers: Mapping[str, str], asked: Callable[[], dict[str, Any]] | None = None) -> Call:
         """Read a request; one that a search has seen already is looked up.
 
         Args:
             known: The body, or another form of it by which it is looked up.
             headers: Names in lower case.
-            body: Returns the body, if ``known`` is another form.
+            asked: Returns what the body would be parsed to, if ``known`` is another form.
 
         Raises:
             CallError: See `read_call`; or the call cannot be answered as it asks.
@@ -82,13 +80,24 @@ class Gateway:
         key = blake2b(headers.get(AGENT_HEADER, "").encode() + b"\0" + known, digest_size=16).digest()
         call = self._calls.get(key)
         if call is None:
-            call = read_call(known if body is None else body(), headers, self.normalise)
+            if asked is None:
+                call = read_call(known, headers, self.normalise)
+            else:
+                call = parsed_call(asked(), headers, self.normalise)
             if reason := self.refusal(call):
                 raise CallError(reason)
             self._calls[key] = call
         return call
 
-    def receive(self, method: str, path: str, headers: Mapping[str, str], body: bytes, quiet: Quiet) -> Reply | _Taken:
+    def receive(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        quiet: Quiet,
+        later: Callable[[Execution], L],
+    ) -> Reply | tuple[Call, list[str] | L, Execution]:
         """Take a request: answer it, or hand it to its execution.
 
         Args:
@@ -97,6 +106,7 @@ class Gateway:
             headers: Names in lower case.
             body: The body.
             quiet: How to find out that the program makes no more calls.
+            later: Returns what gets the reply when it is there.
 
         Raises:
             ProgramStopped: The execution is over.
@@ -120,7 +130,7 @@ class Gateway:
             call = self.read(body, headers)
         except CallError as error:
             return Reply(error.status, "application/json", error.body())
-        return call, execution.ask(call, quiet), execution
+        return call, execution.ask(call, quiet, later), execution
 
 
 # ---- over HTTP
@@ -185,7 +195,7 @@ class Server:
         try:
             head = await self._head(reader, last)
             method, path, headers, body = await _request(head, reader, writer)
-            got = self._gateway.receive(method, path, headers, body, Quiet.SETTLED)
+            got = self._gateway.receive(method, path, headers, body, Quiet.SETTLED, in_thread)
         except CallError as error:
             await _send(writer, Reply(error.status, "application/json", error.body()), False)
             # A connection that is closed with unread data is reset, and its client does not see the reply.
@@ -303,7 +313,10 @@ class Clients:
         """Return a client whose requests all take the long way."""
         if asynchronous not in self._templates:
             self._templates[asynchronous] = _template(self.gateway, asynchronous)
-        client = copy.copy(self._templates[asynchronous].client)
+        template = self._templates[asynchronous].client
+        # What copy.copy does, without asking first how.
+        client = object.__new__(type(template))
+        client.__dict__.update(template.__dict__)
         client.api_key = execution.key or "none"
         client._custom_headers = {_EXECUTION_HEADER: execution.token}
         return client
@@ -345,9 +358,9 @@ def _async_chat() -> Any:
             call = None if args else _plain(self._clients.gateway, execution, named)
             if call is None:
                 return await super().create(*args, **named)
-            texts = execution.ask(call, _quiet_on_loop(execution))
-            if isinstance(texts, Future):
-                texts = await wait_for(texts, execution)
+            texts = execution.ask(call, _quiet_on_loop(execution), _Awaited)
+            if isinstance(texts, _Awaited):
+                texts = await texts.texts()
             return ChatCompletion.model_validate(completion(call, texts))
 
     class Chat(AsyncChat):
@@ -374,7 +387,7 @@ def _chat() -> Any:
             call = None if args else _plain(self._clients.gateway, execution, named)
             if call is None:
                 return super().create(*args, **named)
-            texts = execution.ask(call, _quiet_in_thread(execution))
+            texts = execution.ask(call, _quiet_in_thread(execution), in_thread)
             return ChatCompletion.model_validate(completion(call, given(texts)))
 
     class Chat(WholeChat):
@@ -404,41 +417,52 @@ def _plain(gateway: Gateway, execution: Execution, named: dict[str, Any]) -> Cal
         return None
     # Omitted values of openai, and messages that are objects; a refusal becomes an exception of openai.
     with suppress(TypeError, ValueError, CallError):
-        return gateway.read(marshal.dumps(named, 0), headers, lambda: json.dumps(named).encode())
+        return gateway.read(marshal.dumps(named, 0), headers, partial(_asked, gateway, named))
     return None
 
 
+def _asked(gateway: Gateway, named: dict[str, Any]) -> dict[str, Any]:
+    # A hook may change what it gets, which is JSON.
+    return named if gateway.normalise is None else json.loads(json.dumps(named))
+
+
 def _quiet_on_loop(execution: Execution) -> Quiet:
-    return Quiet.IDLE if execution.place is not None and execution.place.here else Quiet.SETTLED
+    if execution.place is None or not execution.place.here:
+        return Quiet.SETTLED
+    return Quiet.NOW if execution.alone else Quiet.IDLE
 
 
 def _quiet_in_thread(execution: Execution) -> Quiet:
     return Quiet.NOW if threading.get_ident() == execution.thread else Quiet.SETTLED
 
 
-def _wake(soon: Callable[..., Any], here: asyncio.Future[None], reply: Future[list[str]]) -> None:
-    soon(_done, here)
+class _Awaited:
+    """A reply that a task of the running loop awaits."""
+
+    __slots__ = ("_execution", "_here", "_soon")
+
+    def __init__(self, execution: Execution) -> None:
+        loop, place = asyncio.get_running_loop(), execution.place
+        self._execution = execution
+        self._here: asyncio.Future[list[str]] = loop.create_future()
+        self._soon = place.soon if place is not None and place.here else loop.call_soon_threadsafe
+
+    def set_result(self, texts: list[str]) -> None:
+        """Take the texts, on any thread."""
+        self._soon(_done, self._here, texts)
+
+    async def texts(self) -> list[str]:
+        """Wait for them; a call whose client leaves is withdrawn. Raises `ProgramStopped`."""
+        try:
+            return given(await self._here)
+        except asyncio.CancelledError:
+            self._execution.withdraw(self)
+            raise
 
 
-def _done(here: asyncio.Future[None]) -> None:
+def _done(here: asyncio.Future[list[str]], texts: list[str]) -> None:
     if not here.done():
-        here.set_result(None)
-
-
-async def wait_for(reply: Future[list[str]], execution: Execution) -> list[str]:
-    """Wait for a reply; a call whose client leaves is withdrawn."""
-    loop = asyncio.get_running_loop()
-    here: asyncio.Future[None] = loop.create_future()
-    place = execution.place
-    soon = place.soon if place is not None and place.here else loop.call_soon_threadsafe
-
-    reply.add_done_callback(partial(_wake, soon, here))
-    try:
-        await here
-    except asyncio.CancelledError:
-        execution.withdraw(reply)
-        raise
-    return given(reply)
+        here.set_result(texts)
 
 
 # ---- every other request
@@ -453,12 +477,13 @@ def _async_http(http: Any, gateway: Gateway) -> Any:
             execution = gateway.at(token)
             quiet = Quiet.SETTLED if execution is None else _quiet_on_loop(execution)
             path = f"/{token}{request.url.path}"
-            got = gateway.receive(request.method, path, request.headers, await request.aread(), quiet)
+            body = await request.aread()
+            got = gateway.receive(request.method, path, request.headers, body, quiet, _Awaited)
             if isinstance(got, Reply):
                 return _response(http, got)
             call, texts, execution = got
-            if isinstance(texts, Future):
-                texts = await wait_for(texts, execution)
+            if isinstance(texts, _Awaited):
+                texts = await texts.texts()
             return _response(http, reply_to(call, texts))
 
     class Client(http.AsyncClient):  # type: ignore[misc]
@@ -476,7 +501,8 @@ def _http(http: Any, gateway: Gateway) -> Any:
             token = request.headers.get(_EXECUTION_HEADER, "")
             execution = gateway.at(token)
             quiet = Quiet.SETTLED if execution is None else _quiet_in_thread(execution)
-            got = gateway.receive(request.method, f"/{token}{request.url.path}", request.headers, request.read(), quiet)
+            path = f"/{token}{request.url.path}"
+            got = gateway.receive(request.method, path, request.headers, request.read(), quiet, in_thread)
             if isinstance(got, Reply):
                 return _response(http, got)
             call, texts, _ = got

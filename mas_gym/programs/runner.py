@@ -7,11 +7,14 @@ execution that is parked there, or starts the program again and replays the repl
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from contextvars import copy_context
 from functools import partial
+from hashlib import blake2b
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Protocol
@@ -19,9 +22,10 @@ from typing import Any, Protocol
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import MASGymError, SearchError
 from mas_gym.graph import FAILED, MAS, RETURNED
-from mas_gym.policies.base import plain_only, takes_extra_body
+from mas_gym.policies.base import refusal
 from mas_gym.programs.calls import Call
 from mas_gym.programs.execution import (
+    CURRENT,
     DivergenceError,
     Execution,
     Failed,
@@ -87,6 +91,9 @@ class Runner:
         self._stops: dict[Execution, Callable[[], None]] = {}
         self._closed = False
         self._swept = monotonic()
+        self._context = copy_context()
+        self._context.run(CURRENT.set, None)
+        self._secret, self._numbers = secrets.token_bytes(32), itertools.count()
 
     def session(self, question: str) -> Session:
         """Return the states of one search."""
@@ -101,9 +108,7 @@ class Runner:
         except MASGymError:
             # The search fails with it, when the call is the decision.
             return ""
-        if takes_extra_body(self.policy, agent):
-            return ""
-        return plain_only(self.policy, agent, call.extra_body)
+        return refusal(self.policy, agent, call.extra_body)
 
     def close(self) -> None:
         """End every execution and let threads and port go; safe to call twice."""
@@ -128,12 +133,14 @@ class Runner:
         """Start the program on a question; ``report`` is called with every outcome, on any thread."""
         tape = {} if tape is None else tape
         program = self.program
-        secret = secrets.token_urlsafe(48)
+        # One call of the operating system per runner, because each takes longer than a replayed call.
+        secret = blake2b(next(self._numbers).to_bytes(8), key=self._secret, digest_size=32).hexdigest()
         token, key = secret[:32], secret[32:] if program.source.needs_key else ""
         limits = program.max_calls, program.timeout
 
         execution = Execution(self, token, key, question, script, limits, report, tape)
-        self._side_loop()
+        if self._side is None:
+            self._side_loop()
         with self._lock:
             if self._closed:
                 raise SearchError("the program's runner is closed")
@@ -154,13 +161,12 @@ class Runner:
                 if not dropped:
                     self._busy.add(execution)
             if not dropped:
-                self._launch(execution)
+                # Not in the context of another program, whose call or end made room.
+                self._context.copy().run(self._launch, execution)
 
     def _launch(self, execution: Execution) -> None:
         execution.began()
-        stop = self.program.source.start(execution, self)
-        with self._lock:
-            self._stops[execution] = stop
+        self._stops[execution] = self.program.source.start(execution, self)
         if execution.over:
             self.rests(execution)
 
@@ -172,11 +178,13 @@ class Runner:
             if execution.over:
                 self._open.discard(execution)
                 stop = self._stops.pop(execution, None)
+            waits = bool(self._queue)
         if execution.over:
             self.gateway.remove(execution)
         if stop is not None:
             stop()
-        self._start_next()
+        if waits:
+            self._start_next()
 
     def park(self, session: int, digest: bytes, execution: Execution) -> None:
         """Keep an execution that waits at a state; beyond the limit the oldest one is dropped."""
@@ -256,8 +264,9 @@ class Runner:
             if self._programs is None:
                 self._programs = Loop("mas-gym-programs")
                 self._programs.selector.idle = self._idle
-            execution.place = self._programs
-            return self._programs.task(work, execution.token)
+            execution.place = programs = self._programs
+        # Waking the loop lets other threads run, which would then wait for the lock.
+        return programs.task(work, execution.token)
 
     def beside(self, work: Callable[[], Any]) -> Callable[[], None]:
         """Run a coroutine on the loop that nothing of a user blocks."""
@@ -343,7 +352,7 @@ class Session:
         self._runner, self._program, self._question = runner, program, question
         self._waiting: dict[bytes, tuple[Call, ...]] = {}
         self._paths: dict[bytes, tuple[Step, ...]] = {}
-        self._agents: dict[bytes, int] = {}
+        self._agents: dict[tuple[str, ...], int] = {}
         self._next: dict[_Key, MASState | Exception | list[Then]] = {}
         self._tape: Tape = {}
         self._running: set[Execution] = set()
@@ -532,9 +541,11 @@ class Session:
 
     def _agent(self, outcome: Waiting) -> int:
         call = outcome.calls[0]
-        if call.digest not in self._agents:
-            self._agents[call.digest] = self._program.agent_of(call)
-        return self._agents[call.digest]
+        # All that says whose call it is.
+        known = call.agent, call.model, *(message.content for message in call.messages if message.role == "system")
+        if known not in self._agents:
+            self._agents[known] = self._program.agent_of(call)
+        return self._agents[known]
 
     def _known(self, state: MASState, outcome: Waiting) -> MASState:
         self._waiting[state.digest] = outcome.calls

@@ -429,6 +429,7 @@ class Loop:
         task = asyncio.Task(work, loop=loop, **named)
         execution = CURRENT.get()
         if execution is not None:
+            execution.alone = False
             self._owners[task] = execution.token
         return task
 
@@ -458,7 +459,7 @@ class Loop:
     @property
     def here(self) -> bool:
         """Whether the caller is on the loop's thread."""
-        return threading.current_thread() is self._thread
+        return threading.get_ident() == self._thread.ident
 
     def soon(self, work: Callable[..., Any], *args: Any) -> None:
         """Call a function on the loop; nothing happens if the loop is closed."""
