@@ -114,26 +114,27 @@ def compare(planners: list[str], task: Any, policies: dict[str, Any], kinds: dic
             print(f"{engine:12} {planner:10} " + " ".join(f"{cell:>28}" for cell in cells), flush=True)
 
 
-def same(planners: list[str], count: int, seed: int) -> None:
-    """Search the example and the MAS with the tiny agents, and compare answers, transcripts, visits and Hit@1.
+def same(file: Path, planners: list[str], count: int, seed: int, cache: Path | None) -> None:
+    """Search a program and the MAS with the tiny agents, and compare answers, transcripts, visits and Hit@1.
 
     Replies are cached: a request of the program that is not one of the MAS's would cost a call, and is counted.
     """
     task = mas_gym.load_task("arithmetic", split="test", limit=count)
-    print(f"{'planner':10} problems  equal  Hit@1 MAS  Hit@1 program  agent calls  other requests")
+    print(f"{file.name}\n{'planner':10} problems  equal  Hit@1 MAS  Hit@1 program  agent calls  other requests  CPU s")
     with tempfile.TemporaryDirectory() as folder:
-        policy = load_policy("tiny", cache=f"{folder}/replies.db")
+        policy = load_policy("tiny", cache=str(cache or f"{folder}/replies.db"))
         common: dict[str, Any] = {"policy": policy, "critic": search.PolicyLikelihood(), "seed": seed}
-        program = Program(f"{EXAMPLE}:solve", agents=AGENTS)
+        program = Program(f"{file}:solve", agents=AGENTS)
         for planner in planners:
             native = {plan.problem_id: plan for plan in search.run(planner, task, mas="rpsv", **common)}
-            misses = policy.misses
+            misses, worked = policy.misses, time.process_time()
             found = {plan.problem_id: plan for plan in search.run(planner, task, program=program, **common)}
+            worked = time.process_time() - worked
             equal = sum(_shape(found[key]) == _shape(plan) for key, plan in native.items())
             hits = [sum(plan.correct for plan in plans.values()) / count for plans in (native, found)]
             calls = sum(plan.usage.agent_calls for plan in found.values())
             row = f"{planner:10} {count:8} {equal:6} {hits[0]:10.3f} {hits[1]:14.3f} {calls:12}"
-            print(f"{row} {policy.misses - misses:15}", flush=True)
+            print(f"{row} {policy.misses - misses:15} {worked:6.0f}", flush=True)
         policy.close()
 
 
@@ -230,9 +231,11 @@ def main() -> None:
     options.add_argument("--searches", type=int, default=1000)
     options.add_argument("--same", type=int, metavar="N", help="compare the plans on N problems, and measure nothing")
     options.add_argument("--seed", type=int, default=7)
+    options.add_argument("--program", type=Path, default=EXAMPLE, help="with --same: the file whose solve is compared")
+    options.add_argument("--cache", type=Path, help="with --same: keeps the agents' replies for the next program")
     given = options.parse_args()
     if given.same:
-        same(["single", *given.planner], given.same, given.seed)
+        same(given.program.resolve(), ["single", *given.planner], given.same, given.seed, given.cache)
         return
     policies = {name: ENGINES[name]() for name in given.engine}
     task = mas_gym.load_task("arithmetic", split="test", limit=given.n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -21,12 +22,13 @@ from search_worlds import noise
 
 import search
 from mas_gym.errors import PolicyError
-from mas_gym.policies import Sample, SamplingReply, SamplingRequest
+from mas_gym.policies import Sample, SamplingReply, SamplingRequest, load_policy
 from mas_gym.policies.adapters import PerAgentPolicy, ScriptedPolicy
-from mas_gym.policies.completions import BadReply, parse_reply
+from mas_gym.policies.completions import BadReply, parse_reply, payload
 from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy
 from mas_gym.policies.replay import CachedPolicy, sample_key
-from mas_gym.programs import Program
+from mas_gym.programs import Call, Program
+from mas_gym.programs.calls import CallError, read_call
 from mas_gym.prompts import ChatMessage, ToolCall, split_calls, with_calls
 from mas_gym.tasks.base import Problem
 from mas_gym.wrappers import CandidateChoice
@@ -333,6 +335,78 @@ def test_a_policy_that_cannot_is_named_and_the_others_are_asked(policy: OpenAIPo
 
     plan = searched(Program(program, agents=["Planner", "Solver"]), both, "single", tasks=problems(1))["p0"]
     assert plan.error is None and plan.correct
+
+
+# ---- names of speakers
+
+
+NAMED = [SYSTEM, {"role": "user", "name": "Planner", "content": "Add 2 and 2"}]
+
+
+def call_of(*messages: Any) -> Call:
+    return read_call(json.dumps({"model": "m", "messages": messages}).encode(), {})
+
+
+def test_the_name_of_a_speaker_reaches_a_server(policy: OpenAIPolicy, bodies: list[Any]) -> None:
+    async def program(question: str, client: AsyncOpenAI) -> str:
+        await client.chat.completions.create(model="m", messages=NAMED)  # type: ignore[arg-type]
+        return "4"
+
+    assert searched(program, policy, "single", tasks=problems(1))["p0"].correct
+    assert [message.get("name") for message in bodies[0]["messages"]] == [None, "Planner"]
+    assert bodies[0]["messages"][1]["content"] == "Add 2 and 2"
+
+
+def test_local_policies_read_it_in_front_of_the_text(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="local policies need the extra 'local'")
+    import local_models
+
+    local = load_policy(f"transformers:{local_models.save(tmp_path)}")
+    call = call_of(*NAMED)
+    named = SamplingRequest(call.messages, (1,), 4, extra_body=call.extra_body)
+    plain = SamplingRequest((call.messages[0], ChatMessage("user", "Planner: Add 2 and 2")), (1,), 4)
+    assert local.sample([named]) == local.sample([plain])  # type: ignore[union-attr]
+    assert "Planner: Add 2 and 2" in payload(named, (1,), "m", "completions", False)["prompt"]
+
+
+def test_an_environment_shows_it_and_plain_policies_refuse_it(policy: OpenAIPolicy, bodies: list[Any]) -> None:
+    async def program(question: str, client: AsyncOpenAI) -> str:
+        try:
+            await client.chat.completions.create(model="m", messages=NAMED)  # type: ignore[arg-type]
+        except openai.BadRequestError as error:
+            assert "names in messages: expected none" in str(error)
+            await ask(client, "You are the Solver.")
+        return "4"
+
+    assert searched(program, PLAIN, "single", tasks=problems(1))["p0"].correct
+    inner = gym.make("MAS-Program-v0", program=Program(program, agents=["Solver"]), disable_env_checker=True)
+    env = CandidateChoice(inner, policy, n=2, seed=0)
+    observation, _ = env.reset(seed=0)
+    assert observation["messages"][1] == ChatMessage("user", "Planner: Add 2 and 2")
+    assert [body["messages"][1] for body in bodies] == [NAMED[1]] * 2
+    env.close()
+
+
+def test_calls_that_differ_in_names_alone_are_different_calls() -> None:
+    named, other, plain = (call_of(SYSTEM, NAMED[1] | {"name": name}) for name in ("Planner", "Critic", ""))
+    assert len({named.digest, other.digest, plain.digest}) == 3
+    calls = (named, other, plain)
+    keys = {sample_key(SamplingRequest(call.messages, (1,), extra_body=call.extra_body), 1) for call in calls}
+    assert len(keys) == 3
+    with pytest.raises(CallError, match="name: expected"):
+        call_of(NAMED[1] | {"name": ["Planner"]})
+
+
+def test_a_program_that_names_another_speaker_on_replay_is_found_out(policy: OpenAIPolicy) -> None:
+    names = itertools.cycle("abc")
+
+    async def program(question: str, client: AsyncOpenAI) -> str:
+        messages: Any = [SYSTEM, {"role": "user", "name": next(names), "content": question}]
+        await client.chat.completions.create(model="m", messages=messages, tools=[ADD])  # type: ignore[list-item]
+        return "4"
+
+    plan = searched(program, policy, "bon:8", tasks=problems(1))["p0"]
+    assert plan.error is not None and '"name": "a"' in plan.error and '"name": "b"' in plan.error
 
 
 def test_several_models_without_prompts_are_agents_with_policies_of_their_own(policy: OpenAIPolicy) -> None:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 if importlib.util.find_spec("vllm") is None:
@@ -27,7 +28,7 @@ if importlib.util.find_spec("vllm") is None:
 import local_models
 from local_models import ask, texts
 
-from mas_gym.errors import ConfigError, EngineUnavailableError
+from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.identity import identity_of
 from mas_gym.policies import SamplingRequest, load_policy
 from mas_gym.policies.base import AsyncPolicy
@@ -168,6 +169,75 @@ def test_what_is_cancelled_is_forgotten(both: tuple[VLLMPolicy, ...]) -> None:
 
     asyncio.run(run())
     assert texts(ask(both[0], [request(1)])) == texts(ask(both[0], [request(1)]))
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"type": "integer", "minimum": 0, "maximum": 99}, "sure": {"type": "boolean"}},
+    "required": ["answer", "sure"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture
+def tiny_agents() -> Iterator[VLLMPolicy]:
+    """The tiny agents, whose tokenizer has every character; they would fill JSON with line breaks."""
+    from mas_gym import tiny
+
+    outputs = {"backend": "xgrammar", "disable_any_whitespace": True}
+    policy = load_policy(f"vllm:{tiny.path()}", dtype="float32", engine=ENGINE | {"structured_outputs_config": outputs})
+    assert isinstance(policy, VLLMPolicy)
+    yield policy
+    policy.close()
+
+
+def test_a_program_gets_json_that_obeys_its_schema(tiny_agents: VLLMPolicy) -> None:
+    import search
+    from mas_gym.programs import Program
+    from mas_gym.tasks.base import Problem
+
+    schema: Any = {"type": "json_schema", "json_schema": {"name": "reply", "schema": SCHEMA}}
+
+    async def solve(question: str, client: Any) -> str:
+        asked: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": question}], "max_tokens": 60}
+        reply = await client.chat.completions.create(**asked, response_format=schema)
+        found = json.loads(reply.choices[0].message.content)
+        assert found.keys() == {"answer", "sure"} and 0 <= found["answer"] <= 99 and isinstance(found["sure"], bool)
+        with pytest.raises(openai.BadRequestError, match=r"tools: expected none.*response_format"):
+            await client.chat.completions.create(**asked, tools=[{"type": "function", "function": {"name": "f"}}])
+        reply = await client.chat.completions.create(**asked, response_format={"type": "json_object"})
+        assert isinstance(json.loads(reply.choices[0].message.content), dict)
+        return str(found["answer"])
+
+    problems = [Problem(f"p{i}", f"What is {i} + {i}?", str(2 * i), "number") for i in range(3)]
+    critic = search.PolicyLikelihood()
+    runs = []
+    for parked in (64, 0):
+        program = Program(solve, agents=["Solver"], parked=parked)
+        plans = list(search.run("sc:4", problems, program=program, policy=tiny_agents, critic=critic))
+        assert not any(plan.error for plan in plans) and None not in [plan.answer for plan in plans]
+        runs.append({plan.problem_id: plan.answer for plan in plans})
+    assert runs[0] == runs[1]
+
+    plain = SamplingRequest((ChatMessage("user", "What is 2 + 2?"),), (1, 2), 60)
+
+    def texts_with(**asked: Any) -> list[str]:
+        [reply] = ask(tiny_agents, [replace(plain, extra_body=json.dumps(asked))])
+        return [sample.text for sample in reply.samples]
+
+    assert set(texts_with(structured_outputs={"choice": ["yes", "no"]})) <= {"yes", "no"}
+    assert set(texts_with(logit_bias={"15": 100}, top_k=1)) == {"0" * 60}
+    [whole] = texts(ask(tiny_agents, [plain]))
+    assert texts_with(stop=["F"]) == [text.partition("F")[0].strip() for text in whole] != whole
+    for wrong in (
+        {"type": "xml"},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {"schema": {"type": 3}}},
+    ):
+        with pytest.raises(PolicyError, match="vLLM"):
+            texts_with(response_format=wrong)
+    with pytest.raises(PolicyError, match="tools: expected none"):
+        texts_with(tools=[])
 
 
 def test_searches_are_the_same_at_concurrency_1_and_256(both: tuple[VLLMPolicy, ...]) -> None:

@@ -21,10 +21,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import NamedTuple, Protocol, overload, runtime_checkable
+from typing import Any, NamedTuple, Protocol, overload, runtime_checkable
 
 from mas_gym.errors import ConfigError, PolicyError
 from mas_gym.prompts import ChatMessage
@@ -97,8 +97,8 @@ class SamplingRequest:
         temperature: Softmax temperature; 0 is greedy decoding, and so is anything below `MIN_TEMPERATURE`.
         top_p: Nucleus mass in ``(0, 1]``.
         agent: Name of the acting agent, for policies that serve agents differently.
-        extra_body: Further fields of an OpenAI chat request, such as ``tools``, as canonical JSON; empty if none. Only
-            policies for which `takes_extra_body` holds get such requests.
+        extra_body: Further fields of an OpenAI chat request, such as ``tools``, as canonical JSON; empty if none. Its
+            ``messages`` has further fields of each message. A policy gets only what it honours, see `refusal`.
 
     Raises:
         ConfigError: A field is out of its range.
@@ -128,14 +128,6 @@ class SamplingRequest:
             raise ConfigError(f"sampling request: expected {expected}")
 
 
-def takes_extra_body(policy: object, agent: str = "") -> bool:
-    """Whether a policy honours every field of ``extra_body`` in requests of an agent.
-
-    A policy states it in the attribute ``takes_extra_body``; a wrapper has what its ``identical_to`` has.
-    """
-    return bool(getattr(_routed(policy, agent), "takes_extra_body", False))
-
-
 def _routed(policy: object, agent: str) -> object:
     """Return the policy that answers an agent's requests, out of its wrappers."""
     while True:
@@ -150,17 +142,51 @@ def _routed(policy: object, agent: str) -> object:
 
 def refuse_extra_body(policy: object, request: SamplingRequest) -> None:
     """Raise `PolicyError` if a policy would drop a part of a request."""
-    if request.extra_body and not takes_extra_body(policy, request.agent):
-        raise PolicyError(plain_only(policy, request.agent, request.extra_body))
+    if reason := refusal(policy, request.agent, request.extra_body):
+        raise PolicyError(reason)
 
 
-def plain_only(policy: object, agent: str, extra_body: str) -> str:
-    """Say that the policy of an agent does not take what a request asks for, and what to do."""
-    name = getattr(_routed(policy, agent), "name", "none")
-    asked = sorted("tool calls in messages" if key == "messages" else key for key in json.loads(extra_body))
+NAMES = "names in messages"
+
+
+def asked_fields(extra_body: str) -> set[str]:
+    """Return what the further fields of a request ask for, with what they say of messages by a name for each."""
+    asked: dict[str, Any] = json.loads(extra_body or "{}")
+    of_messages = {key for more in asked.pop("messages", ()) for key in more}
+    named = {NAMES} if "name" in of_messages else set()
+    return asked.keys() | named | ({"tool calls in messages"} if of_messages - {"name"} else set())
+
+
+def spoken(messages: tuple[ChatMessage, ...], extra_body: str) -> tuple[ChatMessage, ...]:
+    """Return messages with the names of their speakers in front of the text, for policies that know roles alone.
+
+    >>> spoken((ChatMessage("user", "Add."),), '{"messages": [{"name": "Planner"}]}')
+    (ChatMessage(role='user', content='Planner: Add.'),)
+    """
+    if not extra_body:
+        return messages
+    names = [more.get("name") for more in json.loads(extra_body).get("messages", ())] or [None] * len(messages)
+    pairs = zip(messages, names, strict=True)
+    return tuple(m._replace(content=f"{name}: {m.content}") if name else m for m, name in pairs)
+
+
+def refusal(policy: object, agent: str, extra_body: str) -> str:
+    """Say what of ``extra_body`` the policy of an agent does not honour, and what to do; empty if it honours it all.
+
+    A policy states in the attribute ``takes_extra_body`` what it honours: True for everything, or a set of fields, in
+    which `NAMES` stands for the names of speakers. A wrapper honours what its ``identical_to`` does.
+    """
+    routed = _routed(policy, agent)
+    taken = getattr(routed, "takes_extra_body", False)
+    some = taken if isinstance(taken, Set) else frozenset()
+    left = sorted(asked_fields(extra_body) - some) if taken is not True else []
+    if not left:
+        return ""
+    name, also = getattr(routed, "name", "none"), f", {', '.join(sorted(some))}" if some else ""
     return (
-        f"{', '.join(asked)}: expected none, because the policy {name!r} of the agent {agent!r} takes plain chat "
-        "messages only; give the agent an OpenAI-compatible policy (openai:MODEL@URL), or leave this out of the request"
+        f"{', '.join(left)}: expected none, because the policy {name!r} of the agent {agent!r} takes plain chat "
+        f"messages{also} only; give the agent an OpenAI-compatible policy (openai:MODEL@URL), or leave this out of the "
+        "request"
     )
 
 

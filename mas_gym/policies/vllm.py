@@ -17,6 +17,7 @@ from typing import Any
 from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependencyError, PolicyError
 from mas_gym.policies.adapters import close_at_exit, engine_loop, on_engine_loop
 from mas_gym.policies.base import (
+    NAMES,
     Certainty,
     Choice,
     Meter,
@@ -26,6 +27,8 @@ from mas_gym.policies.base import (
     first_tokens,
     log_sum,
     refuse_extra_body,
+    shortened,
+    spoken,
 )
 from mas_gym.policies.chat import ChatFormat, Prompt
 from mas_gym.policies.completions import SEED_MASK
@@ -36,6 +39,10 @@ _engines: dict[tuple[str, str], VLLMEngine] = {}
 _lock = threading.Lock()
 _MAX_RANK = 512
 _SHUTDOWN_SECONDS = 15.0
+# Fields of a chat request that are arguments of vLLM's SamplingParams, too.
+_PARAMETERS = {
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "top_k", "min_p", "logit_bias"),
+}
 
 
 class VLLMEngine:
@@ -198,7 +205,10 @@ class VLLMPolicy:
         name: Name shown in reports.
         max_concurrency: Preferred number of open requests.
         meter: Calls and tokens so far.
+        takes_extra_body: Fields of a chat request that the engine honours; its server honours tools, too.
     """
+
+    takes_extra_body = frozenset({NAMES, "response_format", "structured_outputs", "stop", *_PARAMETERS})
 
     def __init__(
         self,
@@ -333,7 +343,7 @@ class VLLMPolicy:
         if self._format is None:
             self._format = ChatFormat(llm.get_tokenizer(), llm.model_config.max_model_len, self._chat_options)
         refuse_extra_body(self, request)
-        return self._format.encode(request.messages, request.max_new_tokens)
+        return self._format.encode(spoken(request.messages, request.extra_body), request.max_new_tokens)
 
     async def _one(self, llm: Any, prompt: Prompt, request: SamplingRequest, seed: int) -> tuple[Sample, int]:
         """Return one sample and the number of its cached prompt tokens."""
@@ -341,14 +351,17 @@ class VLLMPolicy:
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
+        more = asked_parameters(request.extra_body)
         params = SamplingParams(
             temperature=request.temperature,
             top_p=request.top_p,
             max_tokens=min(request.max_new_tokens, prompt.room),
             seed=seed & SEED_MASK,
             logprobs=0,
-            detokenize=False,
+            # Stop sequences are looked for in the text.
+            detokenize="stop" in more,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            **more,
         )
         lora = None if self._lora is None else self._engine.lora_request(self._lora)
         stream = llm.generate(tokens_input(prompt.ids), params, f"mas-gym-{next(_numbers)}", lora_request=lora)
@@ -360,7 +373,7 @@ class VLLMPolicy:
         cached = final.num_cached_tokens or 0
         self.meter.calls += 1
         self.meter.add(len(prompt.ids), cached, len(output.token_ids))
-        text = self._format.decode(output.token_ids)
+        text = output.text.strip() if "stop" in more else self._format.decode(output.token_ids)
         # With logprobs=0 vLLM gives the generated tokens' own log-probabilities, and no distribution.
         each = [steps[token].logprob for token, steps in zip(output.token_ids, output.logprobs or (), strict=False)]
         certainty = Certainty(min(each)) if each else None
@@ -378,6 +391,39 @@ class VLLMPolicy:
                 "Repeat the command; a run with a store keeps its finished searches"
             )
         return PolicyError(f"{self.name}: vLLM refused a request: {type(error).__name__}: {error}")
+
+
+def asked_parameters(extra_body: str) -> dict[str, Any]:
+    """Return the arguments of vLLM's ``SamplingParams`` that the further fields of a chat request ask for.
+
+    Raises:
+        PolicyError: A field has a form that vLLM's engine does not take.
+    """
+    asked: dict[str, Any] = json.loads(extra_body) if extra_body else {}
+    found = {name: value for name, value in asked.items() if name in _PARAMETERS or name == "stop"}
+    try:
+        if "logit_bias" in found:
+            found["logit_bias"] = {int(token): float(bias) for token, bias in found["logit_bias"].items()}
+        form = {**asked.get("structured_outputs", {}), **_form(asked.get("response_format"))}
+        if form:
+            from vllm.sampling_params import StructuredOutputsParams
+
+            found["structured_outputs"] = StructuredOutputsParams(**form)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise PolicyError(f"vLLM cannot honour {shortened(extra_body, 500)}: {error}") from error
+    return found
+
+
+def _form(asked: Any) -> dict[str, Any]:
+    """Return the constraint that a ``response_format`` means. Raises `ValueError`, `KeyError`, `TypeError`."""
+    match asked:
+        case None | {"type": "text"}:
+            return {}
+        case {"type": "json_object"}:
+            return {"json_object": True}
+        case {"type": "json_schema"}:
+            return {"json": asked["json_schema"]["schema"]}
+    raise ValueError(f"response_format: expected the type text, json_object or json_schema, got {shortened(asked)}")
 
 
 def load_vllm(argument: str, **options: Any) -> VLLMPolicy:

@@ -18,7 +18,7 @@ from mas_gym.env import Info, MASEnv, Observation
 from mas_gym.errors import ConfigError, IllegalActionError, shown, whole_number
 from mas_gym.graph import FAILED, MAS, Agent
 from mas_gym.identity import identity_of
-from mas_gym.policies.base import SamplingRequest
+from mas_gym.policies.base import SamplingRequest, spoken
 from mas_gym.programs.calls import Call
 from mas_gym.programs.execution import Execution, Failed, Outcome, Script, Waiting
 from mas_gym.programs.runner import ProgramError, Runner, Session
@@ -381,14 +381,16 @@ class ProgramEnv(MASEnv):
             return ()
         session = self._states(state.question)
         session.reach(state)
-        return session.call(state).messages
+        call = session.call(state)
+        return spoken(call.messages, call.extra_body)
 
     def request(self, seeds: tuple[int, ...], temperature: float = 0.7, top_p: float = 0.95) -> SamplingRequest:
         """Return the request to a policy for the call that waits; the program's own settings go first."""
         plain = super().request(seeds, temperature, top_p)
         call = self._states(self.state.question).call(self.state)
         cap = min(call.max_tokens or plain.max_new_tokens, plain.max_new_tokens)
-        return replace(plain, max_new_tokens=cap, extra_body=call.extra_body, **call.settings)
+        fields: dict[str, Any] = {"messages": call.messages, "max_new_tokens": cap, "extra_body": call.extra_body}
+        return replace(plain, **fields, **call.settings)
 
     def _legal(self, state: MASState) -> tuple[int, ...]:
         return (self.ALL,)

@@ -240,11 +240,14 @@ class ChatTurn(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
+    name: str | None = None
 
     @property
     def text(self) -> str:
-        """The content as one text."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        """The content as one text, after the name of its speaker if it has one."""
+        parts = self.content
+        text = (parts if isinstance(parts, str) else "".join(part.text for part in parts)).strip()
+        return f"{self.name}: {text}" if self.name and text else text
 
 
 class StreamOptions(BaseModel):
@@ -272,14 +275,14 @@ class ChatRequest(BaseModel):
     @field_validator("messages")
     @classmethod
     def _has_question(cls, turns: list[ChatTurn]) -> list[ChatTurn]:
-        if not any(turn.text.strip() for turn in turns if turn.role == "user"):
+        if not any(turn.text for turn in turns if turn.role == "user"):
             raise ValueError("expected a user message with a question")
         return turns
 
     @property
     def question(self) -> str:
         """The question of the search: the client's messages in order, separated by blank lines."""
-        return "\n\n".join(text for turn in self.messages if (text := turn.text.strip()))
+        return "\n\n".join(text for turn in self.messages if (text := turn.text))
 
     @property
     def wants_usage(self) -> bool:

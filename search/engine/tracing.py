@@ -18,7 +18,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import need
-from mas_gym.policies.base import SamplingReply, SamplingRequest
+from mas_gym.policies.base import SamplingReply, SamplingRequest, spoken
 from search.plan import Plan
 from search.protocol import ScoringContext
 from search.setup import Setup, planner_spec
@@ -118,7 +118,9 @@ class Tracer:
             "gen_ai.request.seed": request.seeds[0],
         }
         if self._content:
-            prompt = [_message(message.role, message.content) for message in request.messages]
+            prompt = [
+                _message(message.role, message.content) for message in spoken(request.messages, request.extra_body)
+            ]
             attributes["gen_ai.input.messages"] = json.dumps(prompt)
         return self._open(parent, f"chat {model}", attributes)
 
