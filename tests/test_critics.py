@@ -30,7 +30,7 @@ from mas_gym.policies import load_policy
 from mas_gym.state import Action, MASState
 from mas_gym.testing import OracleCritic, check_critic
 from rewardmodels import Ensemble, LearnedCritic, collect, known_critics, load_critic, stored_trees, train
-from rewardmodels.data.dataset import graph_of
+from rewardmodels.data import graph_of
 from rewardmodels.model.folder import META, model_card
 from search import ConstantCritic, Critic, PolicyLikelihood, Proposal, ScoringContext
 from search.compare.critics import auc

@@ -302,7 +302,7 @@ def save_critic(folder: Path, seed: int = 0) -> Path:
 
     import mas_gym
     from mas_gym.tiny import path
-    from rewardmodels.data.dataset import graph_of
+    from rewardmodels.data import graph_of
     from rewardmodels.model import load_scalar, load_tokenizer
     from rewardmodels.model.folder import CriticInfo, save_folder
 

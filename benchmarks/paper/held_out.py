@@ -12,8 +12,7 @@ from mas_gym.dynamics import Dynamics
 from mas_gym.state import MASState
 from mas_gym.tasks.base import Same, same_text
 from rewardmodels import LabelledTree, LearnedCritic
-from rewardmodels.data import mining
-from rewardmodels.data.dataset import Example
+from rewardmodels.data import Example, mining
 from rewardmodels.training import interval, outcome_metrics, pair_metrics
 from search import ScoringContext
 from search.compare.critics import auc

@@ -16,11 +16,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from mas_gym import service
 from mas_gym.cli import console, evaluate, listings, reports, serve, solve, train
 from mas_gym.cli import options as opt
 from mas_gym.errors import MASGymError
 from mas_gym.render import printable
-from mas_gym.service import telemetry
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 
@@ -100,7 +100,7 @@ def front(
     """Build, train and compare test-time search over multi-agent LLM systems."""
     if traces is not None:
         opt.check_folder(Path(traces))
-        context.with_resource(telemetry.traces(traces, content=trace_content))
+        context.with_resource(service.traces(traces, content=trace_content))
     tasks = logging.getLogger("mas_gym.tasks")
     if not tasks.handlers:
         # What loading a task decided, such as the kind of its answers, is said in one line.

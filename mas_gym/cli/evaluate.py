@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
-from mas_gym import errors
+from mas_gym import errors, service
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import RunProgress, note, stdout
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.render import one_line
-from mas_gym.service import telemetry
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -114,7 +113,7 @@ def evaluate(
     if target is not None:
         arms, baseline = _resize(arms, bench, target, _dev(source, problems), baseline)
     title = f"{source.label}, {system.name}, policy {opt.policy_label(spec)}"
-    with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
+    with service.json_lines(log_json), service.metrics(metrics) as watch:
         outcomes, stop = measure(arms, bench, watch=watch)
     show(outcomes, title, files, _meta(bench, source.task, opt.policy_label(spec)), baseline)
     opt.note_costs(local)
@@ -155,8 +154,7 @@ def _resize(arms: Sequence[Arm], bench: Bench, target: Match, dev: Task, baselin
 
     Returns the rows, and the baseline's name among them.
     """
-    from search.compare import matched
-    from search.compare.comparison import CALIBRATION_PROBLEMS, renamed
+    from search.compare import CALIBRATION_PROBLEMS, matched, renamed
 
     sized, calibrated = matched(arms, bench, target, dev[:CALIBRATION_PROBLEMS])
     for part in calibrated:
@@ -213,7 +211,7 @@ def measure(
     arms: Sequence[Arm],
     bench: Bench,
     look: Callable[[Arm, Plan], None] = lambda arm, plan: None,
-    watch: telemetry.Watch = lambda run, seed, progress: None,
+    watch: service.Watch = lambda run, seed, progress: None,
 ) -> tuple[list[Outcome], BaseException | None]:
     """Run every arm with every seed, showing progress; see `search.compare.measure`.
 

@@ -28,9 +28,8 @@ import typer
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, show_traceback
 from mas_gym.errors import ConfigError, MASGymError, MissingDependencyError, StoreError
-from mas_gym.report.pages import Cell, Choice, StoredRow, index_page, problems_page, tree_page, tree_view
-from mas_gym.service import foreign, is_loopback
-from mas_gym.service.telemetry import json_lines
+from mas_gym.report import Cell, Choice, StoredRow, index_page, problems_page, tree_page, tree_view
+from mas_gym.service import foreign, is_loopback, json_lines
 from mas_gym.tasks.base import GRADING_MODES
 
 if TYPE_CHECKING:
@@ -310,8 +309,7 @@ def _row(rows: Sequence[StoredRow], key: str) -> StoredRow | None:
 
 def stored_rows(runs: Iterable[_ReadRun]) -> list[StoredRow]:
     """Put the runs of one planner and critic together; rows of one setting follow each other, by rising cost."""
-    from search.compare import summarise
-    from search.compare.comparison import settings
+    from search.compare import settings, summarise
 
     read = {run.info.run: run for run in runs if run.outcomes}
     found: list[StoredRow] = []

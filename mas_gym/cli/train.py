@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mas_gym import service
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import RunProgress, examples, note, stdout
 from mas_gym.cli.evaluate import Files, end_early, engines, measure, show
 from mas_gym.cli.solve import write_page
 from mas_gym.errors import ConfigError, MissingDependencyError
-from mas_gym.service import telemetry
 
 if TYPE_CHECKING:
     from rewardmodels import LabelledTree, Trained
@@ -193,7 +193,7 @@ def rollouts(
     shared: dict[str, Any] = {"program": code, "training": True}
     bench = Bench(problems, system, local, [seed], concurrency, store, remote, *limits, **shared)
     harvest = _Harvest()
-    with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
+    with service.json_lines(log_json), service.metrics(metrics) as watch:
         _, stop = measure([Arm(f"{name}, true reward", method)], bench, harvest.add, watch)
     _show_harvest(harvest, len(problems), store)
     opt.note_costs(local)

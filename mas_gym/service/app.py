@@ -32,7 +32,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from mas_gym.errors import EngineUnavailableError, PromptTooLongError
 from mas_gym.graph import FAILED
 from mas_gym.policies.adapters import prompt_bound
-from mas_gym.service import foreign
+from mas_gym.service import Families, family, foreign, text_of
 from mas_gym.service.requests import (
     TOO_LONG,
     ApiError,
@@ -47,7 +47,6 @@ from mas_gym.service.requests import (
     sse,
     usage_of,
 )
-from mas_gym.service.telemetry import Families, family, text_of
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

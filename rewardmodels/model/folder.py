@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError, need
 from mas_gym.validation import MAX_TURNS
-from rewardmodels.data.dataset import LOOPS, DataKind
+from rewardmodels.data import LOOPS, DataKind
 from rewardmodels.data.encode import FORMAT, View
 from rewardmodels.model import load_scalar, load_tokenizer, quiet
 
@@ -220,7 +220,7 @@ def _are_graphs(value: Any) -> bool:
 
 
 def _is_graph(value: Any) -> bool:
-    """Return whether a value has the form of `rewardmodels.data.dataset.graph_of`."""
+    """Return whether a value has the form of `rewardmodels.data.graph_of`."""
     required = {"name", "agents", "edges"}
     if not isinstance(value, dict) or not required <= set(value) <= required | set(LOOPS):
         return False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mas_gym.errors import ConfigError, CriticError
 from mas_gym.graph import MAS
 from mas_gym.state import MASState
-from rewardmodels.data.dataset import LOOPS, graph_of
+from rewardmodels.data import LOOPS, graph_of
 from rewardmodels.data.encode import Encoded, Encoder, View
 from rewardmodels.model import load_tokenizer
 from rewardmodels.model.folder import CriticInfo, check_folder, digest, load_folder, read_info

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mas_gym.errors import ConfigError
-from rewardmodels.data.dataset import DataKind, Example
+from rewardmodels.data import DataKind, Example
 from rewardmodels.data.encode import View
 from rewardmodels.model.folder import HEADS
 from search.compare.critics import auc

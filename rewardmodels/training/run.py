@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError, DataError, TrainingError, need
 from mas_gym.tasks.base import Same
-from rewardmodels.data.dataset import LabelledTree, RewardData, collect, histogram, split, stored_trees
+from rewardmodels.data import LabelledTree, RewardData, collect, histogram, split, stored_trees
 from rewardmodels.data.encode import Encoder, View
 from rewardmodels.model import (
     add_lora,

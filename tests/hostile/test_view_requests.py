@@ -257,7 +257,7 @@ def test_a_damaged_search_is_named_and_the_others_are_shown(tmp_path: Path) -> N
 
 
 def test_two_thousand_problems_are_listed_by_pages() -> None:
-    from mas_gym.report.pages import PAGE, Cell, Choice, StoredRow, problems_page
+    from mas_gym.report import PAGE, Cell, Choice, StoredRow, problems_page
     from search.compare import Outcome, summarise
 
     [result] = summarise([Outcome("single", "", 1, "p", correct=True, tokens=1)])
