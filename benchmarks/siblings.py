@@ -31,9 +31,9 @@ from benchmarks.tiny.truth import first_error
 from mas_gym.state import MASState
 from mas_gym.tasks.base import Problem, Task
 from rewardmodels import LabelledTree, RewardData, stored_trees
-from rewardmodels.data import Example, graph_of
+from rewardmodels.data.dataset import Example, graph_of
 from rewardmodels.data.encode import state_parts
-from rewardmodels.training import interval
+from rewardmodels.training.metrics import interval
 from search import Critic, ScoringContext
 
 

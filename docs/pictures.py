@@ -107,7 +107,7 @@ def screens(store: Path | None) -> None:
             _mas_gym("eval", "-n", "60", *arms, *critics, "--store", store, "--plot", FOLDER / "frontier.png")
         _mas_gym("solve", "--task", "arithmetic", "--critic", "tiny-masprm", "--tree", tree)
         _mas_gym("report", store, "--out", report)
-        from mas_gym.cli.serve import make_server
+        from mas_gym.cli.view import make_server
 
         server = make_server(store, 0)
         threading.Thread(target=server.serve_forever, daemon=True).start()

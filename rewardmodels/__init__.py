@@ -6,11 +6,11 @@ them. torch is imported on first use.
 """
 
 from rewardmodels.critics import known_critics, load_critic, push_to_hub
-from rewardmodels.data import Example, LabelledTree, RewardData, collect, histogram, merge, split, stored_trees
+from rewardmodels.data.dataset import Example, LabelledTree, RewardData, collect, histogram, merge, split, stored_trees
 from rewardmodels.data.encode import state_parts, state_text
 from rewardmodels.data.mining import Labelled, Pair, outcomes, pairs, pointwise, process_targets
 from rewardmodels.model.learned import LearnedCritic
-from rewardmodels.training import PAPER, TINY, TrainingConfig
+from rewardmodels.training.config import PAPER, TINY, TrainingConfig
 from rewardmodels.training.run import Trained, train
 from search.critics import Ensemble
 

@@ -7,8 +7,8 @@ is another.
 
 from search.compare import Comparison, compare
 from search.critics import ConstantCritic, PolicyLikelihood
-from search.engine import Run, run
 from search.engine.journal import Progress
+from search.engine.run import Run, run
 from search.plan import AnytimePoint, Candidate, Plan, TurnAnswer, Usage, turn_answers
 from search.planners import (
     DVTS,

@@ -466,7 +466,7 @@ def store(recording: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(store: Path) -> Iterator[str]:
-    from mas_gym.cli.serve import make_server
+    from mas_gym.cli.view import make_server
 
     server = make_server(store, 0)
     thread = threading.Thread(target=server.serve_forever)

@@ -30,7 +30,7 @@ from mas_gym.policies import load_policy
 from mas_gym.state import Action, MASState
 from mas_gym.testing import OracleCritic, check_critic
 from rewardmodels import Ensemble, LearnedCritic, collect, known_critics, load_critic, stored_trees, train
-from rewardmodels.data import graph_of
+from rewardmodels.data.dataset import graph_of
 from rewardmodels.model.folder import META, model_card
 from search import ConstantCritic, Critic, PolicyLikelihood, Proposal, ScoringContext
 from search.compare.critics import auc
@@ -91,7 +91,7 @@ def test_other_decoders_share_or_score_states_whole(kind: str, shares: bool, tmp
     import torch
 
     from rewardmodels.data.encode import Encoder
-    from rewardmodels.model import load_scalar, load_tokenizer
+    from rewardmodels.model.backbone import load_scalar, load_tokenizer
     from rewardmodels.model.prefixes import PrefixScorer
 
     folder = str(save_base(tmp_path, kind, **({"head_dim": 32} if kind in ("Gemma", "Qwen3") else {})))
@@ -379,24 +379,14 @@ def test_shipped_critics_tell_right_ends_from_wrong_ones() -> None:
 def test_a_critic_may_read_its_weights_at_the_first_score(folders: dict[str, Path], tmp_path: Path) -> None:
     eager, lazy = (load_critic(str(folders["masprm"]), lazy=lazy) for lazy in (False, True))
     assert lazy._scorer is None  # type: ignore[attr-defined]
-    # Which critic it is, a store asks before any search.
-    assert identity_of(lazy) == identity_of(eager) and lazy._scorer is None  # type: ignore[attr-defined]
     states = contexts(all_states(2))
     assert lazy.score(states) == eager.score(states)
     assert identity_of(lazy) == identity_of(eager)
-    lazy.unload()  # type: ignore[attr-defined]
-    assert lazy._scorer is None  # type: ignore[attr-defined]
-    more = contexts(all_states(3))
-    assert lazy.score(more) == eager.score(more) and lazy._scorer is not None  # type: ignore[attr-defined]
     damaged = tmp_path / "damaged"
     shutil.copytree(folders["masprm"], damaged)
     (damaged / "model.safetensors").write_bytes(b"no weights")
     later = load_critic(str(damaged), lazy=True)
     with pytest.raises((DataError, ConfigError)):
-        later.score(states)
-    identity_of(later)
-    shutil.copy(folders["masprm"] / "model.safetensors", damaged)
-    with pytest.raises(DataError, match="changed after"):
         later.score(states)
 
 

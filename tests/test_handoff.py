@@ -586,7 +586,7 @@ def test_answers_after_some_turns_of_one_run() -> None:
 
 
 def test_pages_and_texts_for_critics_show_routes() -> None:
-    from mas_gym.report import tree_page, tree_view
+    from mas_gym.report.pages import tree_page, tree_view
     from rewardmodels.data.encode import state_text
 
     plan = handed("mcts:6,3,recipients=uniform", mas="handoff")

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import search
 from mas_gym.cli import app
-from mas_gym.cli.serve import make_server
+from mas_gym.cli.view import make_server
 from mas_gym.errors import PolicyError
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 

@@ -359,14 +359,14 @@ def test_sets_of_two_tasks_can_be_mixed() -> None:
 
 def exported(tmp_path: Path) -> tuple[RewardData, Path]:
     pytest.importorskip("pyarrow")
-    from rewardmodels.data import export
+    from rewardmodels.data.dataset import export
 
     data = collect(grove(), "pairs")
     return data, export(data, tmp_path / "set")
 
 
 def test_an_exported_set_comes_back_the_same(tmp_path: Path) -> None:
-    from rewardmodels.data import load_data
+    from rewardmodels.data.dataset import load_data
 
     data, folder = exported(tmp_path)
     assert load_data(folder) == data
@@ -385,7 +385,7 @@ def test_an_exported_set_has_the_columns_that_trl_reads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "version"])
 def test_a_damaged_set_is_refused(tmp_path: Path, damage: str) -> None:
-    from rewardmodels.data import load_data
+    from rewardmodels.data.dataset import load_data
 
     _, folder = exported(tmp_path)
     [file] = folder.glob("*.parquet")

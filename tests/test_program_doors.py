@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import search
 from mas_gym.cli import app
-from mas_gym.cli.serve import Pages
+from mas_gym.cli.view import Pages
 from mas_gym.policies.adapters import ScriptedPolicy
 from mas_gym.programs import Program
 from mas_gym.service.app import make_app

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import search
 from mas_gym.cli import app
-from mas_gym.cli.serve import Pages
+from mas_gym.cli.view import Pages
 from mas_gym.errors import StoreError
 from mas_gym.policies.adapters import ScriptedPolicy
 from mas_gym.report.summary import write_report

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import search
 from mas_gym.cli import app
-from mas_gym.cli.serve import Pages
+from mas_gym.cli.view import Pages
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.report.summary import read_reports, report_figures, write_tensorboard
 from search import open_store

@@ -12,7 +12,7 @@ import search
 from mas_gym.errors import ConfigError, SearchError, StoreError
 from mas_gym.prompts import chat_messages
 from search import open_store
-from search.compare import settings
+from search.compare.comparison import settings
 from search.planners import MCTS
 
 

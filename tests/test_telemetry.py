@@ -19,10 +19,10 @@ from search_worlds import HashCritic, chain, problems, talker
 from typer.testing import CliRunner
 
 import search
-from mas_gym import service
 from mas_gym.cli import app
 from mas_gym.errors import ConfigError, PolicyError
 from mas_gym.policies.base import SamplingReply, SamplingRequest
+from mas_gym.service import telemetry
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_eval_logs_every_search_and_serves_its_metrics(tmp_path: Path, port: int
     assert [event["event"] for event in events if event["event"].startswith("run")] == ["run started", "run ended"] * 2
     ended = [event for event in events if event["event"] == "search ended"]
     assert len(ended) == 16 and sum(event["usage"]["agent_calls"] for event in ended) == 2 * 8 * 8
-    assert {event["schema"] for event in events} == {service.SCHEMA}
+    assert {event["schema"] for event in events} == {telemetry.SCHEMA}
     assert not logging.getLogger("search").isEnabledFor(logging.INFO)
     with pytest.raises(OSError):
         scrape(port)
@@ -85,7 +85,7 @@ def test_failures_and_hostile_answers_are_lines_too(tmp_path: Path) -> None:
             raise PolicyError('no luck\n{"event": "forged"}\x00\ud800')
 
     log = tmp_path / "log.jsonl"
-    with service.json_lines(log):
+    with telemetry.json_lines(log):
         list(search.run("single", problems(3), mas=chain(2), policy=Failing()))
     ended = [event for event in lines(log) if event["event"] == "search ended"]
     assert len(ended) == 3 and len(lines(log)) == 5
@@ -94,7 +94,7 @@ def test_failures_and_hostile_answers_are_lines_too(tmp_path: Path) -> None:
 
 def test_stored_searches_are_told_apart(tmp_path: Path) -> None:
     for name in ("first", "second"):
-        with service.json_lines(tmp_path / name):
+        with telemetry.json_lines(tmp_path / name):
             run = search.run(
                 "mcts:3,2", problems(4), mas=chain(2), policy=talker(), critic=HashCritic(), store=tmp_path / "runs.db"
             )
@@ -105,9 +105,9 @@ def test_stored_searches_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use_is_said(port: int) -> None:
-    with service.metrics(port), pytest.raises(ConfigError, match=rf"port {port} cannot be used"):
-        service.metrics(port).__enter__()
-    with service.metrics(port) as watch:
+    with telemetry.metrics(port), pytest.raises(ConfigError, match=rf"port {port} cannot be used"):
+        telemetry.metrics(port).__enter__()
+    with telemetry.metrics(port) as watch:
         watch("a", 1, search.Progress(total=3, done=2, correct=1, failed=1, open=1))
         now = scrape(port)
     assert now['mas_gym_searches_total{outcome="wrong",run="a",seed="1"}'] == 0

@@ -27,8 +27,9 @@ import rewardmodels.training.trainer as trainer_module
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError
 from rewardmodels import PAPER, TINY, LearnedCritic, RewardData, Trained, TrainingConfig, collect, split, train
 from rewardmodels.data.encode import Encoder, collate_plain, pack
-from rewardmodels.model import can_share, load_scalar, logits_at
-from rewardmodels.training import calibration, config_for, interval, outcome_metrics, pair_metrics, point_metrics
+from rewardmodels.model.backbone import can_share, load_scalar, logits_at
+from rewardmodels.training.config import config_for
+from rewardmodels.training.metrics import calibration, interval, outcome_metrics, pair_metrics, point_metrics
 from rewardmodels.training.trainer import (
     bundles,
     forward_passes,

@@ -302,8 +302,8 @@ def save_critic(folder: Path, seed: int = 0) -> Path:
 
     import mas_gym
     from mas_gym.tiny import path
-    from rewardmodels.data import graph_of
-    from rewardmodels.model import load_scalar, load_tokenizer
+    from rewardmodels.data.dataset import graph_of
+    from rewardmodels.model.backbone import load_scalar, load_tokenizer
     from rewardmodels.model.folder import CriticInfo, save_folder
 
     torch.manual_seed(seed)

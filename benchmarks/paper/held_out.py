@@ -12,8 +12,9 @@ from mas_gym.dynamics import Dynamics
 from mas_gym.state import MASState
 from mas_gym.tasks.base import Same, same_text
 from rewardmodels import LabelledTree, LearnedCritic
-from rewardmodels.data import Example, mining
-from rewardmodels.training import interval, outcome_metrics, pair_metrics
+from rewardmodels.data import mining
+from rewardmodels.data.dataset import Example
+from rewardmodels.training.metrics import interval, outcome_metrics, pair_metrics
 from search import ScoringContext
 from search.compare.critics import auc
 
@@ -31,7 +32,6 @@ def pair_accuracy(lab: Lab, setting: Setting, critic: LearnedCritic, same: Same 
         examples += [example_of(item, pair.chosen.state) for pair in found]
         better += _logits(critic, item, [pair.chosen.state for pair in found])
         worse += _logits(critic, item, [pair.rejected.state for pair in found])
-    lab.rest(critic)
     return pair_metrics(examples, np.array(better), np.array(worse))
 
 
@@ -43,7 +43,6 @@ def outcome_auc(lab: Lab, setting: Setting, critic: LearnedCritic) -> dict[str, 
         found = mining.outcomes(item.tree)
         examples += [example_of(item, labelled.state, labelled.target) for labelled in found]
         logits += _logits(critic, item, [labelled.state for labelled in found])
-    lab.rest(critic)
     values = np.array(logits)
     if critic.info.kind == "orm":
         return outcome_metrics(examples, values)

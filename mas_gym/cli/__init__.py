@@ -1,6 +1,7 @@
 """The command line ``mas-gym``: one front door over the library. Nothing imports it.
 
-This module registers the commands and shows errors; their modules import heavy packages only when a command runs.
+This module registers the commands and shows errors; each command has a module, which imports heavy packages
+only when it runs.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mas_gym import service
-from mas_gym.cli import console, evaluate, listings, reports, serve, solve, train
+from mas_gym.cli import bench, console, demo, evaluate, listings, play, reports, serve, solve, systems, train, view
 from mas_gym.cli import options as opt
 from mas_gym.errors import MASGymError
 from mas_gym.render import printable
+from mas_gym.service import telemetry
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 
@@ -100,7 +101,7 @@ def front(
     """Build, train and compare test-time search over multi-agent LLM systems."""
     if traces is not None:
         opt.check_folder(Path(traces))
-        context.with_resource(service.traces(traces, content=trace_content))
+        context.with_resource(telemetry.traces(traces, content=trace_content))
     tasks = logging.getLogger("mas_gym.tasks")
     if not tasks.handlers:
         # What loading a task decided, such as the kind of its answers, is said in one line.
@@ -116,7 +117,7 @@ def front(
 
 
 _COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
-    "demo": (train.demo, "mas-gym demo -n 50", "mas-gym demo --from-scratch --trees 200"),
+    "demo": (demo.demo, "mas-gym demo -n 50", "mas-gym demo --from-scratch --trees 200"),
     "solve": (
         solve.solve,
         'mas-gym solve "Tom has 3 pens and buys 4. How many has he?"',
@@ -132,16 +133,16 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
     "planners": (listings.planners, "mas-gym planners", "mas-gym planners --json"),
     "critics": (listings.critics, "mas-gym critics", "mas-gym critics --json"),
     "policies": (listings.policies, "mas-gym policies", "mas-gym policies --json"),
-    "play": (solve.play, "mas-gym play MAS-Arithmetic-v0", "mas-gym play MAS-Arithmetic-v0 --agent Solver"),
-    "new": (listings.new, "mas-gym new mas.yaml", "mas-gym new agents/debate.yaml"),
-    "check": (listings.check, "mas-gym check mas.yaml --svg mas.svg", "mas-gym check rpsv"),
+    "play": (play.play, "mas-gym play MAS-Arithmetic-v0", "mas-gym play MAS-Arithmetic-v0 --agent Solver"),
+    "new": (systems.new, "mas-gym new mas.yaml", "mas-gym new agents/debate.yaml"),
+    "check": (systems.check, "mas-gym check mas.yaml --svg mas.svg", "mas-gym check rpsv"),
     "rollouts": (
         train.rollouts,
         "mas-gym rollouts --store trees.db -n 200",
         "mas-gym rollouts --store trees.db --task gsm8k --policy openai:MODEL@URL",
     ),
     "status": (listings.status, "mas-gym status runs.db", "watch mas-gym status runs.db"),
-    "view": (serve.view, "mas-gym view runs.db", "mas-gym view runs.db --port 0 --no-open"),
+    "view": (view.view, "mas-gym view runs.db", "mas-gym view runs.db --port 0 --no-open"),
     "report": (
         reports.report,
         "mas-gym report runs.db --out report.html",
@@ -149,7 +150,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
     ),
     "blame": (reports.blame, "mas-gym blame runs.db", "mas-gym blame runs.db --critic tiny-masprm --json blame.json"),
     "bench-critic": (
-        evaluate.bench_critic,
+        bench.bench_critic,
         "mas-gym bench-critic --critic tiny-masprm --data first-errors/arithmetic/test.parquet",
         "mas-gym bench-critic --critic prm:MODEL --critic judge:POLICY --data processbench/gsm8k.json",
     ),

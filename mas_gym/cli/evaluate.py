@@ -1,8 +1,7 @@
-"""``mas-gym eval``: planners and critics on one task; ``mas-gym bench-critic``: critics on labelled transcripts."""
+"""``mas-gym eval``: planners and critics compared on one task, in a table with intervals."""
 
 from __future__ import annotations
 
-import json as jsonlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,21 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
-from mas_gym import errors, service
+from mas_gym import errors
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import RunProgress, note, stdout
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.render import one_line
+from mas_gym.service import telemetry
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from mas_gym.policies import AsyncPolicy, Policy
     from mas_gym.policies.registry import PolicySpec
     from mas_gym.tasks.base import Task
     from search import Plan
     from search.compare import Arm, Bench, Match, Outcome, Remote, Workers
-    from search.compare.critics import DepthFigures, FirstErrorFigures
     from search.engine.fleet import Fleet
     from search.engine.journal import Progress
 
@@ -113,7 +110,7 @@ def evaluate(
     if target is not None:
         arms, baseline = _resize(arms, bench, target, _dev(source, problems), baseline)
     title = f"{source.label}, {system.name}, policy {opt.policy_label(spec)}"
-    with service.json_lines(log_json), service.metrics(metrics) as watch:
+    with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
         outcomes, stop = measure(arms, bench, watch=watch)
     show(outcomes, title, files, _meta(bench, source.task, opt.policy_label(spec)), baseline)
     opt.note_costs(local)
@@ -154,7 +151,8 @@ def _resize(arms: Sequence[Arm], bench: Bench, target: Match, dev: Task, baselin
 
     Returns the rows, and the baseline's name among them.
     """
-    from search.compare import CALIBRATION_PROBLEMS, matched, renamed
+    from search.compare import matched
+    from search.compare.comparison import CALIBRATION_PROBLEMS, renamed
 
     sized, calibrated = matched(arms, bench, target, dev[:CALIBRATION_PROBLEMS])
     for part in calibrated:
@@ -211,7 +209,7 @@ def measure(
     arms: Sequence[Arm],
     bench: Bench,
     look: Callable[[Arm, Plan], None] = lambda arm, plan: None,
-    watch: service.Watch = lambda run, seed, progress: None,
+    watch: telemetry.Watch = lambda run, seed, progress: None,
 ) -> tuple[list[Outcome], BaseException | None]:
     """Run every arm with every seed, showing progress; see `search.compare.measure`.
 
@@ -298,163 +296,3 @@ def _meta(bench: Bench, task: str | None, policy: str) -> dict[str, Any]:
         "mas_gym": mas_gym.__version__,
         "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-
-
-_SECONDS = 15.0
-_DASH = "\N{EN DASH}"
-_COLUMNS = (
-    "Critic",
-    "First error",
-    "No error",
-    "F1",
-    "95% interval",
-    "Agent",
-    "AUC",
-    "Pairs",
-    "RC",
-    "Critic TOK",
-    "Failed",
-)
-
-
-def bench_critic(
-    critic: Annotated[
-        list[str], typer.Option("--critic", help=f"Critic: {opt.CRITICS}, a trained folder, my.py:Mine. Repeatable.")
-    ],
-    data: Annotated[
-        Path,
-        typer.Option(
-            "--data",
-            help="JSON, JSONL or Parquet with problem, steps and label: the first wrong step from 0, or -1 for none.",
-        ),
-    ],
-    dev: Annotated[
-        Path | None,
-        typer.Option(
-            "--dev",
-            help="File to choose thresholds on. By default the rows of --data whose split is dev, else a fifth of its "
-            "questions; they are not measured.",
-        ),
-    ] = None,
-    mas: Annotated[
-        str | None, typer.Option("--mas", help="System that wrote the transcripts, if their rows name none.")
-    ] = None,
-    rule: Annotated[
-        str | None,
-        typer.Option(
-            "--rule",
-            help="value: the first step whose value is below the threshold; fall: the largest fall, if half of it "
-            "reaches the threshold. By default the better one on dev.",
-        ),
-    ] = None,
-    threshold: Annotated[
-        float | None, typer.Option("--threshold", help="Use this threshold; all transcripts are then measured.")
-    ] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Write all figures as JSON.")] = None,
-) -> None:
-    """Measure critics on transcripts whose first wrong step is known: ProcessBench's F1, AUC, pairs, calibration."""
-    from search.compare.critics import bench_critic as measure
-    from search.compare.transcripts import read_transcripts
-
-    opt.check_folder(json)
-    if dev is not None and threshold is not None:
-        raise ConfigError("--dev is for choosing a threshold, and --threshold gives one; leave out one or the other")
-    transcripts, chosen = read_transcripts(data), None if dev is None else read_transcripts(dev)
-    found: list[FirstErrorFigures] = []
-    for spec in dict.fromkeys(critic):
-        common: dict[str, Any] = {"dev": chosen, "mas": mas, "rule": rule, "threshold": threshold}
-        one = measure(opt.read_critic(spec), transcripts, **common, listen=_Progress(spec))
-        found.append(one)
-        note(_threshold_line(one, None if dev is None else dev.name))
-    _show(found, data.name)
-    if json is not None:
-        document = {"schema": 1, "data": data.name, "critics": [one.to_dict() for one in found]}
-        json.write_text(jsonlib.dumps(document, indent=1), encoding="utf-8")
-        note(f"wrote {json}")
-
-
-def _show(found: Sequence[FirstErrorFigures], name: str) -> None:
-    """Print the table, then each critic's calibration and failures."""
-    console, first = stdout(), found[0]
-    console.print(_summary(found, f"{name}: {first.transcripts:,} transcripts measured, {first.wrong:,} with an error"))
-    for one in found:
-        console.print(_depths(one))
-    for one in found:
-        for reason, number in one.failed.items():
-            note(f"{one_line(one.critic)}: {number:,} transcripts without values: {one_line(reason)}", "yellow")
-
-
-class _Progress:
-    """Prints how far scoring is, every few seconds."""
-
-    def __init__(self, name: str) -> None:
-        self._name, self._said = name, time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() - self._said > _SECONDS:
-            self._said = time.monotonic()
-            note(f"{self._name}: {done:,} of {total:,} transcripts scored")
-
-
-def _threshold_line(one: FirstErrorFigures, dev: str | None) -> str:
-    if one.threshold is None:
-        return (
-            f"{one.critic} scores whole transcripts alone, so it names no first error; its AUC and calibration are "
-            "of whole transcripts"
-        )
-    sides = {"value": "the first step with a value below", "fall": "the largest fall, if half of it is at least"}
-    how = f"rule {one.threshold.rule}: {sides[one.threshold.rule]} {one.threshold.at:.4g}"
-    if one.dev_f1 is None:
-        return f"{one.critic}: {how}, as given"
-    return f"{one.critic}: {how}; chosen for F1, {one.dev_f1:.1f} there, on {dev or one.chosen_on}"
-
-
-def _summary(found: Sequence[FirstErrorFigures], title: str) -> Table:
-    lines = [_line(one) for one in found]
-    shown = [i for i in range(len(_COLUMNS)) if any(line[i] != _DASH for line in lines)]
-    return _table(title, [_COLUMNS[i] for i in shown], [[line[i] for i in shown] for line in lines])
-
-
-def _line(one: FirstErrorFigures) -> tuple[str, ...]:
-    span = one.f1_interval
-    return (
-        one_line(one.critic),
-        _percent(one.first_error),
-        _percent(one.no_error),
-        _DASH if one.f1 is None else f"{one.f1:.1f}",
-        _DASH if span is None else f"{span.low:.1f} {_DASH} {span.high:.1f}",
-        _percent(one.agent),
-        f"{one.auc:.3f}",
-        _DASH if one.pairwise is None else f"{_percent(one.pairwise)} of {one.pairs:,}",
-        f"{one.cost.reward_calls:,}",
-        f"{one.cost.critic_tokens:,}" if one.cost.critic_tokens else _DASH,
-        str(sum(one.failed.values()) or _DASH),
-    )
-
-
-def _percent(share: float | None) -> str:
-    return _DASH if share is None else f"{100 * share:.1f}"
-
-
-def _depths(one: FirstErrorFigures) -> Table:
-    head = ("After step", "Prefixes", "Mean value", "Without error", "AUC", "Calibration gap")
-    lines = [(str(depth), *_depth_cells(found)) for depth, found in one.by_depth.items()]
-    return _table(f"{one_line(one.critic)}: calibration by depth", head, lines)
-
-
-def _depth_cells(found: DepthFigures) -> tuple[str, ...]:
-    share = f"{100 * found.right:.1f}"
-    return f"{found.prefixes:,}", f"{found.value:.3f}", share, f"{found.auc:.3f}", f"{found.gap:.3f}"
-
-
-def _table(title: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(title, style="bold"), box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    for place, name in enumerate(head):
-        table.add_column(name, justify="right" if place else "left", overflow="fold")
-    for line in lines:
-        table.add_row(*map(Text, line))
-    return table

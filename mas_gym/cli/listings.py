@@ -1,34 +1,27 @@
-"""Commands that show what there is: environments, tasks, planners, critics, policies, MAS configs, runs of a store."""
+"""Commands that list what there is: environments, tasks, planners, critics, policies; and the runs of a store."""
 
 from __future__ import annotations
 
 import inspect
-import json
 import json as jsonlib
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from mas_gym.cli import options as opt
-from mas_gym.cli.console import clock, note, stdout
-from mas_gym.errors import ConfigError
+from mas_gym.cli.console import clock, stdout
 from mas_gym.render import one_line
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
     from rich.table import Table
 
-    from mas_gym.graph import MAS, Agent
-    from mas_gym.report.graph import Seen
     from search import RunInfo, Store
     from search.plan import Usage
-
 
 ENTRY_POINT = "mas_gym.env:MASEnv"
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -313,92 +306,3 @@ def _table(columns: Sequence[str], words: int, rows: Iterable[tuple[RunInfo, tup
         label = (f"{run.name}: " if run.name else "") + run.label + (", true reward" if run.config["training"] else "")
         table.add_row(*(Text(one_line(cell)) for cell in (label, *cells)))
     return table
-
-
-TEMPLATE = "template.yaml"
-
-
-def new(
-    path: Annotated[Path, typer.Argument(help="File to write, such as mas.yaml.")],
-) -> None:
-    """Write a commented MAS config to start from: three agents, one of them conditional."""
-    opt.check_folder(path)
-    text = (resources.files("mas_gym") / TEMPLATE).read_text(encoding="utf-8")
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{path} exists: choose another name, or check it with mas-gym check {path}") from None
-    note(f"Wrote {path}. Next: mas-gym check {path}")
-
-
-def check(
-    source: Annotated[str | None, typer.Argument(metavar="MAS", help="A YAML or JSON file, or a shipped name.")] = None,
-    svg: Annotated[Path | None, typer.Option("--svg", help="Write the graph as an SVG picture.")] = None,
-    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of configs, for editors.")] = False,
-) -> None:
-    """Report every fault of a MAS config; if there is none, draw its graph and list what each agent sees."""
-    from mas_gym.loading import json_schema
-    from mas_gym.report.graph import graph_svg, graph_text, views
-
-    if schema:
-        typer.echo(json.dumps(json_schema(), indent=2))
-        return
-    if source is None:
-        raise ConfigError("expected a MAS, as in: mas-gym check mas.yaml; or --schema for the JSON Schema")
-    opt.check_folder(svg)
-    mas = _load(source)
-    console = stdout()
-    console.print(_headline(mas))
-    console.print()
-    for line in graph_text(mas).splitlines():
-        console.print(line, overflow="crop", no_wrap=True)
-    console.print()
-    for agent, seen in zip(mas.agents, views(mas), strict=True):
-        console.print(_view(mas, agent, seen))
-    if svg is not None:
-        svg.write_text(graph_svg(mas), encoding="utf-8")
-        note(f"Wrote {svg}.")
-
-
-def _load(source: str) -> MAS:
-    import mas_gym
-
-    try:
-        return mas_gym.load_mas(source)
-    except ConfigError as error:
-        if not error.faults:
-            raise
-        # The message of the error itself stops after some faults.
-        lines = [f"{source}: {len(error.faults)} fault{'s' if len(error.faults) > 1 else ''}", *error.faults]
-        raise ConfigError("\n".join(lines), error.faults) from None
-
-
-def _headline(mas: MAS) -> str:
-    agents = f"{len(mas.agents)} agent{'s' if len(mas.agents) > 1 else ''}"
-    schedule = "each agent acts once, in listed order"
-    if mas.max_turns is not None:
-        schedule = f"agents act as messages reach them, {mas.min_turns} to {mas.max_turns} turns"
-    elif mas.dynamic:
-        schedule = "agents act in listed order if every edge to them delivers"
-    return f"{one_line(mas.name)}: no faults; {agents}; {schedule}."
-
-
-def _view(mas: MAS, agent: Agent, seen: Seen) -> str:
-    """Return the lines on one agent: what it reads, and whom its message reaches."""
-    reads = ["the question"] if seen.question else []
-    reads += [_end(name, condition) for name, condition in seen.hears]
-    if mas.history == "private":
-        reads.append("its own earlier messages")
-    names = [_end(name, condition) for name, condition in seen.writes]
-    writes = ", ".join(names) or "nobody"
-    if agent.route == "message":
-        other = "" if agent.fallback is None else f", or else {one_line(mas.node_name(agent.fallback))}"
-        writes = f"the one that its message names{other}; legal: {writes}"
-    elif mas.dynamic and all(condition for _, condition in seen.writes):
-        writes = ", ".join([*names, "sink if no agent is left to act"])
-    return f"{one_line(seen.agent)}\n  sees   {', '.join(reads) or 'nothing'}\n  writes {writes}"
-
-
-def _end(name: str, condition: str) -> str:
-    return one_line(name) + (f" (if {one_line(condition)})" if condition else "")

@@ -297,7 +297,10 @@ class VLLMPolicy:
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
-        llm = await self._llm()
+        try:
+            llm = await self._engine.llm()
+        except PolicyError as error:
+            raise EngineUnavailableError(str(error)) from error
         prompt = self._prompt(llm, request)
         assert self._format is not None
         tokenizer = self._format.tokenizer
@@ -319,14 +322,11 @@ class VLLMPolicy:
         """Stop the engine; the next request of any policy that shares it starts it again."""
         self._engine.close()
 
-    async def _llm(self) -> Any:
+    async def _answer(self, request: SamplingRequest) -> SamplingReply:
         try:
-            return await self._engine.llm()
+            llm = await self._engine.llm()
         except PolicyError as error:
             raise EngineUnavailableError(str(error)) from error
-
-    async def _answer(self, request: SamplingRequest) -> SamplingReply:
-        llm = await self._llm()
         prompt = self._prompt(llm, request)
         calls = [asyncio.ensure_future(self._one(llm, prompt, request, seed)) for seed in request.seeds]
         try:

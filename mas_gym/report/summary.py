@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, need
-from mas_gym.report import regrade_table, report_page
-from search.compare import Comparison, Setting, settings, table_of
+from mas_gym.report.pages import regrade_table, report_page
+from search.compare import Comparison
 from search.compare.bench import outcome_of
+from search.compare.comparison import Setting, settings, table_of
 from search.compare.critics import (
     CONFIDENT,
     Bin,

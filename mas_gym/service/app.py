@@ -32,7 +32,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from mas_gym.errors import EngineUnavailableError, PromptTooLongError
 from mas_gym.graph import FAILED
 from mas_gym.policies.adapters import prompt_bound
-from mas_gym.service import Families, family, foreign, text_of
+from mas_gym.service import foreign
 from mas_gym.service.requests import (
     TOO_LONG,
     ApiError,
@@ -47,6 +47,7 @@ from mas_gym.service.requests import (
     sse,
     usage_of,
 )
+from mas_gym.service.telemetry import Families, family, text_of
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -276,7 +277,7 @@ class _Front:
 
     async def _stream(self, asked: ChatRequest, future: SearchFuture, changed: asyncio.Event) -> AsyncIterator[str]:
         """Yield progress during the search, then the answer; the search ends when the client disconnects."""
-        ident, search = f"chatcmpl-{uuid.uuid4().hex}", asyncio.ensure_future(self._plan(future))
+        ident, search = _ident(), asyncio.ensure_future(self._plan(future))
         finished = False
         try:
             yield sse(chunk(ident, self.model, {"role": "assistant", "content": ""}))
@@ -371,6 +372,10 @@ async def _left(request: Request) -> None:
     """Wait until the client closes the connection; the body has already been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _ident() -> str:
+    return f"chatcmpl-{uuid.uuid4().hex}"
 
 
 def _json(

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError, need
 from mas_gym.validation import MAX_TURNS
-from rewardmodels.data import LOOPS, DataKind
+from rewardmodels.data.dataset import LOOPS, DataKind
 from rewardmodels.data.encode import FORMAT, View
-from rewardmodels.model import load_scalar, load_tokenizer, quiet
+from rewardmodels.model.backbone import load_scalar, load_tokenizer, quiet
 
 if TYPE_CHECKING:
     import torch
@@ -126,8 +126,12 @@ def read_info(folder: Path) -> CriticInfo:
     return CriticInfo(**fields)
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path, most: int = _BYTES) -> dict[str, Any]:
     """Read a JSON object from a regular file of bounded size.
+
+    Args:
+        path: The file.
+        most: Largest size, in bytes.
 
     Raises:
         DataError: It is no regular file, too large, or no JSON object.
@@ -137,8 +141,8 @@ def read_object(path: Path) -> dict[str, Any]:
         # A pipe or a device would block or never end.
         if not path.is_file():
             raise DataError(f"expected {path} to be a regular file; {remedy}")
-        if path.stat().st_size > _BYTES:
-            raise DataError(f"expected at most {_BYTES:,} bytes in {path}, got {path.stat().st_size:,}; {remedy}")
+        if path.stat().st_size > most:
+            raise DataError(f"expected at most {most:,} bytes in {path}, got {path.stat().st_size:,}; {remedy}")
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, DataError):
@@ -216,7 +220,7 @@ def _are_graphs(value: Any) -> bool:
 
 
 def _is_graph(value: Any) -> bool:
-    """Return whether a value has the form of `rewardmodels.data.graph_of`."""
+    """Return whether a value has the form of `rewardmodels.data.dataset.graph_of`."""
     required = {"name", "agents", "edges"}
     if not isinstance(value, dict) or not required <= set(value) <= required | set(LOOPS):
         return False

@@ -29,7 +29,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mas_gym.policies.forward import threads_for
 from rewardmodels.data.encode import Encoded, Ids, Trie, chunks, collate_plain, merge_beginnings
-from rewardmodels.model import alike, inner, logits_at, read_head, to_device
+from rewardmodels.model.backbone import alike, inner, logits_at, read_head, to_device
 
 ATTENTION = "mas_gym_parts"
 """Name of this attention implementation in transformers."""

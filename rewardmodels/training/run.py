@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError, DataError, TrainingError, need
 from mas_gym.tasks.base import Same
-from rewardmodels.data import LabelledTree, RewardData, collect, histogram, split, stored_trees
+from rewardmodels.data.dataset import LabelledTree, RewardData, collect, histogram, split, stored_trees
 from rewardmodels.data.encode import Encoder, View
-from rewardmodels.model import (
+from rewardmodels.model.backbone import (
     add_lora,
     base_path,
     can_share,
@@ -25,7 +25,7 @@ from rewardmodels.model import (
     quiet,
 )
 from rewardmodels.model.folder import META, CriticInfo, model_card, read_info, save_folder
-from rewardmodels.training import CriticKind, Head, TrainingConfig, check_head, config_for
+from rewardmodels.training.config import CriticKind, Head, TrainingConfig, check_head, config_for
 from search.compare.bench import Arm, Bench, drain, named_planners, start
 from search.engine.journal import Progress
 from search.store import engine_identity, open_store
@@ -129,8 +129,6 @@ def _open(base: str, device: str, overrides: dict[str, Any]) -> tuple[Any, Any, 
     if window is not None:
         config = replace(config, max_length=min(config.max_length, window))
     if config.nf4:
-        # Two copies need not fit into memory.
-        del model
         torch.manual_seed(config.seed)
         model = load_scalar(source, dtype, tokenizer.pad_token_id, new_head=True, quantization=quantize_config(dtype))
         keep_layout(model)
@@ -238,7 +236,7 @@ def _run(
 def _calibration(
     points: RewardData, config: TrainingConfig, encoder: Encoder, rest: tuple[Any, ...], model: Any
 ) -> dict[str, Any]:
-    from rewardmodels.training import point_metrics
+    from rewardmodels.training.metrics import point_metrics
     from rewardmodels.training.trainer import HeldOut, bundles
 
     examples = split(points, config.held_out)[1].examples

@@ -26,10 +26,11 @@ from torch.utils.tensorboard import SummaryWriter
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from mas_gym.errors import MASGymError, TrainingError
-from rewardmodels.data import Example
+from rewardmodels.data.dataset import Example
 from rewardmodels.data.encode import Encoder, Ids, ModelInput, chunks, collate, collate_plain, merge_beginnings, pack
-from rewardmodels.model import logits_at
-from rewardmodels.training import Floats, TrainingConfig, outcome_metrics, pair_metrics, point_metrics
+from rewardmodels.model.backbone import logits_at
+from rewardmodels.training.config import TrainingConfig
+from rewardmodels.training.metrics import Floats, outcome_metrics, pair_metrics, point_metrics
 
 if TYPE_CHECKING:
     import torch

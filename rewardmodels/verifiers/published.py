@@ -33,7 +33,7 @@ from mas_gym.policies.chat import ChatTemplate
 from mas_gym.policies.registry import ModelSource
 from mas_gym.state import MASState
 from rewardmodels.data.encode import chunks
-from rewardmodels.model import load_pretrained, load_scalar, load_tokenizer
+from rewardmodels.model.backbone import load_pretrained, load_scalar, load_tokenizer
 from rewardmodels.model.folder import check_folder, read_object
 from search.protocol import ScoringContext
 

@@ -327,7 +327,7 @@ def start(arm: Arm, bench: Bench, seed: int, listen: Callable[[Progress], None] 
         "progress": listen,
     }
     if bench.remote is None:
-        from search.engine import run
+        from search.engine.run import run
 
         return run(arm.planner, bench.task, policy=bench.policy, critic=arm.critic, store=bench.store, **common)
     from search.engine.fleet import run_ray

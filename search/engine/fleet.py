@@ -24,8 +24,8 @@ from mas_gym.errors import ConfigError, EngineUnavailableError, need
 from mas_gym.graph import MAS
 from mas_gym.policies.base import AsyncPolicy, Meter, Policy, meters_of
 from mas_gym.tasks.base import Problem
-from search.engine import Run
 from search.engine.journal import Journal, Listener, Progress, listener
+from search.engine.run import Run
 from search.engine.scheduler import Scheduler, SearchFuture
 from search.plan import Plan, Usage
 from search.protocol import Critic, Planner

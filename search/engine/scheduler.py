@@ -11,7 +11,7 @@ its problem and its seed, never on what runs beside it::
                              v  |                v  |
                      policy port, program    critic port
 
-The loop runs in one of two ways: a `search.engine.Run` calls `Scheduler.turn` itself
+The loop runs in one of two ways: a `search.engine.run.Run` calls `Scheduler.turn` itself
 whenever its user asks for the next plan; the service and the Ray actors call `Scheduler.start`,
 which runs it on one background thread. `submit` and `SearchFuture.cancel` are safe on
 any thread in both.

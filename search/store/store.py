@@ -290,7 +290,7 @@ class Store:
             StoreError: As for `plans`.
         """
         # Comparing depends on this package, so it is imported by name.
-        return import_module("search.compare").stored_comparison(self, runs, baseline, grading)
+        return import_module("search.compare.comparison").stored_comparison(self, runs, baseline, grading)
 
     def export(self, path: str | os.PathLike[str], run: str | None = None) -> int:
         """Write the nodes of one run's trees as a Parquet file and return how many there are.

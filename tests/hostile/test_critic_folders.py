@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from mas_gym.errors import ConfigError, CriticError, DataError, MASGymError
 from mas_gym.identity import identity_of
 from rewardmodels import LearnedCritic, load_critic
-from rewardmodels.data import graph_of
-from rewardmodels.model import load_scalar, load_tokenizer
+from rewardmodels.data.dataset import graph_of
+from rewardmodels.model.backbone import load_scalar, load_tokenizer
 from rewardmodels.model.folder import CriticInfo, read_info, save_folder
 from search import ScoringContext
 

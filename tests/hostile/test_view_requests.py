@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import search
-from mas_gym.cli import serve
-from mas_gym.cli.serve import Pages, make_server
+from mas_gym.cli import view
+from mas_gym.cli.view import Pages, make_server
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem, ProblemTask
 
@@ -174,9 +174,9 @@ def test_clients_that_leave_early_disturb_nobody(port: int) -> None:
 
 
 def test_slow_clients_are_hung_up_on(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "_HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(view, "_HEAD_SECONDS", 0.5)
     with served(store) as port:
-        slow = [connect(port) for _ in range(serve._CONNECTIONS)]
+        slow = [connect(port) for _ in range(view._CONNECTIONS)]
         end = time.monotonic() + 5
         while time.monotonic() < end:
             # Bytes that keep coming do not extend the time of a request.
@@ -193,7 +193,7 @@ def test_slow_clients_are_hung_up_on(store: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_silent_client_is_hung_up_on(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve._Handler, "timeout", 0.3)
+    monkeypatch.setattr(view._Handler, "timeout", 0.3)
     with served(store) as port, connect(port) as sock:
         assert sock.recv(1) == b""
 
@@ -233,13 +233,13 @@ def test_one_id_of_two_tasks_keeps_its_own_question(tmp_path: Path) -> None:
 
 
 def test_a_large_store_is_shown_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "_READ_SECONDS", -1.0)
+    monkeypatch.setattr(view, "_READ_SECONDS", -1.0)
     for seed in range(3):
         fill(tmp_path / "runs.db", seed)
     pages = Pages(tmp_path / "runs.db")
     page = pages.page("/", {})
     assert "reading 3 more runs" in page and 'http-equiv="refresh"' in page
-    monkeypatch.setattr(serve, "_READ_SECONDS", 60.0)
+    monkeypatch.setattr(view, "_READ_SECONDS", 60.0)
     page = pages.page("/", {})
     assert "reading" not in page and "refresh" not in page and ">0, 1, 2</td>" in page
 
@@ -257,7 +257,7 @@ def test_a_damaged_search_is_named_and_the_others_are_shown(tmp_path: Path) -> N
 
 
 def test_two_thousand_problems_are_listed_by_pages() -> None:
-    from mas_gym.report import PAGE, Cell, Choice, StoredRow, problems_page
+    from mas_gym.report.pages import PAGE, Cell, Choice, StoredRow, problems_page
     from search.compare import Outcome, summarise
 
     [result] = summarise([Outcome("single", "", 1, "p", correct=True, tokens=1)])

@@ -1,0 +1,211 @@
+"""``mas-gym demo``: a small version of the paper's comparison with the embedded agents, on a laptop and offline."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mas_gym.cli import options as opt
+from mas_gym.cli.console import RunProgress, note, stdout
+from mas_gym.cli.evaluate import Files, end_early, measure, show
+from mas_gym.cli.solve import write_page
+from mas_gym.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from search import Plan
+    from search.compare import Arm, Bench, Outcome
+
+POLICY, MASPRM, ORM = "tiny", "tiny-masprm", "tiny-orm"
+"""The embedded agents and the critics shipped for them."""
+
+PASSES = "bon:10"
+"""Best-of-N at the tokens of MCTS(10, 3) with MASPRM: 675 and 640 per problem, see benchmarks/pages/main.md."""
+
+FULL_SEEDS, FULL_PROBLEMS = (14, 24, 42), 500
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder for table, plot and tree page.")] = Path("demo"),
+    number: Annotated[int | None, typer.Option("-n", "--number", min=1, help="Problems; by default 200.")] = None,
+    critic: Annotated[
+        list[str] | None, typer.Option("--critic", help="Critics to compare instead of the shipped ones. Repeatable.")
+    ] = None,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="First generate rollouts and train MASPRM and ORM in --out.")
+    ] = False,
+    number_of_trees: Annotated[
+        int, typer.Option("--trees", min=2, help="Number of training searches with --from-scratch.")
+    ] = 600,
+    full: Annotated[
+        bool,
+        typer.Option("--full", help="From scratch: 500 problems, three seeds, then the paper's other tables."),
+    ] = False,
+    seed: opt.Seed = 42,
+    concurrency: opt.Concurrency = 64,
+    workers: opt.WorkerCount = None,
+) -> None:
+    """Compare the paper's planners and critics on word problems with tiny agents: a table, a plot and a search tree.
+
+    Needs no GPU, API key or network. An interrupted demo resumes when started again.
+    """
+    import mas_gym
+    from search.compare.bench import Bench
+
+    out.mkdir(parents=True, exist_ok=True)
+    task = mas_gym.load_task("arithmetic", split="test", limit=number or (FULL_PROBLEMS if full else 200))
+    seeds = FULL_SEEDS if full else (seed,)
+    bench = Bench(task, mas_gym.load_mas("rpsv"), None, seeds, concurrency, out / "runs.db")
+    trained = from_scratch or full
+    specs = _train(bench, out, number_of_trees) if trained else critic or _shipped()
+    arms = _rows(specs)
+    # Rows of one seed have most of their messages in common.
+    samples = out / "samples.db"
+    shared = opt.read_workers(workers, POLICY, arms, len(task), cache=samples)
+    if shared is None:
+        opt.load_weights(arms)
+    bench = replace(bench, policy=opt.read_policy(POLICY, samples) if shared is None else None, workers=shared)
+    note(f"{len(task)} Arithmetic problems, four tiny agents (RPSV), {len(arms)} rows; results in {out}/")
+    trees_seen = _BestTree(arms)
+    outcomes, stop = _measure(arms, bench, trees_seen)
+    files = Files(json=out / "results.json", csv=out / "results.csv", plot=out / "accuracy-tokens.png")
+    title = f"Arithmetic test, RPSV, tiny agents, seed {', '.join(map(str, seeds))}"
+    try:
+        show(outcomes, title, files, {"command": "demo", "seeds": list(seeds), "critics": list(specs)})
+    except MissingDependencyError as error:
+        note(str(error), "yellow")
+    if (best := trees_seen.best()) is not None:
+        arm, plan, of = best
+        write_page(plan, replace(bench, seeds=[of]), arm, out / "tree.html", POLICY, graded=True)
+    if stop is not None:
+        end_early(stop, f"the same command goes on from {out}")
+    if full:
+        _tables(out, specs, len(task), number_of_trees)
+    _next(out, trained)
+
+
+def _measure(arms: Sequence[Arm], bench: Bench, trees_seen: _BestTree) -> tuple[list[Outcome], BaseException | None]:
+    """Run the rows seed by seed, so that the tree that is kept names its own."""
+    outcomes: list[Outcome] = []
+    for seed in bench.seeds:
+        more, stop = measure(arms, replace(bench, seeds=[seed]), partial(trees_seen.look, seed=seed))
+        outcomes += more
+        if stop is not None:
+            return outcomes, stop
+    return outcomes, None
+
+
+def _rows(specs: Sequence[str]) -> list[Arm]:
+    """Pair the paper's planners with the critics, and best-of-N with the outcome critics; with all if there is none."""
+    from search.compare.bench import PAPER_PLANNERS, named_critics, named_planners, pair
+
+    critics = named_critics([opt.LIKELIHOOD, *specs], lazy=True)
+    outcome = {name: critic for name, critic in critics.items() if critic[1].terminal_only}
+    return [*pair(named_planners(PAPER_PLANNERS), critics), *pair(named_planners(PASSES), outcome or critics)]
+
+
+def _shipped() -> list[str]:
+    """Return the shipped critics, with a note that they are shipped."""
+    note(
+        f"Critics: {ORM} and {MASPRM}, shipped with this package and trained on training problems; "
+        "--from-scratch trains new ones, --critic compares others."
+    )
+    return [ORM, MASPRM]
+
+
+def _train(bench: Bench, out: Path, number: int) -> list[str]:
+    """Generate rollouts and train both critics; existing results are kept."""
+    import mas_gym
+    from rewardmodels.training.run import ROLLOUTS, grow, teach, trees
+
+    learning = replace(
+        bench,
+        task=mas_gym.load_task("arithmetic", split="train", limit=number),
+        policy=opt.read_policy(POLICY),
+        seeds=(42,),
+        store=out / "rollouts.db",
+    )
+    note(f"{number:,} training searches, MCTS(40, 3) with the true reward, into {learning.store}")
+    with RunProgress([f"{ROLLOUTS}, true reward"], len(learning.task)) as progress:
+        stop = grow(learning, listen=partial(progress.update, 0, 42))
+    if stop is not None:
+        end_early(stop, f"the same command goes on from {learning.store}")
+    for kind, head in (("orm", "bce"), ("masprm", "bt")):
+        note(f"Training {kind} ({head}); curves in {out / kind / 'curves'}")
+        teach(lambda: trees(learning), out / kind, kind, head, log=note)  # type: ignore[arg-type]
+    return [str(out / "orm"), str(out / "masprm")]
+
+
+def _tables(out: Path, critics: Sequence[str], problems: int, number: int) -> None:
+    """Run the scripts of the paper's other tables, which only a source checkout has."""
+    import subprocess
+
+    import mas_gym
+
+    checkout = Path(mas_gym.__file__).resolve().parents[1]
+    if not (checkout / "benchmarks" / "paper").is_dir():
+        note("The paper's other tables are scripts of the source checkout: python -m benchmarks.paper.all", "yellow")
+        return
+    orm, masprm = (str(Path(critic).resolve()) for critic in critics)
+    sizes = ["-n", str(problems), "--trees", str(number), "--seeds", ",".join(map(str, FULL_SEEDS))]
+    command = [sys.executable, "-m", "benchmarks.paper.all", "--out", str((out / "paper").resolve()), *sizes]
+    made = ["--orm", orm, "--masprm", masprm, "--rollouts", str((out / "rollouts.db").resolve())]
+    done = subprocess.run([*command, *made], cwd=checkout, check=False)
+    if done.returncode:
+        note("The paper's tables were not finished; repeat the command to resume.", "yellow")
+        raise typer.Exit(done.returncode)
+
+
+class _BestTree:
+    """Picks the tree worth showing: right where the single pass was wrong, with right and wrong leaves, and large.
+
+    The choice does not depend on the order in which searches end.
+    """
+
+    def __init__(self, arms: Sequence[Arm]) -> None:
+        self._places = {arm.label: place for place, arm in enumerate(arms)}
+        self._single: dict[str, bool] = {}
+        # The best tree and its rank, by problem and whether its answer is right.
+        self._found: dict[tuple[str, bool], tuple[tuple[bool, bool, int, int], tuple[Arm, Plan, int]]] = {}
+
+    def look(self, arm: Arm, plan: Plan, seed: int) -> None:
+        """Consider one finished search; seeds come one after another."""
+        if arm.name == "single":
+            self._single.setdefault(plan.problem_id, bool(plan.correct))
+        if plan.tree is None or plan.error is not None or not arm.name.startswith("mcts"):
+            return
+        mixed = len({candidate.correct for candidate in plan.candidates}) > 1
+        learned = arm.critic is not None and not arm.critic.free and not arm.critic.terminal_only
+        rank, key = (mixed, learned, len(plan.tree)), (plan.problem_id, bool(plan.correct))
+        known = self._found.get(key)
+        # The first row and the first seed settle ties.
+        place = -self._places[arm.label]
+        if known is None or rank > known[0][:3] or (known[1][2] == seed and (*rank, place) > known[0]):
+            self._found[key] = ((*rank, place), (arm, plan, seed))
+
+    def best(self) -> tuple[Arm, Plan, int] | None:
+        """Return the row, plan and seed of the tree to show; None if there is none."""
+
+        def score(key: tuple[str, bool]) -> tuple[bool, bool, bool, int, str]:
+            problem, right = key
+            mixed, learned, size, _ = self._found[key][0]
+            return right and not self._single.get(problem, True), mixed, learned, size, problem
+
+        return self._found[max(self._found, key=score)][1] if self._found else None
+
+
+def _next(out: Path, trained: bool) -> None:
+    from rich.text import Text
+
+    lines = [
+        f"Open {out / 'tree.html'} in a browser to explore a search tree; the plot is {out / 'accuracy-tokens.png'}.",
+        "Next: mas-gym solve --task arithmetic --tree tree.html, or mas-gym eval --help",
+    ]
+    if trained:
+        lines.insert(1, f"Training curves of both critics: tensorboard --logdir {out}")
+    stdout().print(Text("\n".join(lines)))

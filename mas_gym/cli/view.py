@@ -1,0 +1,360 @@
+"""``mas-gym view``: explore the trees of a run store and compare its runs in a browser, on this machine only."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from html import escape
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import typer
+
+from mas_gym.cli.console import note, show_traceback
+from mas_gym.errors import ConfigError, MASGymError, MissingDependencyError, StoreError
+from mas_gym.report.pages import Cell, Choice, StoredRow, index_page, problems_page, tree_page, tree_view
+from mas_gym.service import foreign
+from mas_gym.tasks.base import GRADING_MODES
+
+if TYPE_CHECKING:
+    from mas_gym.tasks.base import Grade, Grader, Problem
+    from search import RunInfo, Store
+    from search.compare import Outcome
+    from search.store.regrade import Regraded
+
+_KEY = 16
+_QUESTION = 300
+_HEAD_SECONDS, _IDLE_SECONDS = 10.0, 10.0
+_READ_SECONDS = 1.0
+_CONNECTIONS = 64
+
+
+def view(
+    store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store written with --store.")],
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1; 0 picks a free one.")
+    ] = 8765,
+    browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the browser.")] = True,
+) -> None:
+    """Explore search trees and compare runs in the browser; Ctrl-C stops the server."""
+    from search import open_store
+
+    open_store(store).close()
+    try:
+        server = make_server(store, port)
+    except OSError as error:
+        raise ConfigError(f"port {port} cannot be used ({error.strerror}): choose another with --port") from error
+    address = f"http://127.0.0.1:{server.server_port}/"
+    note(f"{store} at {address} (Ctrl-C stops)", "bold")
+    if browser:
+        import webbrowser
+
+        webbrowser.open(address)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        note("Stopped.")
+    finally:
+        server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    """A server with a bounded number of connections that reports only its own errors."""
+
+    daemon_threads = True
+    request_queue_size = _CONNECTIONS
+
+    def __init__(self, store: Path, port: int) -> None:
+        self._room = threading.BoundedSemaphore(_CONNECTIONS)
+        super().__init__(("127.0.0.1", port), partial(_Handler, Pages(store)))
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer on a new thread, or close the connection if there are too many."""
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, then release the connection's slot."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore clients that disconnect or stop sending."""
+        error = sys.exception()
+        if error is not None and not isinstance(error, OSError):
+            show_traceback(error)
+
+
+def make_server(store: Path, port: int) -> ThreadingHTTPServer:
+    """Return a server of a store's pages, bound to the loopback address and not yet started."""
+    return _Server(store, port)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers GET requests for the listing and for trees."""
+
+    timeout = _IDLE_SECONDS
+    # Without a version in a request, the reply would have no status line.
+    default_request_version = "HTTP/1.0"
+
+    def __init__(self, pages: Pages, *rest: Any) -> None:
+        self._pages = pages
+        super().__init__(*rest)
+
+    def setup(self) -> None:
+        """Close connections whose request is not complete in time, even if they keep sending."""
+        super().setup()
+        self._deadline = threading.Timer(_HEAD_SECONDS, self._hang_up)
+        self._deadline.daemon = True
+        self._deadline.start()
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def parse_request(self) -> bool:
+        """Read the rest of the request's head."""
+        try:
+            return super().parse_request()
+        finally:
+            self._deadline.cancel()
+
+    def finish(self) -> None:
+        """Close the connection."""
+        self._deadline.cancel()
+        super().finish()
+
+    def do_GET(self) -> None:
+        """Send a page, or the reason why there is none."""
+        # Another site's page could reach this server through DNS rebinding; it must not read the store.
+        refusal = foreign(self.headers.get("Host"), self.headers.get("Origin"))
+        if refusal is not None:
+            self._send(403, _error_page(refusal))
+            return
+        try:
+            url = urlsplit(self.path)
+            query = {key: values[-1] for key, values in parse_qs(url.query).items()}
+            self._send(200, self._pages.page(unquote(url.path), query))
+        except MASGymError as error:
+            self._send(404, _error_page(str(error)))
+        except ValueError as error:
+            self._send(400, _error_page(f"expected the address of a page, got {self.path[:80]!r}: {error}"))
+
+    def _send(self, status: int, text: str) -> None:
+        body = text.encode("utf-8", "replace")
+        self.send_response(status)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep the terminal quiet."""
+
+
+def _error_page(message: str) -> str:
+    return f"<!doctype html><meta charset=utf-8><title>Error</title><p>{escape(message)}</p>"
+
+
+class _ReadRun(NamedTuple):
+    """A run that has been read: what it was when it was read, its outcomes, and each search's end and question."""
+
+    mark: str
+    info: RunInfo
+    outcomes: list[Outcome]
+    cells: dict[str, Cell]
+    questions: dict[str, str]
+
+
+class Pages:
+    """The pages of a store. Each run's outcomes are read once, and again only when the run has changed."""
+
+    def __init__(self, path: Path) -> None:
+        """Keep the path; nothing is read yet."""
+        self._path = path
+        self._lock = threading.Lock()
+        self._stamp: object = None
+        self._runs: dict[str, _ReadRun] = {}
+        self._rows: list[StoredRow] = []
+        self._texts: dict[str, str] = {}
+        self._damage: dict[str, str] = {}
+        self._plots: dict[tuple[str, ...], str | None] = {}
+        self._regraded: list[Regraded] = []
+
+    def page(self, place: str, query: Mapping[str, str]) -> str:
+        """Return the page at a place: ``/``, ``/problems`` with ``a`` and ``b``, or ``/tree/RUN`` with ``problem``.
+
+        Raises:
+            ConfigError: There is no such page.
+            MASGymError: There is no such run or problem.
+        """
+        from search import open_store
+
+        if place == "/":
+            rows, faults, unread = self._listing()
+            plot = self._plot if not unread else lambda rows: None
+            return index_page(self._path.name, rows, faults, unread, plot, self._regraded)
+        if place == "/problems":
+            rows, _, _ = self._listing()
+            number = query.get("page", "0")
+            page = int(number) if number.isdecimal() and len(number) < 9 else 0
+            first, second = (_row(rows, query.get(name, "")) for name in ("a", "b"))
+            if first is None:
+                raise ConfigError(f"expected a row of the index, got {query.get('a', '')[:80]!r}; start at /")
+            second = None if second is first else second
+            choice = Choice(first, second, query.get("show", "all"), query.get("q", "").strip(), page)
+            return problems_page(self._path.name, choice)
+        if place.startswith("/tree/"):
+            with open_store(self._path) as store:
+                return _tree(store, place.removeprefix("/tree/"), query.get("problem", ""))
+        raise ConfigError(f"expected /, /problems?a=ROW&b=ROW or /tree/RUN?problem=ID, got {place[:80]!r}")
+
+    def _listing(self) -> tuple[list[StoredRow], list[str], int]:
+        """Return the rows read so far, damage found, and the number of runs not read yet for lack of time."""
+        from search import open_store
+
+        # One thread reads at a time; the others wait, then get its result.
+        with self._lock:
+            stamp = [(file.stat().st_mtime_ns, file.stat().st_size) for file in self._files()]
+            unread = 0
+            if stamp != self._stamp:
+                end = time.monotonic() + _READ_SECONDS
+                with open_store(self._path) as store:
+                    runs = store.runs()
+                    for run in runs:
+                        mark = json.dumps([run.searches, run.failed, dict(run.facts)], sort_keys=True, default=str)
+                        if run.run in self._runs and self._runs[run.run].mark == mark:
+                            continue
+                        if time.monotonic() > end:
+                            unread += 1
+                        else:
+                            self._read(store, run, mark)
+                    self._regraded = [] if unread else self._read_grades(store, runs)
+                self._runs = {run.run: self._runs[run.run] for run in runs if run.run in self._runs}
+                self._damage = {key: text for key, text in self._damage.items() if key in self._runs}
+                self._rows = stored_rows(self._runs.values())
+                self._stamp = None if unread else stamp
+            return self._rows, list(self._damage.values()), unread
+
+    def _read_grades(self, store: Store, runs: Sequence[RunInfo]) -> list[Regraded]:
+        found: list[Regraded] = []
+        for run in runs:
+            try:
+                found += store.regraded(run.run)
+            except StoreError as error:
+                self._damage[run.run] = str(error)
+        return found
+
+    def _files(self) -> Iterator[Path]:
+        return (file for file in (self._path, Path(f"{self._path}-wal")) if file.exists())
+
+    def _read(self, store: Store, run: RunInfo, mark: str) -> None:
+        from search.compare.bench import outcome_of
+
+        self._damage.pop(run.run, None)
+        read = _ReadRun(mark, run, [], {}, {})
+        try:
+            for problem, plan in store.searches(run.run, trees=False, failed=True):
+                read.outcomes.append(outcome_of(plan, "", "", run.config["seed"]))
+                read.cells[problem.id] = Cell(plan.answer, bool(plan.correct), plan.error)
+                question = problem.question[:_QUESTION]
+                # Runs of one task share their questions; of two tasks, one id may have two questions.
+                read.questions[problem.id] = self._texts.setdefault(question, question)
+        except StoreError as error:
+            self._damage[run.run] = str(error)
+        self._runs[run.run] = read
+
+    def _plot(self, rows: Sequence[StoredRow]) -> str | None:
+        """Return the picture of a setting's rows, drawn once for the same results; None without matplotlib."""
+        key = tuple(f"{row.key} {row.result.searches}" for row in rows)
+        if key not in self._plots:
+            from mas_gym.report.summary import data_url
+            from search.compare import tradeoff_figure
+
+            drawn = [row.result for row in rows if row.result.tokens.mean > 0]
+            try:
+                self._plots[key] = data_url(tradeoff_figure(drawn)) if len(drawn) > 1 else None
+            except MissingDependencyError:
+                self._plots[key] = None
+        return self._plots[key]
+
+
+def _row(rows: Sequence[StoredRow], key: str) -> StoredRow | None:
+    return next((row for row in rows if row.key == key), None)
+
+
+def stored_rows(runs: Iterable[_ReadRun]) -> list[StoredRow]:
+    """Put the runs of one planner and critic together; rows of one setting follow each other, by rising cost."""
+    from search.compare import summarise
+    from search.compare.comparison import settings
+
+    read = {run.info.run: run for run in runs if run.outcomes}
+    found: list[StoredRow] = []
+    for setting in settings(run.info for run in read.values()):
+        groups: dict[tuple[str, str], list[_ReadRun]] = {}
+        for info, label in zip(setting.runs, setting.labels, strict=True):
+            groups.setdefault(label, []).append(read[info.run])
+        rows = []
+        for (planner, critic), members in groups.items():
+            outcomes = [replace(o, planner=planner, critic=critic) for one in members for o in one.outcomes]
+            cells: dict[str, dict[int, Cell]] = {}
+            for one in members:
+                for problem, cell in one.cells.items():
+                    cells.setdefault(problem, {})[one.info.config["seed"]] = cell
+            questions = {problem: text for one in members for problem, text in one.questions.items()}
+            keys = {one.info.config["seed"]: one.info.run[:_KEY] for one in members}
+            [result] = summarise(outcomes)
+            rows.append(StoredRow(members[0].info.run[:_KEY], setting.title, result, keys, cells, questions))
+        found += sorted(rows, key=lambda row: (isnan(row.result.tokens.mean), row.result.tokens.mean))
+    return found
+
+
+def _tree(store: Store, key: str, problem_id: str) -> str:
+    run = store.find(key)
+    problem, plan = store.search(problem_id, key)
+    if plan.tree is None:
+        raise ConfigError(f"the search of {problem_id!r} has no tree: {plan.error or 'its planner keeps none'}")
+    critic = run.config["critic"]
+    facts = {
+        "problem": problem.id,
+        "planner": str(run.facts["planner"]),
+        "critic": str(critic["name"]) if critic else "none",
+        run.mas.kind: run.mas.name,
+        "policy": str(run.config["policy"]["name"]),
+        "seed": str(run.config["seed"]),
+    }
+    return tree_page(tree_view(plan, facts, problem.answer, _grade(run.config["grading"], problem)))
+
+
+def _grade(grading: object, problem: Problem) -> Callable[[str], Grade | None] | None:
+    """Return what grades a text as the run did; None for graders that would need a file, a judge or a sandbox."""
+    from mas_gym.tasks.graders import KindGrader
+
+    if grading not in GRADING_MODES:
+        return None
+    grader = KindGrader(grading)  # type: ignore[arg-type]
+    return None if grader.refusal(problem.kind) else partial(_graded, grader, problem)
+
+
+def _graded(grader: Grader, problem: Problem, text: str) -> Grade | None:
+    try:
+        return grader.grade(problem, text)
+    except MissingDependencyError:
+        return None

@@ -1,0 +1,448 @@
+"""Checks of what search is built from, planners and critics, without an engine; a critic that knows the answers.
+
+The check of planners runs whole searches against scripted replies.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import random
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from mas_gym.dynamics import Dynamics
+from mas_gym.errors import BudgetError, CriticError
+from mas_gym.graph import MAS
+from mas_gym.loading import MASSource, load_mas
+from mas_gym.state import Action, MASState
+from mas_gym.tasks.base import Problem, Task
+from mas_gym.testing.checks import (
+    HOSTILE,
+    ORDINARY,
+    Findings,
+    ProposalLike,
+    addressed,
+    check_apart,
+    check_steady,
+    describe,
+    stated,
+    variants,
+    walk,
+)
+
+_QUESTION = "Maya has 3 apples and buys 4 more. How many apples does she have?"
+
+
+class PlannerLike(Protocol):
+    """The part of `search.Planner` that is checked."""
+
+    def plan(self, model: Any, root: MASState, rng: random.Random) -> Generator[list[Any], list[Any], Any]:
+        """Search from the root."""
+
+
+class _CriticFacts(NamedTuple):
+    """What a planner may read from the run's critic in ``for_run``."""
+
+    name: str = "scripted"
+    terminal_only: bool = False
+    free: bool = False
+
+
+def check_planner(
+    planner: PlannerLike,
+    *,
+    systems: Iterable[MASSource] = ("rpsv", "single", "dylan"),
+    training: bool = False,
+    max_rounds: int = 100_000,
+    seed: int = 0,
+    other: PlannerLike | None = None,
+) -> None:
+    """Check a planner: its requests, its plan, its identity, and that it draws only from its own generator.
+
+    A run store treats two planners with one identity as the same. Each numeric setting is therefore changed in
+    turn on a copy; if the copy searches differently, it must state another identity.
+
+    Args:
+        planner: The planner.
+        systems: The systems to search in.
+        training: Whether it may request the true reward.
+        max_rounds: Rounds of requests after which a search counts as endless.
+        seed: Seed of the searches and of the replies.
+        other: Another instance; if it searches differently, it must state another identity too.
+
+    Raises:
+        ComplianceError: Lists every violation.
+    """
+    findings = Findings(f"planner {type(planner).__name__}")
+    if not findings.expect(callable(getattr(planner, "plan", None)), "it has no method plan(model, root, rng)"):
+        findings.settle()
+    planner, other = (_for_run(one, training) for one in (planner, other))
+    before_all = stated(findings, planner)
+    for source in systems:
+        model = Dynamics(load_mas(source))
+        searches = [_Search(findings, planner, model, training, s) for s in (seed, seed, seed + 1)]
+        before = _global_generators()
+        _run_together(findings, searches[1:], max_rounds)
+        _run_together(findings, searches[:1], max_rounds)
+        findings.expect(before == _global_generators(), "it draws from a global generator: use the rng of plan()")
+        alone, beside, _ = searches
+        findings.expect(
+            alone.asked == beside.asked and alone.outcome() == beside.outcome(),
+            "two searches with one seed and the same replies differ: keep all state inside plan()",
+        )
+        _check_budget(findings, planner, model, training, seed)
+        if not findings.faults:
+            others = [
+                *variants(planner),
+                *([("the difference between the two instances", other)] if other is not None else []),
+            ]
+            for name, one in others:
+                alike = _behaves_like(alone, one, max_rounds)
+                check_apart(findings, before_all, stated(Findings(""), one), alike, name)
+    check_steady(findings, planner, before_all)
+    findings.settle()
+
+
+def _for_run(planner: Any, training: bool) -> Any:
+    for_run = getattr(planner, "for_run", None)
+    return for_run(_CriticFacts(), training) if callable(for_run) else planner
+
+
+def _behaves_like(search: _Search, planner: PlannerLike, max_rounds: int) -> bool:
+    """Whether a planner repeats the requests and plan of a finished search; a failing one counts as alike."""
+    ignored = Findings("variant")
+    try:
+        variant = _Search(ignored, planner, search.model, search.training, search.seed)
+        _run_together(ignored, [variant], max_rounds)
+    except Exception:
+        return True
+    return bool(ignored.faults) or (variant.asked == search.asked and variant.outcome() == search.outcome())
+
+
+class _Search:
+    """One search with its replies, which depend on state digests and not on timing."""
+
+    def __init__(self, findings: Findings, planner: PlannerLike, model: Dynamics, training: bool, seed: int) -> None:
+        self.findings, self.model, self.training, self.seed = findings, model, training, seed
+        self.root = model.initial_state(_QUESTION)
+        self.asked: list[str] = []
+        self.plan: Any = None
+        self.over = False
+        self._drawn: dict[MASState, int] = {}
+        self._generator = planner.plan(model, self.root, random.Random(seed))
+        self._replies: list[Any] | None = None
+        self._left: int | None = None
+
+    def advance(self) -> None:
+        """Send the replies to the last requests and answer the next ones."""
+        try:
+            requests = self._generator.send(self._replies)  # type: ignore[arg-type]
+        except StopIteration as end:
+            self.over, self.plan = True, end.value
+            self._check_plan()
+            return
+        except Exception as error:
+            self.over = True
+            self.findings.expect(False, f"it raised {type(error).__name__}: {describe(str(error))}")
+            return
+        if not self.findings.expect(isinstance(requests, list), f"it yielded {describe(requests)}: expected a list"):
+            self.over = True
+            self._generator.close()
+            return
+        self._replies = [self._reply(request) for request in requests]
+
+    def outcome(self) -> list[str]:
+        """Return the candidates of the plan, for comparison."""
+        return [candidate.state.digest.hex() for candidate in getattr(self.plan, "candidates", ())]
+
+    def spend(self) -> Any:
+        """Raise `BudgetError` in the search; return its plan or the error that it propagated.
+
+        Like the driver, this grants single messages to complete one path.
+        """
+        messages, self._left = self.model.max_depth, 0
+        try:
+            requests = self._generator.throw(BudgetError("the budget is spent"))
+            for _ in range(10 * self.model.max_depth):
+                wanted = sum(request.n for request in requests if type(request).__name__ == "Propose")
+                messages -= wanted
+                if wanted > 1 or messages < 0:
+                    return None
+                requests = self._generator.send([self._reply(request) for request in requests])
+        except StopIteration as end:
+            return end.value
+        except BudgetError as error:
+            return error
+        return None
+
+    def _reply(self, request: Any) -> Any:
+        kind = type(request).__name__
+        if kind == "Remaining":
+            return self._left
+        states = [request.state] if kind == "Propose" else list(getattr(request, "states", ()))
+        for state in states:
+            mine = isinstance(state, MASState) and state.question == self.root.question
+            if not self.findings.expect(mine, f"{kind} of {describe(state)}: expected states of its own search"):
+                return [0.0 for _ in states]
+        self.asked.append(f"{kind}:{getattr(request, 'n', '')}:{','.join(s.digest.hex() for s in states)}")
+        if kind == "Propose":
+            return self._propose(request)
+        if kind == "Evaluate":
+            return [self._draw(state, "value") for state in states]
+        if kind == "Extract":
+            return [state.text.split()[-1] if state.text else None for state in states]
+        if self.findings.expect(kind == "Reward", f"it asked for {describe(request)}: expected a search request"):
+            self.findings.expect(self.training, "it asked for the true reward outside training")
+            terminal = all(self.model.is_terminal(state) for state in states)
+            self.findings.expect(terminal, "it asked for the reward of a state that is not terminal")
+        return [1.0 if self._draw(state, "reward") > 0 else -1.0 for state in states]
+
+    def _propose(self, request: Any) -> list[Any]:
+        state = request.state
+        fine = isinstance(request.n, int) and request.n >= 1
+        self.findings.expect(fine, f"Propose(n={describe(request.n)}): expected a whole number from 1 on")
+        if not self.findings.expect(not self.model.is_terminal(state), "it asked for messages at a terminal state"):
+            return []
+        first = self._drawn.get(state, 0)
+        self._drawn[state] = first + request.n
+        replies = []
+        for i in range(first, first + request.n):
+            # Few distinct texts, because real proposals repeat too.
+            number = int(4 * abs(self._draw(state, f"text {i}")))
+            text = addressed(self.model.mas, state, f"Step. Final Answer: {number}", number)
+            replies.append(ProposalLike(Action(text, self.model.mas.ALL), 4, -2.0, "stop"))
+        return replies
+
+    def _draw(self, state: MASState, what: str) -> float:
+        return random.Random(f"{self.seed} {what} {state.digest.hex()}").uniform(-1.0, 1.0)
+
+    def _check_plan(self) -> None:
+        candidates = getattr(self.plan, "candidates", None)
+        returned = describe(self.plan)
+        if not self.findings.expect(bool(candidates), f"it returned {returned}: expected a plan with candidates"):
+            return
+        for candidate in candidates or ():
+            state = getattr(candidate, "state", None)
+            mine = isinstance(state, MASState) and state.path()[0] == self.root
+            terminal = mine and self.model.is_terminal(state)  # type: ignore[arg-type]
+            self.findings.expect(terminal, f"a candidate at {describe(state)}: expected a terminal state of its search")
+        scores = [candidate.score for candidate in list(candidates or ())[1:]]
+        ranked = [score for score in scores if score is not None]
+        self.findings.expect(ranked == sorted(ranked, reverse=True), "the candidates after the first are not ranked")
+
+
+def _global_generators() -> bytes:
+    return pickle.dumps((random.getstate(), np.random.get_state()))
+
+
+def _run_together(findings: Findings, searches: list[_Search], max_rounds: int) -> None:
+    for _ in range(max_rounds):
+        running = [search for search in searches if not search.over]
+        if not running:
+            return
+        for search in running:
+            search.advance()
+    findings.expect(False, f"a search did not end within {max_rounds} rounds of requests")
+
+
+def _check_budget(findings: Findings, planner: PlannerLike, model: Dynamics, training: bool, seed: int) -> None:
+    """`BudgetError` can arrive at any yield: the planner returns a plan, completing one path if it must, or fails."""
+    for rounds in (1, 2, 5):
+        search = _Search(findings, planner, model, training, seed)
+        for _ in range(rounds):
+            if not search.over:
+                search.advance()
+        if search.over:
+            continue
+        ended = search.spend()
+        stopped = isinstance(ended, BudgetError) or hasattr(ended, "candidates")
+        findings.expect(
+            stopped,
+            "it continued after BudgetError: return the best plan so far, completing one path with single messages "
+            "if none has ended, or let the error propagate",
+        )
+
+
+class ContextLike(NamedTuple):
+    """Stands in for the driver's `ScoringContext`."""
+
+    state: MASState
+    mas: MAS
+    proposal: ProposalLike | None
+
+
+class CriticLike(Protocol):
+    """The part of `search.Critic` that is checked."""
+
+    name: str
+    terminal_only: bool
+    free: bool
+
+    def score(self, contexts: Any) -> Sequence[float]:
+        """Return one value per state, in order."""
+
+
+def check_critic(
+    critic: CriticLike,
+    *,
+    mas: MASSource = "rpsv",
+    question: str = "Maya has 3 apples and buys 4 more. How many apples does she have?",
+    tolerance: float = 1e-4,
+    seed: int = 0,
+    other: CriticLike | None = None,
+) -> None:
+    """Check a critic: the type and order of its values, its identity, and that a value depends only on its state.
+
+    Args:
+        critic: The critic.
+        mas: The system whose states it scores.
+        question: A question suitable for the critic.
+        tolerance: Maximum change of a value caused by batching.
+        seed: Seed of the episodes.
+        other: Another instance, such as one with other weights. If its values differ, it must state another
+            identity, because a run store treats two critics with one identity as the same.
+
+    Raises:
+        ComplianceError: Lists every violation.
+    """
+    name = getattr(critic, "name", None)
+    findings = Findings(f"critic {name!r}")
+    findings.expect(isinstance(name, str) and bool(name), f"name: expected a non-empty str, got {describe(name)}")
+    for flag in ("terminal_only", "free"):
+        value = getattr(critic, flag, None)
+        findings.expect(isinstance(value, bool), f"{flag}: expected a bool, got {describe(value)}")
+    _check_optional(findings, critic)
+    if not findings.expect(callable(getattr(critic, "score", None)), "it has no method score(contexts)"):
+        findings.settle()
+    contexts = _contexts(load_mas(mas), question, bool(getattr(critic, "terminal_only", False)), seed)
+    identity = stated(findings, critic)
+    values = _score(findings, critic, contexts)
+    if values is not None:
+        _compare(
+            findings,
+            values,
+            _score(findings, critic, contexts),
+            0.0,
+            "called again with the same states, it returned other values",
+        )
+        mirrored = _score(findings, critic, contexts[::-1])
+        _compare(findings, values, mirrored and mirrored[::-1], tolerance, "the order of a batch changes the values")
+        alone = [_score(findings, critic, [context]) for context in contexts[:4]]
+        singles = [value[0] for value in alone if value]
+        _compare(findings, values[:4], singles, tolerance, "a state has another value alone than in a batch")
+        if other is not None:
+            alike = _score(Findings("other"), other, contexts) == values
+            check_apart(findings, identity, stated(findings, other), alike, "the difference between the two instances")
+    _score(findings, critic, [])
+    check_steady(findings, critic, identity)
+    findings.settle()
+
+
+def _check_optional(findings: Findings, critic: CriticLike) -> None:
+    size = getattr(critic, "max_batch", 1)
+    findings.expect(isinstance(size, int) and size >= 1, f"max_batch: expected an int from 1 on, got {describe(size)}")
+    for flag in ("concurrent", "scores_actions"):
+        value = getattr(critic, flag, False)
+        findings.expect(isinstance(value, bool), f"{flag}: expected a bool, got {describe(value)}")
+
+
+def _contexts(mas: MAS, question: str, terminal_only: bool, seed: int) -> list[ContextLike]:
+    model, rng = Dynamics(mas), random.Random(seed)
+    contexts = []
+    for texts in (ORDINARY, ORDINARY, (*HOSTILE, *ORDINARY)):
+        states = walk(model, question, texts, rng)
+        for state in states[-1:] if terminal_only else states[1:]:
+            proposal = ProposalLike(Action(state.text, mas.ALL), 5, -1.0 - rng.random(), "stop")
+            contexts.append(ContextLike(state, mas, proposal))
+    return contexts
+
+
+def _score(findings: Findings, critic: CriticLike, contexts: list[ContextLike]) -> list[float] | None:
+    try:
+        values = list(critic.score(contexts))
+    except Exception as error:
+        findings.expect(False, f"{len(contexts)} states raised {type(error).__name__}: {describe(str(error))}")
+        return None
+    got = f"{len(contexts)} states got {len(values)} values: expected one each, in order"
+    fine = findings.expect(len(values) == len(contexts), got)
+    for value in values:
+        number = isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
+        fine &= findings.expect(number, f"a value: expected a finite float, got {describe(value)}")
+    return values if fine else None
+
+
+def _compare(
+    findings: Findings, values: Sequence[float], others: Sequence[float] | None, tolerance: float, fault: str
+) -> None:
+    if others is not None:
+        same = len(values) == len(others) and all(abs(a - b) <= tolerance for a, b in zip(values, others, strict=True))
+        findings.expect(same, fault)
+
+
+# ------------------------------------------------------------------ oracle
+
+
+class ScoredState(Protocol):
+    """The part of `search.ScoringContext` that the oracle reads."""
+
+    @property
+    def state(self) -> MASState:
+        """The state to score."""
+
+    @property
+    def mas(self) -> MAS:
+        """The MAS that it belongs to."""
+
+
+class OracleCritic:
+    """Scores terminal states by the true reward and rejects all others; for tests of planners.
+
+    `rewardmodels.load_critic` cannot load it, so no spec, command or config can use it. A test
+    constructs it with the answers that it may use.
+
+    Args:
+        task: Grades the final messages.
+        answers: The reference answer of each problem that it may score, by problem id.
+
+    Raises:
+        CriticError: An answer differs from the task's reference.
+    """
+
+    name = "oracle"
+    terminal_only = True
+    free = True
+
+    def __init__(self, task: Task, answers: Mapping[str, str]) -> None:
+        """Index the problems by question."""
+        self._task, self._answers = task, dict(answers)
+        self._problems: dict[str, Problem] = {}
+        for name, answer in answers.items():
+            problem = task.problem(name)
+            if answer != problem.answer:
+                raise CriticError(f"expected the reference answer of {name!r}, got {answer!r}; pass problem.answer")
+            self._problems[problem.question] = problem
+
+    def identity(self) -> Any:
+        """Return the answers and the task that grades."""
+        return {"answers": self._answers, "task": self._task}
+
+    def score(self, contexts: Sequence[ScoredState]) -> list[float]:
+        """Return +1.0 or -1.0 per terminal state.
+
+        Raises:
+            CriticError: A state is not terminal, or its question belongs to no problem in ``answers``.
+        """
+        return [self._reward(context) for context in contexts]
+
+    def _reward(self, context: ScoredState) -> float:
+        problem = self._problems.get(context.state.question)
+        if problem is None:
+            raise CriticError(
+                f"the oracle has no answer to the question {context.state.question[:60]!r}; add it to answers"
+            )
+        if context.state.acting != context.mas.sink:
+            raise CriticError("the oracle scores terminal states only; use a learned critic for others")
+        return 1.0 if self._task.grade(problem, context.state.text).correct else -1.0

@@ -1,0 +1,443 @@
+"""Training sets: examples mined from the search trees of many problems, split by problem, and written as Parquet.
+
+Three kinds: ``"pairs"`` (Bradley-Terry), ``"points"`` (MASPRM by regression) and
+``"outcomes"`` (ORM). Each example names its problem, so that a split holds out whole
+problems.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from mas_gym.dynamics import Dynamics
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, StoreError, need
+from mas_gym.graph import MAS
+from mas_gym.state import MASState
+from mas_gym.tasks.base import Same, rule_of, same_rule
+from rewardmodels.data import mining
+from rewardmodels.data.encode import FORMAT, Parts, View, state_parts
+from rewardmodels.data.mining import Labelled, Pair, TreeView
+from search.plan import Plan
+from search.store import RunInfo, open_store
+
+DataKind = Literal["pairs", "points", "outcomes"]
+
+LOOPS: dict[str, object] = {"max_turns": None, "min_turns": 1, "history": "inputs"}
+"""The settings of a MAS with loops and their defaults; a graph's description names those that differ."""
+
+_SHOWN = 5
+
+
+class LabelledTree(NamedTuple):
+    """A training search tree and its source.
+
+    Attributes:
+        tree: A `search.Tree`.
+        mas: The MAS of the search.
+        task: The task's name.
+        problem_id: The problem.
+        seed: Seed of the run; one problem may occur in several runs.
+    """
+
+    tree: TreeView
+    mas: MAS
+    task: str
+    problem_id: str
+    seed: int = 0
+
+
+class Example(NamedTuple):
+    """One training example. A pair has ``rejected``; a labelled state has None there, and a ``margin`` of 0.
+
+    Attributes:
+        tree: Name of the tree it comes from.
+        task: The task's name.
+        problem_id: The problem.
+        mas: Name of the MAS.
+        depth: Turns before the judged message, 0 for the first agent's.
+        agent: Name of the agent that wrote the message.
+        chosen: Parts of the better sibling's text, or of the labelled state's (`rewardmodels.data.encode`).
+        chosen_target: Its target in ``[-1, 1]``.
+        rejected: Parts of the worse sibling's text.
+        rejected_target: Its target.
+        margin: Difference of the targets.
+    """
+
+    tree: str
+    task: str
+    problem_id: str
+    mas: str
+    depth: int
+    agent: str
+    chosen: Parts
+    chosen_target: float
+    rejected: Parts | None = None
+    rejected_target: float | None = None
+    margin: float = 0.0
+
+
+@dataclass(frozen=True)
+class RewardData:
+    """Examples of one kind.
+
+    Attributes:
+        kind: ``"pairs"``, ``"points"`` or ``"outcomes"``.
+        view: What the critic sees of a state.
+        graphs: The MAS graphs that the examples come from, by name, as `graph_of` describes them.
+        examples: The examples.
+        trees: Number of trees read, including those without an example.
+    """
+
+    kind: DataKind
+    view: View
+    graphs: dict[str, dict[str, object]]
+    examples: tuple[Example, ...]
+    trees: int
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return len(self.examples)
+
+    def fingerprint(self) -> str:
+        """Return 32 hexadecimal digits that change with any example."""
+        digest = blake2b(f"{self.kind}|{self.view}|{len(self.examples)}".encode(), digest_size=16)
+        for example in self.examples:
+            digest.update(repr(example).encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
+
+
+def graph_of(mas: MAS) -> dict[str, object]:
+    """Return the part of a MAS that a critic depends on: names, edges and loops, not prompts."""
+    edges = [[e.source, e.target, *([] if e.condition is None else [str(e.condition)])] for e in mas.edges]
+    loops = {name: getattr(mas, name) for name, default in LOOPS.items() if getattr(mas, name) != default}
+    return {"name": mas.name, "agents": [agent.name for agent in mas.agents], "edges": sorted(edges, key=str), **loops}
+
+
+def collect(
+    trees: Iterable[LabelledTree],
+    kind: DataKind,
+    view: View = "full",
+    pairs_per_tree: int = mining.PAIRS_PER_TREE,
+    min_margin: float = 0.0,
+    same: str | Same | None = "text",
+) -> RewardData:
+    """Mine a training set from trees.
+
+    Args:
+        trees: The trees; read once, in order.
+        kind: What to mine.
+        view: What the critic sees of a state.
+        pairs_per_tree: The paper's cap of 8.
+        min_margin: Smallest margin of a pair; 0 is the paper's rule.
+        same: When siblings are duplicates: a rule of `mas_gym.tasks.base` or a function ``same(a, b)``; None: the
+            rule of each tree's task.
+
+    Raises:
+        DataError: There is no tree, no example, or only one class, with the problems and what to change.
+    """
+    examples: list[Example] = []
+    graphs: dict[str, dict[str, object]] = {}
+    without: dict[str, list[str]] = {"all right": [], "all wrong": [], "no two different siblings": []}
+    count = 0
+    for item in trees:
+        count += 1
+        if graphs.setdefault(item.mas.name, graph_of(item.mas)) != graph_of(item.mas):
+            raise DataError(f"two different graphs are both called {item.mas.name!r}; rename one of them")
+        rule = same_rule(rule_of(item.task) if same is None else same)
+        mined = _mine(item, kind, view, pairs_per_tree, min_margin, rule)
+        examples += mined
+        rewards = {target for _, target in mining.outcomes(item.tree)}
+        if len(rewards) == 1:
+            without["all right" if rewards == {1.0} else "all wrong"].append(item.problem_id)
+        elif not mined:
+            without["no two different siblings"].append(item.problem_id)
+    _check(kind, examples, count, without)
+    return RewardData(kind, view, graphs, tuple(examples), count)
+
+
+def _mine(item: LabelledTree, kind: DataKind, view: View, limit: int, min_margin: float, same: Same) -> list[Example]:
+    name = f"{item.task}/{item.mas.name}/{item.problem_id}@{item.seed}"
+    known: dict[MASState, Parts] = {}
+
+    def parts(state: MASState) -> Parts:
+        return known.setdefault(state, tuple(state_parts(item.mas, state, view)))
+
+    def example(better: Labelled, pair: Pair | None = None) -> Example:
+        state = better.state
+        agent = item.mas.agents[state.speaker].name
+        source = (name, item.task, item.problem_id, item.mas.name, state.depth - 1, agent)
+        single = Example(*source, parts(state), better.target)
+        if pair is None:
+            return single
+        worse = pair.rejected
+        return single._replace(rejected=parts(worse.state), rejected_target=worse.target, margin=pair.margin)
+
+    if kind == "pairs":
+        found = mining.pairs(item.tree, Dynamics(item.mas).max_depth, limit, min_margin, same)
+        return [example(pair.chosen, pair) for pair in found]
+    if kind == "points":
+        return [example(sample) for sample in mining.pointwise(item.tree)]
+    if kind == "outcomes":
+        return [example(sample) for sample in mining.outcomes(item.tree)]
+    raise ConfigError(f'expected kind "pairs", "points" or "outcomes", got {kind!r}')
+
+
+def _check(kind: DataKind, examples: Sequence[Example], trees: int, without: dict[str, list[str]]) -> None:
+    if not trees:
+        raise DataError("no tree to learn from: the store holds no finished training search; run the rollouts first")
+    blame = "; ".join(
+        f"{len(ids)} {reason} ({', '.join(ids[:_SHOWN])}{', ...' if len(ids) > _SHOWN else ''})"
+        for reason, ids in without.items()
+        if ids
+    )
+    if not examples:
+        raise DataError(
+            f"no {kind} in {trees} trees: {blame or 'no visited terminal state'}. Use problems that the agents solve "
+            "sometimes, a higher temperature, or more simulations per tree"
+        )
+    if kind == "outcomes" and len({example.chosen_target for example in examples}) == 1:
+        which = "right" if examples[0].chosen_target > 0 else "wrong"
+        raise DataError(
+            f"every outcome is {which}: {blame}. An outcome model needs both: use "
+            f"{'harder' if which == 'right' else 'easier'} problems, or other agents"
+        )
+
+
+def merge(parts: Sequence[RewardData]) -> RewardData:
+    """Merge sets of one kind and view, such as those of two tasks.
+
+    Raises:
+        ConfigError: The kinds or views differ, or there is none.
+        DataError: Two different graphs share a name.
+    """
+    if not parts or len({(part.kind, part.view) for part in parts}) != 1:
+        got = [(part.kind, part.view) for part in parts]
+        raise ConfigError(f"expected sets of one kind and view, got {got}; mine them with the same kind and view")
+    graphs: dict[str, dict[str, object]] = {}
+    for part in parts:
+        for name, graph in part.graphs.items():
+            if graphs.setdefault(name, graph) != graph:
+                raise DataError(f"two different graphs are both called {name!r}; rename one of them")
+    examples = tuple(example for part in parts for example in part.examples)
+    return replace(parts[0], graphs=graphs, examples=examples, trees=sum(part.trees for part in parts))
+
+
+def split(data: RewardData, held_out: float = 0.1, seed: int = 42) -> tuple[RewardData, RewardData]:
+    """Split by problem into a training and a held-out set.
+
+    The side of a problem depends only on its name and the seed, not on the run or the rest of the set; only if a
+    small set would leave one side empty, one problem changes sides.
+
+    Args:
+        data: The examples.
+        held_out: Share of the problems to hold out, in ``(0, 1)``.
+        seed: Seed of the choice.
+
+    Raises:
+        ConfigError: The share is not between 0 and 1.
+        DataError: There are fewer than two problems.
+    """
+    if not 0 < held_out < 1:
+        raise ConfigError(f"expected a held-out share between 0 and 1, got {held_out}")
+    problems = {(example.task, example.problem_id) for example in data.examples}
+    if len(problems) < 2:
+        raise DataError(f"expected examples of at least two problems, got {len(problems)}; one side would be empty")
+    place = {p: int.from_bytes(blake2b(f"{seed}|{p[0]}|{p[1]}".encode(), digest_size=8).digest()) for p in problems}
+    ranked = sorted(problems, key=place.__getitem__)
+    count = sum(place[problem] < held_out * 2**64 for problem in ranked)
+    out = set(ranked[: min(max(1, count), len(ranked) - 1)])
+    learned, held = (
+        tuple(example for example in data.examples if ((example.task, example.problem_id) in out) is side)
+        for side in (False, True)
+    )
+    return replace(data, examples=learned), replace(data, examples=held)
+
+
+def histogram(data: RewardData) -> dict[str, dict[str, int]]:
+    """Count examples by depth and by agent, each in order of depth."""
+    ordered = sorted(data.examples, key=lambda example: (example.mas, example.depth))
+    return {
+        "depth": dict(Counter(str(example.depth) for example in sorted(ordered, key=lambda e: e.depth))),
+        "agent": dict(Counter(example.agent for example in ordered)),
+    }
+
+
+def stored_trees(path: str | Path, run: str | None = None, mas: MAS | None = None) -> Iterator[LabelledTree]:
+    """Read the trees of training searches (with the true reward) from a store.
+
+    Args:
+        path: The store.
+        run: One run's name or fingerprint; None reads every training run.
+        mas: The expected MAS; None accepts any.
+
+    Yields:
+        The trees, run by run in order of start, and by problem id within a run.
+
+    Raises:
+        StoreError: There is no store, its schema is another, or there is no such run.
+        DataError: It holds no training run, or one of another MAS.
+    """
+    with open_store(path) as store:
+        runs = [store.find(run)] if run is not None else store.runs()
+        chosen = [info for info in runs if info.config["training"]]
+        if not chosen:
+            held = "; ".join(info.label for info in runs) or "nothing"
+            raise DataError(
+                f"expected a training run in {path}, found {held}: trees to learn from come from searches with the "
+                "true reward; make them with mas-gym rollouts"
+            )
+        for info in chosen:
+            yield from _trees(store.plans(info.run), info, mas, path)
+
+
+def _trees(plans: Iterator[Plan], info: RunInfo, expected: MAS | None, path: str | Path) -> Iterator[LabelledTree]:
+    mas = info.mas
+    if expected is not None and graph_of(expected) != graph_of(mas):
+        raise DataError(
+            f"expected trees of the MAS {expected.name!r} in {path}, but run {info.run[:8]} is of {mas.name!r} with "
+            "other agents, edges or loops; make rollouts with the MAS that the critic is for, or name another run"
+        )
+    task, seed = str(info.facts.get("task") or "problems"), int(info.config["seed"])
+    for plan in plans:
+        if plan.tree is not None:
+            yield LabelledTree(plan.tree, mas, task, plan.problem_id, seed)
+
+
+SCHEMA = 2
+INFO = "data.json"
+
+_COLUMNS = {
+    "chosen": "text of the better sibling state (of the one state, for points and outcomes)",
+    "rejected": "text of the worse sibling state",
+    "margin": "difference of the two targets",
+    "chosen_ends, rejected_ends": "where each part of the text ends: legend, question, then one part per message",
+    "chosen_target": "target of `chosen` in [-1, 1]: W / N of the search, or the terminal reward",
+    "rejected_target": "target of `rejected`",
+    "task, problem_id, tree": "source of the example; split by `problem_id`, never by row",
+    "mas, depth, agent": "the MAS, the number of turns before the judged message, and the agent that wrote it",
+}
+
+
+def export(data: RewardData, folder: str | Path) -> Path:
+    """Write a set to a folder for HF `datasets`, pandas and TRL.
+
+    Args:
+        data: The examples.
+        folder: A new or empty folder.
+
+    Returns:
+        The folder: one Parquet file, ``data.json`` and the data card ``README.md``.
+
+    Raises:
+        StoreError: The folder is not empty or cannot be written.
+        MissingDependencyError: pyarrow is not installed.
+    """
+    need("pyarrow", "exporting data")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = Path(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise StoreError(f"{folder} is not empty; give a new folder")
+    columns: dict[str, list[Any]] = {name: [getattr(e, name) for e in data.examples] for name in Example._fields}
+    for name in ("chosen", "rejected"):
+        columns[f"{name}_ends"] = [_ends(parts) for parts in columns[name]]
+        columns[name] = [parts and "".join(parts) for parts in columns[name]]
+    if data.kind != "pairs":
+        columns = {name: values for name, values in columns.items() if "rejected" not in name and name != "margin"}
+    info = {
+        "schema": SCHEMA,
+        "text_format": FORMAT,
+        "kind": data.kind,
+        "view": data.view,
+        "graphs": data.graphs,
+        "trees": data.trees,
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table(columns), folder / f"{data.kind}.parquet")
+        (folder / "README.md").write_text(_card(data), encoding="utf-8")
+        (folder / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"cannot write {folder}: {error}; free some space or give another folder") from error
+    return folder
+
+
+def load_data(folder: str | Path) -> RewardData:
+    """Read a set that `export` wrote.
+
+    Raises:
+        DataNotFoundError: There is no such folder.
+        DataError: It is no exported set, or it is damaged or of another version.
+        MissingDependencyError: pyarrow is not installed.
+    """
+    need("pyarrow", "reading exported data")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DataNotFoundError(f"no exported training set at {folder}")
+    try:
+        info: dict[str, Any] = json.loads((folder / INFO).read_text(encoding="utf-8"))
+        if (info["schema"], info["text_format"]) != (SCHEMA, FORMAT):
+            raise DataError(
+                f"expected a training set of schema {SCHEMA} and text format {FORMAT} in {folder}, got "
+                f"{info['schema']} and {info['text_format']}; export it again with this release"
+            )
+        table = pq.read_table(folder / f"{info['kind']}.parquet").to_pylist()
+        examples = tuple(_example(row) for row in table)
+        return RewardData(info["kind"], info["view"], info["graphs"], examples, info["trees"])
+    except (OSError, KeyError, TypeError, ValueError, RecursionError, pa.ArrowException) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"cannot read the training set in {folder}: {error}; export it again") from error
+
+
+def _ends(parts: Parts | None) -> list[int] | None:
+    """Return where each part ends in the joined text."""
+    return None if parts is None else list(accumulate(map(len, parts)))
+
+
+def _example(row: dict[str, Any]) -> Example:
+    for name in ("chosen", "rejected"):
+        ends = row.pop(f"{name}_ends", None)
+        if ends is not None:
+            row[name] = tuple(row[name][a:b] for a, b in pairwise([0, *ends]))
+    return Example(**row)
+
+
+def _card(data: RewardData) -> str:
+    counts = histogram(data)
+    problems = len({(e.task, e.problem_id) for e in data.examples})
+    tasks = ", ".join(dict.fromkeys(e.task for e in data.examples))
+    by = [f"| {name} | {count} |" for part in ("depth", "agent") for name, count in counts[part].items()]
+    columns = [f"- {name}: {what}" for name, what in _COLUMNS.items() if data.kind == "pairs" or "rejected" not in name]
+    return "\n".join(
+        [
+            "---",
+            "tags: [mas-gym, reward-model, multi-agent]",
+            "---",
+            "",
+            f"# {data.kind.capitalize()} from search over {', '.join(data.graphs)} on {tasks}",
+            "",
+            f"{len(data)} {data.kind} of {problems} problems, mined from {data.trees} trees of a search with the true "
+            f"terminal reward. States are written in text format {FORMAT}, {data.view} view.",
+            "",
+            "| depth or agent | rows |",
+            "|---|---|",
+            *by,
+            "",
+            "Columns:",
+            "",
+            *columns,
+            "",
+        ]
+    )

@@ -1,0 +1,250 @@
+"""The scalar model: any decoder of transformers with a one-label head; ``V = tanh(logit)``.
+
+The head reads the last token of a state. `logits_at` is the only place where a
+model is run, in training and in scoring alike.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, need
+from mas_gym.policies.registry import import_models
+from rewardmodels.data.encode import ModelInput, collate, collate_plain, pack
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_TOLERANCE = 2e-2
+
+
+def base_path(base: str) -> str:
+    """Return the folder or hub id of a base; ``"tiny"`` is the embedded model."""
+    if base == "tiny":
+        import mas_gym.tiny
+
+        return str(mas_gym.tiny.path())
+    return base
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence progress bars and the warning about a new head, which is expected here."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
+    """Load a tokenizer that can pad."""
+    from transformers import AutoTokenizer
+
+    try:
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(folder, **_source(folder))
+    except Exception as error:
+        raise _not_loaded(folder, "tokenizer", error) from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _source(folder: str) -> dict[str, Any]:
+    """Return the options of every load: no code of a model's folder runs, and a local folder asks no hub."""
+    return {"trust_remote_code": False, "local_files_only": Path(folder).is_dir()}
+
+
+def load_scalar(folder: str, dtype: torch.dtype, pad: int, new_head: bool, quantization: Any = None) -> PreTrainedModel:
+    """Load a model with a one-label head.
+
+    Args:
+        folder: A folder or a hub id.
+        dtype: Of the weights.
+        pad: The tokenizer's padding id.
+        new_head: Whether the head may be missing, because it will be trained.
+        quantization: A quantisation config of transformers.
+
+    Raises:
+        DataNotFoundError: There is no model there.
+        DataError: The weights cannot be read, or the head is missing.
+    """
+    options: dict[str, Any] = {"num_labels": 1}
+    if quantization is not None:
+        options["quantization_config"] = quantization
+    model, info = load_pretrained("AutoModelForSequenceClassification", folder, dtype, **options)
+    missing = sorted(info["missing_keys"])
+    if missing and not new_head:
+        raise DataError(
+            f"expected a trained critic in {folder}, but it has no {', '.join(missing)[:200]}: this is a model without "
+            "its head; point to the folder that training wrote, or train one with --base"
+        )
+    if not hasattr(model, "score"):
+        raise ConfigError(f"expected a decoder whose head is called 'score', got {type(model).__name__} in {folder}")
+    model.config.pad_token_id = pad
+    return model
+
+
+def load_pretrained(kind: str, folder: str, dtype: torch.dtype, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Load a model of transformers from safetensors, without running code of its folder.
+
+    Args:
+        kind: The class that loads it, such as ``"AutoModel"``.
+        folder: A folder or a hub id.
+        dtype: Of the weights.
+        options: Further options of ``from_pretrained``.
+
+    Returns:
+        The model, and which keys of the weights were missing or unexpected.
+
+    Raises:
+        DataNotFoundError: There is no model there.
+        DataError: The weights cannot be read.
+    """
+    import_models()
+    import transformers
+    from safetensors import SafetensorError
+
+    common = {"dtype": dtype, "output_loading_info": True, "use_safetensors": True, **_source(folder)}
+    try:
+        with quiet():
+            model, info = getattr(transformers, kind).from_pretrained(folder, **common, **options)
+    except SafetensorError as error:
+        raise DataError(
+            f"cannot read the weights in {folder}: {error}; the file is cut off or damaged: copy or train it again"
+        ) from error
+    except Exception as error:
+        # A damaged config makes transformers raise errors of any class.
+        raise _not_loaded(folder, "model", error) from error
+    return model, info
+
+
+def _not_loaded(folder: str, what: str, error: Exception) -> Exception:
+    if "trust_remote_code" in str(error):
+        return DataError(
+            f"the {what} in {folder} brings code of its own, which is never run; use an architecture that transformers "
+            "implements"
+        )
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if not Path(folder).exists():
+        return DataNotFoundError(
+            f"no {what} at {folder!r}: expected a local folder or a reachable hub id ({reason[:200]})"
+        )
+    return DataError(f"cannot load the {what} in {folder}: {reason[:300]}")
+
+
+def quantize_config(dtype: torch.dtype) -> Any:
+    """Return NF4 with double quantisation (paper, App. "MASPRM model and optimization")."""
+    from transformers import BitsAndBytesConfig
+
+    need("bitsandbytes", "4-bit training")
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+        llm_int8_skip_modules=["score"],
+    )
+
+
+def keep_layout(model: Any) -> None:
+    """Keep bitsandbytes from repacking 4-bit weights for the CPU: repacked weights cannot be trained."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def add_lora(model: Any, rank: int, alpha: int, dropout: float) -> Any:
+    """Add LoRA adapters to every linear layer; the head is trained in full."""
+    peft = need("peft", "LoRA")
+    if getattr(model, "is_quantized", False):
+        model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    config = peft.LoraConfig(
+        task_type="SEQ_CLS",
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules="all-linear",
+        modules_to_save=["score"],
+    )
+    return peft.get_peft_model(model, config)
+
+
+def inner(model: Any) -> Any:
+    """Return the transformers model inside wrappers of accelerate and peft."""
+    model = getattr(model, "module", model)
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def logits_at(model: Any, batch: ModelInput) -> torch.Tensor:
+    """Run the model and read the head at the end of each state.
+
+    Args:
+        model: With or without wrappers.
+        batch: Rows on the model's device.
+
+    Returns:
+        Raw logits in float32 (float64 of a model in float64), shape (K,).
+    """
+    out = model(**batch.inputs, use_cache=False, output_hidden_states=True)
+    return read_head(model, out.hidden_states[-1][batch.rows, batch.columns])
+
+
+def read_head(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """Return the head's logits for last hidden states of shape (K, hidden size)."""
+    logits: torch.Tensor = inner(model).score(hidden)[:, 0]
+    # float64 stays, because it is chosen when results must not depend on the batch.
+    return logits if logits.dtype.itemsize == 8 else logits.float()
+
+
+def to_device(batch: ModelInput, device: Any) -> ModelInput:
+    """Move a batch to a device."""
+    inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
+    return ModelInput(inputs, batch.rows.to(device), batch.columns.to(device))
+
+
+def alike(logits: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Return whether logits are equal up to rounding."""
+    return float((logits - expected).abs().max()) < _TOLERANCE * max(1.0, float(expected.abs().max()))
+
+
+def can_share(model: Any, pad: int) -> bool:
+    """Return whether the model computes the same for packed states as for each alone, and can be trained on them.
+
+    This holds for decoders with full causal attention; it is measured, not assumed.
+    """
+    import torch
+
+    size = int(inner(model).config.get_text_config().vocab_size)
+    ids = [1 + i * 7919 % (size - 1) for i in range(24)]
+    states: Sequence[Sequence[tuple[int, ...]]] = [
+        [tuple(ids[:8]), tuple(ids[8:13])],
+        [tuple(ids[:8]), tuple(ids[13:20])],
+        [tuple(ids[:8]), tuple(ids[13:20]), tuple(ids[20:])],
+    ]
+    training, weight = model.training, inner(model).score.weight
+    model.eval()
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    try:
+        with torch.inference_mode():
+            whole = logits_at(model, to_device(collate_plain(states, pad), weight.device))
+            shared = logits_at(model, to_device(collate([pack(states)], pad, dtype), weight.device))
+        return alike(shared, whole)
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError):
+        return False
+    finally:
+        model.train(training)

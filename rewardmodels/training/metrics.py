@@ -1,0 +1,131 @@
+"""Metrics of a critic on held-out problems: ranking, discrimination, loss and calibration, by depth and agent.
+
+Pure functions of numpy arrays. Intervals are 95% bootstrap intervals over
+problems, the unit that was held out, with a fixed seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rewardmodels.data.dataset import Example
+from search.compare.critics import auc
+
+Floats = NDArray[np.float64]
+
+RESAMPLES = 1000
+BINS = 10
+
+
+def pair_metrics(examples: Sequence[Example], better: Floats, worse: Floats) -> dict[str, Any]:
+    """Measure a critic on preference pairs (paper: average margin, pairwise accuracy, AUC, BT loss).
+
+    Args:
+        examples: The pairs.
+        better: Logits of the better siblings.
+        worse: Logits of the worse ones.
+
+    Returns:
+        ``margin``, ``accuracy``, ``auc`` and ``bt_loss`` on the tanh scores, the accuracy's interval, and the accuracy
+        by depth and by agent. A tie counts half.
+    """
+    high, low = np.tanh(better), np.tanh(worse)
+    right = np.where(better == worse, 0.5, (better > worse).astype(float))
+    scores = np.concatenate([high, low])
+    labels = np.concatenate([np.ones(len(high)), np.zeros(len(low))])
+    return {
+        "pairs": len(examples),
+        "margin": float((high - low).mean()),
+        "accuracy": float(right.mean()),
+        "accuracy_interval": interval(examples, lambda i: float(right[i].mean())),
+        "auc": auc(scores, labels),
+        "bt_loss": float(np.logaddexp(0, low - high).mean()),
+        "accuracy_by_depth": _grouped([e.depth for e in examples], right),
+        "accuracy_by_agent": _grouped([e.agent for e in examples], right),
+    }
+
+
+def outcome_metrics(examples: Sequence[Example], logits: Floats) -> dict[str, Any]:
+    """Measure an outcome critic on terminal states.
+
+    Returns:
+        ``auc`` with its interval, ``accuracy`` at a score of 0, ``bce_loss`` and ``mse``, and the calibration.
+    """
+    target = np.array([e.chosen_target for e in examples])
+    scores, labels = np.tanh(logits), target > 0
+    return {
+        "states": len(examples),
+        "auc": auc(scores, labels),
+        "auc_interval": interval(examples, lambda i: auc(scores[i], labels[i])),
+        "accuracy": float(((scores > 0) == labels).mean()),
+        "bce_loss": float(np.logaddexp(0, np.where(labels, -2, 2) * logits).mean()),
+        "mse": float(((scores - target) ** 2).mean()),
+        "calibration": calibration(examples, logits),
+    }
+
+
+def point_metrics(examples: Sequence[Example], logits: Floats) -> dict[str, Any]:
+    """Measure a process critic on labelled states.
+
+    Returns:
+        ``mse``, ``correlation`` with the targets, and the calibration.
+    """
+    target, scores = np.array([e.chosen_target for e in examples]), np.tanh(logits)
+    steady = len(examples) < 2 or scores.std() == 0 or target.std() == 0
+    return {
+        "states": len(examples),
+        "mse": float(((scores - target) ** 2).mean()),
+        "correlation": None if steady else float(np.corrcoef(scores, target)[0, 1]),
+        "calibration": calibration(examples, logits),
+    }
+
+
+def calibration(examples: Sequence[Example], logits: Floats) -> dict[str, dict[str, float]]:
+    """Compare scores with targets at each depth.
+
+    Returns:
+        For each depth the number of states, the mean score, the mean target, and ``gap``: the mean over ten bins of
+        the score, weighted by their states, of the distance between the bin's mean score and mean target.
+    """
+    depths = np.array([e.depth for e in examples])
+    target, scores = np.array([e.chosen_target for e in examples]), np.tanh(logits)
+    bins = np.clip(((scores + 1) / 2 * BINS).astype(int), 0, BINS - 1)
+    found: dict[str, dict[str, float]] = {}
+    for depth in np.unique(depths):
+        here = depths == depth
+        cells = [here & (bins == b) for b in np.unique(bins[here])]
+        gaps = [float(abs(scores[cell].mean() - target[cell].mean()) * cell.sum()) for cell in cells]
+        found[str(depth)] = {
+            "states": int(here.sum()),
+            "score": float(scores[here].mean()),
+            "target": float(target[here].mean()),
+            "gap": sum(gaps) / int(here.sum()),
+        }
+    return found
+
+
+def interval(examples: Sequence[Example], statistic: Callable[[NDArray[np.intp]], float]) -> list[float]:
+    """Return the 95% bootstrap interval of a statistic of example indices, resampling problems."""
+    names = {name: i for i, name in enumerate(dict.fromkeys((e.task, e.problem_id) for e in examples))}
+    owner = np.array([names[e.task, e.problem_id] for e in examples])
+    order = np.argsort(owner, kind="stable")
+    groups = np.split(order, np.cumsum(np.bincount(owner))[:-1])
+    rng = np.random.default_rng(0)
+    draws = [
+        statistic(np.concatenate([groups[i] for i in rng.integers(len(groups), size=len(groups))]))
+        for _ in range(RESAMPLES)
+    ]
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return [float(low), float(high)]
+
+
+def _grouped(keys: Sequence[int | str], values: Floats) -> dict[str, dict[str, float]]:
+    names = np.array([str(key) for key in keys])
+    ordered = dict.fromkeys(str(key) for key in sorted(keys, key=lambda k: k if isinstance(k, int) else 0))
+    return {
+        name: {"mean": float(values[names == name].mean()), "count": int((names == name).sum())} for name in ordered
+    }

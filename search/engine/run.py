@@ -1,0 +1,370 @@
+"""`search.run`: every problem of a task searched in this process, plans streamed as they are finished.
+
+A `Run` is the loop, whatever engine searches: it reads problems as they are wanted, looks each one up in the store,
+gives the others to its `Engine`, writes down what ends, and hands out the plans. It works only while its user waits
+for the next plan.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sized
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+from mas_gym.errors import ConfigError, DataError
+from mas_gym.graph import MAS
+from mas_gym.policies.base import AsyncPolicy, Policy
+from mas_gym.tasks.base import Problem
+from search.engine.journal import Journal, Progress, listener
+from search.engine.scheduler import Scheduler, SearchFuture
+from search.plan import Plan, Usage
+from search.protocol import Critic, Planner
+from search.setup import (
+    Budget,
+    ProgramSource,
+    Sampling,
+    check_problems,
+    make_setup,
+    resolve_policy,
+)
+from search.store import Store, open_record
+
+
+def run(
+    planner: Planner | str,
+    problems: Iterable[Problem],
+    *,
+    mas: MAS | str | None = None,
+    program: ProgramSource | None = None,
+    policy: Policy | AsyncPolicy | None = None,
+    critic: Critic | None = None,
+    seed: int = 42,
+    concurrency: int = 64,
+    training: bool = False,
+    sampling: Sampling | None = None,
+    budget: Budget | None = None,
+    run_budget: Budget | None = None,
+    store: Store | str | os.PathLike[str] | None = None,
+    run_name: str | None = None,
+    progress: bool | Callable[[Progress], None] = False,
+    raise_errors: bool = False,
+) -> Run:
+    """Search every problem and stream the plans as they are finished.
+
+    Args:
+        planner: The algorithm, or its short form such as ``"mcts:10,3"``.
+        problems: A task or a slice of one, or any iterable of problems with distinct ids; read as searches start.
+            An iterable without a length is read on a thread of its own, so that it may block.
+        mas: The system, or the name or path that `mas_gym.load_mas` takes.
+        program: An agent program in place of the system: a function, ``FILE.py:NAME``, a command, the URL of a service,
+            or a `mas_gym.programs.Program`. With ``mas``, too, the system describes the program's agents.
+        policy: Writes the messages; by default the one that the MAS names under ``policies``.
+        critic: Scores states; not needed by planners that ask for no values.
+        seed: With the problem's id it determines every sample and every choice of a search.
+        concurrency: Maximum number of open searches; memory grows with it, results do not depend on it.
+        training: Answer `Reward` requests with the true reward, for data generation; refused for a test split.
+        sampling: Temperature, top-p and cap; the paper's by default.
+        budget: Limits of each search. A search that meets one returns the best it has, or fails.
+        run_budget: Limits of the whole run, with what earlier calls spent on it in the store; ends open searches.
+        store: A file (or an open `Store`) to which each finished search is written at once. Searches that it
+            already holds are not repeated: their plans are read back. Failed ones are tried again.
+        run_name: A name for this run in the store, which then refuses to continue it with other settings.
+        progress: True for a bar on standard error; or a function that is called with a `Progress` when a search
+            ends, and a few times a second in between.
+        raise_errors: Raise what failed a search, with its traceback, instead of returning a plan with an ``error``.
+
+    Returns:
+        An iterator of plans. After Ctrl-C or a stop it still returns what was finished.
+
+    Raises:
+        ConfigError: An argument does not fit, such as a critic that the planner cannot use.
+        StoreError: The store is of another kind, in use, or holds a run of that name with other settings.
+    """
+    more: dict[str, Any] = {"seed": seed, "sampling": sampling, "budget": budget, "training": training}
+    setup = make_setup(planner, mas, critic, program=program, **more)
+    policy = resolve_policy(setup.dynamics.mas, policy)
+    check_problems(problems, setup, policy)
+    if concurrency < 1:
+        raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
+    listen = listener(progress)
+    record = open_record(store, setup, problems, policy, run_name) if store is not None else None
+    total = len(problems) if isinstance(problems, Sized) else None
+    journal = Journal(setup, total=total, record=record, listener=listen, policy=policy.name, concurrency=concurrency)
+    limits: dict[str, Any] = {"concurrency": concurrency, "run_budget": run_budget, "earlier": journal.earlier}
+    scheduler = Scheduler(setup, policy, task=problems, **limits)
+    return Run(scheduler, problems, journal, raise_errors)
+
+
+class Engine(Protocol):
+    """What searches the problems of a run: a `Scheduler` in this process, or a fleet of them.
+
+    It does its work in `turn` and `wait`, on the caller's thread, and ends futures there.
+
+    Attributes:
+        stopped: Why it takes no more problems, such as a spent budget; None while it does.
+    """
+
+    stopped: str | None
+
+    @property
+    def usage(self) -> Usage:
+        """What all searches have spent so far, failed and dropped ones included."""
+
+    @property
+    def calls(self) -> int:
+        """Agent calls made so far, those without a reply included."""
+
+    @property
+    def active(self) -> int:
+        """Searches in progress."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more problems."""
+
+    @property
+    def has_capacity(self) -> bool:
+        """Whether another search would begin at once."""
+
+    def submit(self, problem: Problem) -> SearchFuture:
+        """Queue a search."""
+
+    def turn(self, timeout: float | None = None) -> bool:
+        """Do one piece of work, or wait for one, at most ``timeout`` seconds; False if no search is open."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for news while no search is open, at most ``timeout`` seconds."""
+
+    def wake(self) -> None:
+        """End a `wait` soon; safe on any thread."""
+
+    def stop(self, reason: str) -> None:
+        """Close and remember why."""
+
+    def close(self) -> None:
+        """Drop open searches and let the engines go; safe to call twice."""
+
+
+class Run(Iterator[Plan]):
+    """A run in progress; made by `search.run` and `run_ray`. Works only while its user waits for the next plan."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        problems: Iterable[Problem],
+        journal: Journal | Callable[[], Journal],
+        raise_errors: bool = False,
+    ) -> None:
+        """Connect the parts; nothing starts before the first plan is asked for.
+
+        Args:
+            engine: Searches the problems.
+            problems: Read as searches start.
+            journal: Where the run is written down; or a function that opens it when the first plan is asked for.
+            raise_errors: Raise what failed a search instead of returning its plan.
+        """
+        self._engine, self._source = engine, Source(problems, engine.wake)
+        self._raise_errors = raise_errors
+        self._ended: deque[SearchFuture] = deque()
+        self._ready: deque[SearchFuture] = deque()
+        self._late: Exception | None = None
+        self._journal = journal
+
+    @property
+    def usage(self) -> Usage:
+        """What this run has spent so far, failed and dropped searches included; nothing for stored plans."""
+        return self._engine.usage
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the run ended before its problems did; None if it did not."""
+        return self._engine.stopped
+
+    def __iter__(self) -> Run:
+        """Return the run itself."""
+        return self
+
+    def __next__(self) -> Plan:
+        """Return the next finished plan, working until there is one."""
+        try:
+            while not self._ready and self._turn():
+                pass
+        except BaseException as error:
+            self.stop("interrupted" if isinstance(error, KeyboardInterrupt) else str(error))
+            if not isinstance(error, Exception) or not self._ready:
+                raise
+            self._late = error
+        if not self._ready:
+            self.close()
+            if self._late is not None:
+                late, self._late = self._late, None
+                raise late
+            raise StopIteration
+        future = self._ready.popleft()
+        if self._raise_errors and future.failure is not None:
+            self.stop(str(future.failure))
+            raise future.failure
+        return future.result()
+
+    def _turn(self) -> bool:
+        """Do one piece of work and write down what it ended; False when there is nothing left to do."""
+        if self._engine.closed:
+            return False
+        if not isinstance(self._journal, Journal):
+            self._journal = self._journal()
+        engine, source, journal = self._engine, self._source, self._journal
+        while engine.has_capacity and not self._ended and (problem := source.poll()) is not None:
+            stored = journal.lookup(problem)
+            if stored is not None:
+                future = SearchFuture(problem)
+                future.set_result(stored)
+                self._ready.append(future)
+                self._show(journal)
+                return True
+            # Not a method of this object: a run that is no longer referenced closes at once.
+            engine.submit(problem).add_done_callback(self._ended.append)  # type: ignore[arg-type]
+        if not (self._ended or engine.turn(journal.patience) or self._ended):
+            if engine.closed or source.exhausted:
+                return False
+            engine.wait(journal.patience)
+        self._write_down(journal)
+        if journal.due:
+            self._show(journal)
+        return True
+
+    def _write_down(self, journal: Journal) -> None:
+        while self._ended:
+            future = self._ended.popleft()
+            # A search that was dropped when the run ended has no plan.
+            if future.exception() is None:
+                journal.ended(future.problem, future.result(), future.samples)
+                self._ready.append(future)
+                self._show(journal)
+
+    def _show(self, journal: Journal) -> None:
+        if journal.watched:
+            journal.update(self._engine.usage, self._engine.active)
+
+    def stop(self, reason: str = "stopped") -> None:
+        """End the run: open searches are dropped, what is finished is still returned."""
+        self._engine.stop(reason)
+        self.close()
+
+    def close(self) -> None:
+        """Drop open searches and let the engines and the store go; safe to call twice."""
+        self._source.close()
+        self._engine.close()
+        if isinstance(self._journal, Journal) and not self._journal.closed:
+            try:
+                self._write_down(self._journal)
+            finally:
+                self._journal.close(self._engine.usage, self._engine.calls, self._engine.stopped)
+
+    def __enter__(self) -> Run:
+        """Return the run itself."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Close the run."""
+        self.close()
+
+    def __del__(self) -> None:
+        """Close a run that nobody iterates any more."""
+        if hasattr(self, "_journal"):
+            self.close()
+
+
+GRACE_SECONDS = 0.02
+"""How long to wait for an iterator before work on open searches goes on."""
+
+
+class Source:
+    """Reads problems one by one, and no sooner than they are wanted.
+
+    A task, a list and whatever else has a length is read in place. Any other iterable may block
+    (a queue, a socket, a person), so it is read on a thread of its own.
+
+    Attributes:
+        exhausted: Whether there are no more.
+    """
+
+    def __init__(self, problems: Iterable[Problem], wake: Callable[[], None]) -> None:
+        """Read from ``problems``; ``wake`` is called on the reader's thread whenever there is news."""
+        self.exhausted = False
+        self._seen: set[str] = set()
+        self._iterator = iter(problems)
+        self._reader = None if isinstance(problems, Sized) else _Reader(self._iterator, wake)
+
+    def poll(self) -> Problem | None:
+        """Return the next problem; None if there is none now, or, when `exhausted`, none at all.
+
+        Raises:
+            DataError: Two problems have the same id.
+        """
+        if self.exhausted:
+            return None
+        problem = next(self._iterator, None) if self._reader is None else self._reader.poll()
+        if problem is None:
+            self.exhausted = self._reader is None or self._reader.ended
+        elif problem.id in self._seen:
+            raise DataError(f"two problems have the id {problem.id!r}; ids must be distinct within a run")
+        else:
+            self._seen.add(problem.id)
+        return problem
+
+    def close(self) -> None:
+        """Read no further."""
+        self.exhausted = True
+        if self._reader is not None:
+            self._reader.close()
+
+
+class _Reader:
+    """Reads an iterator on a thread, one item at each request."""
+
+    def __init__(self, iterator: Iterator[Problem], wake: Callable[[], None]) -> None:
+        self.ended = False
+        self._asked = False
+        self._requests: SimpleQueue[bool] = SimpleQueue()
+        self._items: SimpleQueue[Problem | BaseException | None] = SimpleQueue()
+        context, work = contextvars.copy_context(), (_read, iterator, self._requests, self._items, wake)
+        self._thread = threading.Thread(target=context.run, args=work, name="mas-gym-problems", daemon=True)
+
+    def poll(self) -> Problem | None:
+        wait = 0.0
+        if not self._asked:
+            if self._thread.ident is None:
+                self._thread.start()
+            self._requests.put(True)
+            self._asked, wait = True, GRACE_SECONDS
+        try:
+            item = self._items.get(timeout=wait) if wait else self._items.get_nowait()
+        except Empty:
+            return None
+        self._asked = False
+        self.ended = item is None
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def close(self) -> None:
+        self._requests.put(False)
+
+
+def _read(
+    iterator: Iterator[Problem],
+    requests: SimpleQueue[bool],
+    items: SimpleQueue[Problem | BaseException | None],
+    wake: Callable[[], None],
+) -> None:
+    while requests.get():
+        try:
+            item: Problem | BaseException | None = next(iterator, None)
+        except BaseException as error:
+            item = error
+        items.put(item)
+        wake()
