@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import index
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ from mas_gym.env import Info, MASEnv, Observation, Snapshot
 from mas_gym.errors import ConfigError, EpisodeOverError, IllegalActionError, PolicyError, shown, whole_number
 from mas_gym.graph import MAS
 from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, load_policy
-from mas_gym.policies.base import derive_seed, refuse_extra_body
+from mas_gym.policies.base import derive_seed, fitted
 from mas_gym.spaces import Records, utf8_length
 from mas_gym.state import Action
 
@@ -194,7 +195,8 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
         request = env.request(seeds, self._temperature, self._top_p)
         if isinstance(self._policy, str):
             self._policy = load_policy(self._policy)
-        refuse_extra_body(self._policy, request)
+        messages, extra_body = fitted(self._policy, request.agent, request.messages, request.extra_body)
+        request = replace(request, messages=messages, extra_body=extra_body)
         reply: SamplingReply = yield Sampling(self._policy, request)
         if len(reply.samples) != self.n:
             raise PolicyError(f"policy {self._policy.name!r}: expected {self.n} samples, got {len(reply.samples)}")

@@ -22,11 +22,11 @@ from search_worlds import noise
 
 import search
 from mas_gym.errors import PolicyError
-from mas_gym.policies import Sample, SamplingReply, SamplingRequest, load_policy
+from mas_gym.policies import Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.adapters import PerAgentPolicy, ScriptedPolicy
-from mas_gym.policies.completions import BadReply, parse_reply, payload
+from mas_gym.policies.completions import BadReply, parse_reply
 from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy
-from mas_gym.policies.replay import CachedPolicy, sample_key
+from mas_gym.policies.replay import CachedPolicy, RecordedPolicy, RecordingPolicy, sample_key
 from mas_gym.programs import Call, Program
 from mas_gym.programs.calls import CallError, read_call
 from mas_gym.prompts import ChatMessage, ToolCall, split_calls, with_calls
@@ -357,28 +357,22 @@ def test_the_name_of_a_speaker_reaches_a_server(policy: OpenAIPolicy, bodies: li
     assert bodies[0]["messages"][1]["content"] == "Add 2 and 2"
 
 
-def test_local_policies_read_it_in_front_of_the_text(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="local policies need the extra 'local'")
-    import local_models
-
-    local = load_policy(f"transformers:{local_models.save(tmp_path)}")
-    call = call_of(*NAMED)
-    named = SamplingRequest(call.messages, (1,), 4, extra_body=call.extra_body)
-    plain = SamplingRequest((call.messages[0], ChatMessage("user", "Planner: Add 2 and 2")), (1,), 4)
-    assert local.sample([named]) == local.sample([plain])  # type: ignore[union-attr]
-    assert "Planner: Add 2 and 2" in payload(named, (1,), "m", "completions", False)["prompt"]
-
-
-def test_an_environment_shows_it_and_plain_policies_refuse_it(policy: OpenAIPolicy, bodies: list[Any]) -> None:
+def test_policies_that_know_roles_alone_read_it_in_front_of_the_text(tmp_path: Path) -> None:
     async def program(question: str, client: AsyncOpenAI) -> str:
-        try:
-            await client.chat.completions.create(model="m", messages=NAMED)  # type: ignore[arg-type]
-        except openai.BadRequestError as error:
-            assert "names in messages: expected none" in str(error)
-            await ask(client, "You are the Solver.")
+        reply = await client.chat.completions.create(model="m", messages=NAMED)  # type: ignore[arg-type]
+        return str(reply.choices[0].message.content)
+
+    heard = ScriptedPolicy(lambda request, seed: request.messages[1].content + request.extra_body)
+    for made in (lambda file: RecordingPolicy(heard, file), RecordedPolicy):
+        best = searched(program, made(tmp_path / "said.jsonl"), "single", tasks=problems(1))["p0"].best
+        assert best is not None and best.text == "Planner: Add 2 and 2"
+
+
+def test_an_environment_shows_it(policy: OpenAIPolicy, bodies: list[Any]) -> None:
+    async def program(question: str, client: AsyncOpenAI) -> str:
+        await client.chat.completions.create(model="m", messages=NAMED)  # type: ignore[arg-type]
         return "4"
 
-    assert searched(program, PLAIN, "single", tasks=problems(1))["p0"].correct
     inner = gym.make("MAS-Program-v0", program=Program(program, agents=["Solver"]), disable_env_checker=True)
     env = CandidateChoice(inner, policy, n=2, seed=0)
     observation, _ = env.reset(seed=0)

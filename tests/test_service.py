@@ -39,7 +39,7 @@ from mas_gym.policies.adapters import PerAgentPolicy
 from mas_gym.policies.base import SamplingReply, SamplingRequest
 from mas_gym.policies.replay import CachedPolicy
 from mas_gym.service.app import HangsUpOnSilence, make_app
-from mas_gym.service.requests import Service
+from mas_gym.service.requests import ChatRequest, Service
 from mas_gym.tasks import Problem, ProblemTask
 from rewardmodels import load_critic
 from search.engine.active import ActiveSearch
@@ -181,6 +181,11 @@ def test_a_critic_is_shared_by_all_searches() -> None:
         together = run_many(client, [f"Q{i}" for i in range(6)] * 4)
     assert together == alone * 4
     assert len(critic.threads) == 1
+
+
+def test_the_name_of_a_speaker_is_part_of_the_question() -> None:
+    turns = [{"role": "user", "name": "Ann", "content": "2 + 2?"}, {"role": "user", "content": "Be brief."}]
+    assert ChatRequest.model_validate({"model": "m", "messages": turns}).question == "Ann: 2 + 2?\n\nBe brief."
 
 
 def run_many(client: Any, questions: list[str]) -> list[str]:

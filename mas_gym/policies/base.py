@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, NamedTuple, Protocol, overload, runtime_checkable
+from typing import NamedTuple, Protocol, overload, runtime_checkable
 
 from mas_gym.errors import ConfigError, PolicyError
 from mas_gym.prompts import ChatMessage
@@ -98,7 +98,7 @@ class SamplingRequest:
         top_p: Nucleus mass in ``(0, 1]``.
         agent: Name of the acting agent, for policies that serve agents differently.
         extra_body: Further fields of an OpenAI chat request, such as ``tools``, as canonical JSON; empty if none. Its
-            ``messages`` has further fields of each message. A policy gets only what it honours, see `refusal`.
+            ``messages`` has further fields of each message. A policy gets only what it honours, see `fitted`.
 
     Raises:
         ConfigError: A field is out of its range.
@@ -142,51 +142,60 @@ def _routed(policy: object, agent: str) -> object:
 
 def refuse_extra_body(policy: object, request: SamplingRequest) -> None:
     """Raise `PolicyError` if a policy would drop a part of a request."""
-    if reason := refusal(policy, request.agent, request.extra_body):
+    if reason := _refusal(_routed(policy, request.agent), request.agent, request.extra_body):
         raise PolicyError(reason)
 
 
-NAMES = "names in messages"
+Messages = tuple[ChatMessage, ...]
 
 
-def asked_fields(extra_body: str) -> set[str]:
-    """Return what the further fields of a request ask for, with what they say of messages by a name for each."""
-    asked: dict[str, Any] = json.loads(extra_body or "{}")
-    of_messages = {key for more in asked.pop("messages", ()) for key in more}
-    named = {NAMES} if "name" in of_messages else set()
-    return asked.keys() | named | ({"tool calls in messages"} if of_messages - {"name"} else set())
+def fitted(policy: object, agent: str, messages: Messages, extra_body: str) -> tuple[Messages, str]:
+    """Return messages and ``extra_body`` as the policy of an agent takes them.
 
+    A policy states in the attribute ``takes_extra_body`` what it honours: True for everything, or a set of fields; a
+    wrapper honours what its ``identical_to`` does. Names of speakers are written in front of the text for all but
+    policies that honour everything.
 
-def spoken(messages: tuple[ChatMessage, ...], extra_body: str) -> tuple[ChatMessage, ...]:
-    """Return messages with the names of their speakers in front of the text, for policies that know roles alone.
-
-    >>> spoken((ChatMessage("user", "Add."),), '{"messages": [{"name": "Planner"}]}')
-    (ChatMessage(role='user', content='Planner: Add.'),)
-    """
-    if not extra_body:
-        return messages
-    names = [more.get("name") for more in json.loads(extra_body).get("messages", ())] or [None] * len(messages)
-    pairs = zip(messages, names, strict=True)
-    return tuple(m._replace(content=f"{name}: {m.content}") if name else m for m, name in pairs)
-
-
-def refusal(policy: object, agent: str, extra_body: str) -> str:
-    """Say what of ``extra_body`` the policy of an agent does not honour, and what to do; empty if it honours it all.
-
-    A policy states in the attribute ``takes_extra_body`` what it honours: True for everything, or a set of fields, in
-    which `NAMES` stands for the names of speakers. A wrapper honours what its ``identical_to`` does.
+    Raises:
+        PolicyError: The policy would drop a part.
     """
     routed = _routed(policy, agent)
-    taken = getattr(routed, "takes_extra_body", False)
+    if not extra_body or getattr(routed, "takes_extra_body", False) is True:
+        return messages, extra_body
+    messages, extra_body = spoken(messages, extra_body)
+    if reason := _refusal(routed, agent, extra_body):
+        raise PolicyError(reason)
+    return messages, extra_body
+
+
+def spoken(messages: Messages, extra_body: str) -> tuple[Messages, str]:
+    """Move the names of speakers from ``extra_body`` to the text of their messages, for policies that know roles alone.
+
+    >>> spoken((ChatMessage("user", "Add."),), '{"messages": [{"name": "Planner"}]}')
+    ((ChatMessage(role='user', content='Planner: Add.'),), '')
+    """
+    asked = json.loads(extra_body) if extra_body else {}
+    more = asked.pop("messages", None)
+    if more is None:
+        return messages, extra_body
+    names = [fields.pop("name", None) for fields in more]
+    pairs = zip(messages, names, strict=True)
+    messages = tuple(m._replace(content=f"{name}: {m.content}") if name else m for m, name in pairs)
+    asked |= {"messages": more} if any(more) else {}
+    return messages, json.dumps(asked, sort_keys=True) if asked else ""
+
+
+def _refusal(policy: object, agent: str, extra_body: str) -> str:
+    """Say what of ``extra_body`` a policy does not honour, and what to do; empty if it honours it all."""
+    taken = getattr(policy, "takes_extra_body", False)
     some = taken if isinstance(taken, Set) else frozenset()
-    left = sorted(asked_fields(extra_body) - some) if taken is not True else []
-    if not left:
+    if not extra_body or taken is True or not (left := sorted(json.loads(extra_body).keys() - some)):
         return ""
-    name, also = getattr(routed, "name", "none"), f", {', '.join(sorted(some))}" if some else ""
+    asked = ", ".join("tool calls in messages" if key == "messages" else key for key in left)
+    name, also = getattr(policy, "name", "none"), f", {', '.join(sorted(some))}" if some else ""
     return (
-        f"{', '.join(left)}: expected none, because the policy {name!r} of the agent {agent!r} takes plain chat "
-        f"messages{also} only; give the agent an OpenAI-compatible policy (openai:MODEL@URL), or leave this out of the "
-        "request"
+        f"{asked}: expected none, because the policy {name!r} of the agent {agent!r} takes plain chat messages{also} "
+        "only; give the agent an OpenAI-compatible policy (openai:MODEL@URL), or leave this out of the request"
     )
 
 

@@ -21,17 +21,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal, NamedTuple
 
 from mas_gym.errors import PolicyError
-from mas_gym.policies.base import (
-    MOST_TOKENS,
-    NAMES,
-    Certainty,
-    Sample,
-    SamplingRequest,
-    asked_fields,
-    finite_logprob,
-    spoken,
-    token_count,
-)
+from mas_gym.policies.base import MOST_TOKENS, Certainty, Sample, SamplingRequest, finite_logprob, token_count
 from mas_gym.prompts import ToolCall, with_calls
 
 Api = Literal["chat", "completions"]
@@ -160,8 +150,7 @@ def payload(
     }
     if len(seeds) > 1:
         body["n"] = len(seeds)
-    messages = request.messages if api == "chat" else spoken(request.messages, request.extra_body)
-    texts = [(m.role, clean(m.content) if m.role == "system" else defuse(m.content)) for m in messages]
+    texts = [(m.role, clean(m.content) if m.role == "system" else defuse(m.content)) for m in request.messages]
     if api == "chat":
         extra = json.loads(request.extra_body) if request.extra_body else {}
         more = _defused(extra.pop("messages", [{}] * len(texts)))
@@ -172,7 +161,7 @@ def payload(
             body["logprobs"] = True
             if top:
                 body["top_logprobs"] = top
-    elif asked_fields(request.extra_body) - {NAMES}:
+    elif request.extra_body:
         raise PolicyError("the completions endpoint takes plain text only; leave out api=completions")
     else:
         body["prompt"] = "\n\n".join(text for _, text in texts) + "\n\n"

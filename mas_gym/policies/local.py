@@ -11,14 +11,12 @@ import transformers
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.policies.base import (
-    NAMES,
     Choice,
     Sample,
     SamplingReply,
     SamplingRequest,
     first_tokens,
     refuse_extra_body,
-    spoken,
 )
 from mas_gym.policies.chat import ChatFormat
 from mas_gym.policies.decode import GLOBAL_CAP, Decoder, DecodeStats, Job
@@ -57,14 +55,11 @@ class TransformersPolicy:
         stats: Counters of the work done so far.
         format: The tokenizer with its chat conventions.
         end_tokens: Token ids that end a message, from the generation config and the tokenizer.
-        takes_extra_body: Names of speakers, which it writes in front of their messages.
 
     Raises:
         ConfigError: An option is invalid.
         PolicyError: The model cannot be loaded or batched.
     """
-
-    takes_extra_body = frozenset({NAMES})
 
     def __init__(
         self,
@@ -189,7 +184,7 @@ class TransformersSession:
         cap = min(request.max_new_tokens, GLOBAL_CAP)
         try:
             refuse_extra_body(self._policy, request)
-            prompt = self._policy.format.encode(spoken(request.messages, request.extra_body), cap)
+            prompt = self._policy.format.encode(request.messages, cap)
         except PolicyError as error:
             self._refused.append((key, error))
         else:

@@ -28,7 +28,7 @@ from mas_gym.errors import (
     need,
 )
 from mas_gym.policies.adapters import close_at_exit, engine_loop, on_engine_loop
-from mas_gym.policies.base import NAMES, Choice, Meter, Price, SamplingReply, SamplingRequest, log_sum, spellings
+from mas_gym.policies.base import Choice, Meter, Price, SamplingReply, SamplingRequest, log_sum, spellings
 from mas_gym.policies.completions import (
     Api,
     BadReply,
@@ -138,7 +138,7 @@ class OpenAIPolicy:
         meter: Calls, tokens, faults and money so far.
         independent_samples: Whether a sample depends on its own seed alone, not on the others of its call.
         notes: Descriptions of features that the server turned out not to support; initially empty.
-        takes_extra_body: What it passes on, such as tools: everything with the chat endpoint.
+        takes_extra_body: Whether requests may offer tools and so on: with the chat endpoint.
     """
 
     def __init__(self, model: str, base_url: str | None = None, options: OpenAIOptions | None = None) -> None:
@@ -158,7 +158,7 @@ class OpenAIPolicy:
         self.base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
         self.name = f"openai:{model}"
         self.independent_samples = self.options.choices == "seeds"
-        self.takes_extra_body = True if self.options.api == "chat" else frozenset({NAMES})
+        self.takes_extra_body = self.options.api == "chat"
         self.max_concurrency = self.options.max_concurrency
         price = self.options.price
         self.meter = Meter(price if isinstance(price, Price) else None)

@@ -40,6 +40,7 @@ from mas_gym.policies.base import (
     SamplingRequest,
     SamplingSession,
     meters_of,
+    spoken,
     token_count,
 )
 
@@ -158,6 +159,10 @@ class RecordedPolicy:
 
     def _reply(self, request: SamplingRequest) -> SamplingReply:
         lookup = _look_up(self._table, request)
+        if lookup.missing is not None and request.extra_body:
+            # The recorded policy may have got the names of speakers as text.
+            messages, extra_body = spoken(request.messages, request.extra_body)
+            lookup = _look_up(self._table, replace(request, messages=messages, extra_body=extra_body))
         if lookup.missing is not None:
             seed = lookup.missing.seeds[0]
             raise PolicyError(

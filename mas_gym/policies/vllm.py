@@ -17,7 +17,6 @@ from typing import Any
 from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependencyError, PolicyError
 from mas_gym.policies.adapters import close_at_exit, engine_loop, on_engine_loop
 from mas_gym.policies.base import (
-    NAMES,
     Certainty,
     Choice,
     Meter,
@@ -28,7 +27,6 @@ from mas_gym.policies.base import (
     log_sum,
     refuse_extra_body,
     shortened,
-    spoken,
 )
 from mas_gym.policies.chat import ChatFormat, Prompt
 from mas_gym.policies.completions import SEED_MASK
@@ -208,7 +206,7 @@ class VLLMPolicy:
         takes_extra_body: Fields of a chat request that the engine honours; its server honours tools, too.
     """
 
-    takes_extra_body = frozenset({NAMES, "response_format", "structured_outputs", "stop", *_PARAMETERS})
+    takes_extra_body = frozenset({"response_format", "structured_outputs", "stop", *_PARAMETERS})
 
     def __init__(
         self,
@@ -343,7 +341,7 @@ class VLLMPolicy:
         if self._format is None:
             self._format = ChatFormat(llm.get_tokenizer(), llm.model_config.max_model_len, self._chat_options)
         refuse_extra_body(self, request)
-        return self._format.encode(spoken(request.messages, request.extra_body), request.max_new_tokens)
+        return self._format.encode(request.messages, request.max_new_tokens)
 
     async def _one(self, llm: Any, prompt: Prompt, request: SamplingRequest, seed: int) -> tuple[Sample, int]:
         """Return one sample and the number of its cached prompt tokens."""

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
-from mas_gym.errors import MissingDependencyError
+from mas_gym.errors import MissingDependencyError, PolicyError
 from mas_gym.programs.calls import AGENT_HEADER, Call, CallError, Reply, completion, parsed_call, read_call, reply_to
 from mas_gym.programs.execution import Execution, L, ProgramStopped, Quiet, answer_use, given, in_thread
 
@@ -41,16 +41,16 @@ class Gateway:
 
     Attributes:
         normalise: See `mas_gym.programs.Program`.
-        refusal: Says why a call cannot be answered as it asks; empty if it can.
+        fitted: Returns a call as its policy takes it. Raises `PolicyError` if it cannot be answered as it asks.
     """
 
     def __init__(
         self,
         normalise: Callable[[dict[str, Any]], Any] | None = None,
-        refusal: Callable[[Call], str] = lambda call: "",
+        fitted: Callable[[Call], Call] = lambda call: call,
     ) -> None:
         """Start without executions."""
-        self.normalise, self.refusal = normalise, refusal
+        self.normalise, self.fitted = normalise, fitted
         self._open: dict[str, Execution] = {}
         self._calls: WeakValueDictionary[bytes, Call] = WeakValueDictionary()
 
@@ -84,9 +84,10 @@ class Gateway:
                 call = read_call(known, headers, self.normalise)
             else:
                 call = parsed_call(asked(), headers, self.normalise)
-            if reason := self.refusal(call):
-                raise CallError(reason)
-            self._calls[key] = call
+            try:
+                call = self._calls[key] = self.fitted(call)
+            except PolicyError as error:
+                raise CallError(str(error)) from None
         return call
 
     def receive(

@@ -382,7 +382,7 @@ class ProgramEnv(MASEnv):
         session = self._states(state.question)
         session.reach(state)
         call = session.call(state)
-        return spoken(call.messages, call.extra_body)
+        return spoken(call.messages, call.extra_body)[0]
 
     def request(self, seeds: tuple[int, ...], temperature: float = 0.7, top_p: float = 0.95) -> SamplingRequest:
         """Return the request to a policy for the call that waits; the program's own settings go first."""

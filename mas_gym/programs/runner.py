@@ -13,6 +13,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from queue import SimpleQueue
@@ -22,7 +23,7 @@ from typing import Any, Protocol
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import MASGymError, SearchError
 from mas_gym.graph import FAILED, MAS, RETURNED
-from mas_gym.policies.base import refusal
+from mas_gym.policies.base import fitted
 from mas_gym.programs.calls import Call
 from mas_gym.programs.execution import (
     CURRENT,
@@ -77,7 +78,7 @@ class Runner:
         """Start nothing yet; ``policy`` says what calls may ask for, None that they may ask for anything."""
         self.program = program
         self.policy = policy
-        self.gateway = Gateway(program.normalise, self._refusal)
+        self.gateway = Gateway(program.normalise, self._fitted)
         self._clients = Clients(self.gateway)
         self._lock = threading.RLock()
         self._open: set[Execution] = set()
@@ -99,16 +100,17 @@ class Runner:
         """Return the states of one search."""
         return Session(self, question)
 
-    def _refusal(self, call: Call) -> str:
-        """Say which part of a call the policy of its agent would drop; empty if none."""
+    def _fitted(self, call: Call) -> Call:
+        """Return a call as the policy of its agent takes it. Raises `PolicyError` if that would drop a part."""
         if not call.extra_body or self.policy is None:
-            return ""
+            return call
         try:
             agent = self.program.mas.agents[self.program.agent_of(call)].name
         except MASGymError:
             # The search fails with it, when the call is the decision.
-            return ""
-        return refusal(self.policy, agent, call.extra_body)
+            return call
+        messages, extra_body = fitted(self.policy, agent, call.messages, call.extra_body)
+        return replace(call, messages=messages, extra_body=extra_body)
 
     def close(self) -> None:
         """End every execution and let threads and port go; safe to call twice."""

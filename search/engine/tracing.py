@@ -119,7 +119,7 @@ class Tracer:
         }
         if self._content:
             prompt = [
-                _message(message.role, message.content) for message in spoken(request.messages, request.extra_body)
+                _message(message.role, message.content) for message in spoken(request.messages, request.extra_body)[0]
             ]
             attributes["gen_ai.input.messages"] = json.dumps(prompt)
         return self._open(parent, f"chat {model}", attributes)
