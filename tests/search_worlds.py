@@ -6,17 +6,21 @@ import asyncio
 import random
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from mas_gym.dynamics import Dynamics
+from mas_gym.errors import StoreError
 from mas_gym.graph import MAS, Agent, Edge
 from mas_gym.policies import ScriptedPolicy
+from mas_gym.programs import Program
 from mas_gym.state import Action, MASState
 from mas_gym.tasks.base import Problem
-from search import Evaluate, Extract, Plan, Proposal, Propose, Remaining, Reward
+from search import MCTS, Evaluate, Extract, Plan, Progress, Proposal, Propose, Remaining, Reward, run
+from search.store.file import FORMAT
 
 
 def chain(depth: int, cap: int = 64) -> MAS:
@@ -162,3 +166,33 @@ def comparable(plan: Plan) -> dict[str, Any]:
 
 def by_problem(plans: Any) -> dict[str, dict[str, Any]]:
     return {plan.problem_id: comparable(plan) for plan in plans}
+
+
+# ---- what processes of their own do
+
+
+def write_searches(path: Path, program: bool, pipe: Any) -> None:
+    """Store searches; after each, report it and wait for a word, until the pipe is closed."""
+
+    def report(progress: Progress) -> None:
+        if progress.done > progress.stored:
+            with suppress(OSError, EOFError):
+                pipe.send(progress.done)
+                pipe.recv()
+
+    system: dict[str, Any] = {"mas": chain(4)}
+    if program:
+        system = {"program": Program(consults, agents=["Ann", "Bob", "Cleo"])}
+    options = {"policy": talker(), "training": True, "concurrency": 6, "progress": report, "store": path}
+    list(run(MCTS(8, 3), problems(100), **system, **options))
+
+
+def open_at_once(path: Path, start: Any, found: Any) -> None:
+    """Create a store when all others do; say what went wrong."""
+    start.wait()
+    try:
+        FORMAT.connect(path, create=True).close()
+    except StoreError as error:
+        found.put(str(error))
+    else:
+        found.put("")

@@ -73,6 +73,7 @@ def test_the_driver_runs_it_alike_at_any_concurrency() -> None:
     assert run(1) == run(6)
 
 
+@pytest.mark.slow
 def test_it_solves_word_problems_with_the_tiny_agents() -> None:
     task = mas_gym.load_task("arithmetic", limit=4)
     planner = AskTell(treequest.StandardMCTS(samples_per_action=3), 20)

@@ -738,6 +738,7 @@ def test_help_names_every_planner_and_critic() -> None:
 # examples
 
 
+@pytest.mark.slow
 def test_the_own_planner_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     example = Path(__file__).resolve().parents[1] / "examples" / "own_planner.py"
     runpy.run_path(str(example))["main"](2)

@@ -65,7 +65,10 @@ def run_command(line: str) -> None:
 
 
 RUNNABLE = [page for page in PAGES if any(b.language in ("python", "console") for b in blocks(page))]
-SLOW = {"first-critic.md", "train-critic.md"}
+SLOW = {
+    *("first-comparison.md", "first-critic.md"),
+    *("bench-critic.md", "reinforcement-learning.md", "train-critic.md", "verifiers.md"),
+}
 
 
 @pytest.mark.parametrize(

@@ -68,13 +68,14 @@ def test_three_calls_in_ten_fail_and_the_answers_are_those_of_a_clean_run(
 ) -> None:
     proxy = FaultProxy(url, share=0.3, seed=3)
     with proxied(proxy) as base:
-        policy = load_policy(f"openai:served@{base}/v1", timeout=3.0, max_attempts=12)
+        policy = load_policy(f"openai:served@{base}/v1", timeout=1.5, max_attempts=12)
         assert told(list(run(policy, program=program))) == clean
     assert all(proxy.seen[fault] for fault in Fault)
     share = 1 - proxy.seen[Fault.NONE] / proxy.seen.total()
     assert 0.2 < share < 0.4
 
 
+@pytest.mark.slow
 def test_the_tiny_model_behind_a_failing_server() -> None:
     def ask(front: str) -> list[str | None]:
         policy = load_policy(f"openai:served@{front}/v1", max_attempts=12)

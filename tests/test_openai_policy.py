@@ -266,7 +266,7 @@ def test_with_three_in_ten_calls_failing_the_answers_are_the_same(url: str) -> N
     requests = [request(i) for i in range(60)]
     proxy = FaultProxy(url.removesuffix("/v1"), share=0.3, seed=7)
     with proxied(proxy) as base:
-        policy = policy_at(base + "/v1", timeout=4.0, max_attempts=12)
+        policy = policy_at(base + "/v1", timeout=2.0, max_attempts=12)
         assert texts(ask(policy, requests)) == direct(requests)
     assert all(proxy.seen[fault] >= 2 for fault in Fault), proxy.seen
     assert {"timeout", "rate limit", "server error", "reset", "bad reply"} <= set(policy.meter.faults)

@@ -48,7 +48,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> Options:
     out = tmp_path_factory.mktemp("tables")
     other = f"transformers:{mas_gym.tiny.path()}"
     few = ("epochs=0.5", "evaluations=1", "checkpoints=1", "anchor=0.1")
-    return Options(out, number=2, seeds=(42,), trees=8, dev_trees=3, settings=few, other_policy=other)
+    return Options(out, number=2, seeds=(42,), trees=8, dynamic_trees=4, dev_trees=3, settings=few, other_policy=other)
 
 
 @pytest.fixture(scope="module")

@@ -377,6 +377,7 @@ WRITER = """
 """
 
 
+@pytest.mark.slow
 def test_a_recording_survives_kill_9(tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
     for wanted in (20, 50, 90):

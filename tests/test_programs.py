@@ -214,6 +214,7 @@ def test_a_command_without_its_files_is_refused_by_a_store(tmp_path: Path) -> No
         searched(program, "single", store=tmp_path / "runs.db")
 
 
+@pytest.mark.slow
 def test_a_replayed_command_keeps_the_order_of_its_sets(tmp_path: Path) -> None:
     (tmp_path / "command.py").write_text(
         "import openai, sys\n"

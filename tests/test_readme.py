@@ -35,6 +35,7 @@ def test_the_environment_block(capsys: pytest.CaptureFixture[str]) -> None:
     assert names["env"].unwrapped.clone_state() == names["snapshot"]
 
 
+@pytest.mark.slow
 def test_the_search_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"question": f"What is {n} plus 1?", "answer": f"It is.\n#### {n + 1}"} for n in range(3)]
     (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")

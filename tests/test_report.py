@@ -380,7 +380,11 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.wh
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 @pytest.mark.parametrize(
-    ("view", "title"), [(hostile_view(), HOSTILE[0]), (chain(10_000), "Search tree")], ids=["hostile", "deep"]
+    ("view", "title"),
+    [
+        pytest.param(hostile_view(), HOSTILE[0], id="hostile"),
+        pytest.param(chain(10_000), "Search tree", id="deep", marks=pytest.mark.slow),
+    ],
 )
 def test_a_browser_draws_the_page_and_runs_no_message(view: TreePage, title: str, tmp_path: Path) -> None:
     page = write_tree_page(view, tmp_path / "tree.html")

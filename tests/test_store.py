@@ -20,7 +20,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from search_worlds import HashCritic, World, by_problem, chain, comparable, consults, execute, problems, talk, talker
+from search_worlds import (
+    HashCritic,
+    World,
+    by_problem,
+    chain,
+    comparable,
+    consults,
+    execute,
+    open_at_once,
+    problems,
+    talk,
+    talker,
+    write_searches,
+)
 
 import search
 from mas_gym.database import Format, transaction
@@ -234,39 +247,24 @@ def test_failed_searches_are_tried_again(tmp_path: Path) -> None:
     assert rows(tmp_path / "a.db") == rows(tmp_path / "clean.db")
 
 
-WRITER = """
-import sys
-sys.path.insert(0, {tests!r})
-import search
-from mas_gym.programs import Program
-from search_worlds import chain, consults, problems, talker
-
-def tell(progress):
-    if progress.done > progress.stored:
-        print(progress.done, flush=True)
-        sys.stdin.readline()
-
-system = dict(program=Program(consults, agents=["Ann", "Bob", "Cleo"])) if sys.argv[2] else dict(mas=chain(4))
-options = dict(system, policy=talker(), training=True, concurrency=6, progress=tell)
-for plan in search.run(search.MCTS(8, 3), problems(100), store=sys.argv[1], **options):
-    pass
-"""
+def forking() -> Any:
+    """How processes start that have the imports of all searches before they begin."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["search", "mas_gym.programs", "openai"])
+    return context
 
 
-def writer(path: Path, program: bool = False) -> subprocess.Popen[str]:
-    code = WRITER.format(tests=str(Path(__file__).parent))
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    return subprocess.Popen(
-        [sys.executable, "-c", code, str(path), "program" if program else ""], text=True, env=env, **pipes
-    )
-
-
-def let_it_finish_one(process: subprocess.Popen[str]) -> None:
-    """Let a writer that waits at the end of a search, which is stored, go on until it has stored the next."""
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
+@contextmanager
+def writer(path: Path, program: bool = False) -> Iterator[tuple[Any, Any]]:
+    """A process that stores searches, and its pipe: it reports each and waits for a word, until the pipe is closed."""
+    context = forking()
+    here, there = context.Pipe()
+    process = context.Process(target=write_searches, args=(path, program, there))
+    process.start()
+    there.close()
+    with here:
+        yield process, here
+    process.join()
 
 
 @pytest.mark.slow
@@ -278,19 +276,15 @@ def test_twenty_kills_lose_and_double_nothing(tmp_path: Path, program: bool) -> 
     killed, rng = tmp_path / "killed.db", random.Random(7)
     done: list[int] = []
     for _ in range(20):
-        process = writer(killed, program)
-        assert process.stdin is not None and process.stdout is not None
-        assert process.stdout.readline()
-        for _ in range(rng.randint(1, 2)):
-            let_it_finish_one(process)
-            assert process.stdout.readline()
-        # Now it may be anywhere: searching, storing, or waiting for the next line.
-        let_it_finish_one(process)
-        time.sleep(rng.random() * 0.01)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
+        with writer(killed, program) as (process, pipe):
+            assert pipe.recv()
+            for _ in range(rng.randint(1, 2)):
+                pipe.send("on")
+                assert pipe.recv()
+            # Now it may be anywhere: searching, storing, or waiting for the next word.
+            pipe.send("on")
+            time.sleep(rng.random() * 0.01)
+            process.kill()
         check = sqlite3.connect(killed)
         assert check.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         done.append(check.execute("SELECT count(*) FROM searches").fetchone()[0])
@@ -357,13 +351,10 @@ def test_two_writers_of_one_run(tmp_path: Path) -> None:
 
 def test_two_processes_on_one_run(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
-    process = writer(path)
-    assert process.stdout is not None and process.stdout.readline()
-    try:
+    with writer(path) as (_, pipe):
+        assert pipe.recv()
         with pytest.raises(StoreError, match="another process is writing this run"):
             run(path)
-    finally:
-        process.communicate()
     assert len(list(run(path, count=80))) == 80
 
 
@@ -929,22 +920,12 @@ def test_dynamics_of_the_stored_system(tmp_path: Path) -> None:
         assert Dynamics(store.find().mas).max_depth == 4
 
 
-def _open_at_once(path: Path, start: Any, found: Any) -> None:
-    start.wait()
-    try:
-        FORMAT.connect(path, create=True).close()
-    except StoreError as error:
-        found.put(str(error))
-    else:
-        found.put("")
-
-
 def test_processes_that_create_one_store_at_once_wait_for_each_other(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
+    context = forking()
     start, found = context.Barrier(3), context.Queue()
     for number in range(10):
         workers = [
-            context.Process(target=_open_at_once, args=(tmp_path / f"{number}.db", start, found)) for _ in range(3)
+            context.Process(target=open_at_once, args=(tmp_path / f"{number}.db", start, found)) for _ in range(3)
         ]
         for worker in workers:
             worker.start()

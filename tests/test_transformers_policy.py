@@ -357,6 +357,7 @@ def test_a_draw_that_is_not_in_doubt_equals_the_definition(
     assert got.logprobs[0] == pytest.approx(torch.log_softmax(batch, 1)[0, got.tokens[0]].item(), abs=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.floats(0.3, 1.5), st.floats(0.3, 1.0), st.floats(0, 1, exclude_max=True))
 def test_noise_within_the_tolerance_changes_doubtful_draws_only(

@@ -115,7 +115,10 @@ def test_a_broken_parquet_file_is_named(tmp_path: Path) -> None:
             check(error, str(file))
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".txt", ".parquet"])
+@pytest.mark.parametrize(
+    "suffix",
+    [".jsonl", ".csv", ".parquet", *(pytest.param(name, marks=pytest.mark.slow) for name in (".json", ".txt"))],
+)
 def test_any_bytes_are_read_or_refused(suffix: str, tmp_path: Path) -> None:
     rng = random.Random(suffix)
     seeds = [json.dumps(row).encode() for row in GOOD.values()] + [b"a\nA text.\nWhich?\nA.w\nB.x\nC.y\nD.z\n\n"]

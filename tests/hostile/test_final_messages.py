@@ -220,6 +220,7 @@ def test_the_paper_mode_compares_any_number(number: str) -> None:
 # --------------------------------------------------------------------- the symbolic engine
 
 
+@pytest.mark.slow
 def test_one_comparison_asks_for_a_bounded_time_from_any_thread() -> None:
     # each of 12 x 12 pairs of cells would take the engine all the time that it has
     right = ",".join(f"(a+b+c+d+f+g+h)^{{{60 + number}}}" for number in range(12))

@@ -80,6 +80,7 @@ def test_aliases_that_would_fill_memory(tmp_path) -> None:
     assert "too much text" in refused(bomb, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_edges_are_read_soon(tmp_path) -> None:
     names = 500
     agents = "".join(f"- {{name: A{i}, system_prompt: x}}\n" for i in range(names))

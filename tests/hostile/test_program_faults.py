@@ -125,6 +125,7 @@ def test_programs_that_hang_are_ended_and_the_others_are_not() -> None:
         assert fine.correct
 
 
+@pytest.mark.slow
 def test_an_asynchronous_program_that_blocks_the_loop_is_ended_and_the_others_are_not() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         await ask(client)
@@ -441,7 +442,10 @@ async def with_url(question: str, base_url: str) -> str:
 # The program leaves its client open; Python warns of that whenever it collects the client.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
-@pytest.mark.parametrize("kind", ["client", "thread", "url", "command", "service"])
+@pytest.mark.parametrize(
+    "kind",
+    ["url", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("client", "thread", "command", "service"))],
+)
 def test_searches_leave_nothing_behind(kind: str, tmp_path: Path, service: str) -> None:
     functions: dict[str, Any] = {"client": with_client, "thread": in_a_thread, "url": with_url}
     program = (
@@ -468,6 +472,7 @@ def test_searches_leave_nothing_behind(kind: str, tmp_path: Path, service: str) 
     assert {name: max(after[name], before[name]) for name in after} == before
 
 
+@pytest.mark.slow
 def test_the_gateway_closes_connections_of_programs_that_have_ended(monkeypatch: Any) -> None:
     monkeypatch.setattr(gateway, "IDLE_SECONDS", 0.1)
     kept = []

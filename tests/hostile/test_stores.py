@@ -155,6 +155,7 @@ def flips(data: bytes, every: int) -> Iterator[tuple[int, bytes]]:
             yield place, bytes(changed)
 
 
+@pytest.mark.slow
 def test_every_region_flipped(whole: Path, tmp_path: Path, told: Told) -> None:
     with open_store(whole) as store:
         expected = {reader.__name__: reader(store) for reader in READERS}
