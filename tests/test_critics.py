@@ -379,14 +379,24 @@ def test_shipped_critics_tell_right_ends_from_wrong_ones() -> None:
 def test_a_critic_may_read_its_weights_at_the_first_score(folders: dict[str, Path], tmp_path: Path) -> None:
     eager, lazy = (load_critic(str(folders["masprm"]), lazy=lazy) for lazy in (False, True))
     assert lazy._scorer is None  # type: ignore[attr-defined]
+    # Which critic it is, a store asks before any search.
+    assert identity_of(lazy) == identity_of(eager) and lazy._scorer is None  # type: ignore[attr-defined]
     states = contexts(all_states(2))
     assert lazy.score(states) == eager.score(states)
     assert identity_of(lazy) == identity_of(eager)
+    lazy.unload()  # type: ignore[attr-defined]
+    assert lazy._scorer is None  # type: ignore[attr-defined]
+    more = contexts(all_states(3))
+    assert lazy.score(more) == eager.score(more) and lazy._scorer is not None  # type: ignore[attr-defined]
     damaged = tmp_path / "damaged"
     shutil.copytree(folders["masprm"], damaged)
     (damaged / "model.safetensors").write_bytes(b"no weights")
     later = load_critic(str(damaged), lazy=True)
     with pytest.raises((DataError, ConfigError)):
+        later.score(states)
+    identity_of(later)
+    shutil.copy(folders["masprm"] / "model.safetensors", damaged)
+    with pytest.raises(DataError, match="changed after"):
         later.score(states)
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import re
+import shlex
 import signal
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.paper import critics, rehearsal
-from benchmarks.paper.all import make
-from benchmarks.paper.lab import Lab, check, command
+from benchmarks.paper.all import TABLES, make
+from benchmarks.paper.lab import MCTS, Lab, arm, check, command
 from benchmarks.paper.options import Options, read
 from benchmarks.paper.page import Page, write_whole
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError
@@ -103,6 +105,19 @@ def test_the_judge_is_the_agents_model_and_keeps_its_options() -> None:
     # vLLM reports no next-token distributions.
     assert "entropy" not in found and "least likely token" in found and "entropy" in critics.specs_for("transformers:M")
     assert critics.with_option("vllm:M#a=1&b=2", "cache=f") == "vllm:M#a=1&b=2&cache=f"
+
+
+def test_the_page_on_the_full_size_names_options_that_exist() -> None:
+    text = (Path(rehearsal.__file__).parents[2] / "docs" / "full-size.md").read_text(encoding="utf-8")
+    commands = [shlex.split(line) for line in text.replace("\\\n", " ").splitlines() if line.startswith("python -m ")]
+    full = [read("all", "", words[3:], tuple(TABLES)) for words in commands if words[2] == "benchmarks.paper.all"]
+    assert len(full) == 2 and full[0].concurrency == 512 and full[1].ray == "local"
+    [small] = [words[3:] for words in commands if words[2] == "benchmarks.paper.rehearsal"]
+    assert rehearsal.command_line().parse_args(small).tables == ["views"]
+    known = {f"--{'set' if field.name == 'settings' else field.name.replace('_', '-')}" for field in fields(Options)}
+    assert set(re.findall(r"--[a-z][a-z-]+", text)) <= known | {"--logdir"}
+    for name in re.findall(r"--set (\w+)=", text):
+        assert hasattr(PAPER, name)
 
 
 # ------------------------------------------------------------------ what is checked before hours are spent
@@ -201,12 +216,27 @@ def run(options: Options, reached: Callable[[], object] = lambda: False) -> int 
 PROCESSES: Any = multiprocessing.get_context("forkserver")
 
 
-@pytest.mark.slow
-def test_a_run_that_is_killed_three_times_writes_the_pages_of_one_that_is_not(options: Options, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def undisturbed(options: Options, tmp_path_factory: pytest.TempPathFactory) -> Options:
+    """A run that has made one table."""
     PROCESSES.set_forkserver_preload(["benchmarks.paper.all", "rewardmodels.training.trainer", "peft", "bitsandbytes"])
     quick = ("lora_rank=16", "epochs=1", "accumulation=1", "checkpoints=4", "evaluations=1")
-    whole = replace(options, out=tmp_path / "whole", tables=("views",), settings=quick)
-    killed = replace(whole, out=tmp_path / "killed")
+    made = replace(options, out=tmp_path_factory.mktemp("whole"), tables=("views",), settings=quick)
+    assert run(made) == 0
+    return made
+
+
+def assert_same_pages(one: Options, other: Options) -> None:
+    pages = {path.name: path.read_text() for path in one.folder.iterdir()}
+    assert set(pages) == {"views.md"}
+    assert {path.name: path.read_text() for path in other.folder.iterdir()} == pages
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_three_times_writes_the_pages_of_one_that_is_not(
+    undisturbed: Options, tmp_path: Path
+) -> None:
+    killed = replace(undisturbed, out=tmp_path)
     out = killed.out
     during = {
         "rollouts": lambda: any(file.stat().st_size > 60_000 for file in out.glob("rollouts/*.db*")),
@@ -216,8 +246,19 @@ def test_a_run_that_is_killed_three_times_writes_the_pages_of_one_that_is_not(op
     for name, reached in during.items():
         assert run(killed, reached) == -signal.SIGKILL, f"ended before it could be killed during {name}"
     assert run(killed) == 0
-    assert run(whole) == 0
-    pages = sorted(path.name for path in whole.folder.iterdir())
-    assert pages == ["views.md"]
-    for page in pages:
-        assert (killed.folder / page).read_text() == (whole.folder / page).read_text()
+    assert_same_pages(killed, undisturbed)
+
+
+@pytest.mark.slow
+def test_searches_on_ray_have_the_same_outcomes(undisturbed: Options, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    here = Lab(undisturbed)
+    critic = str(here.folder(here.home))
+    spread = Lab(replace(undisturbed, out=tmp_path, masprm=critic, ray="local", actors=1))
+    try:
+        found, known = (lab.measure(lab.home, [arm(MCTS, lab.critic(lab.home), "full")]) for lab in (spread, here))
+    finally:
+        ray.shutdown()
+    assert [replace(one, seconds=0.0) for one in found[0].outcomes] == [
+        replace(one, seconds=0.0) for one in known[0].outcomes
+    ]

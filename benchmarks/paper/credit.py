@@ -86,7 +86,7 @@ def collect_passes(lab: Lab, setting: Setting, critics: Mapping[str, Any], split
     bench = lab.bench(setting, split, lab.options.number, lab.options.seeds, lab.options.out / "searches.db")
     found: list[Pass] = []
     names = [agent.name for agent in bench.mas.agents]
-    common = {"mas": bench.mas, "policy": bench.policy, "store": str(bench.store)}
+    common = {"mas": bench.mas, "policy": bench.policy, "store": str(bench.store), "sampling": bench.sampling}
     for seed in bench.seeds:
         for plan in search.run("single", bench.task, seed=seed, **common):
             if plan.error is not None or plan.tree is None or plan.best is None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.paper.lab import MCTS, Lab, Score, Setting, arm, command, keep_rows
+from benchmarks.paper.lab import LIKELIHOOD, MCTS, ORM, Lab, Score, Setting, arm, command, keep_rows
 from benchmarks.paper.page import NEW, Page, claim
-from rewardmodels import load_critic
 from search.compare import to_markdown
 
 BEAM, PASSES = "sbs:5,1", "bon:10"
@@ -73,21 +72,18 @@ def run(lab: Lab) -> Page:
 
 def critics(lab: Lab) -> dict:
     """Return the critics by name, the learned ones trained on the home setting."""
-    from rewardmodels import Ensemble
-
-    guides = lab.guides()
+    orm, masprm = lab.folder(lab.home, ORM), lab.folder(lab.home)
     learned = {
-        "ORM": guides["ORM"],
-        "MASPRM": guides["MASPRM"],
-        "MASPRM + ORM": Ensemble([guides["MASPRM"], guides["ORM"]]),
-        "MASPRM + PL": Ensemble([guides["MASPRM"], guides["PL"]]),
+        "ORM": str(orm),
+        "MASPRM": str(masprm),
+        "MASPRM + ORM": f"ensemble:{masprm},{orm}",
+        "MASPRM + PL": f"ensemble:{masprm},{LIKELIHOOD}",
     }
-    named = specs_for(lab.home.policy)
-    return {name: load_critic(spec) if spec else learned[name] for name, spec in named.items()}
+    return {name: lab.load(spec or learned[name]) for name, spec in specs_for(lab.home.policy).items()}
 
 
 def specs_for(policy: str) -> dict[str, str]:
-    """Return the critics' specs by name for agents of this policy, whose model is also the judge."""
+    """Return the critics' specs by name for agents of this policy, whose model is also the judge; learned: empty."""
     local = policy.startswith(("tiny", "transformers:"))
     found: dict[str, str] = {}
     for name, spec in CRITICS.items():

@@ -32,6 +32,7 @@ def pair_accuracy(lab: Lab, setting: Setting, critic: LearnedCritic, same: Same 
         examples += [example_of(item, pair.chosen.state) for pair in found]
         better += _logits(critic, item, [pair.chosen.state for pair in found])
         worse += _logits(critic, item, [pair.rejected.state for pair in found])
+    lab.rest(critic)
     return pair_metrics(examples, np.array(better), np.array(worse))
 
 
@@ -43,6 +44,7 @@ def outcome_auc(lab: Lab, setting: Setting, critic: LearnedCritic) -> dict[str, 
         found = mining.outcomes(item.tree)
         examples += [example_of(item, labelled.state, labelled.target) for labelled in found]
         logits += _logits(critic, item, [labelled.state for labelled in found])
+    lab.rest(critic)
     values = np.array(logits)
     if critic.info.kind == "orm":
         return outcome_metrics(examples, values)

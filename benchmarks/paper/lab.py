@@ -10,10 +10,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import mas_gym
 import mas_gym.tiny
@@ -39,6 +40,7 @@ from search.compare import (
     Arm,
     Bench,
     Outcome,
+    Remote,
     ResultRow,
     measure,
     named_critics,
@@ -47,6 +49,7 @@ from search.compare import (
     summarise,
     to_json,
 )
+from search.engine.fleet import Fleet
 
 if TYPE_CHECKING:
     from rewardmodels import LabelledTree
@@ -140,6 +143,7 @@ class Lab:
         """Keep the options; work starts on demand."""
         self.options = options
         self._policies: dict[str, Any] = {}
+        self._specs: WeakKeyDictionary[Critic, str] = WeakKeyDictionary()
         self.notes: list[str] = []
 
     @property
@@ -188,7 +192,13 @@ class Lab:
         task = problems(setting, split, number, self.options.grader)
         system = mas_gym.load_mas(setting.mas)
         policy, open_at_once = self.policy(setting.policy), self.options.concurrency
-        return Bench(task, system, policy, seeds, open_at_once, store, sampling=self.sampling)
+        return Bench(task, system, policy, seeds, open_at_once, store, self._remote(setting), sampling=self.sampling)
+
+    def _remote(self, setting: Setting) -> Remote | None:
+        if not self.options.ray:
+            return None
+        fleet = Fleet(self.options.actors, self.options.gpus_per_actor, address=self.options.ray)
+        return Remote(fleet, partial(load_policy, setting.policy), partial(partial, load_critic))
 
     @property
     def sampling(self) -> Sampling:
@@ -263,19 +273,34 @@ class Lab:
 
         made: Any = (recipe.kind, recipe.head, self.options.base, recipe.view)
         teach(source, out, *made, pairs_per_tree=recipe.pairs, same=recipe.same, log=note, **settings)
+        free_gpu()
         # At full size they take more than twice the space of the critic.
         shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
         return out
 
     def critic(self, setting: Setting, recipe: Recipe = MASPRM, **options: Any) -> LearnedCritic:
         """Load a critic, training it first if needed."""
-        critic: Any = load_critic(str(self.folder(setting, recipe)), **options)
+        written = "&".join(f"{name}={str(value).lower()}" for name, value in options.items())
+        critic: Any = self.load(f"{self.folder(setting, recipe)}{'#' * bool(written)}{written}")
         return critic
+
+    def load(self, spec: str) -> Critic:
+        """Load a critic by its spec; at full size its model only when it first scores."""
+        critic = load_critic(spec, lazy=not self.options.miniature)
+        self._specs[critic] = spec
+        return critic
+
+    def rest(self, critic: Critic | None) -> None:
+        """Free the memory of a critic's model at full size; its next score loads it again."""
+        if isinstance(critic, LearnedCritic) and not self.options.miniature:
+            critic.unload()
+        for member in getattr(critic, "members", ()):
+            self.rest(member)
 
     def guides(self) -> dict[str, Critic]:
         """Return the guides of the main table, the learned ones trained on the home setting, as tables name them."""
         learned = {"ORM": self.critic(self.home, ORM), "MASPRM": self.critic(self.home)}
-        return {"PL": load_critic(LIKELIHOOD), **learned}
+        return {"PL": self.load(LIKELIHOOD), **learned}
 
     def measure(
         self, setting: Setting, arms: Sequence[Arm], seeds: Sequence[int] = (), split: str = "test"
@@ -291,8 +316,13 @@ class Lab:
         options = self.options
         options.out.mkdir(parents=True, exist_ok=True)
         bench = self.bench(setting, split, options.number, seeds or options.seeds, options.out / "searches.db")
-        outcomes, stop = measure(arms, bench, listen=True)
-        _go_on(stop)
+        outcomes: list[Outcome] = []
+        for one in arms:
+            spec = self._specs.get(one.critic, one.critic.name) if one.critic is not None else ""
+            found_here, stop = measure([replace(one, critic_spec=spec)], bench, listen=True)
+            _go_on(stop)
+            outcomes += found_here
+            self.rest(one.critic)
         groups: dict[tuple[str, str], list[Outcome]] = {}
         for outcome in outcomes:
             groups.setdefault((outcome.planner, outcome.critic), []).append(outcome)
@@ -352,6 +382,17 @@ def check(lab: Lab, settings: Sequence[Setting]) -> None:
         for split in ("train", "dev", "test"):
             problems(setting, split, 1, lab.options.grader)
     lab.base_identity()
+
+
+def free_gpu() -> None:
+    """Return memory that is not in use to the GPU, because an engine in another process starts only if it is free."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _agents(base: str) -> str:

@@ -60,7 +60,10 @@ class Options:
         trees: Training searches per task and system.
         dynamic_trees: The same for systems with a dynamic schedule, whose trees are many times as large.
         dev_trees: Searches of the dev split, on which critics are compared outside search.
-        concurrency: Searches open at once.
+        concurrency: Searches open at once; with Ray in each actor.
+        ray: Address of a Ray cluster to search on, ``"local"`` to start one here; this process if empty.
+        actors: Ray actors, each with an engine and a critic of its own.
+        gpus_per_actor: GPUs of each.
         max_new_tokens: Longest message, in tokens; an agent's own maximum also applies.
         grader: Grades the messages of every task, ``FILE.py:NAME``; the task's own grader if empty.
         recipe: Training settings to start from, ``"paper"`` or ``"tiny"``; chosen by the backbone's size if empty.
@@ -88,6 +91,9 @@ class Options:
     dynamic_trees: int = 200
     dev_trees: int = 150
     concurrency: int = 64
+    ray: str = ""
+    actors: int = 2
+    gpus_per_actor: float = 0.0
     max_new_tokens: int = 1024
     grader: str = ""
     recipe: str = ""
@@ -135,11 +141,15 @@ class Options:
         words: list[str] = []
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("out", "pages", "concurrency", "rollouts", "tables") or value == field.default:
+            if field.name in _UNSHOWN or value == field.default:
                 continue
             for one in value if field.name == "settings" else [value]:
                 words += [_flag(field.name), _brief(one)]
         return shlex.join(words)
+
+
+_UNSHOWN = ("out", "pages", "concurrency", "ray", "actors", "gpus_per_actor", "rollouts", "tables")
+"""Options that change no result."""
 
 
 def _flag(name: str) -> str:
@@ -190,6 +200,9 @@ def read(prog: str, about: str, arguments: list[str] | None = None, tables: Sequ
     add("--dynamic-trees", help=f"the same for dynamic schedules [{known.dynamic_trees}]", **number)
     add("--dev-trees", help=f"searches of the dev split, to compare critics on [{known.dev_trees}]", **number)
     add("--concurrency", help=f"searches open at once [{known.concurrency}]", **number)
+    add("--ray", metavar="ADDRESS", help="search on a Ray cluster; local starts one here [this process]")
+    add("--actors", help=f"Ray actors, each with an engine of its own [{known.actors}]", **number)
+    add("--gpus-per-actor", type=float, metavar="N", help="GPUs of each, fractions allowed [0]")
     add("--max-new-tokens", help=f"longest message, in tokens [{known.max_new_tokens}]", **number)
     add("--grader", metavar="FILE.py:NAME", help="grades every message, instead of the task's own grader")
     add("--recipe", choices=sorted(RECIPES), help="training settings to start from [by the backbone's size]")

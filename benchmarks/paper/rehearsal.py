@@ -36,7 +36,20 @@ from search import MCTS, BestOfN, Planner, SelfConsistency, SinglePass, StepBeam
 
 VOCABULARY = 4096
 CUT = {"hidden_size": 96, "intermediate_size": 560, "num_hidden_layers": 2}
-"""The sizes that are cut; 12 heads with 2 for keys and values are as in the model of 1.5 billion parameters."""
+"""The sizes that are cut."""
+
+HEADS = {"transformers": (12, 2), "vllm": (3, 1)}
+"""Heads, and heads of keys and values: those of Qwen2.5-1.5B, but vLLM's kernels for CPUs need heads of 32 at least."""
+
+FEW = Options(number=20, trees=10, dynamic_trees=3, dev_trees=5, seeds=(14,), max_new_tokens=8)
+SIZES = {
+    "number": "test problems",
+    "trees": "training searches per task and system",
+    "dynamic_trees": "the same for dynamic schedules",
+    "dev_trees": "searches of the dev split",
+    "max_new_tokens": "longest message, in tokens",
+}
+"""The sizes of a rehearsal that can be changed, and what they are."""
 
 SPREAD, QWEN_SPREAD = 0.5, 0.02
 """Standard deviation of the random weights, and Qwen2.5's, which a critic's new head gets. With Qwen2.5's own all next
@@ -104,7 +117,7 @@ def make_tokenizer(texts: Iterable[str]) -> Any:
     return made
 
 
-def make_model(folder: Path, tokenizer: Any, seed: int) -> Path:
+def make_model(folder: Path, tokenizer: Any, seed: int, heads: tuple[int, int] = HEADS["transformers"]) -> Path:
     """Write a Qwen2.5 model of random weights, with its tokenizer; unless it is there."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -115,8 +128,8 @@ def make_model(folder: Path, tokenizer: Any, seed: int) -> Path:
     end, pad = tokenizer.convert_tokens_to_ids([END, PAD])
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        num_attention_heads=12,
-        num_key_value_heads=2,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
         max_position_embeddings=32_768,
         rope_theta=1_000_000.0,
         rms_norm_eps=1e-6,
@@ -164,8 +177,9 @@ def prepare(data: Path, out: Path, options: Options, engine: str = "transformers
     texts += [str(problem.metadata.get("solution", "")) for problem in problems(setting, "train", None)]
     texts += [problem.question for problem in problems(Setting("math", "rpsv", "", partner), "train", None)]
     tokenizer = make_tokenizer(texts)
+    models, heads = out / "models", HEADS[engine]
     agents, others = (
-        make_model(out / "models" / name, tokenizer, seed) for seed, name in enumerate(("agents", "others"))
+        make_model(models / name, tokenizer, seed, heads) for seed, name in enumerate(("agents", "others"))
     )
     return replace(
         options,
@@ -472,7 +486,17 @@ def rehearse(options: Options, folder: Path) -> Path:
     systems = {"rpsv, GSM8K": lab.home, "rpsv, MATH": lab.partner, "dylan, GSM8K": lab.home._replace(mas="dylan")}
     prompt_table(page, lab, systems)
     memory_table(page)
-    return write_page(page, folder, "python -m benchmarks.paper.rehearsal --data DIR --out FOLDER", lab.facts())
+    return write_page(page, folder, _command(options), lab.facts())
+
+
+def _command(options: Options) -> str:
+    words = ["python -m benchmarks.paper.rehearsal --data DIR --out FOLDER"]
+    for name in SIZES:
+        if getattr(options, name) != getattr(FEW, name):
+            words.append(f"--{name.replace('_', '-')} {getattr(options, name)}")
+    if options.policy.startswith("vllm:"):
+        words.append("--policy vllm")
+    return " ".join([*words, *options.tables])
 
 
 def _asks(lab: Lab) -> str:
@@ -539,28 +563,28 @@ def _weight(files: Iterator[Path]) -> tuple[str, str]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Read the command line and rehearse."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.paper.rehearsal", description=(__doc__ or "").split("\n")[0]
-    )
-    add, few = (
-        parser.add_argument,
-        Options(number=20, trees=10, dynamic_trees=3, dev_trees=5, seeds=(14,), max_new_tokens=12),
-    )
+    given = vars(command_line().parse_args(arguments))
+    data, out, page, engine = (given.pop(name) for name in ("data", "out", "page", "policy"))
+    with or_exit():
+        options = prepare(data, out.resolve(), replace(FEW, **{**given, "tables": tuple(given["tables"])}), engine)
+        path = rehearse(options, page or out / "pages")
+    note(f"wrote {path}")
+
+
+def command_line() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    about = (__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.paper.rehearsal", description=about)
+    add = parser.add_argument
     add("--data", type=Path, required=True, help="folder with gsm8k/train.jsonl, gsm8k/test.jsonl, math500/test.jsonl")
     add("--out", type=Path, required=True, help="models, stores, critics and pages; the same command resumes")
     add("--page", type=Path, help="folder of the page [OUT/pages]")
-    for name in ("number", "trees", "dynamic_trees", "dev_trees", "max_new_tokens"):
-        add(f"--{name.replace('_', '-')}", type=int, default=getattr(few, name), help=f"[{getattr(few, name)}]")
-    add(
-        "--policy", choices=("transformers", "vllm"), default="transformers", help="engine of the agents [transformers]"
-    )
+    for name, meaning in SIZES.items():
+        default = getattr(FEW, name)
+        add(f"--{name.replace('_', '-')}", type=int, metavar="N", default=default, help=f"{meaning} [{default}]")
+    add("--policy", choices=tuple(HEADS), default="transformers", help="engine of the agents [transformers]")
     add("tables", nargs="*", help="tables of benchmarks.paper.all [all]")
-    given = vars(parser.parse_args(arguments))
-    data, out, page, engine = (given.pop(name) for name in ("data", "out", "page", "policy"))
-    with or_exit():
-        options = prepare(data, out.resolve(), replace(few, **{**given, "tables": tuple(given["tables"])}), engine)
-        path = rehearse(options, page or out / "pages")
-    note(f"wrote {path}")
+    return parser
 
 
 if __name__ == "__main__":

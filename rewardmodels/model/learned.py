@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mas_gym.errors import ConfigError, CriticError
+from mas_gym.errors import ConfigError, CriticError, DataError
 from mas_gym.graph import MAS
 from mas_gym.state import MASState
 from rewardmodels.data.dataset import LOOPS, graph_of
@@ -104,14 +104,31 @@ class LearnedCritic:
 
         from rewardmodels.model.prefixes import PrefixScorer
 
-        self._device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
-        dtype = self._dtype or ("float32" if self._device == "cpu" else "bfloat16")
+        device, dtype = self._place()
+        self._identity["dtype"] = dtype
         model, tokenizer, _ = load_folder(self._folder, getattr(torch, dtype))
-        model.to(self._device)
+        model.to(device)
         self._encoder = Encoder(tokenizer, self.info.max_length, self._view)
+        files = digest(self._folder)
+        if self._identity.setdefault("files", files) != files:
+            raise DataError(f"{self._folder} changed after the critic's identity was read; load the critic again")
         self._scorer = PrefixScorer(model, tokenizer.pad_token_id, self._share, self._memory)
-        self._identity |= {"files": digest(self._folder), "dtype": dtype}
+
+    def unload(self) -> None:
+        """Free the memory of the model; the next score loads it again."""
+        self._scorer = None
+        if self._device == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()
+
+    def _place(self) -> tuple[str, str]:
+        """Choose device and precision, and return them."""
+        import torch
+
+        self._device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.concurrent = self._device != "cpu" if self._concurrent is None else self._concurrent
+        return self._device, self._dtype or ("float32" if self._device == "cpu" else "bfloat16")
 
     @property
     def counts(self) -> Counts:
@@ -139,8 +156,13 @@ class LearnedCritic:
         self._known: dict[tuple[str, MASState], float] = {}
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the scores: a digest of the model's files, and the settings (`mas_gym.identity`)."""
-        self.load()
+        """Return what determines the scores: a digest of the model's files, and the settings (`mas_gym.identity`).
+
+        Raises:
+            DataError: A file cannot be read.
+        """
+        if "files" not in self._identity:
+            self._identity |= {"files": digest(self._folder), "dtype": self._place()[1]}
         return self._identity
 
     def score(self, contexts: Sequence[ScoringContext]) -> list[float]:

@@ -129,6 +129,8 @@ def _open(base: str, device: str, overrides: dict[str, Any]) -> tuple[Any, Any, 
     if window is not None:
         config = replace(config, max_length=min(config.max_length, window))
     if config.nf4:
+        # Two copies need not fit into memory.
+        del model
         torch.manual_seed(config.seed)
         model = load_scalar(source, dtype, tokenizer.pad_token_id, new_head=True, quantization=quantize_config(dtype))
         keep_layout(model)
