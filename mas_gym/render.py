@@ -17,7 +17,6 @@ from mas_gym.state import MASState, Turn
 if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
     from PIL.ImageFont import FreeTypeFont
-    from rich.console import Console
 
 _INDENT = "    "
 _LONGEST_LINE = 500
@@ -117,20 +116,19 @@ def state_text(mas: MAS, state: MASState, facts: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def print_turn(mas: MAS, state: MASState, facts: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print the result of the last reset or step: the question, or one message and the status.
+def print_turn(mas: MAS, state: MASState, facts: Mapping[str, Any]) -> None:
+    """Print on standard output the result of the last reset or step: the question, or one message and the status.
 
     Args:
         mas: The system.
         state: The state after the reset or step.
         facts: As for `outcome_text`.
-        console: The console to print to; standard output by default.
     """
     from rich.console import Console
     from rich.panel import Panel
     from rich.text import Text
 
-    out = console or Console()
+    out = Console()
     # Text objects, because strings would be parsed as console markup.
     if "invalid_action" not in facts:
         if state.parent is None:

@@ -30,7 +30,8 @@ from benchmarks.paper import (
     views,
 )
 from benchmarks.paper.all import TABLES
-from benchmarks.paper.credit import Pass, blame_matrix, judges_of, largest_drop, shares
+from benchmarks.paper.credit import Pass, blame_matrix, judges_of, largest_drop, save_matrices, shares
+from benchmarks.paper.curve import Series, save_curves
 from benchmarks.paper.lab import ORM, Lab, arm, publish, weights
 from benchmarks.paper.options import PARTNERS, Options, read
 from benchmarks.paper.page import REASONS, Claim, Page, claim, claim_of, write_page
@@ -40,7 +41,6 @@ from mas_gym.errors import ConfigError, DataError
 from mas_gym.policies import load_policy
 from rewardmodels import stored_trees
 from search.compare import Difference
-from search.compare.display import Series, save_curves, save_matrices
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,13 @@ import search
 from benchmarks.paper.lab import MASPRM, ORM, Lab, Setting, command
 from benchmarks.paper.page import NEW, Claim, Page, claim, percent, span
 from benchmarks.tiny.truth import FirstError, first_error
+from mas_gym.errors import ConfigError
 from mas_gym.graph import MAS
 from mas_gym.state import Action
 from search import ScoringContext
 from search.compare import Difference, paired_bootstrap
 from search.compare.critics import falls
-from search.compare.display import save_matrices
+from search.compare.display import INK, figure_class, save_figure
 
 FEWEST = 20
 """Rarer kinds of error are counted together."""
@@ -219,6 +221,37 @@ def _claims(failed: Sequence[Pass], judges: Mapping[str, Judge], critics: Sequen
         *(claim(f"{first} over {other}, centred", NEW, best[first], best[other]) for other in others),
         *(claim(f"{first}, centred, over {name}", NEW, best[first], base) for name, base in baselines.items()),
     ]
+
+
+def save_matrices(matrices: Mapping[str, Sequence[Sequence[float]]], names: Sequence[str], path: Path) -> Path:
+    """Draw square matrices of shares, whose rows sum to one, side by side; return the path.
+
+    Args:
+        matrices: Title to rows: for each agent that erred, the share of the blame each agent got.
+        names: The agents, in order.
+        path: Its suffix names the format.
+
+    Raises:
+        ConfigError: There is nothing to draw, a matrix does not fit the names, or the suffix names no format.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    if not matrices or any({len(names)} != {len(rows), *map(len, rows)} for rows in matrices.values()):
+        raise ConfigError(f"expected matrices of {len(names)} by {len(names)} shares, one row and column per agent")
+    figure = figure_class()(figsize=(3.3 * len(matrices) + 0.6, 3.4), dpi=200, layout="constrained")
+    panels = figure.subplots(1, len(matrices), squeeze=False, sharey=True)[0]
+    for axes, (title, rows) in zip(panels, matrices.items(), strict=True):
+        axes.imshow([list(row) for row in rows], cmap="Blues", vmin=0, vmax=1)
+        for i, row in enumerate(rows):
+            for j, share in enumerate(row):
+                colour = "white" if share > 0.5 else INK
+                axes.text(j, i, f"{100 * share:.0f}", ha="center", va="center", color=colour, fontsize=9)
+        axes.set_title(title, fontsize=10, color=INK)
+        axes.set_xticks(range(len(names)), list(names), rotation=45, ha="right", fontsize=8)
+        axes.set_yticks(range(len(names)), list(names), fontsize=8)
+        axes.set_xlabel("blamed", color=INK)
+        axes.tick_params(length=0)
+    panels[0].set_ylabel("erred first", color=INK)
+    return save_figure(figure, path)
 
 
 if __name__ == "__main__":

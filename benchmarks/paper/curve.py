@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +10,9 @@ from benchmarks.paper.held_out import pair_accuracy, pair_cells
 from benchmarks.paper.lab import MCTS, Lab, Recipe, Score, arm, command, keep_rows
 from benchmarks.paper.page import NEW, Page, percent, span
 from benchmarks.paper.rivals import compared, rivals
+from mas_gym.errors import ConfigError
 from rewardmodels import LearnedCritic
+from search.compare.display import COLOURS, INK, figure_class, plain_log_ticks, save_figure
 
 PAIRS = (1, 2, 4, 8)
 FEWEST = 4
@@ -102,8 +104,6 @@ def _point(lab: Lab, series: str, recipe: Recipe, critic: LearnedCritic, score: 
 
 
 def _draw(points: Sequence[Point], likelihood: Score, path: Path) -> None:
-    from search.compare.display import Series, save_curves
-
     groups: dict[str, list[Point]] = {"trees": [], "pairs per tree": []}
     for point in points:
         for name in groups if point.series == "all" else [point.series]:
@@ -116,6 +116,57 @@ def _draw(points: Sequence[Point], likelihood: Score, path: Path) -> None:
         hits.append(Series(name, pairs, [p.score.hit for p in group], [list(p.score.row.interval) for p in group]))
     panels = {"pairwise accuracy on dev trees (%)": accuracy, "Hit@1 of MCTS(10,3) (%)": hits}
     save_curves(panels, "pairs learned from", path)
+
+
+class Series(NamedTuple):
+    """One curve.
+
+    Attributes:
+        name: Label in the legend.
+        x: Positions of the points.
+        y: Shares in ``[0, 1]``.
+        intervals: Lower and upper bound of each point.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    intervals: Sequence[Sequence[float]]
+
+
+def save_curves(panels: Mapping[str, Sequence[Series]], x_label: str, path: Path) -> Path:
+    """Draw panels side by side, in percent over a logarithmic axis; return the path.
+
+    Args:
+        panels: Label of the vertical axis to curves; a curve keeps its colour in all panels.
+        x_label: Label of the horizontal axis.
+        path: Its suffix names the format.
+
+    Raises:
+        ConfigError: There is nothing to draw, or the suffix names no format.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    if not panels or not all(any(series.x for series in curves) for curves in panels.values()):
+        raise ConfigError("expected at least one point in each panel, got none; there is nothing to plot")
+    figure = figure_class()(figsize=(4.4 * len(panels), 3.6), dpi=200, layout="constrained")
+    names = list(dict.fromkeys(series.name for curves in panels.values() for series in curves))
+    for axes, (label, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for series in curves:
+            colour = COLOURS[names.index(series.name) % len(COLOURS)]
+            y = [100 * share for share in series.y]
+            ends = [[abs(100 * end - at) for end in pair] for pair, at in zip(series.intervals, y, strict=True)]
+            bars: Any = list(zip(*ends, strict=True))
+            axes.errorbar(series.x, y, yerr=bars, color=colour, marker="o", ms=5, lw=1.6, elinewidth=1, capsize=2)
+        axes.set_xscale("log")
+        places = [place for series in curves for place in series.x]
+        plain_log_ticks(axes, min(places), max(places))
+        axes.set_xlabel(x_label, color=INK)
+        axes.set_ylabel(label, color=INK)
+        axes.grid(True, which="major", alpha=0.3)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    figure.axes[0].legend(names, frameon=False, labelcolor=INK, fontsize=9)
+    return save_figure(figure, path)
 
 
 if __name__ == "__main__":

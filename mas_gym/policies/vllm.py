@@ -295,10 +295,7 @@ class VLLMPolicy:
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
-        try:
-            llm = await self._engine.llm()
-        except PolicyError as error:
-            raise EngineUnavailableError(str(error)) from error
+        llm = await self._llm()
         prompt = self._prompt(llm, request)
         assert self._format is not None
         tokenizer = self._format.tokenizer
@@ -320,11 +317,14 @@ class VLLMPolicy:
         """Stop the engine; the next request of any policy that shares it starts it again."""
         self._engine.close()
 
-    async def _answer(self, request: SamplingRequest) -> SamplingReply:
+    async def _llm(self) -> Any:
         try:
-            llm = await self._engine.llm()
+            return await self._engine.llm()
         except PolicyError as error:
             raise EngineUnavailableError(str(error)) from error
+
+    async def _answer(self, request: SamplingRequest) -> SamplingReply:
+        llm = await self._llm()
         prompt = self._prompt(llm, request)
         calls = [asyncio.ensure_future(self._one(llm, prompt, request, seed)) for seed in request.seeds]
         try:

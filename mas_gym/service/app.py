@@ -277,7 +277,7 @@ class _Front:
 
     async def _stream(self, asked: ChatRequest, future: SearchFuture, changed: asyncio.Event) -> AsyncIterator[str]:
         """Yield progress during the search, then the answer; the search ends when the client disconnects."""
-        ident, search = _ident(), asyncio.ensure_future(self._plan(future))
+        ident, search = f"chatcmpl-{uuid.uuid4().hex}", asyncio.ensure_future(self._plan(future))
         finished = False
         try:
             yield sse(chunk(ident, self.model, {"role": "assistant", "content": ""}))
@@ -372,10 +372,6 @@ async def _left(request: Request) -> None:
     """Wait until the client closes the connection; the body has already been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _ident() -> str:
-    return f"chatcmpl-{uuid.uuid4().hex}"
 
 
 def _json(

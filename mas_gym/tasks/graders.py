@@ -28,7 +28,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from mas_gym.errors import ConfigError, MASGymError, shown
 from mas_gym.identity import digest_of, identity_of
@@ -98,7 +98,26 @@ class Ungraded(KindGrader):
         return Grade(False, self.extract(problem, text), "no reference")
 
 
-class FunctionGrader:
+class _OwnGrader:
+    """Reads answers as for the problem's kind; its subclasses grade with the user's code."""
+
+    base: KindGrader
+
+    @property
+    def mode(self) -> GradingMode:
+        """The grading mode of the answers that are read."""
+        return self.base.mode
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the grader itself, because it does not change."""
+        return self
+
+    def extract(self, problem: Problem, text: str) -> str | None:
+        """Read the normalised answer from a final message."""
+        return self.base.extract(problem, text)
+
+
+class FunctionGrader(_OwnGrader):
     """Grades with a function; answers are read as for the problem's kind.
 
     Attributes:
@@ -116,11 +135,6 @@ class FunctionGrader:
         self._done: queue.SimpleQueue[Grade | Exception] = queue.SimpleQueue()
         self._lock = threading.Lock()
 
-    @property
-    def mode(self) -> GradingMode:
-        """The grading mode of the answers that are read."""
-        return self.base.mode
-
     def identity(self) -> Any:
         """Return the function, by its source, and how answers are read."""
         return {"code": identity_of(self.function), "answers": self.base.identity()}
@@ -133,14 +147,6 @@ class FunctionGrader:
         """Restore what was pickled."""
         self.__dict__.update(state)
         self._start_over()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> FunctionGrader:
-        """Return the grader itself, because it does not change."""
-        return self
-
-    def extract(self, problem: Problem, text: str) -> str | None:
-        """Read the normalised answer from a final message."""
-        return self.base.extract(problem, text)
 
     def grade(self, problem: Problem, text: str) -> Grade:
         """Call the function.
@@ -177,7 +183,7 @@ class FunctionGrader:
                 done.put(failure)
 
 
-class FileGrader:
+class FileGrader(_OwnGrader):
     """Grades with a function of a Python file, in a process of its own; answers are read as for the problem's kind.
 
     Attributes:
@@ -197,8 +203,6 @@ class FileGrader:
             raise ConfigError(f"grader {spec!r}: its code has changed since the task was pickled; load the task again")
         self._process = LineProcess("mas_gym.tasks.graders:serve", self.spec)
 
-    mode = FunctionGrader.mode
-
     def identity(self) -> Any:
         """Return the code, by its source, and how answers are read."""
         return {"code": self._identity, "answers": self.base.identity()}
@@ -206,14 +210,6 @@ class FileGrader:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the file's name; loading checks that its code is the same."""
         return FileGrader, (self.spec, self.base, digest_of(self._identity))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> FileGrader:
-        """Return the grader itself, because it does not change."""
-        return self
-
-    def extract(self, problem: Problem, text: str) -> str | None:
-        """Read the normalised answer from a final message."""
-        return self.base.extract(problem, text)
 
     def grade(self, problem: Problem, text: str) -> Grade:
         """Call the function in its process.

@@ -60,7 +60,7 @@ class Judge:
         """
         self._made_of = (policy, prompt)
         self.policy: Policy | AsyncPolicy = load_policy(policy) if isinstance(policy, str) else policy
-        self.prompt = prompt or _default_prompt()
+        self.prompt = prompt or (resources.files("mas_gym.tasks") / "judge.md").read_text(encoding="utf-8")
         self.spent = Meter()
         self._known: OrderedDict[tuple[str, str, str], Future[Verdict]] = OrderedDict()
         self._lock, self._policy_lock = threading.Lock(), threading.Lock()
@@ -149,7 +149,3 @@ class Judge:
         with self._policy_lock:
             [reply] = self.policy.sample([request])
         return reply
-
-
-def _default_prompt() -> str:
-    return (resources.files("mas_gym.tasks") / "judge.md").read_text(encoding="utf-8")

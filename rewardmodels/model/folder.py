@@ -126,12 +126,8 @@ def read_info(folder: Path) -> CriticInfo:
     return CriticInfo(**fields)
 
 
-def read_object(path: Path, most: int = _BYTES) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object from a regular file of bounded size.
-
-    Args:
-        path: The file.
-        most: Largest size, in bytes.
 
     Raises:
         DataError: It is no regular file, too large, or no JSON object.
@@ -141,8 +137,8 @@ def read_object(path: Path, most: int = _BYTES) -> dict[str, Any]:
         # A pipe or a device would block or never end.
         if not path.is_file():
             raise DataError(f"expected {path} to be a regular file; {remedy}")
-        if path.stat().st_size > most:
-            raise DataError(f"expected at most {most:,} bytes in {path}, got {path.stat().st_size:,}; {remedy}")
+        if path.stat().st_size > _BYTES:
+            raise DataError(f"expected at most {_BYTES:,} bytes in {path}, got {path.stat().st_size:,}; {remedy}")
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, DataError):

@@ -239,11 +239,6 @@ class LearnedCritic:
         self._checked.add(mas.fingerprint)
 
 
-def open_learned(folder: str, **options: Any) -> LearnedCritic:
-    """Load a saved critic; the loader that `rewardmodels.load_critic` uses."""
-    return LearnedCritic(folder, **options)
-
-
 class VLLMCritic(LearnedCritic):
     """Scores states with a trained model inside vLLM: ``tanh`` of its raw logit, as `LearnedCritic` does.
 
