@@ -30,7 +30,8 @@ from mas_gym.errors import ConfigError, IdentityError
 from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
 from mas_gym.policies.base import Sample
 from mas_gym.programs import DivergenceError, Program, ProgramError
-from mas_gym.programs.execution import Execution
+from mas_gym.programs.execution import Execution, ProgramStopped
+from mas_gym.programs.sources import Loop
 from mas_gym.tasks.base import Grade, Problem
 from mas_gym.wrappers import CandidateChoice
 from search import Plan
@@ -270,6 +271,52 @@ def test_calls_at_the_same_time_are_decided_in_a_canonical_order() -> None:
     assert {k: shape(p) for k, p in searched(Program(gathered, parked=0), "mcts:8,2").items()} == {
         k: shape(p) for k, p in plans.items()
     }
+
+
+def test_calls_in_threads_of_the_loop_do_not_wait_for_each_other() -> None:
+    def say(client: OpenAI, system: str, text: str) -> str:
+        messages: Any = [{"role": "system", "content": system}, {"role": "user", "content": text}]
+        return str(client.chat.completions.create(model="m", messages=messages).choices[0].message.content)
+
+    async def solve(question: str, client: OpenAI) -> str:
+        first = await asyncio.to_thread(say, client, "You are the Reader.", question)
+        return await asyncio.to_thread(say, client, "You are the Solver.", first)
+
+    # More executions wait for replies than a loop has threads by default.
+    program = Program(solve, agents=["Reader", "Solver"], timeout=5.0)
+    many = [Problem(f"p{i}", f"Question {i}?", "1", "number") for i in range(40)]
+    plans = searched(program, "single", tasks=many, policy=Patient())
+    assert not any(plan.error for plan in plans.values()) and len(plans) == 40
+    assert not any("[program failed]" in plan.best.text for plan in plans.values() if plan.best)
+
+
+class Patient:
+    """A policy that answers no call before forty programs wait for one."""
+
+    name, max_concurrency = "patient", 64
+
+    def __init__(self) -> None:
+        self.all_wait = asyncio.Event()
+        self.calls = 0
+
+    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+        self.calls += 1
+        if self.calls >= 40:
+            self.all_wait.set()
+        await asyncio.wait_for(self.all_wait.wait(), 30)
+        return SamplingReply(tuple(Sample(f"It is {seed % 5}", 5, -1.0, "stop") for seed in request.seeds))
+
+
+def test_a_task_that_is_stopped_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def stopped() -> None:
+        raise ProgramStopped
+
+    loop = Loop("test")
+    loop.task(stopped)
+    time.sleep(0.1)
+    loop.close()
+    gc.collect()
+    assert not [record for record in caplog.records if "never retrieved" in record.getMessage()]
 
 
 SEEN = contextvars.ContextVar("seen", default="")

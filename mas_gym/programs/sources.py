@@ -16,6 +16,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -361,6 +362,7 @@ def failed(error: BaseException) -> Failed:
 
 
 _BUSY_SECONDS = 0.3
+_MAX_THREADS = 4096
 _CLOSE_SECONDS = 10.0
 
 
@@ -396,9 +398,10 @@ class _Started:
 
 
 def _handled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report what a task of nobody raised, but for clients of earlier runs whose garbage is collected in this one."""
+    """Report what a task of nobody raised, but for tasks that were stopped, and clients of earlier runs."""
     error = context.get("exception")
-    if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+    stopped = isinstance(error, ProgramStopped)
+    if not stopped and not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
         loop.default_exception_handler(context)
 
 
@@ -409,6 +412,8 @@ class Loop:
         """Start the thread."""
         self.selector = _IdleSelector()
         self.loop = asyncio.SelectorEventLoop(self.selector)
+        # An execution that waits in `asyncio.to_thread` holds a thread, and by default there are a few for all.
+        self.loop.set_default_executor(ThreadPoolExecutor(_MAX_THREADS, "mas-gym-program"))
         self.loop.set_exception_handler(_handled)
         self.loop.set_task_factory(self._task)
         self._owners: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
