@@ -131,12 +131,9 @@ def choose_threshold(dev: Sequence[Scored], rules: Sequence[Rule] = RULES) -> tu
     tried = [(f1_score(predictor.predict(t), labels), t) for rule in rules for t in predictor.candidates(rule)]
     best = max(f1 for f1, _ in tried)
     # The middle of equally good thresholds is the least likely to be one by chance.
-    equal = [threshold for f1, threshold in tried if f1 == best and threshold.rule == _first_rule(tried, best)]
+    rule = next(threshold.rule for f1, threshold in tried if f1 == best)
+    equal = [threshold for f1, threshold in tried if f1 == best and threshold.rule == rule]
     return equal[len(equal) // 2], best
-
-
-def _first_rule(tried: Sequence[tuple[float, Threshold]], best: float) -> Rule:
-    return next(threshold.rule for f1, threshold in tried if f1 == best)
 
 
 class DepthFigures(NamedTuple):
