@@ -262,3 +262,19 @@ def test_searches_on_ray_have_the_same_outcomes(undisturbed: Options, tmp_path: 
     assert [replace(one, seconds=0.0) for one in found[0].outcomes] == [
         replace(one, seconds=0.0) for one in known[0].outcomes
     ]
+
+
+@pytest.mark.slow
+def test_the_page_says_what_is_not_real_and_what_it_cost(undisturbed: Options, tmp_path: Path) -> None:
+    text = rehearsal.rehearse(undisturbed, tmp_path).read_text(encoding="utf-8")
+    assert "**The labels are coin flips.**" in text and "found 0 right" in text
+    assert "--number 2 --trees 3 --dynamic-trees 2 --dev-trees 2 --max-new-tokens 4 views\n" in text
+    searches = [
+        line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith(("| gsm8k, ", "| math, "))
+    ]
+    assert {(cells[0], cells[1]) for cells in searches} >= {("gsm8k, rpsv", "mcts:40,3"), ("math, rpsv", "mcts:40,3")}
+    for *_, calls, most, bound, _, _, _ in searches:
+        assert float(calls) <= int(most) <= int(bound)
+    agents = [line.split(" | ")[1] for line in text.splitlines() if line.startswith(("| rpsv, ", "| dylan, "))]
+    assert agents[:4] == agents[4:8] == ["Reader", "Planner", "Solver", "Verifier"] and len(agents) == 16
+    assert "| Qwen2.5-1.5B | 1.1 | 4.7 |" in text

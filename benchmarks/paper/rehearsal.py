@@ -474,6 +474,10 @@ def rehearse(options: Options, folder: Path) -> Path:
     make(options, lambda name, spent: keep_spent(out, name, spent))
     note("rehearsal: reading what it cost")
     lab = Lab(options)
+    systems = {"rpsv, GSM8K": lab.home, "rpsv, MATH": lab.partner, "dylan, GSM8K": lab.home._replace(mas="dylan")}
+    for setting in systems.values():
+        # Some tables alone need not all of them.
+        lab.rollouts(setting)
     page = Page("rehearsal", "The full size, rehearsed", _asks(lab))
     stage_table(page, out)
     call_table(page, "Training searches", sorted((out / "rollouts").glob("*.db")))
@@ -483,7 +487,6 @@ def rehearse(options: Options, folder: Path) -> Path:
         "wide as can be; agents that repeat themselves stay below.\n"
     )
     call_table(page, "Searches of the tables", [out / "searches.db"])
-    systems = {"rpsv, GSM8K": lab.home, "rpsv, MATH": lab.partner, "dylan, GSM8K": lab.home._replace(mas="dylan")}
     prompt_table(page, lab, systems)
     memory_table(page)
     return write_page(page, folder, _command(options), lab.facts())
