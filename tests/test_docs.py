@@ -66,7 +66,7 @@ def run_command(line: str) -> None:
 
 RUNNABLE = [page for page in PAGES if any(b.language in ("python", "console") for b in blocks(page))]
 SLOW = {
-    *("first-comparison.md", "first-critic.md"),
+    *("index.md", "first-comparison.md", "first-critic.md"),
     *("bench-critic.md", "reinforcement-learning.md", "train-critic.md", "verifiers.md"),
 }
 
@@ -121,8 +121,8 @@ def test_the_commands_of_engines_are_understood(page: str) -> None:
         ("handoffs", (8,), r"single:recipients=own +\d +\d +\d .*\n.*critic +8 +8 +8 "),
         ("own_task", (), r"by kind text +3 of 5 right\nby grade\(\) +4 of 5 right"),
         ("own_policy", (6,), r"single +\d of 6 right\nsc:5 +\d of 6 right"),
-        ("resume", (4,), "4 plans; .*\nsame answers as a run in one go: True"),
-        ("read_store", (3,), r"single +\d.*\n\d+ rows"),
+        pytest.param("resume", (4,), "4 plans; .*\nsame answers as a run in one go: True", marks=pytest.mark.slow),
+        pytest.param("read_store", (3,), r"single +\d.*\n\d+ rows", marks=pytest.mark.slow),
         (
             "trace_search",
             (),
