@@ -281,25 +281,23 @@ class _Front:
         finished = False
         try:
             yield sse(chunk(ident, self.model, {"role": "assistant", "content": ""}))
-            while not search.done():
+            while not finished:
                 stepped = asyncio.ensure_future(changed.wait())
                 try:
                     either = asyncio.FIRST_COMPLETED
                     await asyncio.wait((search, stepped), timeout=_KEEP_ALIVE_SECONDS, return_when=either)
                 finally:
                     stepped.cancel()
-                if search.done():
-                    break
                 step = future.step
-                if not changed.is_set() or step is None:
+                if changed.is_set() and step is not None:
+                    changed.clear()
+                    line = f"{step.agent}: {step.agent_calls} agent calls, {step.generated_tokens} tokens\n"
+                    yield sse(chunk(ident, self.model, {"reasoning_content": line}))
+                elif not search.done():
                     yield ": still searching\n\n"
-                    continue
-                changed.clear()
-                line = f"{step.agent}: {step.agent_calls} agent calls, {step.generated_tokens} tokens\n"
-                yield sse(chunk(ident, self.model, {"reasoning_content": line}))
+                finished = search.done()
                 # Slow readers and fast searches get fewer lines, not a longer queue.
                 await asyncio.wait((search,), timeout=_PROGRESS_SECONDS)
-            finished = True
             try:
                 plan = search.result()
             except ApiError as error:
