@@ -117,7 +117,7 @@ class Options:
         """Whether the critics' backbone is the embedded model or a folder with a small one."""
         if self.recipe:
             return self.recipe == "tiny"
-        return self.base == "tiny" or 0 < _parameters(Path(self.base)) < SMALL
+        return self.base == "tiny" or 0 < parameters(Path(self.base)) < SMALL
 
     @property
     def system(self) -> str:
@@ -170,7 +170,7 @@ def _brief(value: object) -> str:
     return f"{kind}:" * bool(kind) + Path(path).name + f"#{rest}" * bool(rest)
 
 
-def _parameters(folder: Path) -> int:
+def parameters(folder: Path) -> int:
     """Return the number of weights in a folder's safetensors files; 0 if there is none."""
     from safetensors import safe_open
 

@@ -23,14 +23,16 @@ import mas_gym
 from benchmarks.paper import coin
 from benchmarks.paper.all import Spent, make
 from benchmarks.paper.lab import Lab, Setting, note, or_exit, problems
-from benchmarks.paper.options import Options
+from benchmarks.paper.options import Options, parameters
 from benchmarks.paper.page import Page, write_page, write_whole
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import DataNotFoundError
 from mas_gym.graph import MAS
+from mas_gym.policies.chat import ChatFormat
 from mas_gym.prompts import ChatMessage, chat_messages
 from mas_gym.tasks import Task
 from rewardmodels import PAPER
+from rewardmodels.model.backbone import load_tokenizer
 from rewardmodels.training.run import ROLLOUTS
 from search import MCTS, BestOfN, Planner, SelfConsistency, SinglePass, StepBeamSearch, Usage, load_planner, open_store
 
@@ -63,6 +65,7 @@ SPENT = "spent.json"
 END, PAD = "<|im_end|>", "<|endoftext|>"
 DASH = "\N{EN DASH}"
 
+WINDOW = 32_768
 MESSAGE = 175
 """Tokens of a message: the paper's mean on GSM8K."""
 
@@ -130,7 +133,7 @@ def make_model(folder: Path, tokenizer: Any, seed: int, heads: tuple[int, int] =
         vocab_size=len(tokenizer),
         num_attention_heads=heads[0],
         num_key_value_heads=heads[1],
-        max_position_embeddings=32_768,
+        max_position_embeddings=WINDOW,
         rope_theta=1_000_000.0,
         rms_norm_eps=1e-6,
         tie_word_embeddings=True,
@@ -245,7 +248,7 @@ class Prompts(NamedTuple):
 
 def prompts(lab: Lab, setting: Setting) -> list[Prompts]:
     """Measure the prompts of each agent of a system in the training searches."""
-    mas, encode = mas_gym.load_mas(setting.mas), lab.policy(setting.policy).format.encode
+    mas, encode = mas_gym.load_mas(setting.mas), ChatFormat(load_tokenizer(lab.options.base), WINDOW).encode
     read: dict[int, list[int]] = defaultdict(list)
     written: dict[int, list[int]] = defaultdict(list)
     questions: dict[str, str] = {}
@@ -355,9 +358,12 @@ def costs(stores: Iterable[Path]) -> list[Cost]:
         with open_store(path) as store:
             for info in store.runs():
                 planner, mas = str(info.facts["planner"]), info.mas
-                key = str(info.facts["task"]), mas.name, planner
-                most[key] = most_calls(load_planner(planner), Dynamics(mas).max_depth)
-                found[key] += [plan.usage for plan in store.plans(info.run, trees=False)]
+                bound = most_calls(load_planner(planner), Dynamics(mas).max_depth)
+                for plan in store.plans(info.run, trees=False):
+                    # Searches of several tasks may belong to one run.
+                    key = plan.problem_id.partition("/")[0], mas.name, planner
+                    most[key] = bound
+                    found[key].append(plan.usage)
     return [Cost(*key, most[key], usages) for key, usages in sorted(found.items())]
 
 
@@ -483,8 +489,8 @@ def rehearse(options: Options, folder: Path) -> Path:
     call_table(page, "Training searches", sorted((out / "rollouts").glob("*.db")))
     page.blocks.append(
         f"The paper bounds {ROLLOUTS} by 40 x 3 x D agent calls. A state is expanded once, so the bound here is "
-        "smaller: the sum over the D levels of 3 min(3^d, 40). Random messages are never equal, so these trees are as "
-        "wide as can be; agents that repeat themselves stay below.\n"
+        "smaller: the sum over the D levels of 3 min(3^d, 40). Random messages are never equal, so these trees are "
+        "nearly as wide as can be; agents that repeat themselves stay below.\n"
     )
     call_table(page, "Searches of the tables", [out / "searches.db"])
     prompt_table(page, lab, systems)
@@ -511,7 +517,7 @@ def _asks(lab: Lab) -> str:
         if item.tree.is_terminal(node)
     ]
     return ASKS.format(
-        parameters=lab.policy(lab.home.policy).model.num_parameters(),
+        parameters=parameters(Path(lab.options.base)),
         read=sum(grade.extracted is not None for grade in grades),
         graded=len(grades),
         right=sum(grade.correct for grade in grades),
