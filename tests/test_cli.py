@@ -366,23 +366,6 @@ def test_rollouts_do_not_touch_the_test_split(run: Run, tmp_path: Path) -> None:
     assert "would leak it" in result.stderr
 
 
-@pytest.mark.slow
-def test_two_processes_train_by_the_command(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="training needs the extra 'train'")
-    store, out = tmp_path / "rollouts.db", tmp_path / "masprm"
-    rolled = run("rollouts", "--store", store, "-n", 8, "--planner", "mcts:8,2", "--policy", "tiny")
-    assert rolled.exit_code == 0, rolled.output
-    train = ["train", "masprm", "--store", str(store), "--base", "tiny", "--out", str(out), "--set", "epochs=1"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*torchrun, "-m", "mas_gym.cli", *train], env=environment, capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("Saved to") == 1
-    assert rewardmodels.load_critic(str(out)).name == "masprm"
-
-
 def test_training_refuses_a_store_without_true_rewards(run: Run, recording: str, tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
     run("eval", "-n", 2, "--policy", recording, "--store", store)

@@ -23,9 +23,23 @@ import torch
 import transformers
 from grove import MODEL, chain, grove, save_base
 
+import mas_gym
 import rewardmodels.training.trainer as trainer_module
+import search
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError
-from rewardmodels import PAPER, TINY, LearnedCritic, RewardData, Trained, TrainingConfig, collect, split, train
+from mas_gym.policies import load_policy
+from rewardmodels import (
+    PAPER,
+    TINY,
+    LearnedCritic,
+    RewardData,
+    Trained,
+    TrainingConfig,
+    collect,
+    load_critic,
+    split,
+    train,
+)
 from rewardmodels.data.encode import Encoder, collate_plain, pack
 from rewardmodels.model.backbone import can_share, load_scalar, logits_at
 from rewardmodels.training.config import config_for
@@ -581,6 +595,20 @@ def test_two_processes_train_one_critic(base: Path, data: RewardData, tmp_path: 
     )
     assert history[-1]["step"] == math.ceil(steps / 2)
     assert LearnedCritic(out, device="cpu").info.data["pairs"] == len(split(data, TINY.held_out)[0])
+
+
+@pytest.mark.slow
+def test_two_processes_train_by_the_command(tmp_path: Path) -> None:
+    store, out = tmp_path / "rollouts.db", tmp_path / "masprm"
+    task = mas_gym.load_task("arithmetic", split="train", limit=8)
+    list(search.run("mcts:8,2", task, mas="rpsv", policy=load_policy("tiny"), training=True, store=store))
+    words = ["train", "masprm", "--store", str(store), "--base", "tiny", "--out", str(out)]
+    words += ["--set", "epochs=1", "--set", "max_tokens=512"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*torchrun, "-m", "mas_gym.cli", *words], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("Saved to") == 1
+    assert load_critic(str(out)).name == "masprm"
 
 
 def _encoder(base: Path) -> Encoder:
