@@ -163,8 +163,8 @@ def read_call(body: bytes, headers: Mapping[str, str], normalise: Any = None) ->
 
 def parsed_call(asked: dict[str, Any], headers: Mapping[str, str], normalise: Any = None) -> Call:
     """Return the call of a parsed request; see `read_call`."""
-    for key in _REFUSED.keys() & asked.keys():
-        if _asks(asked, key):
+    for key in asked:
+        if key in _REFUSED and _asks(asked, key):
             raise CallError(f"{key}: expected none, got {shown(asked[key])}; {_REFUSED[key]}")
     messages, more = _messages(asked.get("messages"))
     extra = _extra(asked, more)
@@ -199,7 +199,7 @@ def _extra(asked: dict[str, Any], more: list[dict[str, Any]]) -> dict[str, Any]:
     if tools and not (isinstance(tools, list) and all(_is_function(tool) for tool in tools)):
         expected = '[{"type": "function", "function": {"name": ...}}]'
         raise CallError(f"tools: expected {expected}, got {shown(tools)}")
-    extra = {key: asked[key] for key in asked.keys() - _KNOWN if _asks(asked, key)}
+    extra = {key: value for key, value in asked.items() if key not in _KNOWN and _asks(asked, key)}
     if tools:
         # Without tools these are defaults of clients.
         extra |= {key: asked[key] for key in ("tool_choice", "parallel_tool_calls") if asked.get(key) is not None}
