@@ -6,6 +6,7 @@ import base64
 import fcntl
 import json
 import os
+import select
 import shutil
 import signal
 import time
@@ -22,6 +23,11 @@ _FLAGS = (
 _CODES = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "PageUp": 33, "PageDown": 34, "End": 35, "Home": 36}
 _CODES |= {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
 _TEXTS = {"Enter": "\r", "Tab": ""}
+_PATIENCE = 45.0
+
+
+class Stuck(AssertionError):
+    """Chromium gives no reply."""
 
 
 class Browser:
@@ -69,6 +75,8 @@ class Browser:
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
+            if not select.select([self._in], [], [], _PATIENCE)[0]:
+                raise Stuck(f"Chromium gave no reply for {_PATIENCE:.0f} seconds")
             got = self._in.read(1 << 16)
             assert got, "Chromium has ended"
             self._buffer += got

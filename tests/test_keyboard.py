@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, Browser, Page
+from browser import CHROMIUM, Browser, Page, Stuck
 from search_worlds import HashCritic, chain, problems, talker
 from typer.testing import CliRunner
 
@@ -277,10 +277,17 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["index", "reference/cli"])
-def test_tab_reaches_every_control_of_the_site(name: str, width: int, browser: Browser, site: str) -> None:
-    page = browser.page(f"{site}/{name}.html", width, scheme="dark" if width == 390 else "light")
-    every_control(page)
-    page.close()
+def test_tab_reaches_every_control_of_the_site(name: str, width: int, tmp_path: Path, site: str) -> None:
+    # In some thousand key presses Chromium itself may lose a reply, once in a great while.
+    for last in (False, True):
+        with Browser(tmp_path / str(last)) as browser:
+            try:
+                page = browser.page(f"{site}/{name}.html", width, scheme="dark" if width == 390 else "light")
+                every_control(page)
+                return
+            except Stuck:
+                if last:
+                    raise
 
 
 def test_the_drawer_of_the_site_opens_and_leads_on(browser: Browser, site: str) -> None:
