@@ -7,6 +7,8 @@ import gc
 import itertools
 import json
 import pickle
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -320,6 +322,39 @@ def test_a_task_that_is_stopped_is_no_error(caplog: pytest.LogCaptureFixture) ->
 
 
 SEEN = contextvars.ContextVar("seen", default="")
+
+
+STOPPED = """
+import asyncio
+import search
+from mas_gym.policies import ScriptedPolicy
+from mas_gym.programs import Program
+from mas_gym.tasks import Problem, ProblemTask
+
+async def solve(question, client):
+    messages = [{"role": "user", "content": question}]
+    reply = await client.chat.completions.create(model="m", messages=messages)
+    print("asked", flush=True)
+    for _ in range(8):
+        await asyncio.sleep(0.1)
+    return reply.choices[0].message.content
+
+program = Program(solve, agents=["A"], timeout=1.5)
+policy = ScriptedPolicy(lambda request, seed: "Final Answer: 1")
+[plan] = search.run("single", ProblemTask.of([Problem("p", "q?", "1")]), program=program, policy=policy)
+print(plan.error, plan.correct, flush=True)
+"""
+
+
+def test_a_process_that_was_stopped_for_a_while_takes_no_program_for_hung() -> None:
+    with subprocess.Popen([sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "asked\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(2.6)
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout.read() == "None True\n"
+    assert process.returncode == 0
 
 
 def test_no_program_starts_in_the_context_of_another() -> None:

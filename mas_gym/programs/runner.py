@@ -43,6 +43,7 @@ from mas_gym.programs.sources import Loop, Source
 from mas_gym.state import Action, MASState
 
 _SWEEP_SECONDS = 0.2
+_STOPPED_SECONDS = 2.0
 
 
 class Described(Protocol):
@@ -286,6 +287,12 @@ class Runner:
         now = monotonic()
         with self._lock:
             programs, timed = self._programs, [e for e in self._open if e.deadline is not None]
+        if (stopped := now - self._swept - _SWEEP_SECONDS) > _STOPPED_SECONDS:
+            # The whole process stood still, as after Ctrl-Z, so no program hung meanwhile.
+            for execution in timed:
+                execution.wait_longer(stopped)
+            if programs is not None:
+                programs.wait_longer(stopped)
         busy, stuck = (False, 0.0) if programs is None else programs.look()
         for execution in timed:
             if busy and execution.place is programs:
