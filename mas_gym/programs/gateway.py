@@ -154,29 +154,33 @@ class Server:
 
     async def start(self) -> None:
         """Answer requests on the running loop."""
-        self._server = await asyncio.start_server(self._serve, sock=self._socket, limit=MAX_HEAD)
+        self._server = await asyncio.start_server(self._connect, sock=self._socket, limit=MAX_HEAD)
 
     async def close(self) -> None:
         """Close the port and every connection."""
         if self._server is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            # What was accepted has its task two turns later; a server that closes before would leave it open.
+            for _ in range(2):
+                await asyncio.sleep(0)
             self._server.close()
         self._socket.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._tasks.add(task)
-        try:
-            path: str | None = ""
-            with suppress(OSError, asyncio.IncompleteReadError, ProgramStopped, asyncio.CancelledError):
-                while path is not None:
-                    path = await self._one(reader, writer, path)
-        finally:
-            self._tasks.discard(task)
-            writer.close()
+        task.add_done_callback(self._tasks.discard)
+        # A task that is cancelled before its first step would not reach a `finally` of its own.
+        task.add_done_callback(lambda _: writer.close())
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path: str | None = ""
+        with suppress(OSError, asyncio.IncompleteReadError, ProgramStopped, asyncio.CancelledError):
+            while path is not None:
+                path = await self._one(reader, writer, path)
 
     async def _head(self, reader: asyncio.StreamReader, path: str) -> bytes:
         """Read the head of the next request. Raises `ConnectionError` if the program of the last one has ended."""

@@ -503,6 +503,26 @@ def test_the_gateway_closes_connections_of_programs_that_have_ended(monkeypatch:
             assert slow.recv(100).startswith(b"HTTP/1.1 404")
 
 
+@pytest.mark.parametrize("turns", range(6))
+def test_a_connection_that_arrives_while_the_gateway_closes_leaves_no_error_and_no_task(turns: int) -> None:
+    faults: list[dict[str, Any]] = []
+
+    async def close_after() -> set[Any]:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+        server = gateway.Server(gateway.Gateway())
+        await server.start()
+        # Between its arrival and its first request a connection goes through several turns of the loop.
+        with socket.create_connection(("127.0.0.1", server.port), 5):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await server.close()
+            for _ in range(5):
+                await asyncio.sleep(0)
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(close_after()) == set() and faults == []
+
+
 # ---- two programs at once never see each other's calls
 
 
