@@ -357,6 +357,32 @@ def test_a_process_that_was_stopped_for_a_while_takes_no_program_for_hung() -> N
     assert process.returncode == 0
 
 
+GREEDY = """
+import os
+import search
+from mas_gym.policies import ScriptedPolicy
+from mas_gym.programs import Program
+from mas_gym.tasks import Problem, ProblemTask
+
+async def solve(question, client):
+    while True:
+        # No other thread runs until a sum is there.
+        sum(range(250_000_000))
+
+program = Program(solve, agents=["A"], timeout=1.0)
+policy = ScriptedPolicy(lambda request, seed: "Final Answer: 1")
+[plan] = search.run("single", ProblemTask.of([Problem("p", "q?", "1")]), program=program, policy=policy)
+print(plan.error, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_keeps_the_interpreter_for_seconds_is_ended() -> None:
+    done = subprocess.run([sys.executable, "-c", GREEDY], capture_output=True, text=True, timeout=120)
+    assert "blocked its event loop" in done.stdout, done.stdout + done.stderr
+
+
 def test_no_program_starts_in_the_context_of_another() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         found = SEEN.get()

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from queue import SimpleQueue
-from time import monotonic
+from time import monotonic, process_time
 from typing import Any, Protocol
 
 from mas_gym.dynamics import Dynamics
@@ -92,7 +92,7 @@ class Runner:
         self._busy: set[Execution] = set()
         self._stops: dict[Execution, Callable[[], None]] = {}
         self._closed = False
-        self._swept = monotonic()
+        self._swept, self._worked = monotonic(), process_time()
         self._context = copy_context()
         self._context.run(CURRENT.set, None)
         self._secret, self._numbers = secrets.token_bytes(32), itertools.count()
@@ -287,19 +287,22 @@ class Runner:
         now = monotonic()
         with self._lock:
             programs, timed = self._programs, [e for e in self._open if e.deadline is not None]
-        if (stopped := now - self._swept - _SWEEP_SECONDS) > _STOPPED_SECONDS:
-            # The whole process stood still, as after Ctrl-Z, so no program hung meanwhile.
+        # While the process stands still, as after Ctrl-Z, or gets no processor, no program hangs. One that keeps the
+        # interpreter from this thread uses the processor.
+        worked = process_time()
+        if (idle := now - self._swept - _SWEEP_SECONDS - (worked - self._worked)) > _STOPPED_SECONDS:
+            self._swept += idle
             for execution in timed:
-                execution.wait_longer(stopped)
+                execution.wait_longer(idle)
             if programs is not None:
-                programs.wait_longer(stopped)
+                programs.wait_longer(idle)
         busy, stuck = (False, 0.0) if programs is None else programs.look()
         for execution in timed:
             if busy and execution.place is programs:
                 execution.wait_longer(now - self._swept)
             elif execution.deadline is not None and execution.deadline < now:
                 execution.fail(f"the program made no call and gave no answer for {self.program.timeout:g} seconds")
-        self._swept = now
+        self._swept, self._worked = now, worked
         if programs is not None and busy and stuck > self.program.timeout:
             self._leave(programs)
         if self._side is not None and not self._closed:
