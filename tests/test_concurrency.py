@@ -43,7 +43,7 @@ def server() -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("spec", "problems"), [("sc:8", 8), ("mcts:6,3", 10)])
+@pytest.mark.parametrize(("spec", "problems"), [("sc:8", 16), ("mcts:6,3", 24)])
 def test_the_embedded_model(spec: str, problems: int) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     policy = load_policy("tiny")
@@ -57,10 +57,10 @@ def test_a_learned_critic_in_a_thread_of_its_own() -> None:
 
     policy = load_policy("tiny")
     first, second = (load_critic("tiny-masprm", device="cpu", concurrent=beside) for beside in (False, True))
-    assert results("mcts:4,3", 8, 1, policy, first) == results("mcts:4,3", 8, CONCURRENCY, policy, second)
+    assert results("mcts:4,3", 16, 1, policy, first) == results("mcts:4,3", 16, CONCURRENCY, policy, second)
 
 
 @pytest.mark.slow
 def test_a_server_that_honours_seeds(server: str) -> None:
     policy = load_policy(f"openai:served@{server}/v1", max_concurrency=CONCURRENCY)
-    assert results("mcts:4,2", 32, 1, policy) == results("mcts:4,2", 32, CONCURRENCY, policy)
+    assert results("mcts:4,2", 64, 1, policy) == results("mcts:4,2", 64, CONCURRENCY, policy)
