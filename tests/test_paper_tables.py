@@ -41,6 +41,7 @@ from mas_gym.errors import ConfigError, DataError
 from mas_gym.policies import load_policy
 from rewardmodels import stored_trees
 from search.compare import Difference
+from search.store import open_store
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +181,20 @@ def test_stories_of_one_difficulty_are_a_task(options: Options) -> None:
     [single] = lab.measure(lab.home, [arm("single")])
     assert {problem.rsplit("/", 1)[0] for problem in single.shares} == {"stories-of-length/test/0/4"}
     assert PARTNERS["stories-4"] == "stories-3"
+
+
+@pytest.mark.slow
+def test_training_searches_may_explore_more_and_no_other_search_does(options: Options) -> None:
+    hot = Lab(replace(options, trees=2, rollout_temperature=1.3))
+    plain = Lab(replace(options, trees=2))
+    found = []
+    for lab, split in ((hot, "train"), (plain, "train"), (hot, "dev")):
+        store = lab.rollouts(lab.home, split).store
+        assert store is not None
+        with open_store(store) as opened:
+            found += [(str(store), run.config["sampling"]["temperature"]) for run in opened.runs()]
+    assert [temperature for _, temperature in found] == [1.3, 0.7, 0.7]
+    assert len(dict(found)) == 3
 
 
 @pytest.mark.slow

@@ -211,6 +211,11 @@ class Lab:
         grader = self.options.grader and make_grader(self.options.grader, make_base("strict"))
         return [identity_of(grader), self.sampling] if grader or self.sampling != Sampling() else []
 
+    @property
+    def exploration(self) -> list[float]:
+        """The agents' temperature in the training searches, if it is not their own."""
+        return [self.options.rollout_temperature] if self.options.rollout_temperature else []
+
     def training(self) -> TrainingConfig:
         """Return the settings that the main critic is trained with."""
         return config_for(0 if self.options.miniature else SMALL, self.options.training())
@@ -230,7 +235,11 @@ class Lab:
         """Run the training searches of a setting unless they are stored."""
         number = self.trees(setting) if split == "train" else self.options.dev_trees
         stamp = _digest(
-            setting, identity_of(self.policy(setting.policy)), *([planner] if planner != ROLLOUTS else []), *self.terms
+            setting,
+            identity_of(self.policy(setting.policy)),
+            *([planner] if planner != ROLLOUTS else []),
+            *self.terms,
+            *(self.exploration if split == "train" else []),
         )
         name = f"{setting.task}-{Path(setting.mas).stem}-{split}-{stamp}"
         home = setting == self.home and split == "train" and planner == ROLLOUTS
@@ -238,6 +247,8 @@ class Lab:
         mark = self.options.out / "rollouts" / f"{name}.done"
         mark.parent.mkdir(parents=True, exist_ok=True)
         bench = self.bench(setting, split, number, (SEED,), given or mark.with_suffix(".db"))
+        if split == "train" and self.exploration:
+            bench = replace(bench, sampling=replace(self.sampling, temperature=self.exploration[0], top_p=1.0))
         if not mark.exists() or int(mark.read_text()) < number:
             note(f"rollouts: {name}")
             _go_on(grow(bench, planner, listen=True))
@@ -260,7 +271,7 @@ class Lab:
         if recipe.seed is not None:
             settings["seed"] = recipe.seed
         agents, base = identity_of(bench.policy), self.base_identity()
-        stamp = _digest(setting, agents, recipe, settings, self.options.base, base, *self.terms)
+        stamp = _digest(setting, agents, recipe, settings, self.options.base, base, *self.terms, *self.exploration)
         name = f"{recipe.kind}-{recipe.head}-{recipe.view}-{setting.task}-{Path(setting.mas).stem}-{number}"
         out = self.options.out / "critics" / f"{name}-{stamp}"
         if (out / "critic.json").exists():

@@ -59,6 +59,7 @@ class Options:
         seeds: Run seeds.
         trees: Training searches per task and system.
         dynamic_trees: The same for systems with a dynamic schedule, whose trees are many times as large.
+        rollout_temperature: Agents' temperature in the training searches, with top-p 1; their own sampling if 0.
         dev_trees: Searches of the dev split, on which critics are compared outside search.
         concurrency: Searches open at once; with Ray in each actor.
         ray: Address of a Ray cluster to search on, ``"local"`` to start one here; this process if empty.
@@ -89,6 +90,7 @@ class Options:
     seeds: tuple[int, ...] = (14, 24, 42)
     trees: int = 600
     dynamic_trees: int = 200
+    rollout_temperature: float = 0.0
     dev_trees: int = 150
     concurrency: int = 64
     ray: str = ""
@@ -198,6 +200,12 @@ def read(prog: str, about: str, arguments: list[str] | None = None, tables: Sequ
     add("--seeds", type=_seeds, help="run seeds, with commas [14,24,42]")
     add("--trees", help=f"training searches per task and system [{known.trees}]", **number)
     add("--dynamic-trees", help=f"the same for dynamic schedules [{known.dynamic_trees}]", **number)
+    add(
+        "--rollout-temperature",
+        type=float,
+        metavar="T",
+        help="agents' temperature in the training searches [their own]",
+    )
     add("--dev-trees", help=f"searches of the dev split, to compare critics on [{known.dev_trees}]", **number)
     add("--concurrency", help=f"searches open at once [{known.concurrency}]", **number)
     add("--ray", metavar="ADDRESS", help="search on a Ray cluster; local starts one here [this process]")

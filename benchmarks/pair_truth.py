@@ -1,0 +1,51 @@
+r"""Is there something to learn from the trees? What the pairs that MASPRM learns from set over what, by the truth.
+
+    python -m benchmarks.pair_truth --task stories-4 --policy transformers:models/tiny-natural \
+        --base models/tiny-natural -n 200 --trees 4800 --out natural
+
+Takes a table run's arguments. A pair is two messages that were written at the same place; each is right or wrong by
+itself, and pairs behind an earlier error are counted apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from benchmarks.paper.lab import Lab, problems
+from benchmarks.paper.options import Options, read
+from benchmarks.tiny.truth import first_error
+from mas_gym.dynamics import Dynamics
+from rewardmodels.data.dataset import stored_trees
+from rewardmodels.data.mining import pairs
+
+
+def counts(options: Options) -> Counter[str]:
+    """Return how often which kind of message is set over which."""
+    lab = Lab(options)
+    task = problems(lab.home, "train", None)
+    found: Counter[str] = Counter()
+    store = lab.rollouts(lab.home).store
+    assert store is not None
+    for tree in stored_trees(store):
+        problem = task.problem(tree.problem_id)
+        names = [agent.name for agent in tree.mas.agents]
+        for pair in pairs(tree.tree, Dynamics(tree.mas).max_depth):
+            errors = [
+                first_error(problem, [(names[turn.speaker], turn.text) for turn in one.state.turns])
+                for one in (pair.chosen, pair.rejected)
+            ]
+            words = ["wrong" if error else "right" for error in errors]
+            early = errors[0] is not None and errors[0].place < pair.depth
+            found["after an error" if early else " over ".join(words)] += 1
+    return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print the counts."""
+    kinds = counts(read("python -m benchmarks.pair_truth", __doc__ or "", arguments))
+    for kind, number in kinds.most_common():
+        print(f"{kind}: {number} of {kinds.total()} pairs, {100 * number / kinds.total():.1f}%")
+
+
+if __name__ == "__main__":
+    main()
