@@ -3,6 +3,7 @@
 import argparse
 import json
 import random
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
@@ -19,11 +20,12 @@ from benchmarks.tiny.compare import faults, steps_of
 from benchmarks.tiny.foreign import foreign_facts, foreign_text, foreign_turns
 from benchmarks.tiny.roles import World
 from benchmarks.tiny.send_back import SYSTEM, send_back
+from benchmarks.tiny.stories import Retold
 from benchmarks.tiny.truth import KINDS, first_error, queue_world, story_world
 from mas_gym import tiny
 from mas_gym.errors import ConfigError, DataNotFoundError
 from mas_gym.tasks import arithmetic
-from mas_gym.tasks.arithmetic import Arithmetic
+from mas_gym.tasks.arithmetic import LEVELS, Arithmetic, answer_of
 from mas_gym.tasks.base import Problem
 from mas_gym.tasks.ordering import Ordering
 
@@ -299,6 +301,25 @@ def test_words_and_small_numbers_are_one_token_each(tokenizer: Any) -> None:
             for turn in graph(story_world(problem), rng):
                 assert len(tokenizer.tokenize(turn.text)) <= 90
         assert len(tokenizer.tokenize(problem.question)) <= 90
+
+
+@pytest.mark.parametrize("difficulty", LEVELS)
+def test_another_wording_is_in_the_models_words_and_true(tokenizer: Any, difficulty: int) -> None:
+    rng = random.Random(0)
+    task = Retold("test", difficulty=difficulty)
+    known = set(tokenizer.get_added_vocab())
+    for problem in task[:40]:
+        world = story_world(problem)
+        assert answer_of(world.facts) == int(problem.answer)
+        words = re.findall(r" ?[A-Za-z]+", problem.question)
+        assert [word for word in words if word not in known] == []
+        numbers = sorted(int(number) for number in re.findall(r"\d+", problem.question))
+        assert set(numbers) >= {int(n) for fact in world.facts for n in fact[1:]}
+        for graph in graphs.GRAPHS.values():
+            assert graph(world, rng)
+    usual = Arithmetic("test", difficulty=difficulty)[:40]
+    assert not {problem.question for problem in usual} & {problem.question for problem in task[:40]}
+    assert task.grade(task[0], f"Final Answer: {task[0].answer}").correct
 
 
 def render(tokenizer: Any, system: str, user: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.tiny.stories import GENERATED
 from mas_gym.errors import ConfigError
+from mas_gym.tasks.arithmetic import LEVELS
 from mas_gym.user_code import is_user_code, read_settings, user_file
 from rewardmodels.training.config import PAPER, SMALL, TINY
 
@@ -29,8 +30,9 @@ SYSTEMS = {
 
 PARTNERS = {
     "arithmetic": "ordering",
-    # The next easier one.
+    # The next easier one; of those in another wording, the same in the usual one.
     **dict(pairwise((*reversed(GENERATED), "arithmetic"))),
+    **{f"retold-{level}": f"arithmetic-{level}" for level in LEVELS},
     "ordering": "arithmetic",
     "gsm8k": "math",
     "math": "gsm8k",

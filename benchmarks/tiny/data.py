@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from benchmarks.tiny import graphs
 from benchmarks.tiny.foreign import foreign_text, foreign_turns
+from benchmarks.tiny.stories import Retold
 from benchmarks.tiny.tokenizer import CONTEXT, END, OUT, SYSTEM, USER, role_token
 from benchmarks.tiny.truth import queue_world, story_world
 from benchmarks.tiny.turns import RoleTurn
@@ -26,10 +27,11 @@ POOL = 8
 WIDTH = 240
 NOISE = 0.05
 SPELLED = 0.02
+OTHER_WORDING = 0.3
 PROMPTS = ("You are the {}.", "Act as the {}. Be brief.", "{}", "You are a good {}. Do your part and say no more.")
 
 
-_Tasks: TypeAlias = Mapping[int, tuple[Arithmetic, Ordering]]
+_Tasks: TypeAlias = Mapping[int, tuple[Arithmetic, Arithmetic, Ordering]]
 
 
 class Packed(NamedTuple):
@@ -127,7 +129,11 @@ def batches(
         mix: How often each difficulty and each graph occurs.
     """
     tasks: _Tasks = {
-        level: (Arithmetic("train", seed=seed, difficulty=level), Ordering("train", seed=seed, difficulty=level))
+        level: (
+            Arithmetic("train", seed=seed, difficulty=level),
+            Retold("train", seed=seed, difficulty=level),
+            Ordering("train", seed=seed, difficulty=level),
+        )
         for level in mix.levels
     }
     return pooled(lambda rng: _row(tasks, mix, tokenizer, rng), tokenizer.pad_token_id, seed, size, start)
@@ -159,12 +165,13 @@ def _row(tasks: _Tasks, mix: graphs.Mix, tokenizer: Qwen2Tokenizer, rng: random.
     if graph == graphs.FOREIGN:
         text = foreign_text(rng)
         return stretch(pack(text, foreign_turns(text, rng), tokenizer, WIDTH), rng)
-    arithmetic, ordering = tasks[rng.choices(list(mix.levels), list(mix.levels.values()))[0]]
+    arithmetic, retold, ordering = tasks[rng.choices(list(mix.levels), list(mix.levels.values()))[0]]
     if graph in graphs.ORDERING_GRAPHS:
         problem = ordering[rng.randrange(len(ordering))]
         turns = graphs.ORDERING_GRAPHS[graph](queue_world(problem), rng)
     else:
-        problem = arithmetic[rng.randrange(len(arithmetic))]
+        task = retold if rng.random() < OTHER_WORDING else arithmetic
+        problem = task[rng.randrange(len(task))]
         turns = graphs.GRAPHS[graph](story_world(problem), rng)
     question = problem.question if rng.random() >= NOISE else add_noise(problem.question, rng)
     # Attention is quadratic in the width: of a long transcript, a row holds those turns that fit, drawn by chance.

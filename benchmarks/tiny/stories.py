@@ -1,4 +1,4 @@
-"""Arithmetic of one difficulty; Stories, without the rule that a misreading must give a wrong answer."""
+"""Arithmetic of one difficulty, in two wordings; Stories, where a misreading may give the right answer."""
 
 from __future__ import annotations
 
@@ -48,6 +48,27 @@ def transcript(problem: Problem) -> list[RoleTurn]:
     ]
 
 
+class Retold(Arithmetic):
+    """Arithmetic in another wording: the same kinds of story, told in the past, of what was done with the things."""
+
+    name = "retold"
+    templates = MappingProxyType(
+        {
+            "has": ("At first the shelf of {p} had {0} {i}.", "{p} had {0} {i} at first."),
+            "finds": ("Then {0} more were found.", "Then {0} {i} were found by {p}.", "They found {0} more."),
+            "buys": ("Then {0} more were bought.", "{0} {i} were bought by {p}.", "Then {p} came by with {0} more."),
+            "loses": ("Then {0} were lost.", "{0} of them were lost by {p}.", "Then {0} {i} went away."),
+            "gives": ("{q} took {0} of them.", "Then {0} {i} went to {q}.", "{q} got {0} {i} from {p}."),
+            "times": ("Then there were {0} times as many.", "Now there were {0} times as many {i}."),
+            "half": ("Then half of them were sold.", "Then half went away."),
+            "bags": ("Then {0} bags came, each with {1} {i}.", "{0} bags of {1} {i} were put in."),
+            "rival": ("The shelf of {q} had {0} {i}.", "{q} had {0} {i}."),
+            "neutral": ("It took {0} minutes.", "It was {0} degrees that week.", "The seat was {0} years old."),
+            "ask": ("How many {i} were left for {p} at the end?", "How many {i} are in the shelf of {p} now?"),
+        }
+    )
+
+
 class StoriesOfLength(Stories):
     """Stories with as many events as their difficulty says, 2 to 5."""
 
@@ -55,10 +76,13 @@ class StoriesOfLength(Stories):
     levels = MappingProxyType({events: LEVELS[3]._replace(events=(events, events)) for events in range(2, 6)})
 
 
-FAMILIES: Mapping[str, type[Arithmetic]] = MappingProxyType({"arithmetic": Arithmetic, "stories": StoriesOfLength})
+FAMILIES: Mapping[str, type[Arithmetic]] = MappingProxyType(
+    {"arithmetic": Arithmetic, "retold": Retold, "stories": StoriesOfLength}
+)
 
 GENERATED = tuple(f"{family}-{level}" for family, task in FAMILIES.items() for level in task.levels)
-"""Tasks of one difficulty: ``arithmetic-1`` to ``arithmetic-5``, and stories of two to five events."""
+"""Tasks of one difficulty: ``arithmetic-1`` to ``arithmetic-5``, ``retold-1`` to ``retold-5``, ``stories-2`` to
+``stories-5``."""
 
 
 def generated(name: str, split: str) -> Arithmetic:

@@ -301,7 +301,9 @@ def _draw_fact(rng: random.Random, kind: str) -> Fact:
     return (kind, rng.randint(11, 15) if large else rng.randint(2, 9))
 
 
-def write_question(story: Story, rng: random.Random) -> tuple[str, str, str]:
+def write_question(
+    story: Story, rng: random.Random, templates: Mapping[str, Sequence[str]] = TEMPLATES
+) -> tuple[str, str, str]:
     """Return the question text, the person and the items; samples names and phrases."""
     women = rng.random() < 0.5
     person = rng.choice(WOMEN if women else MEN)
@@ -310,7 +312,7 @@ def write_question(story: Story, rng: random.Random) -> tuple[str, str, str]:
     pronoun = "she" if women else "he"
 
     def say(kind: str, *numbers: object) -> str:
-        text = rng.choice(TEMPLATES[kind]).format(*numbers, p=person, q=friend, s=pronoun, i=item)
+        text = rng.choice(templates[kind]).format(*numbers, p=person, q=friend, s=pronoun, i=item)
         return text[0].upper() + text[1:]
 
     sentences: list[str] = []
@@ -349,11 +351,11 @@ class Arithmetic(ProceduralTask):
         ConfigError: An argument is out of range.
     """
 
-    name, mas, levels = "arithmetic", "rpsv", LEVELS
+    name, mas, levels, templates = "arithmetic", "rpsv", LEVELS, TEMPLATES
 
     def _draw(self, rng: random.Random, problem_id: str) -> Problem | None:
         story = draw_story(rng, self.levels[self.difficulty])
-        question, person, item = write_question(story, rng)
+        question, person, item = write_question(story, rng, self.templates)
         # The hash is much cheaper than checking all readings, so it comes first.
         if split_of(question) != self.split or not is_sound(story):
             return None
