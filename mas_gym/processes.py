@@ -5,7 +5,6 @@ Each worker prepares itself once, then takes one job after another.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import json
@@ -243,8 +242,8 @@ START_SECONDS = 120.0
 class LineProcess:
     """A Python process that prints ``ready`` and then answers each line of JSON with one line.
 
-    It starts at the first question, and again after it has ended. Thread-safe: one question at a
-    time. A forked child forgets the process of its parent and starts its own.
+    It starts at the first question, and again after it has ended; it ends with this object. Thread-safe: one
+    question at a time. A forked child forgets the process of its parent and starts its own.
 
     Args:
         entry: The function to run, as in ``"mas_gym.tasks.symbolic:serve"``.
@@ -259,6 +258,7 @@ class LineProcess:
         self._stderr = subprocess.DEVNULL if quiet else None
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
+        self._end: weakref.finalize[[subprocess.Popen[str]], LineProcess] | None = None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         _open.add(self)
 
@@ -296,6 +296,7 @@ class LineProcess:
             # The same modules as here, also in a checkout that is not installed.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
+        self._end = weakref.finalize(self, _end, self._process)
         self._lines = queue.SimpleQueue()
         threading.Thread(target=_pump, args=(self._process, self._lines), daemon=True).start()
         try:
@@ -309,29 +310,33 @@ class LineProcess:
 
     def stop(self) -> None:
         """Kill the process; the next question starts another."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                # The pipe may be broken already.
-                with contextlib.suppress(OSError):
-                    if pipe is not None:
-                        pipe.close()
+        end, self._end, self._process = self._end, None, None
+        if end is not None:
+            end()
 
     def forget(self) -> None:
         """In a forked child, forget the process of the parent without touching it."""
         if self._process is not None:
             # The parent reaps the process; a return code keeps Popen from warning here.
             self._process.returncode = 0
+        if self._end is not None:
+            self._end.detach()
         self._lock = threading.Lock()
-        self._process = None
+        self._process = self._end = None
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    # The pipe may be broken already.
+    with contextlib.suppress(OSError):
+        if process.stdin is not None:
+            process.stdin.close()
 
 
 def _pump(process: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None:
     assert process.stdout is not None
-    # Stopping the process closes the pipe while this thread reads.
-    with contextlib.suppress(ValueError):
+    with process.stdout:
         for line in process.stdout:
             lines.put(line)
     lines.put("")
@@ -340,11 +345,10 @@ def _pump(process: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None
 _open: weakref.WeakSet[LineProcess] = weakref.WeakSet()
 
 
-def _each(method: str) -> None:
+def _forget() -> None:
     for one in list(_open):
-        getattr(one, method)()
+        one.forget()
 
 
-atexit.register(_each, "stop")
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _each("forget"))
+    os.register_at_fork(after_in_child=_forget)

@@ -18,9 +18,14 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # With an arena per thread, freed memory is rarely given back. For the processes that start from here on.
 os.environ.setdefault("MALLOC_ARENA_MAX", "2")
+# Arrow's own allocator keeps what it has freed.
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
-LONGEST = ("training", "faults", "paper_tables", "tiny", "store", "docs", "ray", "cli", "transformers_policy", "hub")
-"""Files of tests that take minutes; the others follow. First those whose processes are large, then by minutes."""
+LARGE = ("training", "ray", "rehearsal", "paper_tables", "docs", "wheel", "keyboard", "report", "demo", "concurrency")
+"""Files of tests that take, or whose processes take, much memory: one worker runs them all, one after another."""
+
+LONGEST = (*LARGE, "faults", "store", "hub", "program_faults", "cli", "service", "tiny", "openai_policy")
+"""Files of tests that come first; beside the largest, those that take long and little memory."""
 
 _GROWN_PAGES = (48 << 20) // os.sysconf("SC_PAGE_SIZE")
 
@@ -56,6 +61,21 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config.option, "loadscopereorder"):
         # Not by the number of tests: a worker that takes the longest file last works alone for minutes.
         config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist loadfile``, give all large files to one worker."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneLarge(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "large" if file in {f"tests/test_{name}.py" for name in LARGE} else file
+
+    return OneLarge(config, log)
 
 
 @pytest.hookimpl(trylast=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import sys
 from functools import cache
+from importlib.util import LazyLoader, find_spec, module_from_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import mas_gym
@@ -16,6 +19,17 @@ from search import Tree
 
 MODEL = Dynamics(mas_gym.load_mas("rpsv"))
 VERBS = ("has", "finds", "buys", "loses", "gives")
+
+
+def lazily(name: str) -> ModuleType:
+    """Return a module that is imported at the first use of what it holds."""
+    if name not in sys.modules:
+        spec = find_spec(name)
+        assert spec is not None and spec.loader is not None
+        loader = spec.loader = LazyLoader(spec.loader)
+        sys.modules[name] = module_from_spec(spec)
+        loader.exec_module(sys.modules[name])
+    return sys.modules[name]
 
 
 def grow(tree: Tree, parent: int, text: str, visits: int = 0, total: float = 0.0, model: Dynamics = MODEL) -> int:

@@ -10,15 +10,16 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 
-pytest.importorskip("datasets")
-pyarrow = pytest.importorskip("pyarrow")
-parquet = pytest.importorskip("pyarrow.parquet")
+if find_spec("datasets") is None:
+    pytest.skip("datasets is not installed", allow_module_level=True)
 
 COMMIT = "c" * 40
 LOAD_CRITICS = """
@@ -46,6 +47,7 @@ except MASGymError as error:
 
 def table(rows: list[dict[str, Any]]) -> bytes:
     buffer = io.BytesIO()
+    pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     parquet.write_table(pyarrow.Table.from_pylist(rows), buffer)
     return buffer.getvalue()
 

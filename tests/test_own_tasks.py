@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import gc
 import json
 import os
 import pickle
@@ -302,6 +303,25 @@ def test_a_grader_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         pickle.loads(pickled)
     with pytest.raises(UnknownNameError, match=r"'grades'.*did you mean 'grade'"):
         ProblemTask.of([problem], grader=f"{file}:grades")
+
+
+def children() -> set[str]:
+    """Return the ids of this process's children."""
+    return {pid for of_thread in Path("/proc/self/task").glob("*/children") for pid in of_thread.read_text().split()}
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+def test_the_process_of_a_grader_ends_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "my.py"
+    file.write_text("import os\n\n\ndef grade(problem, text):\n    return text == str(os.getpid())\n")
+    task = ProblemTask.of([Problem("p", "?", "Vienna", "text")], grader=f"{file}:grade")
+    before = children()
+    assert not task.grade(task[0], "").correct
+    [process] = children() - before
+    assert task.grade(task[0], process).correct
+    del task
+    gc.collect()
+    assert process not in children()
 
 
 def test_a_function_that_hangs_or_raises_fails_its_search_alone(monkeypatch: pytest.MonkeyPatch, rows: Rows) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,14 @@ import numpy as np
 import pytest
 
 pytest.importorskip("transformers", reason="training needs the extra 'train'")
-pytest.importorskip("accelerate", reason="training needs the extra 'train'")
-pytest.importorskip("tensorboard", reason="training needs the extra 'train'")
+if find_spec("accelerate") is None or find_spec("tensorboard") is None:
+    pytest.skip("training needs the extra 'train'", allow_module_level=True)
 
 import torch
 import transformers
-from grove import MODEL, chain, grove, save_base
+from grove import MODEL, chain, grove, lazily, save_base
 
 import mas_gym
-import rewardmodels.training.trainer as trainer_module
 import search
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError
 from mas_gym.policies import load_policy
@@ -44,17 +44,11 @@ from rewardmodels.data.encode import Encoder, collate_plain, pack
 from rewardmodels.model.backbone import can_share, load_scalar, logits_at
 from rewardmodels.training.config import config_for
 from rewardmodels.training.metrics import calibration, interval, outcome_metrics, pair_metrics, point_metrics
-from rewardmodels.training.trainer import (
-    bundles,
-    forward_passes,
-    gather,
-    last_checkpoint,
-    loss_of,
-    model_input,
-    schedule,
-)
 from search import ScoringContext
 from search.compare.critics import auc
+
+# With all that transformers' Trainer needs it takes 150 MB, in every process that collects these tests.
+trainer_module = lazily("rewardmodels.training.trainer")
 
 QUICK: dict[str, Any] = {
     "epochs": 1,
@@ -102,7 +96,7 @@ def test_the_bradley_terry_loss_is_the_papers(bt_on: Any, anchor: float) -> None
     v = np.tanh(z) if bt_on == "tanh" else z
     pairs = [-math.log(math.exp(v[a]) / (math.exp(v[a]) + math.exp(v[b]))) for a, b in ((0, 1), (2, 3))]
     expected = (sum(pairs) + anchor * (math.tanh(z[4]) - t) ** 2) / (2 + anchor)
-    found = loss_of(TrainingConfig(bt_on=bt_on, anchor=anchor), torch.tensor(z), tensors)
+    found = trainer_module.loss_of(TrainingConfig(bt_on=bt_on, anchor=anchor), torch.tensor(z), tensors)
     assert float(found) == pytest.approx(expected, rel=1e-6)
 
 
@@ -113,20 +107,20 @@ def test_pointwise_losses_are_the_papers(head: Any) -> None:
     tensors = {"better": none, "worse": none, "points": torch.arange(3), "target": torch.tensor(t)}
     squared = np.mean((np.tanh(z) - t) ** 2)
     entropy = np.mean([-math.log((1 + s * math.tanh(x)) / 2) for x, s in zip(z, t, strict=True)])
-    found = loss_of(TrainingConfig(kind="orm", head=head), torch.tensor(z), tensors)
+    found = trainer_module.loss_of(TrainingConfig(kind="orm", head=head), torch.tensor(z), tensors)
     assert float(found) == pytest.approx(squared if head == "mse" else entropy, rel=1e-6)
 
 
 def test_packed_rows_compute_the_same_as_whole_states(base: Path, data: RewardData) -> None:
     model, tokenizer = model_of(base)
     assert can_share(model, tokenizer.pad_token_id)
-    found = bundles(data.examples, Encoder(tokenizer, 512), 8, 8192)[:5]
+    found = trainer_module.bundles(data.examples, Encoder(tokenizer, 512), 8, 8192)[:5]
     both = []
     for share in (True, False):
-        tensors = gather(found, tokenizer.pad_token_id, torch.float32, share)
+        tensors = trainer_module.gather(found, tokenizer.pad_token_id, torch.float32, share)
         model.zero_grad()
-        logits = logits_at(model, model_input(tensors))
-        loss = loss_of(TrainingConfig(), logits, tensors)
+        logits = logits_at(model, trainer_module.model_input(tensors))
+        loss = trainer_module.loss_of(TrainingConfig(), logits, tensors)
         loss.backward()
         grads = torch.cat([p.grad.flatten() for p in model.parameters()])
         both.append((logits.detach(), grads, tensors["input_ids"].numel()))
@@ -143,7 +137,7 @@ def test_a_step_in_several_forward_passes_has_the_same_gradient(base: Path, tmp_
     found = []
     for name, limit in (("whole", 10**6), ("parts", 800)):
         model, tokenizer = model_of(base)
-        all_of_them = bundles(examples, Encoder(tokenizer, 512), 4, 10**6)
+        all_of_them = trainer_module.bundles(examples, Encoder(tokenizer, 512), 4, 10**6)
         rest = (limit, tokenizer.pad_token_id, torch.float32, True)
         steps = trainer_module.StepData(all_of_them, [list(range(len(all_of_them)))], *rest)
         trainer = trainer_module.CriticTrainer(
@@ -169,13 +163,13 @@ def test_forward_passes_hold_every_bundle_once_and_are_bounded(
     base: Path, data: RewardData, share: bool, limit: int
 ) -> None:
     encoder = Encoder(transformers.AutoTokenizer.from_pretrained(base), 512)
-    found = bundles(data.examples, encoder, 8, limit)
+    found = trainer_module.bundles(data.examples, encoder, 8, limit)
     assert sorted(example for b in found for example in b.examples) == sorted(data.examples)
     assert all(b.tokens <= limit or len(b.examples) == 1 for b in found)
-    passes = forward_passes(found, limit, share)
+    passes = trainer_module.forward_passes(found, limit, share)
     assert sorted(map(id, found)) == sorted(id(b) for part in passes for b in part)
     for part in passes:
-        size = gather(part, 0, torch.float32, share)["input_ids"].numel()
+        size = trainer_module.gather(part, 0, torch.float32, share)["input_ids"].numel()
         assert size <= limit or len(part) == 1
 
 
@@ -203,21 +197,21 @@ def test_a_window_of_attention_is_not_shared(tmp_path: Path) -> None:
 
 def test_each_epoch_takes_every_bundle_once_in_its_own_order(base: Path, data: RewardData) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
-    found = bundles(data.examples, Encoder(tokenizer, 512), 8, 8192)
-    steps = schedule(found, 16, 2, seed=1)
+    found = trainer_module.bundles(data.examples, Encoder(tokenizer, 512), 8, 8192)
+    steps = trainer_module.schedule(found, 16, 2, seed=1)
     flat = [i for step in steps for i in step]
     half = len(found)
     assert sorted(flat[:half]) == sorted(flat[half:]) == list(range(half))
     assert flat[:half] != flat[half:]
     assert all(sum(len(found[i].examples) for i in step) <= 16 for step in steps)
-    assert schedule(found, 16, 2, seed=1) == steps != schedule(found, 16, 2, seed=2)
-    assert 0 < len(schedule(found, 16, 0.5, seed=1)) < len(steps) / 2
+    assert trainer_module.schedule(found, 16, 2, seed=1) == steps != trainer_module.schedule(found, 16, 2, seed=2)
+    assert 0 < len(trainer_module.schedule(found, 16, 0.5, seed=1)) < len(steps) / 2
 
 
 def test_like_lengths_go_together(base: Path, data: RewardData) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
-    found = bundles(data.examples, Encoder(tokenizer, 512), 4, 8192)
-    steps = schedule(found, 16, 1, seed=1)
+    found = trainer_module.bundles(data.examples, Encoder(tokenizer, 512), 4, 8192)
+    steps = trainer_module.schedule(found, 16, 1, seed=1)
     padded = sum(len(step) * max(found[i].tokens for i in step) for step in steps)
     assert padded < 1.25 * sum(bundle.tokens for bundle in found)
 
@@ -371,7 +365,7 @@ def test_a_run_resumes_to_the_same_result(
     with pytest.raises(Stop):
         train(data, out, base=str(base), **QUICK)
     monkeypatch.setattr(trainer_module, "loss_of", real)
-    assert last_checkpoint(out / "checkpoints") is not None and not (out / "critic.json").exists()
+    assert trainer_module.last_checkpoint(out / "checkpoints") is not None and not (out / "critic.json").exists()
     lines: list[str] = []
     train(data, out, base=str(base), log=lines.append, **QUICK)
     assert any(line.startswith("going on from checkpoint-") for line in lines)
@@ -421,7 +415,7 @@ def test_a_checkpoint_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
         folder.mkdir()
         if done:
             (folder / "complete.json").write_text("{}", encoding="utf-8")
-    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
+    assert trainer_module.last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
 
 
 def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(
@@ -438,7 +432,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(
     monkeypatch.setattr(trainer_module, "loss_of", poisoned)
     with pytest.raises(TrainingError, match=r"loss of step 7 is nan.*last good checkpoint is kept: checkpoint-"):
         train(data, tmp_path / "c", base=str(base), **QUICK)
-    last = last_checkpoint(tmp_path / "c" / "checkpoints")
+    last = trainer_module.last_checkpoint(tmp_path / "c" / "checkpoints")
     assert last is not None and all(bool(t.isfinite().all()) for t in weights(last).values())
 
 
@@ -590,9 +584,8 @@ def test_two_processes_train_one_critic(base: Path, data: RewardData, tmp_path: 
     done = subprocess.run([*command, str(out), str(base)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     history = json.loads((out / "metrics.json").read_text(encoding="utf-8"))["history"]
-    steps = len(
-        schedule(bundles(split(data, TINY.held_out)[0].examples, _encoder(base), 12, TINY.max_tokens), 12, 1, seed=42)
-    )
+    rows = trainer_module.bundles(split(data, TINY.held_out)[0].examples, _encoder(base), 12, TINY.max_tokens)
+    steps = len(trainer_module.schedule(rows, 12, 1, seed=42))
     assert history[-1]["step"] == math.ceil(steps / 2)
     assert LearnedCritic(out, device="cpu").info.data["pairs"] == len(split(data, TINY.held_out)[0])
 
