@@ -21,7 +21,7 @@ os.environ.setdefault("MALLOC_ARENA_MAX", "2")
 # Arrow's own allocator keeps what it has freed.
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
-LARGE = ("training", "ray", "rehearsal", "paper_tables", "docs", "wheel", "keyboard", "report", "demo", "concurrency")
+LARGE = ("ray", "training", "rehearsal", "paper_tables", "docs", "wheel", "keyboard", "report", "demo", "concurrency")
 """Files of tests that take, or whose processes take, much memory: one worker runs them all, one after another."""
 
 LONGEST = (*LARGE, "faults", "store", "hub", "program_faults", "cli", "service", "tiny", "openai_policy")

@@ -123,21 +123,22 @@ class Unprintable:
 
 
 @pytest.mark.parametrize(
-    "value",
+    "make",
     [
-        10**100_000,
-        -(10**100_000),
-        nested(100_000),
-        endless(),
-        Unprintable(),
-        "x" * 10**7,
-        "\x1b[2J",
-        "\ud800",
-        [1] * 10**5,
+        lambda: 10**100_000,
+        lambda: -(10**100_000),
+        lambda: nested(100_000),
+        endless,
+        Unprintable,
+        lambda: "x" * 10**7,
+        lambda: "\x1b[2J",
+        lambda: "\ud800",
+        lambda: [1] * 10**5,
     ],
     ids=["integer", "negative", "nested", "endless", "unprintable", "long", "escape", "surrogate", "wide"],
 )
-def test_hostile_dicts_are_refused_with_short_escaped_faults(value) -> None:
+def test_hostile_dicts_are_refused_with_short_escaped_faults(make) -> None:
+    value = make()
     agent = {"name": "A", "system_prompt": "Speak."}
     for config in (
         {"agents": value, "edges": value},
