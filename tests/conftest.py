@@ -24,7 +24,7 @@ os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 LARGE = ("ray", "training", "rehearsal", "paper_tables", "docs", "wheel", "keyboard", "report", "demo", "concurrency")
 """Files of tests that take, or whose processes take, much memory: one worker runs them all, one after another."""
 
-LONGEST = (*LARGE, "faults", "store", "hub", "program_faults", "cli", "service", "tiny", "openai_policy")
+LONGEST = (*LARGE, "faults", "store", "program_faults", "cli", "service", "tiny", "hub", "openai_policy")
 """Files of tests that come first; beside the largest, those that take long and little memory."""
 
 _GROWN_PAGES = (48 << 20) // os.sysconf("SC_PAGE_SIZE")

@@ -77,6 +77,47 @@ def trained(base: Path, data: RewardData, tmp_path_factory: pytest.TempPathFacto
     return train(data, out, base=str(base), points=collect(grove(), "points"), **QUICK)
 
 
+# First, while this process is small: these have two large ones beside it.
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_processes_train_one_critic(base: Path, data: RewardData, tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import sys; from grove import grove; from rewardmodels import collect, train\n"
+        f"train(collect(grove(), 'pairs'), sys.argv[1], base=sys.argv[2], **{QUICK!r})\n",
+        encoding="utf-8",
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    out = tmp_path / "masprm"
+    done = subprocess.run([*command, str(out), str(base)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    history = json.loads((out / "metrics.json").read_text(encoding="utf-8"))["history"]
+    rows = trainer_module.bundles(split(data, TINY.held_out)[0].examples, _encoder(base), 12, TINY.max_tokens)
+    steps = len(trainer_module.schedule(rows, 12, 1, seed=42))
+    assert history[-1]["step"] == math.ceil(steps / 2)
+    assert LearnedCritic(out, device="cpu").info.data["pairs"] == len(split(data, TINY.held_out)[0])
+
+
+@pytest.mark.slow
+def test_two_processes_train_by_the_command(tmp_path: Path) -> None:
+    store, out = tmp_path / "rollouts.db", tmp_path / "masprm"
+    task = mas_gym.load_task("arithmetic", split="train", limit=8)
+    list(search.run("mcts:8,2", task, mas="rpsv", policy=load_policy("tiny"), training=True, store=store))
+    words = ["train", "masprm", "--store", str(store), "--base", "tiny", "--out", str(out)]
+    words += ["--set", "epochs=1", "--set", "max_tokens=512"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*torchrun, "-m", "mas_gym.cli", *words], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("Saved to") == 1
+    assert load_critic(str(out)).name == "masprm"
+
+
+# What one process computes
+
+
 def model_of(base: Path) -> tuple[Any, Any]:
     torch.manual_seed(0)
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
@@ -567,41 +608,6 @@ def test_held_out_problems_are_not_learned_from(trained: Trained, data: RewardDa
     learned, held = split(data, trained.info.settings["held_out"])
     assert trained.info.data["pairs"] == len(learned) and trained.info.data["pairs held out"] == len(held)
     assert json.loads((trained.folder / "metrics.json").read_text(encoding="utf-8"))["final"]["pairs"] == len(held)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_two_processes_train_one_critic(base: Path, data: RewardData, tmp_path: Path) -> None:
-    script = tmp_path / "run.py"
-    script.write_text(
-        "import sys; from grove import grove; from rewardmodels import collect, train\n"
-        f"train(collect(grove(), 'pairs'), sys.argv[1], base=sys.argv[2], **{QUICK!r})\n",
-        encoding="utf-8",
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    out = tmp_path / "masprm"
-    done = subprocess.run([*command, str(out), str(base)], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    history = json.loads((out / "metrics.json").read_text(encoding="utf-8"))["history"]
-    rows = trainer_module.bundles(split(data, TINY.held_out)[0].examples, _encoder(base), 12, TINY.max_tokens)
-    steps = len(trainer_module.schedule(rows, 12, 1, seed=42))
-    assert history[-1]["step"] == math.ceil(steps / 2)
-    assert LearnedCritic(out, device="cpu").info.data["pairs"] == len(split(data, TINY.held_out)[0])
-
-
-@pytest.mark.slow
-def test_two_processes_train_by_the_command(tmp_path: Path) -> None:
-    store, out = tmp_path / "rollouts.db", tmp_path / "masprm"
-    task = mas_gym.load_task("arithmetic", split="train", limit=8)
-    list(search.run("mcts:8,2", task, mas="rpsv", policy=load_policy("tiny"), training=True, store=store))
-    words = ["train", "masprm", "--store", str(store), "--base", "tiny", "--out", str(out)]
-    words += ["--set", "epochs=1", "--set", "max_tokens=512"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*torchrun, "-m", "mas_gym.cli", *words], capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("Saved to") == 1
-    assert load_critic(str(out)).name == "masprm"
 
 
 def _encoder(base: Path) -> Encoder:
