@@ -21,10 +21,13 @@ os.environ.setdefault("MALLOC_ARENA_MAX", "2")
 # Arrow's own allocator keeps what it has freed.
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
-LARGE = ("ray", "training", "rehearsal", "paper_tables", "docs", "wheel", "keyboard", "report", "demo", "concurrency")
+LARGE = (
+    *("ray", "training", "rehearsal", "paper_tables", "docs", "wheel"),
+    *("keyboard", "report", "demo", "tiny", "concurrency"),
+)
 """Files of tests that take, or whose processes take, much memory: one worker runs them all, one after another."""
 
-LONGEST = (*LARGE, "faults", "store", "program_faults", "cli", "service", "tiny", "hub", "openai_policy")
+LONGEST = (*LARGE, "faults", "store", "program_faults", "hub", "cli", "openai_policy", "transformers_policy", "critics")
 """Files of tests that come first; beside the largest, those that take long and little memory."""
 
 _GROWN_PAGES = (48 << 20) // os.sysconf("SC_PAGE_SIZE")
@@ -48,9 +51,12 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def servers_end() -> Iterator[None]:
+def nothing_is_left() -> Iterator[None]:
     """After a module, collect what it left open; end its Ray cluster and the process that others were forked from."""
+    path = sys.path.copy()
     yield
+    # Folders of users' files, whose modules other tests would take for packages.
+    sys.path[:] = path
     gc.collect()
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields, replace
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +265,8 @@ def test_a_run_that_is_killed_three_times_writes_the_pages_of_one_that_is_not(
 @pytest.mark.slow
 def test_searches_on_ray_have_the_same_outcomes(undisturbed: Options, tmp_path: Path) -> None:
     ray = pytest.importorskip("ray")
+    # The process that runs were forked from takes half a gigabyte.
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
     here = Lab(undisturbed)
     critic = str(here.folder(here.home))
     spread = Lab(replace(undisturbed, out=tmp_path, masprm=critic, ray="local", actors=1))
