@@ -22,13 +22,15 @@ os.environ.setdefault("MALLOC_ARENA_MAX", "2")
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 LARGE = (
-    *("ray", "training", "rehearsal", "paper_tables", "docs", "wheel"),
-    *("keyboard", "report", "demo", "tiny", "concurrency"),
+    *("ray", "training", "rehearsal", "docs", "wheel", "keyboard", "report"),
+    *("paper_tables", "demo", "concurrency"),
 )
-"""Files of tests that take, or whose processes take, much memory: one worker runs them all, one after another."""
+"""Files of tests whose processes take much memory, and those that take it themselves: one worker runs them in turn."""
 
-LONGEST = (*LARGE, "faults", "store", "program_faults", "hub", "cli", "openai_policy", "transformers_policy", "critics")
-"""Files of tests that come first; beside the largest, those that take long and little memory."""
+_SMALL = ("faults", "store", "program_faults", "hub", "cli", "openai_policy", "transformers_policy", "critics")
+
+LONGEST = (*LARGE, *_SMALL, "tiny")
+"""Files of tests that come first: beside the large processes, what takes long and little memory."""
 
 _GROWN_PAGES = (48 << 20) // os.sysconf("SC_PAGE_SIZE")
 
