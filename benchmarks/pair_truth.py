@@ -15,8 +15,8 @@ from benchmarks.paper.lab import Lab, problems
 from benchmarks.paper.options import Options, read
 from benchmarks.tiny.truth import first_error
 from mas_gym.dynamics import Dynamics
-from rewardmodels.data.dataset import stored_trees
 from rewardmodels.data.mining import pairs
+from rewardmodels.training.run import trees
 
 
 def counts(options: Options) -> Counter[str]:
@@ -24,9 +24,7 @@ def counts(options: Options) -> Counter[str]:
     lab = Lab(options)
     task = problems(lab.home, "train", None)
     found: Counter[str] = Counter()
-    store = lab.rollouts(lab.home).store
-    assert store is not None
-    for tree in stored_trees(store):
+    for tree in trees(lab.rollouts(lab.home), lab.trees(lab.home)):
         problem = task.problem(tree.problem_id)
         names = [agent.name for agent in tree.mas.agents]
         for pair in pairs(tree.tree, Dynamics(tree.mas).max_depth):

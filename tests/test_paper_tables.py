@@ -40,6 +40,7 @@ from benchmarks.tiny.truth import FirstError, first_error
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.policies import load_policy
 from rewardmodels import stored_trees
+from rewardmodels.training.run import trees
 from search.compare import Difference
 from search.store import open_store
 
@@ -180,7 +181,8 @@ def test_stories_of_one_difficulty_are_a_task(options: Options) -> None:
     lab = Lab(replace(options, task="stories-4"))
     [single] = lab.measure(lab.home, [arm("single")])
     assert {problem.rsplit("/", 1)[0] for problem in single.shares} == {"stories-of-length/test/0/4"}
-    assert PARTNERS["stories-4"] == "stories-3"
+    assert PARTNERS["stories-4"] == "stories-3" and PARTNERS["stories-2"] == "arithmetic-5"
+    assert PARTNERS["retold-3"] == "arithmetic-3"
 
 
 @pytest.mark.slow
@@ -195,6 +197,16 @@ def test_training_searches_may_explore_more_and_no_other_search_does(options: Op
             found += [(str(store), run.config["sampling"]["temperature"]) for run in opened.runs()]
     assert [temperature for _, temperature in found] == [1.3, 0.7, 0.7]
     assert len(dict(found)) == 3
+
+
+@pytest.mark.slow
+def test_a_store_of_two_temperatures_gives_each_critic_its_own_trees(options: Options, tmp_path: Path) -> None:
+    given = replace(options, trees=2, rollouts=tmp_path / "rollouts.db")
+    labs = [Lab(replace(given, out=tmp_path / str(t), rollout_temperature=t)) for t in (0.0, 1.3)]
+    benches = [lab.rollouts(lab.home) for lab in labs]
+    texts = [{str(tree.tree.states) for tree in trees(bench)} for bench in benches]
+    assert [len(list(trees(bench))) for bench in benches] == [2, 2]
+    assert not texts[0] & texts[1]
 
 
 @pytest.mark.slow

@@ -77,12 +77,12 @@ class StoriesOfLength(Stories):
 
 
 FAMILIES: Mapping[str, type[Arithmetic]] = MappingProxyType(
-    {"arithmetic": Arithmetic, "retold": Retold, "stories": StoriesOfLength}
+    {"arithmetic": Arithmetic, "stories": StoriesOfLength, "retold": Retold}
 )
 
 GENERATED = tuple(f"{family}-{level}" for family, task in FAMILIES.items() for level in task.levels)
-"""Tasks of one difficulty: ``arithmetic-1`` to ``arithmetic-5``, ``retold-1`` to ``retold-5``, ``stories-2`` to
-``stories-5``."""
+"""Tasks of one difficulty: ``arithmetic-1`` to ``arithmetic-5``, ``stories-2`` to ``stories-5``, ``retold-1`` to
+``retold-5``."""
 
 
 def generated(name: str, split: str) -> Arithmetic:

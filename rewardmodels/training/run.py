@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +28,7 @@ from rewardmodels.model.folder import META, CriticInfo, model_card, read_info, s
 from rewardmodels.training.config import CriticKind, Head, TrainingConfig, check_head, config_for
 from search.compare.bench import Arm, Bench, drain, named_planners, start
 from search.engine.journal import Progress
+from search.setup import Sampling
 from search.store import engine_identity, open_store
 
 if TYPE_CHECKING:
@@ -312,26 +313,29 @@ def grow(
 
 
 def trees(bench: Bench, first: int | None = None) -> Iterator[LabelledTree]:
-    """Read the trees that `grow` stored for the bench's policy, seed and problems, skipping all others in the store.
+    """Read the trees that `grow` stored for the bench's policy, sampling, seed and problems; all others are skipped.
 
     Args:
         bench: The bench given to `grow`.
         first: Only the trees of the first ``first`` problems; all by default.
 
     Raises:
-        DataError: The store holds no training run of this policy.
+        DataError: The store holds no training run of this policy with this sampling.
     """
     assert bench.store is not None and bench.policy is not None
     wanted = {problem.id for problem in bench.task[: first or len(bench.task)]}
-    policy = engine_identity("policy", bench.policy)
+    same = {
+        "training": True,
+        "seed": bench.seeds[0],
+        "policy": engine_identity("policy", bench.policy),
+        "sampling": asdict(bench.sampling or Sampling()),
+    }
     with open_store(bench.store) as store:
-        runs = [
-            info
-            for info in store.runs()
-            if info.config["training"] and info.config["seed"] == bench.seeds[0] and info.config["policy"] == policy
-        ]
+        runs = [info for info in store.runs() if all(info.config.get(key) == value for key, value in same.items())]
     if not runs:
-        raise DataError(f"{bench.store}: expected a training run of the policy {bench.policy.name!r}, found none")
+        raise DataError(
+            f"{bench.store}: expected a training run of the policy {bench.policy.name!r} with its sampling, found none"
+        )
     for info in runs:
         for item in stored_trees(bench.store, info.run, bench.mas):
             if item.problem_id in wanted:
