@@ -68,19 +68,41 @@ def siblings(item: LabelledTree, problem: Problem) -> Iterator[Sibling]:
         yield from (Sibling(example_of(item, one.state), one, other) for one in rights for other in wrongs)
 
 
-def judge(name: str, critic: Critic, pairs: Sequence[Sibling]) -> None:
-    """Print the share of pairs ordered right, by agent."""
+class Share(NamedTuple):
+    """The share of pairs that a critic orders right, ties counted half, with its interval over problems."""
+
+    mean: float
+    low: float
+    high: float
+    pairs: int
+
+    def __str__(self) -> str:
+        """Return it in per cent."""
+        return f"{100 * self.mean:.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}] of {self.pairs:,}"
+
+
+def ordered_right(critic: Critic, pairs: Sequence[Sibling]) -> dict[str, Share]:
+    """Return the share of pairs that a critic orders right: of all, named ``""``, then by agent in order of turns."""
     right, wrong = (np.array(critic.score([pair[side] for pair in pairs])) for side in (1, 2))
     hits = np.where(right == wrong, 0.5, (right > wrong).astype(float))
-    print(f"{name}: {_share([pair.example for pair in pairs], hits)}")
+    found = {"": _share([pair.example for pair in pairs], hits)}
     for agent in dict.fromkeys(pair.example.agent for pair in sorted(pairs, key=lambda pair: pair.example.depth)):
         chosen = [i for i, pair in enumerate(pairs) if pair.example.agent == agent]
-        print(f"  {agent:24} {_share([pairs[i].example for i in chosen], hits[chosen])}")
+        found[agent] = _share([pairs[i].example for i in chosen], hits[chosen])
+    return found
 
 
-def _share(examples: Sequence[Example], hits: np.ndarray) -> str:
+def judge(name: str, critic: Critic, pairs: Sequence[Sibling]) -> None:
+    """Print the share of pairs ordered right, by agent."""
+    overall, *agents = ordered_right(critic, pairs).items()
+    print(f"{name}: {overall[1]}")
+    for agent, share in agents:
+        print(f"  {agent:24} {share}")
+
+
+def _share(examples: Sequence[Example], hits: np.ndarray) -> Share:
     low, high = interval(examples, lambda chosen: float(hits[chosen].mean()))
-    return f"{100 * hits.mean():.1f} [{100 * low:.1f}, {100 * high:.1f}] of {len(examples):,}"
+    return Share(float(hits.mean()), low, high, len(examples))
 
 
 def true_points(trees: Sequence[LabelledTree], task: Task) -> RewardData:

@@ -25,9 +25,11 @@ from benchmarks.paper import (
     heads,
     main,
     single,
+    sizes,
     tasks,
     trainings,
     views,
+    wordings,
 )
 from benchmarks.paper.all import TABLES
 from benchmarks.paper.credit import Pass, blame_matrix, judges_of, largest_drop, save_matrices, shares
@@ -161,7 +163,9 @@ def test_one_critic_guides_other_graphs_and_each_has_one_of_its_own(lab: Lab) ->
     text = text_of(lab, graphs.run(lab))
     for graph in ("rpsv", "refine", "consensus"):
         assert_rivals(text, f"{graph}: ")
-    assert len(figures(text, "best-of-N, own ORM")) == 6
+    assert len(figures(text, "best-of-N, own ORM")) == len(figures(text, "truth")) == 6
+    # Of the Evaluator's right and wrong verdicts, for one.
+    assert re.search(r"^\| refine: error of \| pairs \| its MASPRM \| policy likelihood \|", text, re.MULTILINE)
     assert "consensus: MCTS(10,3) with its own MASPRM over that of rpsv" in text
     assert len(figures(text, "mcts:10,3")) == 6
     assert "range over graphs: single pass over mcts:10,3+MASPRM" in text
@@ -212,7 +216,9 @@ def test_a_store_of_two_temperatures_gives_each_critic_its_own_trees(options: Op
 @pytest.mark.slow
 def test_a_dynamic_graph_gets_a_critic_of_its_own(lab: Lab) -> None:
     text = text_of(lab, dylan.run(lab))
-    assert text.count("| dynamic schedule |") == 4
+    assert text.count("| dynamic schedule |") == 5
+    assert "| dynamic schedule | mcts:10,3 + truth |" in text
+    assert re.search(r"^\| dylan: error of \| pairs \|", text, re.MULTILINE)
     assert_rivals(text, "fixed: ")
     assert_rivals(text, "dynamic: ")
     assert lab.critic(lab.home._replace(mas="dylan")).info.graphs.keys() == {"dylan"}
@@ -231,8 +237,33 @@ def test_critics_go_to_another_task(lab: Lab) -> None:
 @pytest.mark.slow
 def test_critics_go_to_other_agents(lab: Lab) -> None:
     text = text_of(lab, agents.run(lab))
-    assert text.count("| mcts:10,3 | ") == 3
+    assert text.count("| mcts:10,3 | ") == 4
     assert "MASPRM mcts:10,3 over bon:" in text
+    assert_rivals(text, "own critics: ")
+    assert "a MASPRM of these agents over that of tiny" in text
+
+
+@pytest.mark.slow
+def test_critics_go_to_another_wording_of_the_same_task(options: Options) -> None:
+    lab = Lab(replace(options, trees=24))
+    text = text_of(lab, wordings.run(lab))
+    assert len(figures(text, "MASPRM of retold-3")) == 3
+    assert_rivals(text, "arithmetic: ")
+    assert_rivals(text, "retold-3: ")
+
+
+@pytest.mark.slow
+def test_scorers_of_three_sizes_learn_from_the_same_searches(
+    options: Options, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sizes, "SHAPES", {"small": (64, 1), "as the agents": (128, 1), "large": (128, 2)})
+    lab = Lab(replace(options, other_steps=2))
+    text = text_of(lab, sizes.run(lab))
+    counts = [int(figures(text, name)[1].replace(",", "")) for name in sizes.SHAPES]
+    assert counts == sorted(set(counts)) and counts[2] == 509_312
+    assert text.count("mcts:10,3 + MASPRM, ") == 3
+    assert "| large: MASPRM over best-of-N with the ORM, equal tokens |" in text
+    assert "- backbones trained for 2 steps each" in text
 
 
 @pytest.mark.slow
@@ -262,6 +293,9 @@ def test_trainings_have_intervals_over_problems_and_trainings(lab: Lab, monkeypa
     assert "mcts:10,3: MASPRM over ORM" in text
     folders = {lab.folder(lab.home, replace(ORM, seed=seed)) for seed in trainings.TRAININGS}
     assert len(folders) == 2
+    noted = re.findall(r"^- MASPRM, (?:MSE|BT alone): [\d.]+ epochs, (\d+) updates; the main recipe (\d+)", text, re.M)
+    assert len(noted) == 2 and all(ours == main for ours, main in noted)
+    assert "| MASPRM: BT over MSE, equal updates |" in text
 
 
 @pytest.mark.slow
@@ -313,7 +347,9 @@ def test_every_table_is_in_all_and_has_a_page_of_its_name() -> None:
         "coin",
         "held_out",
         "lab",
+        "errors",
         "options",
+        "oracle",
         "page",
         "published",
         "rehearsal",

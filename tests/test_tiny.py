@@ -21,7 +21,7 @@ from benchmarks.tiny.foreign import foreign_facts, foreign_text, foreign_turns
 from benchmarks.tiny.roles import World
 from benchmarks.tiny.send_back import SYSTEM, send_back
 from benchmarks.tiny.stories import Retold
-from benchmarks.tiny.truth import KINDS, first_error, queue_world, story_world
+from benchmarks.tiny.truth import KINDS, first_error, queue_world, rights, story_world
 from mas_gym import tiny
 from mas_gym.errors import ConfigError, DataNotFoundError
 from mas_gym.tasks import arithmetic
@@ -237,6 +237,26 @@ def test_the_first_wrong_message_is_found(texts: list[str], expected: tuple[int,
     problem = Problem("p", "?", "40", metadata={"facts": [list(f) for f in STORY.facts], "rival": [2, 7]})
     found = first_error(problem, [("agent", text) for text in texts])
     assert (None if found is None else (found.place, found.kind)) == expected
+
+
+WRONG, MENDED = "Work: 10 + 12 = 22, 22 * 2 = 44.", "Work: 10 + 12 = 22, 22 * 2 = 44, 44 - 4 = 40.\nFinal Answer: 40"
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ([WRONG, "CORRECT", "TIP: keep all steps", MENDED], [False, False, False, True]),
+        ([WRONG, "INCORRECT: use - 4", "TIP: use - 4", MENDED], [False, True, True, True]),
+        ([WRONG, "INCORRECT: use + 3", "TIP: check all steps"], [False, False, True]),
+        ([MENDED, "CORRECT", "INCORRECT: use - 4"], [True, True, False]),
+        ([WRONG, MENDED, "VERDICT: DISAGREE\nCheck: check all steps"], [False, True, True]),
+        ([MENDED, MENDED, "VERDICT: DISAGREE\nCheck: check all steps"], [True, True, False]),
+        ([WRONG, WRONG, "VERDICT: AGREE\nFinal Answer: 44"], [False, False, False]),
+    ],
+)
+def test_a_verdict_is_right_where_it_stands(texts: list[str], expected: list[bool]) -> None:
+    problem = Problem("p", "?", "40", metadata={"facts": [list(f) for f in STORY.facts], "rival": [2, 7]})
+    assert rights(problem, [("agent", text) for text in texts]) == expected
 
 
 @pytest.mark.parametrize(

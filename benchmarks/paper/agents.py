@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from benchmarks.paper.lab import MCTS, Lab, command, keep_rows, paper_arms
+from dataclasses import replace
+
+from benchmarks.paper.lab import MCTS, Lab, arm, command, keep_rows, paper_arms
 from benchmarks.paper.main import guide_claims, over_a_pass
-from benchmarks.paper.page import Page
+from benchmarks.paper.page import NEW, Page
 from benchmarks.paper.published import LLAMA, ORDER
-from benchmarks.paper.rivals import rivals
+from benchmarks.paper.rivals import compared, rivals
 from search.compare import to_markdown
 
 ASKS = f"""
 The agents are swapped for another model; the critics stay those of the first. The paper swaps Qwen2.5-1.5B for
 Llama-3.2-3B and finds MASPRM-7B ahead of every other guide. In the miniature the other agents are a second tiny model
-of another width, trained from nothing with other random numbers. {ORDER}
+of another width, trained from nothing with other random numbers. There the last rows are of critics that were trained
+on rollouts of these other agents themselves. {ORDER}
 """
 
 
@@ -24,8 +27,14 @@ def run(lab: Lab) -> Page:
     found = {(score.row.planner, score.row.critic): score for score in scores}
     equal = rivals(lab, setting, found[MCTS, "MASPRM"], found["single", ""], orm=guides["ORM"])
     scores.append(equal.best)
-    page.blocks.append(to_markdown([score.row for score in scores]))
     page.claims = [*guide_claims(found, LLAMA), equal.claims()[1], over_a_pass(found, LLAMA)]
+    if lab.options.miniature:
+        [own] = lab.measure(setting, [arm(MCTS, lab.critic(setting), "own MASPRM")])
+        theirs = rivals(lab, setting, own, found["single", ""], name="own critics: ")
+        scores += [own, theirs.best._replace(row=replace(theirs.best.row, critic="own ORM"))]
+        text = f"{MCTS}: a MASPRM of these agents over that of {lab.home.policy}"
+        page.claims += [compared(text, NEW, own, found[MCTS, "MASPRM"]), *theirs.claims()]
+    page.blocks.append(to_markdown([score.row for score in scores]))
     keep_rows(lab, page.name, scores)
     return page
 

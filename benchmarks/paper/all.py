@@ -21,12 +21,15 @@ from benchmarks.paper import (
     heads,
     main,
     single,
+    sizes,
     tasks,
     trainings,
     views,
+    wordings,
 )
 from benchmarks.paper.lab import Lab, check, note, or_exit, publish
 from benchmarks.paper.options import Options, read
+from benchmarks.paper.oracle import KNOWN
 from benchmarks.paper.page import Page
 from benchmarks.tiny.stories import GENERATED
 from mas_gym.tasks.base import rule_of
@@ -42,10 +45,12 @@ TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
         "critics": critics.run,
         "duplicates": duplicates.run,
         "trainings": trainings.run,
+        "sizes": sizes.run,
         "difficulty": difficulty.run,
         "graphs": graphs.run,
         "dylan": dylan.run,
         "tasks": tasks.run,
+        "wordings": wordings.run,
         "curve": curve.run,
         "clock": clock.run,
         "agents": agents.run,
@@ -56,8 +61,8 @@ TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
 RPSV = ("single", "graphs", "dylan")
 """Tables that compare the system of the paper's mathematics tasks with others."""
 
-TRUTH = ("arithmetic", "ordering", *GENERATED)
-"""Tasks whose first errors are known."""
+ARITHMETIC = ("difficulty", "wordings")
+"""Tables of the generated stories alone, which have several difficulties and two wordings."""
 
 
 class Spent(NamedTuple):
@@ -75,9 +80,10 @@ def chosen(lab: Lab) -> list[str]:
         if options.tables and name not in options.tables:
             continue
         if (
-            (name in ("credit", "blame") and options.task not in TRUTH)
-            or (name == "difficulty" and lab.home.task not in ("arithmetic", *GENERATED))
+            (name in ("credit", "blame") and options.task not in KNOWN)
+            or (name in ARITHMETIC and options.task not in ("arithmetic", *GENERATED))
             or (name in RPSV and lab.home.mas != "rpsv")
+            or (name == "sizes" and not options.miniature)
             or (name == "duplicates" and rule_of(options.task) == "text")
         ):
             note(f"{name}: not for {options.task} with {lab.home.mas}")

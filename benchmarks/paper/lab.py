@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +20,7 @@ from weakref import WeakKeyDictionary
 import mas_gym
 import mas_gym.tiny
 from benchmarks.paper.options import PARTNERS, SYSTEMS, Options, read
+from benchmarks.paper.oracle import Truth
 from benchmarks.paper.page import Page, write_page, write_whole
 from benchmarks.tiny.stories import GENERATED, generated
 from mas_gym.errors import MASGymError, need
@@ -61,8 +63,8 @@ LIKELIHOOD = "policy-likelihood"
 PAIRWISE = ("anchor", "bt_on")
 """Settings of the Bradley-Terry loss alone."""
 
-OTHER_SIZE = ("--hidden", "128", "--layers", "4")
-"""The second tiny model is narrower than the embedded one (hidden 192, 4 layers)."""
+OTHER_SIZE = (128, 4)
+"""Width and layers of the second tiny model, narrower than the embedded one (192, 4)."""
 
 
 class Setting(NamedTuple):
@@ -95,6 +97,7 @@ class Recipe:
         same: When siblings are duplicates, a rule of `mas_gym.tasks.base`.
         rollouts: The training search.
         seed: Seed of the training, the default if None.
+        epochs: Passes over the rows, the run's number if None.
     """
 
     kind: str = "masprm"
@@ -106,6 +109,7 @@ class Recipe:
     same: str = "text"
     rollouts: str = ROLLOUTS
     seed: int | None = None
+    epochs: float | None = field(default=None, repr=False)  # the settings state it
 
 
 MASPRM = Recipe()
@@ -146,6 +150,12 @@ class Lab:
         self._specs: WeakKeyDictionary[Critic, str] = WeakKeyDictionary()
         self.notes: list[str] = []
 
+    def on(self, base: Path) -> Lab:
+        """Return this lab with critics that are trained on another backbone."""
+        other = Lab(replace(self.options, base=str(base), masprm="", orm=""))
+        other._policies, other._specs = self._policies, self._specs
+        return other
+
     @property
     def home(self) -> Setting:
         """The setting of the main table."""
@@ -179,13 +189,17 @@ class Lab:
         """The other agents; a second tiny model is trained if none are named; interrupted training resumes."""
         if self.options.other_policy:
             return self.options.other_policy
-        out = self.options.out / "other-tiny"
+        return f"transformers:{self.tiny_model('other-tiny', *OTHER_SIZE)}"
+
+    def tiny_model(self, name: str, hidden: int, layers: int) -> Path:
+        """Train a further tiny model of another size unless it is trained; return its folder."""
+        out = self.options.out / name
         if not (out / "config.json").exists():
-            note(f"training a second tiny model into {out}")
-            steps = ("--steps", str(self.options.other_steps))
-            command = [sys.executable, "-m", "benchmarks.tiny.train", "--out", str(out), *OTHER_SIZE, *steps]
-            subprocess.run(command, check=True)
-        return f"transformers:{out}"
+            note(f"training a tiny model of {layers} layers of width {hidden} into {out}")
+            size = {"--hidden": hidden, "--layers": layers, "--steps": self.options.other_steps}
+            words = [str(word) for pair in size.items() for word in pair]
+            subprocess.run([sys.executable, "-m", "benchmarks.tiny.train", "--out", str(out), *words], check=True)
+        return out
 
     def bench(self, setting: Setting, split: str, number: int | None, seeds: Sequence[int], store: Path) -> Bench:
         """Return what the searches of a setting have in common."""
@@ -270,6 +284,8 @@ class Lab:
             settings["anchor"] = 0.0
         if recipe.seed is not None:
             settings["seed"] = recipe.seed
+        if recipe.epochs is not None:
+            settings["epochs"] = recipe.epochs
         agents, base = identity_of(bench.policy), self.base_identity()
         stamp = _digest(setting, agents, recipe, settings, self.options.base, base, *self.terms, *self.exploration)
         name = f"{recipe.kind}-{recipe.head}-{recipe.view}-{setting.task}-{Path(setting.mas).stem}-{number}"
@@ -288,6 +304,11 @@ class Lab:
         # At full size they take more than twice the space of the critic.
         shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
         return out
+
+    def updates(self, setting: Setting, recipe: Recipe) -> int:
+        """Return the number of updates in the training of a critic, training it first if needed."""
+        text = (self.folder(setting, recipe) / "metrics.json").read_text(encoding="utf-8")
+        return int(json.loads(text)["history"][-1]["step"])
 
     def critic(self, setting: Setting, recipe: Recipe = MASPRM, **options: Any) -> LearnedCritic:
         """Load a critic, training it first if needed."""
@@ -340,6 +361,10 @@ class Lab:
         found = [Score(summarise(group)[0], tuple(group)) for group in groups.values()]
         by_key = {(score.row.planner, score.row.critic): score for score in found}
         return [by_key[arm.name, arm.critic_name] for arm in arms]
+
+    def truth(self, setting: Setting) -> Truth:
+        """Return the truth about the test problems of a setting, as a critic."""
+        return Truth(problems(setting, "test", self.options.number, self.options.grader))
 
     def dev_trees(self, setting: Setting) -> Iterator[LabelledTree]:
         """Read searches of the dev split, on which no critic was trained."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.paper.lab import LIKELIHOOD, MCTS, Lab, Score, arm, command, keep_rows
+from benchmarks.paper.lab import LIKELIHOOD, MCTS, Lab, Score, Setting, arm, command, keep_rows
 from benchmarks.paper.page import Claim, Page, claim, percent, span
 from benchmarks.paper.published import MAIN, shown
 from benchmarks.paper.rivals import rivals
@@ -23,11 +23,24 @@ FOREIGN = (73.6, 47.9, 69.1, 41.8)
 
 def run(lab: Lab) -> Page:
     page = Page("tasks", "Transfer between tasks", ASKS)
-    settings = (lab.home, lab.partner)
+    own = MAIN[MCTS, "MASPRM-7B"]
+    transfer(lab, page, lab.partner, f"7B: {shown(own, FOREIGN)}", f"7B: {shown(FOREIGN, MAIN[MCTS, 'PL'])}")
+    return page
+
+
+def transfer(lab: Lab, page: Page, partner: Setting, over_foreign: str, over_likelihood: str) -> None:
+    """Measure the critics of two settings on both, and write the table and its claims.
+
+    Args:
+        lab: Runs the searches.
+        page: Gets the table and the claims.
+        partner: The setting beside the main one.
+        over_foreign: The paper's lead of a setting's own critic over that of the other.
+        over_likelihood: The paper's lead of the other's critic over policy likelihood.
+    """
+    settings = (lab.home, partner)
     table: dict[tuple[str, str], Score] = {}
     rivalry: list[Claim] = []
-    own_row = MAIN[MCTS, "MASPRM-7B"]
-    papers = f"7B: {shown(own_row, FOREIGN)}", f"7B: {shown(FOREIGN, MAIN[MCTS, 'PL'])}"
     for test in settings:
         critics = {f"MASPRM of {train.task}": lab.critic(train, force=train != test) for train in settings}
         guides = {"policy likelihood": load_critic(LIKELIHOOD), **critics}
@@ -39,7 +52,7 @@ def run(lab: Lab) -> Page:
         table[BEST, test.task] = equal.best
         for name, score in zip(guides, scores, strict=True):
             table[name, test.task] = score
-        keep_rows(lab, f"tasks-{test.task}", [single, *scores, equal.best])
+        keep_rows(lab, f"{page.name}-{test.task}", [single, *scores, equal.best])
     names = list(dict.fromkeys(name for name, _ in table))
     cells = {key: f"{percent(score.hit)} ({span(*score.row.interval)})" for key, score in table.items()}
     rows = [(name, *(cells[name, setting.task] for setting in settings)) for name in names]
@@ -48,11 +61,12 @@ def run(lab: Lab) -> Page:
         own, foreign = (table[f"MASPRM of {one.task}", test.task] for one in (test, train))
         plain = table["policy likelihood", test.task]
         page.claims += [
-            claim(f"on {test.task}: its own critic over that of {train.task}", papers[0], own.shares, foreign.shares),
-            claim(f"on {test.task}: that of {train.task} over PL", papers[1], foreign.shares, plain.shares),
+            claim(
+                f"on {test.task}: its own critic over that of {train.task}", over_foreign, own.shares, foreign.shares
+            ),
+            claim(f"on {test.task}: that of {train.task} over PL", over_likelihood, foreign.shares, plain.shares),
         ]
     page.claims += rivalry
-    return page
 
 
 if __name__ == "__main__":

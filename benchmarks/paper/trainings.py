@@ -11,6 +11,7 @@ from benchmarks.paper.lab import (
     ORM,
     SCORE_HEADER,
     Lab,
+    Recipe,
     Score,
     arm,
     command,
@@ -18,7 +19,7 @@ from benchmarks.paper.lab import (
     score_cells,
 )
 from benchmarks.paper.page import NEW, Claim, Page
-from benchmarks.paper.published import ORDER, lead
+from benchmarks.paper.published import ORDER, heads, lead
 from benchmarks.paper.rivals import passes_at
 from rewardmodels import load_critic
 from search.compare import nested_bootstrap
@@ -29,7 +30,14 @@ ASKS = f"""
 The critics of the main table were trained once, so its intervals do not include how much a training depends on its
 seed: the head's initial weights and the order of the rows. Here each critic is trained {len(TRAININGS)} times on the
 same trees, and intervals are over problems and trainings. {ORDER}
+
+In the miniature MASPRM is also trained with the other losses, three times each: by regression, and by Bradley-Terry
+without the anchor. A tree has fewer pairs than labelled states, so these run for more epochs, to the same number of
+updates as the main recipe.
 """
+
+LOSSES = {"MASPRM, MSE": Recipe("masprm", "mse"), "MASPRM, BT alone": Recipe(plain=True)}
+"""Other losses of MASPRM."""
 
 
 def run(lab: Lab) -> Page:
@@ -40,20 +48,51 @@ def run(lab: Lab) -> Page:
     }
     single, likelihood = lab.measure(lab.home, [arm("single"), arm(MCTS, load_critic(LIKELIHOOD), "PL")])
     guided = {name: _measure(lab, MCTS, name, critics[name]) for name in critics}
+    losses = _losses(lab)
     best = _measure(lab, f"bon:{passes_at(guided['MASPRM'][0], single)}", "ORM", critics["ORM"])
-    rows = [(score.row.label, *score_cells(score)) for score in (likelihood, *guided["MASPRM"], *guided["ORM"], *best)]
+    others = [score for scores in losses.values() for score in scores]
+    shown = [likelihood, *guided["MASPRM"], *others, *guided["ORM"], *best]
+    rows = [(score.row.label, *score_cells(score)) for score in shown]
     page.table(("search", *SCORE_HEADER), rows)
     ours = guided["MASPRM"]
     page.claims = [
         _claim(f"{MCTS}: MASPRM over ORM", lead(MCTS, "MASPRM", "ORM"), ours, guided["ORM"]),
         _claim(f"{MCTS}: MASPRM over policy likelihood", lead(MCTS, "MASPRM", "PL"), ours, [likelihood]),
         _claim(f"MASPRM {MCTS} over {best[0].row.planner} with the ORM, equal tokens", NEW, ours, best),
+        *_over_regression(ours, losses),
     ]
     lab.notes.append(
         f"critics trained with seeds {', '.join(map(str, TRAININGS))}; intervals over problems and trainings"
     )
-    keep_rows(lab, page.name, [single, likelihood, *guided["MASPRM"], *guided["ORM"], *best])
+    keep_rows(lab, page.name, [single, *shown])
     return page
+
+
+def _losses(lab: Lab) -> dict[str, list[Score]]:
+    """Train MASPRM with its other losses to the updates of the main recipe, and measure them."""
+    if not lab.options.miniature or not lab.training().anchor:
+        return {}
+    wanted = lab.updates(lab.home, replace(MASPRM, seed=TRAININGS[0]))
+    found = {}
+    for name, recipe in LOSSES.items():
+        epochs = lab.training().epochs * wanted / lab.updates(lab.home, recipe)
+        equal = replace(recipe, epochs=round(epochs, 2))
+        critics = [lab.critic(lab.home, replace(equal, seed=seed)) for seed in TRAININGS]
+        updates = lab.updates(lab.home, replace(equal, seed=TRAININGS[0]))
+        lab.notes.append(f"{name}: {equal.epochs} epochs, {updates:,} updates; the main recipe {wanted:,}")
+        found[name] = _measure(lab, MCTS, name, critics)
+    return found
+
+
+def _over_regression(ours: list[Score], losses: dict[str, list[Score]]) -> list[Claim]:
+    if not losses:
+        return []
+    squared, alone = (losses[name] for name in LOSSES)
+    paper = heads("MASPRM", "BT", "MSE")
+    return [
+        _claim("MASPRM: BT over MSE, equal updates", paper, ours, squared),
+        _claim("MASPRM: BT alone over MSE, equal updates", paper, alone, squared),
+    ]
 
 
 def _measure(lab: Lab, planner: str, name: str, critics: list) -> list[Score]:

@@ -8,6 +8,7 @@ advice, or a verdict on messages that were all right.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from benchmarks.tiny.compare import faults, steps_of
 from benchmarks.tiny.language import Hint
 from benchmarks.tiny.ordering_roles import QueueWorld
 from benchmarks.tiny.roles import World
+from benchmarks.tiny.team_roles import KEEP
 from mas_gym.errors import ConfigError
 from mas_gym.tasks import arithmetic
 from mas_gym.tasks.arithmetic import Fact, facts_of, rival_of, step_of
@@ -78,6 +80,37 @@ def first_error(problem: Problem, messages: Sequence[tuple[str, str]]) -> FirstE
         if kind is not None:
             return FirstError(index, messages[index][0], kind)
     return None
+
+
+def rights(problem: Problem, messages: Sequence[tuple[str, str]]) -> list[bool]:
+    """Say of each message whether it is right where it stands.
+
+    What a message says about the problem is judged as by `first_error`. A verdict on earlier messages is right if it
+    rejects them when one of them is wrong, and accepts them when none is.
+
+    Args:
+        problem: A problem of `Arithmetic` or `Ordering`.
+        messages: ``(speaker, text)`` in the order of the transcript, each text once.
+
+    Raises:
+        ConfigError: The problem is of another task, whose truth is not known.
+    """
+    found: list[bool] = []
+    for place, (_, text) in enumerate(messages):
+        wrong_before = not all(found)
+        said = text.replace("\n", " ").strip()
+        if _REJECTS.search(said):
+            hints = language.read_hints(text)
+            found.append(wrong_before and all(is_true(hint, facts_of(problem)) for hint in hints))
+        elif said in _ACCEPTS:
+            found.append(not wrong_before)
+        else:
+            found.append(first_error(problem, messages[place : place + 1]) is None)
+    return found
+
+
+_REJECTS = re.compile(r"INCORRECT|DISAGREE")
+_ACCEPTS = ("CORRECT", f"TIP: {KEEP}")
 
 
 def story_world(problem: Problem) -> World:
