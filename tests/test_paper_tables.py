@@ -14,6 +14,7 @@ import search
 from benchmarks import siblings
 from benchmarks.paper import (
     agents,
+    backbones,
     claims,
     clock,
     credit,
@@ -25,7 +26,6 @@ from benchmarks.paper import (
     heads,
     main,
     single,
-    sizes,
     tasks,
     trainings,
     views,
@@ -253,15 +253,17 @@ def test_critics_go_to_another_wording_of_the_same_task(options: Options) -> Non
 
 
 @pytest.mark.slow
-def test_scorers_of_three_sizes_learn_from_the_same_searches(
+def test_critics_on_other_backbones_learn_from_the_same_searches(
     options: Options, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sizes, "SHAPES", {"small": (64, 1), "as the agents": (128, 1), "large": (128, 2)})
+    shapes = zip(backbones.BACKBONES, [(64, 1, ""), (128, 1, ""), (128, 1, "audit"), (128, 2, "")], strict=True)
+    monkeypatch.setattr(backbones, "BACKBONES", dict(shapes))
     lab = Lab(replace(options, other_steps=2))
-    text = text_of(lab, sizes.run(lab))
-    counts = [int(figures(text, name)[1].replace(",", "")) for name in sizes.SHAPES]
-    assert counts == sorted(set(counts)) and counts[2] == 509_312
-    assert text.count("mcts:10,3 + MASPRM, ") == 3
+    text = text_of(lab, backbones.run(lab))
+    counts = [int(figures(text, name)[1].replace(",", "")) for name in backbones.BACKBONES]
+    assert counts[0] < counts[1] == counts[2] < counts[3] == 509_312
+    assert text.count("mcts:10,3 + MASPRM, ") == 4
+    assert "| MASPRM: with the Auditor over without |" in text
     assert "| large: MASPRM over best-of-N with the ORM, equal tokens |" in text
     assert "- backbones trained for 2 steps each" in text
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from benchmarks.paper import (
     agents,
+    backbones,
     blame,
     clock,
     credit,
@@ -21,7 +22,6 @@ from benchmarks.paper import (
     heads,
     main,
     single,
-    sizes,
     tasks,
     trainings,
     views,
@@ -45,7 +45,7 @@ TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
         "critics": critics.run,
         "duplicates": duplicates.run,
         "trainings": trainings.run,
-        "sizes": sizes.run,
+        "backbones": backbones.run,
         "difficulty": difficulty.run,
         "graphs": graphs.run,
         "dylan": dylan.run,
@@ -83,7 +83,7 @@ def chosen(lab: Lab) -> list[str]:
             (name in ("credit", "blame") and options.task not in KNOWN)
             or (name in ARITHMETIC and options.task not in ("arithmetic", *GENERATED))
             or (name in RPSV and lab.home.mas != "rpsv")
-            or (name == "sizes" and not options.miniature)
+            or (name == "backbones" and not options.miniature)
             or (name == "duplicates" and rule_of(options.task) == "text")
         ):
             note(f"{name}: not for {options.task} with {lab.home.mas}")

@@ -191,13 +191,14 @@ class Lab:
             return self.options.other_policy
         return f"transformers:{self.tiny_model('other-tiny', *OTHER_SIZE)}"
 
-    def tiny_model(self, name: str, hidden: int, layers: int) -> Path:
-        """Train a further tiny model of another size unless it is trained; return its folder."""
+    def tiny_model(self, name: str, hidden: int, layers: int, without: str = "") -> Path:
+        """Train a further tiny model unless it is trained; return its folder."""
         out = self.options.out / name
         if not (out / "config.json").exists():
             note(f"training a tiny model of {layers} layers of width {hidden} into {out}")
-            size = {"--hidden": hidden, "--layers": layers, "--steps": self.options.other_steps}
-            words = [str(word) for pair in size.items() for word in pair]
+            shape = {"--hidden": hidden, "--layers": layers, "--without": without}
+            shape["--steps"] = self.options.other_steps
+            words = [f"{option}={value}" for option, value in shape.items()]
             subprocess.run([sys.executable, "-m", "benchmarks.tiny.train", "--out", str(out), *words], check=True)
         return out
 

@@ -1,4 +1,4 @@
-"""Scorer size: MASPRM and ORM on backbones of a quarter of, as many as, and three times the parameters."""
+"""Backbones of the critics: a quarter and three times the parameters, and one that never saw an Auditor."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from benchmarks.paper.published import MAIN, shown
 from benchmarks.paper.rivals import compared, passes_at
 from rewardmodels import LearnedCritic, load_critic
 
-SHAPES = {"small": (128, 2), "as the agents": (192, 4), "large": (256, 7)}
-"""Width and layers of the backbones."""
+SMALL, SAME, BLIND, LARGE = "small", "as the agents", "without Auditor", "large"
+BACKBONES = {SMALL: (128, 2, ""), SAME: (192, 4, ""), BLIND: (192, 4, "audit"), LARGE: (256, 7, "")}
+"""Width, layers, and what is left out of the training."""
 
 ASKS = """
 The paper's critics have 1.5 and 7 billion parameters, its agents 1.5. Here backbones of three sizes are trained from
 nothing in the same way, with the same number of steps, and a MASPRM and an ORM on each learn from the same searches of
-the same agents. The paper's figures are those of GSM8K, MATH, MMLU and LogiQA, in this order.
+the same agents. One more backbone of the agents' size was trained without the Auditor, the role that names the first
+fault of a transcript and that no system has. The paper's figures are those of GSM8K, MATH, MMLU and LogiQA.
 """
 
 
-class Size(NamedTuple):
+class Backbone(NamedTuple):
     """The critics on one backbone, and what they get."""
 
     parameters: int
@@ -34,10 +36,10 @@ class Size(NamedTuple):
 
 
 def run(lab: Lab) -> Page:
-    page = Page("sizes", "Scorer size", ASKS)
+    page = Page("backbones", "Backbones of the critics", ASKS)
     single, likelihood = lab.measure(lab.home, [arm("single"), arm(MCTS, load_critic(LIKELIHOOD), "PL")])
-    sizes = {name: _measure(lab, name, *shape, single) for name, shape in SHAPES.items()}
-    scores = [likelihood, *(score for size in sizes.values() for score in size[3:])]
+    found = {name: _measure(lab, name, *shape, single) for name, shape in BACKBONES.items()}
+    scores = [likelihood, *(score for one in found.values() for score in one[3:])]
     page.table(("search", *SCORE_HEADER), [(score.row.label, *score_cells(score)) for score in scores])
     page.blocks.append("On trees of the dev split, on which none of them was trained:\n")
     page.table(
@@ -45,27 +47,29 @@ def run(lab: Lab) -> Page:
         [
             (
                 name,
-                f"{size.parameters:,}",
-                *pair_cells(pair_accuracy(lab, lab.home, size.masprm)),
-                *auc_cells(outcome_auc(lab, lab.home, size.orm)),
+                f"{one.parameters:,}",
+                *pair_cells(pair_accuracy(lab, lab.home, one.masprm)),
+                *auc_cells(outcome_auc(lab, lab.home, one.orm)),
             )
-            for name, size in sizes.items()
+            for name, one in found.items()
         ],
     )
-    small, same, large = sizes.values()
+    small, same, blind, large = (found[name] for name in (SMALL, SAME, BLIND, LARGE))
     papers = {kind: f"{shown(MAIN[MCTS, f'{kind}-7B'], MAIN[MCTS, f'{kind}-1.5B'])}" for kind in ("MASPRM", "ORM")}
     page.claims = [
         compared("MASPRM: large over the agents' size", papers["MASPRM"], large.guided, same.guided),
         compared("MASPRM: the agents' size over small", NEW, same.guided, small.guided),
         compared("ORM: large over the agents' size", papers["ORM"], large.judged, same.judged),
         compared("ORM: the agents' size over small", NEW, same.judged, small.judged),
+        compared("MASPRM: with the Auditor over without", NEW, same.guided, blind.guided),
+        compared("ORM: with the Auditor over without", NEW, same.judged, blind.judged),
         *(
             claim
-            for name, size in sizes.items()
+            for name, one in found.items()
             for claim in (
-                compared(f"{name}: MASPRM over ORM", NEW, size.guided, size.judged),
-                compared(f"{name}: MASPRM over policy likelihood", NEW, size.guided, likelihood),
-                compared(f"{name}: MASPRM over best-of-N with the ORM, equal tokens", NEW, size.guided, size.best),
+                compared(f"{name}: MASPRM over ORM", NEW, one.guided, one.judged),
+                compared(f"{name}: MASPRM over policy likelihood", NEW, one.guided, likelihood),
+                compared(f"{name}: MASPRM over best-of-N with the ORM, equal tokens", NEW, one.guided, one.best),
             )
         ),
     ]
@@ -74,13 +78,13 @@ def run(lab: Lab) -> Page:
     return page
 
 
-def _measure(lab: Lab, name: str, hidden: int, layers: int, single: Score) -> Size:
-    base = lab.tiny_model(f"scorer-{hidden}x{layers}", hidden, layers)
+def _measure(lab: Lab, name: str, hidden: int, layers: int, without: str, single: Score) -> Backbone:
+    base = lab.tiny_model(f"backbone-{hidden}x{layers}{'-no-' * bool(without)}{without}", hidden, layers, without)
     sized = lab.on(base)
     masprm, orm = sized.critic(lab.home), sized.critic(lab.home, ORM)
     guided, judged = lab.measure(lab.home, [arm(MCTS, masprm, f"MASPRM, {name}"), arm(MCTS, orm, f"ORM, {name}")])
     [best] = lab.measure(lab.home, [arm(f"bon:{passes_at(guided, single)}", orm, f"ORM, {name}")])
-    return Size(parameters(base), masprm, orm, guided, judged, best)
+    return Backbone(parameters(base), masprm, orm, guided, judged, best)
 
 
 if __name__ == "__main__":
