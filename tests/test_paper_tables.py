@@ -328,6 +328,18 @@ def test_no_page_is_older_than_the_weights_it_speaks_of() -> None:
         assert f"- {weights(Options(**given))}\n" in text, f"{page.name} was made with other weights: make it again"
 
 
+def test_no_page_of_natural_agents_is_older_than_their_weights() -> None:
+    agents_folder = claims.PAGES.parent / "tiny" / "tiny-natural"
+    card = (agents_folder / "README.md").read_text(encoding="utf-8")
+    # This page has the model's card, the others its figures.
+    of_card, *pages = sorted((claims.PAGES / "natural").glob("*.md"))
+    assert card.partition("Single passes")[2] in of_card.read_text(encoding="utf-8")
+    assert len(pages) >= 5
+    for page in pages:
+        stated = f"- {weights(Options(policy=f'transformers:{agents_folder}'))}\n"
+        assert stated in page.read_text(encoding="utf-8"), f"{page.name} was made with other weights: make it again"
+
+
 def test_the_table_of_claims_is_that_of_todays_pages() -> None:
     text = (claims.PAGES / "claims.md").read_text(encoding="utf-8")
     assert text == claims.document(), "write it again: python -m benchmarks.paper.claims"

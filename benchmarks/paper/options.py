@@ -169,7 +169,7 @@ def _brief(value: object) -> str:
         return text.replace(str(user_file(text)), user_file(text).name)
     kind, _, model = text.rpartition(":")
     path, _, rest = model.partition("#")
-    if "/" not in path or not Path(path).exists():
+    if not Path(path).is_absolute() or not Path(path).exists():
         return text
     return f"{kind}:" * bool(kind) + Path(path).name + f"#{rest}" * bool(rest)
 
