@@ -370,6 +370,9 @@ def test_every_table_is_in_all_and_has_a_page_of_its_name() -> None:
         "rivals",
     }
     assert set(TABLES) == modules - rest
+    for name in TABLES:
+        source = Path(main.__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+        assert f'command(run, "{name}")' in source
 
 
 def test_a_given_critic_is_used_where_the_main_recipe_is_meant_and_nowhere_else(tmp_path: Path) -> None:

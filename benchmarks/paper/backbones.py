@@ -88,4 +88,4 @@ def _measure(lab: Lab, name: str, hidden: int, layers: int, without: str, single
 
 
 if __name__ == "__main__":
-    command(run, "sizes")
+    command(run, "backbones")
