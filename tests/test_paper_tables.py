@@ -22,6 +22,7 @@ from benchmarks.paper import (
     difficulty,
     duplicates,
     dylan,
+    frontier,
     graphs,
     heads,
     main,
@@ -274,6 +275,18 @@ def test_one_agent_alone_gets_the_tokens_of_the_system(lab: Lab) -> None:
     assert len(re.findall(r"^\| one agent \| bon:\d+ \+ ORM of one agent \|", text, re.MULTILINE)) >= 2
     assert re.search(r"mcts:10,3 \+ MASPRM over bon:\d+ of one agent, equal tokens", text)
     assert "no comparison" in next(line for line in text.splitlines() if "mcts:10,3+MASPRM over one agent" in line)
+
+
+@pytest.mark.slow
+def test_every_search_of_the_frontier_meets_best_of_n_at_its_tokens(lab: Lab) -> None:
+    text = text_of(lab, frontier.run(lab))
+    searches = [*frontier.SEARCHES, *(f"{spec},same=opening" for spec in frontier.MERGED)]
+    for spec in searches:
+        assert re.search(rf"^\| {re.escape(spec)} with MASPRM over bon:\d+ with the ORM \|", text, re.MULTILINE)
+    rows = [line.split("|") for line in text.splitlines() if re.match(r"\| [a-z:0-9,=]+ \+ (ORM|MASPRM) \|", line)]
+    tokens = [float(row[4].replace(",", "")) for row in rows]
+    assert len(tokens) > len(searches) - 3 and tokens == sorted(tokens)
+    assert "dev split in place of the test split" in text
 
 
 @pytest.mark.slow

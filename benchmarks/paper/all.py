@@ -18,6 +18,7 @@ from benchmarks.paper import (
     difficulty,
     duplicates,
     dylan,
+    frontier,
     graphs,
     heads,
     main,
@@ -37,6 +38,7 @@ from mas_gym.tasks.base import rule_of
 TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
     {
         "main": main.run,
+        "frontier": frontier.run,
         "single": single.run,
         "credit": credit.run,
         "blame": blame.run,
@@ -61,6 +63,9 @@ TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
 RPSV = ("single", "graphs", "dylan")
 """Tables that compare the system of the paper's mathematics tasks with others."""
 
+MINIATURE = ("frontier", "backbones")
+"""Tables that would take as long as all the others at full size."""
+
 ARITHMETIC = ("difficulty", "wordings")
 """Tables of the generated stories alone, which have several difficulties and two wordings."""
 
@@ -83,7 +88,7 @@ def chosen(lab: Lab) -> list[str]:
             (name in ("credit", "blame") and options.task not in KNOWN)
             or (name in ARITHMETIC and options.task not in ("arithmetic", *GENERATED))
             or (name in RPSV and lab.home.mas != "rpsv")
-            or (name == "backbones" and not options.miniature)
+            or (name in MINIATURE and not options.miniature)
             or (name == "duplicates" and rule_of(options.task) == "text")
         ):
             note(f"{name}: not for {options.task} with {lab.home.mas}")

@@ -1,0 +1,46 @@
+"""The frontier on the dev split: sizes and kinds of search with MASPRM, each against best-of-N at its tokens."""
+
+from __future__ import annotations
+
+from benchmarks.paper.lab import MCTS, SCORE_HEADER, Lab, arm, command, keep_rows, score_cells
+from benchmarks.paper.page import NEW, Page, percent
+from benchmarks.paper.rivals import compared, passes_at
+from mas_gym.tasks.base import rule_of
+
+SEARCHES = ("sbs:5,1", "sbs:5,3", "dvts:5,2", "mcts:6,2", "mcts:10,2", "mcts:20,2", "mcts:40,2", MCTS, "mcts:20,3")
+MERGED = (MCTS, "mcts:20,3", "mcts:20,6")
+"""Searches that are also run with the task's rule for equal messages."""
+
+ASKS = """
+Where does MASPRM's search beat the comparison that any reader makes first? Each search with MASPRM stands against
+best-of-N with the ORM, with the N that spends as many tokens. This is where sizes are chosen: on the dev split, from
+which the test problems of every other page are apart. `same` is the task's rule for messages that count as equal.
+"""
+
+
+def run(lab: Lab) -> Page:
+    page = Page("frontier", "The frontier on dev", ASKS)
+    guides, rule = lab.guides(), rule_of(lab.home.task)
+    specs = [*SEARCHES, *(f"{spec},same={rule}" for spec in MERGED if rule != "text")]
+    single, *guided = lab.measure(
+        lab.home, [arm("single"), *(arm(spec, guides["MASPRM"], "MASPRM") for spec in specs)], split="dev"
+    )
+    sizes = sorted({passes_at(score, single) for score in guided})
+    passes = lab.measure(lab.home, [arm(f"bon:{size}", guides["ORM"], "ORM") for size in sizes], split="dev")
+    best = dict(zip(sizes, passes, strict=True))
+    rows = []
+    for score in (single, *sorted((*guided, *passes), key=lambda one: one.row.tokens.mean)):
+        fifth = percent(score.row.hits[5].mean) if 5 in score.row.hits else "\N{EN DASH}"
+        rows.append((score.row.label, *score_cells(score), fifth))
+    page.table(("search", *SCORE_HEADER, "Hit@5"), rows)
+    for score in guided:
+        other = best[passes_at(score, single)]
+        text = f"{score.row.planner} with MASPRM over {other.row.planner} with the ORM"
+        page.claims.append(compared(text, NEW, score, other))
+    lab.notes.append("dev split in place of the test split")
+    keep_rows(lab, page.name, [single, *guided, *passes])
+    return page
+
+
+if __name__ == "__main__":
+    command(run, "frontier")
