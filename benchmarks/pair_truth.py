@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from benchmarks.paper.lab import Lab, problems
+from benchmarks.paper.lab import Lab, problems, rule_for
 from benchmarks.paper.options import Options, read
 from benchmarks.tiny.truth import first_error
 from mas_gym.dynamics import Dynamics
+from mas_gym.tasks.base import same_rule
 from rewardmodels.data.mining import pairs
 from rewardmodels.training.run import trees
 
@@ -23,11 +24,12 @@ def counts(options: Options) -> Counter[str]:
     """Return how often which kind of message is set over which."""
     lab = Lab(options)
     task = problems(lab.home, "train", None)
+    same = same_rule(rule_for(lab.home))
     found: Counter[str] = Counter()
     for tree in trees(lab.rollouts(lab.home), lab.trees(lab.home)):
         problem = task.problem(tree.problem_id)
         names = [agent.name for agent in tree.mas.agents]
-        for pair in pairs(tree.tree, Dynamics(tree.mas).max_depth):
+        for pair in pairs(tree.tree, Dynamics(tree.mas).max_depth, same=same):
             errors = [
                 first_error(problem, [(names[turn.speaker], turn.text) for turn in one.state.turns])
                 for one in (pair.chosen, pair.rejected)

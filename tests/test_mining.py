@@ -233,8 +233,8 @@ def test_a_rule_says_which_siblings_are_duplicates() -> None:
 
 def test_a_set_is_mined_by_the_rule_of_its_task_or_by_one_of_ones_own() -> None:
     trees = [LabelledTree(worded_tree(), MAS, task, "p") for task in ("arithmetic", "gsm8k")]
-    assert [len(collect([tree], "pairs")) for tree in trees] == [3, 3]
-    assert [len(collect([tree], "pairs", same=None)) for tree in trees] == [1, 3]
+    assert [len(collect([tree], "pairs", same="text")) for tree in trees] == [3, 3]
+    assert [len(collect([tree], "pairs")) for tree in trees] == [1, 3]
     assert len(collect(trees, "pairs", same=lambda a, b: a[:4] == b[:4])) == 4
 
 

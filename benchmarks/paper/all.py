@@ -28,12 +28,11 @@ from benchmarks.paper import (
     views,
     wordings,
 )
-from benchmarks.paper.lab import Lab, check, note, or_exit, publish
+from benchmarks.paper.lab import Lab, check, note, or_exit, publish, rule_for
 from benchmarks.paper.options import Options, read
 from benchmarks.paper.oracle import KNOWN
 from benchmarks.paper.page import Page
 from benchmarks.tiny.stories import GENERATED
-from mas_gym.tasks.base import rule_of
 
 TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
     {
@@ -89,7 +88,7 @@ def chosen(lab: Lab) -> list[str]:
             or (name in ARITHMETIC and options.task not in ("arithmetic", *GENERATED))
             or (name in RPSV and lab.home.mas != "rpsv")
             or (name in MINIATURE and not options.miniature)
-            or (name == "duplicates" and rule_of(options.task) == "text")
+            or (name == "duplicates" and rule_for(lab.home) == "text")
         ):
             note(f"{name}: not for {options.task} with {lab.home.mas}")
             continue

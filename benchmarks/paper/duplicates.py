@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from benchmarks.paper.held_out import pair_accuracy, pair_cells
-from benchmarks.paper.lab import MASPRM, MCTS, SCORE_HEADER, Lab, Recipe, arm, command, keep_rows, score_cells
+from benchmarks.paper.lab import MASPRM, MCTS, SCORE_HEADER, Lab, Recipe, arm, command, keep_rows, rule_for, score_cells
 from benchmarks.paper.page import NEW, Page, markdown_table, percent
 from benchmarks.paper.rivals import compared
 from mas_gym.dynamics import Dynamics
-from mas_gym.tasks.base import rule_of, same_rule
+from mas_gym.tasks.base import same_rule
 from rewardmodels.data import mining
 
 ASKS = """
@@ -20,11 +20,11 @@ searches, and in the children of the searches that are measured. The dev split, 
 
 def run(lab: Lab) -> Page:
     page = Page("duplicates", "Duplicate messages", ASKS)
-    rule = rule_of(lab.home.task)
+    rule = rule_for(lab.home)
     merged = f"{MCTS},same={rule}"
     recipes = {
         # Trained here even if a critic is given: the three differ in the rule alone.
-        "identical texts": Recipe(trees=lab.trees(lab.home)),
+        "identical texts": Recipe(trees=lab.trees(lab.home), same="text"),
         "mining": Recipe(same=rule),
         "mining, training searches": Recipe(same=rule, rollouts=f"mcts:40,3,same={rule}"),
     }
@@ -35,7 +35,7 @@ def run(lab: Lab) -> Page:
     page.blocks.append(_pairs(lab, rule))
     rows = []
     for (name, planner), score in found.items():
-        accuracy = pair_cells(pair_accuracy(lab, lab.home, critics[name], same_rule(rule)))[:2]
+        accuracy = pair_cells(pair_accuracy(lab, lab.home, critics[name]))[:2]
         pairs = f"{critics[name].info.data['pairs']:,}"
         rows.append((name, "yes" if planner == merged else "no", pairs, *accuracy, *score_cells(score)))
     header = ("rule used in", "in the search", "pairs", "pairwise accuracy, dev trees, %", "95% interval")

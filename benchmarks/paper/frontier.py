@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.paper.lab import MCTS, SCORE_HEADER, Lab, arm, command, keep_rows, score_cells
+from benchmarks.paper.lab import MCTS, SCORE_HEADER, Lab, arm, command, keep_rows, rule_for, score_cells
 from benchmarks.paper.page import NEW, Page, percent
 from benchmarks.paper.rivals import compared, passes_at
-from mas_gym.tasks.base import rule_of
 
 SEARCHES = ("sbs:5,1", "sbs:5,3", "dvts:5,2", "mcts:6,2", "mcts:10,2", "mcts:20,2", "mcts:40,2", MCTS, "mcts:20,3")
 MERGED = (MCTS, "mcts:20,3", "mcts:20,6")
@@ -20,7 +19,7 @@ which the test problems of every other page are apart. `same` is the task's rule
 
 def run(lab: Lab) -> Page:
     page = Page("frontier", "The frontier on dev", ASKS)
-    guides, rule = lab.guides(), rule_of(lab.home.task)
+    guides, rule = lab.guides(), rule_for(lab.home)
     specs = [*SEARCHES, *(f"{spec},same={rule}" for spec in MERGED if rule != "text")]
     single, *guided = lab.measure(
         lab.home, [arm("single"), *(arm(spec, guides["MASPRM"], "MASPRM") for spec in specs)], split="dev"

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.paper.lab import Lab, Setting
+from benchmarks.paper.lab import Lab, Setting, rule_for
 from benchmarks.paper.page import percent, span
 from mas_gym.dynamics import Dynamics
 from mas_gym.state import MASState
-from mas_gym.tasks.base import Same, same_text
+from mas_gym.tasks.base import same_rule
 from rewardmodels import LabelledTree, LearnedCritic
 from rewardmodels.data import mining
 from rewardmodels.data.dataset import Example
@@ -22,8 +22,9 @@ from search.compare.critics import auc
 _EDGE = 1 - 1e-7
 
 
-def pair_accuracy(lab: Lab, setting: Setting, critic: LearnedCritic, same: Same = same_text) -> dict[str, Any]:
-    """Measure a process critic on the mined pairs of the dev trees; see `metrics.pair_metrics`."""
+def pair_accuracy(lab: Lab, setting: Setting, critic: LearnedCritic) -> dict[str, Any]:
+    """Measure a process critic on the pairs of the dev trees, mined by the task's rule; see `metrics.pair_metrics`."""
+    same = same_rule(rule_for(setting))
     examples: list[Example] = []
     better: list[float] = []
     worse: list[float] = []

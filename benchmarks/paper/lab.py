@@ -30,6 +30,7 @@ from mas_gym.policies.registry import ModelSource
 from mas_gym.policies.vllm import VLLMPolicy
 from mas_gym.render import printable
 from mas_gym.tasks import Task
+from mas_gym.tasks.base import rule_of
 from mas_gym.tasks.graders import make_grader
 from mas_gym.tasks.loading import make_base
 from rewardmodels import LearnedCritic, load_critic
@@ -94,7 +95,7 @@ class Recipe:
         trees: Training searches, the run's number if None.
         pairs: Pairs per tree.
         plain: The paper's Bradley-Terry loss, without an anchor.
-        same: When siblings are duplicates, a rule of `mas_gym.tasks.base`.
+        same: When siblings are duplicates, a rule of `mas_gym.tasks.base`; the task's own if None.
         rollouts: The training search.
         seed: Seed of the training, the default if None.
         epochs: Passes over the rows, the run's number if None.
@@ -106,7 +107,7 @@ class Recipe:
     trees: int | None = None
     pairs: int = 8
     plain: bool = False
-    same: str = "text"
+    same: str | None = None
     rollouts: str = ROLLOUTS
     seed: int | None = None
     epochs: float | None = field(default=None, repr=False)  # the settings state it
@@ -300,7 +301,8 @@ class Lab:
             return trees(bench, number)
 
         made: Any = (recipe.kind, recipe.head, self.options.base, recipe.view)
-        teach(source, out, *made, pairs_per_tree=recipe.pairs, same=recipe.same, log=note, **settings)
+        same = recipe.same or rule_for(setting)
+        teach(source, out, *made, pairs_per_tree=recipe.pairs, same=same, log=note, **settings)
         free_gpu()
         # At full size they take more than twice the space of the critic.
         shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
@@ -396,6 +398,11 @@ def problems(setting: Setting, split: str, number: int | None, grader: str = "")
     if setting.task in GENERATED:
         return generated(setting.task, split)[:number]
     return mas_gym.load_task(setting.task, split=split, data=setting.data, limit=number, grader=grader or None)
+
+
+def rule_for(setting: Setting) -> str:
+    """Return a task's rule for equal messages; generated tasks are played in the messages of Arithmetic."""
+    return rule_of("arithmetic" if setting.task in GENERATED else setting.task)
 
 
 def check(lab: Lab, settings: Sequence[Setting]) -> None:

@@ -126,7 +126,7 @@ def collect(
     view: View = "full",
     pairs_per_tree: int = mining.PAIRS_PER_TREE,
     min_margin: float = 0.0,
-    same: str | Same | None = "text",
+    same: str | Same | None = None,
 ) -> RewardData:
     """Mine a training set from trees.
 
@@ -137,7 +137,7 @@ def collect(
         pairs_per_tree: The paper's cap of 8.
         min_margin: Smallest margin of a pair; 0 is the paper's rule.
         same: When siblings are duplicates: a rule of `mas_gym.tasks.base` or a function ``same(a, b)``; None: the
-            rule of each tree's task.
+            rule of each tree's task, which is ``"text"`` unless the task has its own.
 
     Raises:
         DataError: There is no tree, no example, or only one class, with the problems and what to change.

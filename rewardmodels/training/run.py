@@ -350,7 +350,7 @@ def teach(
     base: str = "tiny",
     view: View = "full",
     pairs_per_tree: int = 8,
-    same: str | Same | None = "text",
+    same: str | Same | None = None,
     log: Callable[[str], None] = lambda line: None,
     **settings: Any,
 ) -> Trained:
