@@ -521,7 +521,7 @@ def test_a_page_names_its_settings_and_no_place_on_this_machine(
     assert read("prog", "about", ["main", "heads"], tuple(TABLES)).tables == ("main", "heads")
     with pytest.raises(SystemExit):
         read("prog", "about", ["mains"], tuple(TABLES))
-    assert "expected tables of main, single, credit" in capsys.readouterr().err
+    assert "expected tables of main, frontier, single" in capsys.readouterr().err
 
 
 # Pictures

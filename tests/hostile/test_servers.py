@@ -358,7 +358,8 @@ def test_a_server_that_refuses_each_change_anew_is_left(place: tuple[Server, str
 
     async def turn() -> AsyncIterator[bytes]:
         text = f"max_tokens is too large; at most {14 - next(caps) % 3} or context length of {next(caps)} is exceeded"
-        async for chunk in response(json.dumps({"message": text}).encode(), 400)():
+        # Without this line the next question may go out on a connection that the server is about to close.
+        async for chunk in response(json.dumps({"message": text}).encode(), 400, "connection: close")():
             yield chunk
 
     server.mode, server.posts = turn, 0
