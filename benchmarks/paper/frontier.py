@@ -7,7 +7,7 @@ from benchmarks.paper.page import NEW, Page, percent
 from benchmarks.paper.rivals import compared, passes_at
 
 SEARCHES = ("sbs:5,1", "sbs:5,3", "dvts:5,2", "mcts:6,2", "mcts:10,2", "mcts:20,2", "mcts:40,2", MCTS, "mcts:20,3")
-MERGED = (MCTS, "mcts:20,3", "mcts:20,6")
+MERGED = (MCTS, "mcts:20,3", "mcts:40,3", "mcts:20,4", "mcts:40,4", "mcts:20,6", "mcts:40,6")
 """Searches that are also run with the task's rule for equal messages."""
 
 ASKS = """
