@@ -111,7 +111,7 @@ def test_the_main_table_has_the_papers_rows_and_goes_on_from_what_is_done(lab: L
     text = text_of(lab, main.run(lab))
     rows = [
         line for line in text.splitlines() if line.startswith(("| single", "| sc:", "| sbs:", "| mcts:", "| bon:"))
-    ][:16]
+    ][:20]
     assert [row.split("|")[1].strip() for row in rows] == [
         *("single", "sc:5"),
         *["sc:5,weights=critic"] * 3,
@@ -119,16 +119,18 @@ def test_the_main_table_has_the_papers_rows_and_goes_on_from_what_is_done(lab: L
         *["sbs:5,3"] * 2,
         *["mcts:10,3"] * 3,
         *("bon:5", "bon:10", "mcts:20,2", "mcts:10,3,answer=best"),
+        *("mcts:20,4,same=opening", "bon:7", "mcts:20,6,same=opening", "bon:11"),
     ]
     assert [row.split("|")[2].strip() for row in rows[2:]] == ["PL", "ORM", "MASPRM"] + ["PL", "MASPRM"] * 2 + [
         *("PL", "ORM", "MASPRM"),
         *("ORM", "ORM", "MASPRM", "ORM"),
+        *("MASPRM", "ORM") * 2,
     ]
     for compared in ("MCTS(20,2) over best-of-5", "MCTS(10,3) over best-of-10", "MCTS(10,3) over ORM MCTS(10,3)"):
         assert f"| MASPRM {compared}" in text
     assert "SC@5: the gap from Hit@1 to Hit@5 shrinks with MASPRM | 7B: +6.6 +7.7 +12.7 +7.3 |" in text
     assert re.search(r"over a single pass .* \| no comparison: [\d.]+ times the tokens \|", text)
-    assert "This page has 28 intervals of 95%" in text
+    assert "This page has 34 intervals of 95%" in text
     assert "python -m benchmarks.paper.main -n 2 --seeds 42 --trees 8" in text
     assert text.count("MASPRM over") == 7
     assert (options.folder / "main.png").read_bytes().startswith(b"\x89PNG")
@@ -136,7 +138,7 @@ def test_the_main_table_has_the_papers_rows_and_goes_on_from_what_is_done(lab: L
     assert text_of(Lab(options), main.run(Lab(options))) == text
     assert {path: path.stat().st_mtime_ns for path in options.out.rglob("*.safetensors")} == stores
     document = json.loads((options.out / "results" / "main.json").read_text())
-    assert len(document["rows"]) == 16
+    assert len(document["rows"]) == 20
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from benchmarks.paper.lab import MCTS, Lab, Score, arm, command, keep_rows, paper_arms
+from benchmarks.paper.lab import MCTS, Lab, Score, arm, command, keep_rows, paper_arms, rule_for
 from benchmarks.paper.page import NEW, Claim, Page, claim_of
 from benchmarks.paper.published import MAIN, ORDER, Table, lead, narrowing, over_single
 from benchmarks.paper.rivals import compared
@@ -16,6 +16,9 @@ VOTE = "sc:5,weights=critic"
 NARROW, BEST_LEAF = "mcts:20,2", "mcts:10,3,answer=best"
 EXTRA = (("bon:5", "ORM"), ("bon:10", "ORM"), (NARROW, "MASPRM"), (BEST_LEAF, "ORM"))
 """Rows beside the paper's: best-of-N at the tokens of the tree searches, and the ORM's best ranking of leaves."""
+
+WIDE = (("mcts:20,4", "bon:7"), ("mcts:20,6", "bon:11"))
+"""Where the task says which messages are equal: wider sets of distinct messages, and best-of-N at their tokens."""
 
 EQUAL_TOKENS = (
     ("MASPRM MCTS(20,2) over best-of-5 with the ORM, equal tokens", NARROW, "bon:5"),
@@ -32,14 +35,19 @@ Hit@1 and Hit@5. {ORDER}
 
 Four rows are not in the paper. Best-of-N with the ORM spends about as many tokens as the tree searches that MASPRM
 guides: best-of-5 as MCTS(20,2), whose size was chosen on the dev split, and best-of-10 as MCTS(10,3). With
-`answer=best`, the ORM's search answers by the best leaf that it found instead of by the largest Q at each turn.
+`answer=best`, the ORM's search answers by the best leaf that it found instead of by the largest Q at each turn. A task
+with a rule for equal messages has four more, whose sizes were chosen on dev too (`benchmarks.paper.frontier`): with
+`same`, children that differ in their opening word alone are one child, so that wider sets cost no more.
 """
 
 
 def run(lab: Lab) -> Page:
     page = Page("main", "Main table in miniature", ASKS)
     guides = lab.guides()
-    arms = [*paper_arms(guides), *(arm(planner, guides[guide], guide) for planner, guide in EXTRA)]
+    rule = rule_for(lab.home)
+    wide = [(f"{spec},same={rule}", passes) for spec, passes in WIDE] if rule != "text" else []
+    extra = [*EXTRA, *(row for spec, passes in wide for row in ((spec, "MASPRM"), (passes, "ORM")))]
+    arms = [*paper_arms(guides), *(arm(planner, guides[guide], guide) for planner, guide in extra)]
     scores = lab.measure(lab.home, arms)
     found = {(score.row.planner, score.row.critic): score for score in scores}
     rows = [score.row for score in scores]
@@ -51,6 +59,15 @@ def run(lab: Lab) -> Page:
         _gap("MCTS(10,3)", MCTS, found),
         _gap("SC@5", VOTE, found),
         *(compared(text, NEW, found[ours, "MASPRM"], found[theirs, "ORM"]) for text, ours, theirs in EQUAL_TOKENS),
+        *(
+            compared(
+                f"MASPRM {spec} over {passes} with the ORM, equal tokens",
+                NEW,
+                found[spec, "MASPRM"],
+                found[passes, "ORM"],
+            )
+            for spec, passes in wide
+        ),
     ]
     keep_rows(lab, page.name, scores)
     return page
