@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -59,10 +59,22 @@ def truths(item: LabelledTree, problem: Problem) -> dict[MASState, tuple[bool, i
 
 
 def siblings(item: LabelledTree, problem: Problem) -> Iterator[Sibling]:
+    """Yield every right and every wrong message after the same beginning without an error."""
     known = truths(item, problem)
+    judged = ((state, *found) for state, found in known.items() if state.parent is None or known[state.parent][0])
+    return paired(item, judged)
+
+
+def paired(item: LabelledTree, judged: Iterable[tuple[MASState, bool, int]]) -> Iterator[Sibling]:
+    """Yield every right and every wrong message with the same beginning.
+
+    Args:
+        item: The tree.
+        judged: States, each with whether its last message is right, and its node.
+    """
     families: dict[MASState, tuple[list[ScoringContext], list[ScoringContext]]] = defaultdict(lambda: ([], []))
-    for state, (right, place) in known.items():
-        if state.parent is not None and known[state.parent][0]:
+    for state, right, place in judged:
+        if state.parent is not None:
             families[state.parent][not right].append(context_of(item.tree[place], item.mas))
     for rights, wrongs in families.values():
         yield from (Sibling(example_of(item, one.state), one, other) for one in rights for other in wrongs)

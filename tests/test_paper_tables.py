@@ -35,7 +35,7 @@ from benchmarks.paper import (
 from benchmarks.paper.all import TABLES
 from benchmarks.paper.credit import Pass, blame_matrix, judges_of, largest_drop, save_matrices, shares
 from benchmarks.paper.curve import Series, save_curves
-from benchmarks.paper.lab import ORM, Lab, arm, publish, weights
+from benchmarks.paper.lab import ORM, Lab, Setting, arm, publish, rule_for, weights
 from benchmarks.paper.options import PARTNERS, Options, read
 from benchmarks.paper.page import REASONS, Claim, Page, claim, claim_of, write_page
 from benchmarks.paper.published import lead, narrowing
@@ -269,6 +269,14 @@ def test_critics_on_other_backbones_learn_from_the_same_searches(
     assert "| MASPRM: with the Auditor over without |" in text
     assert "| large: MASPRM over best-of-N with the ORM, equal tokens |" in text
     assert "- backbones trained for 2 steps each" in text
+    assert len(re.findall(r"^- backbone-[\w-]+-2: weights [0-9a-f]{12}$", text, re.MULTILINE)) == 4
+
+
+def test_generated_tasks_have_their_familys_rule_for_equal_messages() -> None:
+    rules = {
+        name: rule_for(Setting(name, "rpsv", "tiny")) for name in ("arithmetic-1", "retold-3", "stories-4", "gsm8k")
+    }
+    assert rules == {"arithmetic-1": "opening", "retold-3": "opening", "stories-4": "text", "gsm8k": "text"}
 
 
 @pytest.mark.slow
@@ -504,13 +512,17 @@ def test_reasons_that_people_wrote_stay_when_a_page_is_written_again(tmp_path: P
 
 
 def test_a_page_names_its_settings_and_no_place_on_this_machine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "masprm").mkdir()
     words = ["--out", str(tmp_path), "-n", "9", "--seeds", "1,2", "--set", "epochs=1", "--set", "seed=3"]
     options = read("prog", "about", [*words, "--masprm", str(tmp_path / "masprm"), "--task", "gsm8k"])
     assert options.shown() == "--task gsm8k -n 9 --seeds 1,2 --set epochs=1 --set seed=3 --masprm masprm"
     assert (options.system, options.folder) == ("rpsv", tmp_path / "pages")
+    # A path inside the checkout is the same everywhere; one outside is not.
+    assert Options(base="benchmarks/tiny/tiny-natural").shown() == "--base benchmarks/tiny/tiny-natural"
+    monkeypatch.chdir(tmp_path / "masprm")
+    assert Options(masprm="../masprm").shown() == "--masprm masprm"
     with pytest.raises(SystemExit):
         read("prog", "about", ["--seeds", "one"])
     assert "whole numbers with commas" in capsys.readouterr().err

@@ -259,6 +259,11 @@ def test_a_verdict_is_right_where_it_stands(texts: list[str], expected: list[boo
     assert rights(problem, [("agent", text) for text in texts]) == expected
 
 
+def test_a_verdict_about_a_queue_is_no_message_of_its_agents() -> None:
+    problem = mas_gym.load_task("ordering")[0]
+    assert rights(problem, [("agent", "what"), ("agent", "INCORRECT: use + 12")]) == [False, False]
+
+
 @pytest.mark.parametrize(
     ("texts", "expected"),
     [

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from benchmarks.paper.errors import seen
-from benchmarks.paper.lab import LIKELIHOOD, MCTS, SCORE_HEADER, Lab, Score, arm, command, keep_rows, score_cells
-from benchmarks.paper.oracle import KNOWN
+from benchmarks.paper import errors
+from benchmarks.paper.lab import MCTS, SCORE_HEADER, Lab, Score, arm, command, keep_rows, score_cells
 from benchmarks.paper.page import Claim, Page
 from benchmarks.paper.rivals import compared, rivals
-from rewardmodels import load_critic
 
-ASKS = """
+ASKS = f"""
 Three solvers and a Judge; where the Judge disagrees, three refiners and a final judge act too. Each system has its
 own rollouts and MASPRM. The paper reports it as a feasibility check on GSM8K: 51.2 against 47.2 for a single pass,
-84.6 against 82.9 for MCTS(10,3), at 93.8 agent calls against 34.4. Where the task tells which messages are right, the
-truth is a critic, too: +1 while the newest message is right where it stands, else -1. The last tables show whose
-errors a critic sees: the share of pairs of a right and a wrong message with the same beginning that it orders right,
-in %, on trees of the dev split.
-"""
+84.6 against 82.9 for MCTS(10,3), at 93.8 agent calls against 34.4.
+{errors.ASKS}"""
 
 
 def run(lab: Lab) -> Page:
@@ -30,13 +25,11 @@ def run(lab: Lab) -> Page:
         scores = lab.measure(setting, arms)
         equal = rivals(lab, setting, scores[1], scores[0], name=f"{name}: ")
         found[name, "single"], found[name, MCTS] = scores
-        known = [arm(MCTS, lab.truth(setting), "truth")] if lab.home.task in KNOWN else []
-        scores += [*equal[2:], *lab.measure(setting, known)]
+        truth, sight = errors.against_truth(lab, setting)
+        scores += [*equal[2:], *truth]
+        sights += sight
         rows += [(f"{name} schedule", one.row.label, *score_cells(one)) for one in scores]
         rivalry += equal.claims()
-        if known:
-            critics = {"its MASPRM": lab.critic(setting), "policy likelihood": load_critic(LIKELIHOOD)}
-            sights.append(seen(lab, setting, critics))
         keep_rows(lab, f"dylan-{name}", scores)
     page.table(("system", "search", *SCORE_HEADER), rows, left=2)
     number = lab.trees(lab.home._replace(mas="dylan"))

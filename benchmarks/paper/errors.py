@@ -1,20 +1,41 @@
-"""Whose errors critics see: one right and one wrong message with the same beginning, from trees of the dev split."""
+"""A system against the truth: what a search finds that judges messages right, and whose errors critics see."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from benchmarks.paper.credit import context_of
-from benchmarks.paper.held_out import example_of
-from benchmarks.paper.lab import Lab, Setting, problems
+from benchmarks.paper.lab import LIKELIHOOD, MCTS, Lab, Score, Setting, arm, problems
+from benchmarks.paper.oracle import KNOWN
 from benchmarks.paper.page import markdown_table
-from benchmarks.siblings import Sibling, ordered_right
+from benchmarks.siblings import Sibling, ordered_right, paired
 from benchmarks.tiny.truth import rights
 from mas_gym.state import MASState
 from mas_gym.tasks.base import Problem
-from rewardmodels import LabelledTree
-from search import Critic, ScoringContext
+from rewardmodels import LabelledTree, load_critic
+from search import Critic
+
+ASKS = """
+Where the task tells which messages are right, the truth is a critic, too: +1 while the newest message is right where it
+stands, else -1. The last tables show whose errors a critic sees: the share of pairs of a right and a wrong message with
+the same beginning that it orders right, in %, with 95% intervals, on trees of the dev split.
+"""
+
+
+def against_truth(lab: Lab, setting: Setting) -> tuple[list[Score], list[str]]:
+    """Measure MCTS with the truth as critic, and whose errors the setting's MASPRM and policy likelihood see.
+
+    Args:
+        lab: Runs the searches.
+        setting: Task, system and agents.
+
+    Returns:
+        The score and the table; nothing where it is not known which messages are right.
+    """
+    if setting.task not in KNOWN:
+        return [], []
+    scores = lab.measure(setting, [arm(MCTS, lab.truth(setting), "truth")])
+    critics = {"its MASPRM": lab.critic(setting), "policy likelihood": load_critic(LIKELIHOOD)}
+    return scores, [seen(lab, setting, critics)]
 
 
 def seen(lab: Lab, setting: Setting, critics: Mapping[str, Critic]) -> str:
@@ -38,13 +59,14 @@ def seen(lab: Lab, setting: Setting, critics: Mapping[str, Critic]) -> str:
 def twins(item: LabelledTree, problem: Problem) -> Iterator[Sibling]:
     """Yield every pair of a right and a wrong message with the same beginning, both visited by the search."""
     names = [agent.name for agent in item.mas.agents]
-    families: dict[MASState, tuple[list[ScoringContext], list[ScoringContext]]] = defaultdict(lambda: ([], []))
-    met: set[MASState] = set()
+    visited: dict[MASState, int] = {}
     for node, state in enumerate(item.tree.states):
-        if state.parent is None or state in met or not item.tree.visits[node]:
-            continue
-        met.add(state)
-        right = rights(problem, [(names[turn.speaker], turn.text) for turn in state.turns])[-1]
-        families[state.parent][not right].append(context_of(item.tree[node], item.mas))
-    for good, bad in families.values():
-        yield from (Sibling(example_of(item, one.state), one, other) for one in good for other in bad)
+        if state.parent is not None and item.tree.visits[node]:
+            visited.setdefault(state, node)
+    return paired(
+        item,
+        (
+            (state, rights(problem, [(names[turn.speaker], turn.text) for turn in state.turns])[-1], node)
+            for state, node in visited.items()
+        ),
+    )

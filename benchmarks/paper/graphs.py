@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.paper.errors import seen
-from benchmarks.paper.lab import LIKELIHOOD, MCTS, Lab, Score, arm, command, keep_rows
-from benchmarks.paper.oracle import KNOWN
+from benchmarks.paper import errors
+from benchmarks.paper.lab import MCTS, Lab, Score, arm, command, keep_rows
 from benchmarks.paper.page import NEW, Claim, Page, claim_of, percent, span
 from benchmarks.paper.published import spread
 from benchmarks.paper.rivals import compared, rivals
-from rewardmodels import load_critic
 
 GRAPHS = ("rpsv", "refine", "consensus")
 OWN = ("own MASPRM", "policy likelihood", "best-of-N, own ORM", "truth")
@@ -21,17 +19,14 @@ PAPER = {
     "sbs:5,3": (77.5, 78.5, 79.7),
     MCTS: (82.9, 81.4, 80.9),
 }
-ASKS = """
+ASKS = f"""
 The same task played by three systems: Reader, Planner, Solver, Verifier (MAS1); Solver, Evaluator, Reflector, Reviser
 (MAS2); Reader, two Solvers, Judge (MAS3). The critic was trained on MAS1 and is used unchanged. The paper finds guided
 search far less sensitive to the graph than a single pass: ranges of 1.8 to 2.2 points against 9.0 (GSM8K, 7B critic).
 
 Some rows are not in the paper: MCTS(10,3) with policy likelihood and with a MASPRM of the graph itself, and best-of-N
-with an ORM of the graph itself at the tokens of that search. Where the task tells which messages are right, a fourth
-has the truth as critic: +1 while the newest message is right where it stands, else -1; and the last tables show whose
-errors a critic sees: the share of pairs of a right and a wrong message with the same beginning that it orders right,
-in %, on trees of the dev split.
-"""
+with an ORM of the graph itself at the tokens of that search.
+{errors.ASKS}"""
 
 
 def run(lab: Lab) -> Page:
@@ -51,30 +46,17 @@ def run(lab: Lab) -> Page:
         if setting != lab.home:
             [guided] = lab.measure(setting, [arm(MCTS, lab.critic(setting), f"MASPRM of {graph}")])
         equal = rivals(lab, setting, guided, scores[0], name=f"{graph}: ")
-        known = lab.home.task in KNOWN
-        truth = lab.measure(setting, [arm(MCTS, lab.truth(setting), "truth")] if known else [])
+        truth, sight = errors.against_truth(lab, setting)
+        sights += sight
         for name, score in zip(OWN, (*equal[1:], *truth), strict=False):
             own[name].append(score)
-        if known:
-            critics = {"its MASPRM": lab.critic(setting), "policy likelihood": load_critic(LIKELIHOOD)}
-            sights.append(seen(lab, setting, critics))
         rivalry += equal.claims()
         if setting != lab.home:
             text = f"{graph}: MCTS(10,3) with its own MASPRM over that of {lab.home.mas}"
             rivalry.append(compared(text, NEW, guided, scores[-1]))
         keep_rows(lab, f"graphs-{graph}", [*scores, *equal[1:], *truth])
-    rows = [
-        (
-            method,
-            *(f"{percent(score.hit)} ({span(*score.row.interval)})" for score in scores),
-            percent(_range(np.array([score.hit for score in scores]))),
-            " / ".join(map(str, PAPER[method])),
-        )
-        for method, scores in table.items()
-    ]
-    for name, scores in ((name, scores) for name, scores in own.items() if scores):
-        cells = [f"{score.row.planner}: {percent(score.hit)} ({span(*score.row.interval)})" for score in scores]
-        rows.append((name, *cells, percent(_range(np.array([score.hit for score in scores]))), NEW))
+    rows = [_row(method, scores, " / ".join(map(str, PAPER[method]))) for method, scores in table.items()]
+    rows += [_row(name, scores, NEW) for name, scores in own.items() if scores]
     page.table(("method", "MAS1 rpsv", "MAS2 refine", "MAS3 consensus", "range", "paper"), rows)
     page.blocks += sights
     page.claims = [
@@ -88,6 +70,15 @@ def run(lab: Lab) -> Page:
         *rivalry,
     ]
     return page
+
+
+def _row(name: str, scores: list[Score], paper: str) -> tuple[str, ...]:
+    # Rows of several searches, such as best-of-N at equal tokens, name each.
+    named = paper == NEW
+    cells = [
+        f"{score.row.planner}: " * named + f"{percent(score.hit)} ({span(*score.row.interval)})" for score in scores
+    ]
+    return (name, *cells, percent(_range(np.array([score.hit for score in scores]))), paper)
 
 
 def _range(means: np.ndarray) -> np.ndarray:

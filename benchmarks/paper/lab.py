@@ -22,7 +22,7 @@ import mas_gym.tiny
 from benchmarks.paper.options import PARTNERS, SYSTEMS, Options, read
 from benchmarks.paper.oracle import Truth
 from benchmarks.paper.page import Page, write_page, write_whole
-from benchmarks.tiny.stories import GENERATED, generated
+from benchmarks.tiny.stories import GENERATED, Retold, generated
 from mas_gym.errors import MASGymError, need
 from mas_gym.identity import identity_of
 from mas_gym.policies import Policy, RecordingPolicy, load_policy
@@ -193,14 +193,15 @@ class Lab:
         return f"transformers:{self.tiny_model('other-tiny', *OTHER_SIZE)}"
 
     def tiny_model(self, name: str, hidden: int, layers: int, without: str = "") -> Path:
-        """Train a further tiny model unless it is trained; return its folder."""
-        out = self.options.out / name
+        """Train a further tiny model for the run's number of steps unless it is trained; return its folder."""
+        out = self.options.out / f"{name}-{self.options.other_steps}"
         if not (out / "config.json").exists():
             note(f"training a tiny model of {layers} layers of width {hidden} into {out}")
             shape = {"--hidden": hidden, "--layers": layers, "--without": without}
             shape["--steps"] = self.options.other_steps
             words = [f"{option}={value}" for option, value in shape.items()]
             subprocess.run([sys.executable, "-m", "benchmarks.tiny.train", "--out", str(out), *words], check=True)
+        self.notes.append(f"{out.name}: weights {_sha256(out / 'model.safetensors')}")
         return out
 
     def bench(self, setting: Setting, split: str, number: int | None, seeds: Sequence[int], store: Path) -> Bench:
@@ -401,8 +402,9 @@ def problems(setting: Setting, split: str, number: int | None, grader: str = "")
 
 
 def rule_for(setting: Setting) -> str:
-    """Return a task's rule for equal messages; generated tasks are played in the messages of Arithmetic."""
-    return rule_of("arithmetic" if setting.task in GENERATED else setting.task)
+    """Return a task's rule for equal messages; one of a single difficulty has its family's."""
+    family = setting.task.partition("-")[0] if setting.task in GENERATED else setting.task
+    return rule_of("arithmetic" if family == Retold.name else family)
 
 
 def check(lab: Lab, settings: Sequence[Setting]) -> None:

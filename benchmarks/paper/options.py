@@ -169,7 +169,8 @@ def _brief(value: object) -> str:
         return text.replace(str(user_file(text)), user_file(text).name)
     kind, _, model = text.rpartition(":")
     path, _, rest = model.partition("#")
-    if not Path(path).is_absolute() or not Path(path).exists():
+    inside = not Path(path).is_absolute() and ".." not in Path(path).parts
+    if inside or not Path(path).exists():
         return text
     return f"{kind}:" * bool(kind) + Path(path).name + f"#{rest}" * bool(rest)
 

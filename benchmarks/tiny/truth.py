@@ -96,13 +96,13 @@ def rights(problem: Problem, messages: Sequence[tuple[str, str]]) -> list[bool]:
         ConfigError: The problem is of another task, whose truth is not known.
     """
     found: list[bool] = []
+    judged = "facts" in problem.metadata  # no agent of Ordering judges another
     for place, (_, text) in enumerate(messages):
         wrong_before = not all(found)
-        said = text.replace("\n", " ").strip()
-        if _REJECTS.search(said):
-            hints = language.read_hints(text)
-            found.append(wrong_before and all(is_true(hint, facts_of(problem)) for hint in hints))
-        elif said in _ACCEPTS:
+        if judged and _REJECTS.search(text):
+            facts = facts_of(problem)
+            found.append(wrong_before and all(is_true(hint, facts) for hint in language.read_hints(text)))
+        elif judged and text.strip() in _ACCEPTS:
             found.append(not wrong_before)
         else:
             found.append(first_error(problem, messages[place : place + 1]) is None)
