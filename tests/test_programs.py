@@ -3,11 +3,13 @@
 import asyncio
 import contextvars
 import copy
+import fcntl
 import gc
 import itertools
 import json
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -319,6 +321,44 @@ def test_a_task_that_is_stopped_is_no_error(caplog: pytest.LogCaptureFixture) ->
     loop.close()
     gc.collect()
     assert not [record for record in caplog.records if "never retrieved" in record.getMessage()]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_connection_is_read_though_a_lost_client_closes_its_own_of_the_same_number() -> None:
+    # What a client of openai does that nobody closes: the collector closes its socket, and it closes the rest later.
+    left: list[asyncio.Transport] = []
+
+    class Client:
+        def __init__(self, transport: asyncio.Transport) -> None:
+            self.transport, self.itself = transport, self
+
+        def __del__(self) -> None:
+            left.append(self.transport)
+
+    async def lost(end: socket.socket) -> None:
+        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=end)
+        await asyncio.sleep(0)
+        transport.pause_reading()
+        Client(transport)
+
+    async def talked() -> bytes:
+        (first, second), (third, fourth) = socket.socketpair(), socket.socketpair()
+        with second, third, fourth:
+            number = first.fileno()
+            await lost(first)
+            del first
+            gc.collect()
+            again = socket.socket(fileno=fcntl.fcntl(third.fileno(), fcntl.F_DUPFD, number))
+            assert again.fileno() == number
+            reader, writer = await asyncio.open_connection(sock=again)
+            left.pop().close()
+            fourth.send(b"!")
+            with closing(writer):
+                return await asyncio.wait_for(reader.read(1), 5)
+
+    loop = Loop("test")
+    with closing(loop):
+        assert asyncio.run_coroutine_threadsafe(talked(), loop.loop).result(20) == b"!"
 
 
 SEEN = contextvars.ContextVar("seen", default="")

@@ -377,6 +377,19 @@ class _IdleSelector(selectors.DefaultSelector):
         return super().select(timeout)
 
 
+class _Transport(asyncio.selector_events._SelectorSocketTransport):  # type: ignore[name-defined,misc]
+    def __del__(self, *args: Any) -> None:
+        # A client of openai that nobody closed closes its connections later, though the collector has closed their
+        # sockets; by then the number of the descriptor may be another connection's, which would be read no more.
+        self._closing, self._conn_lost = True, 1
+        super().__del__(*args)
+
+
+class _SelectorLoop(asyncio.SelectorEventLoop):
+    def _make_socket_transport(self, *args: Any, **named: Any) -> Any:
+        return _Transport(self, *args, **named)
+
+
 class _Started:
     """A task of a loop, or one that is about to be."""
 
@@ -411,7 +424,7 @@ class Loop:
     def __init__(self, name: str) -> None:
         """Start the thread."""
         self.selector = _IdleSelector()
-        self.loop = asyncio.SelectorEventLoop(self.selector)
+        self.loop = _SelectorLoop(self.selector)
         # An execution that waits in `asyncio.to_thread` holds a thread, and by default there are a few for all.
         self.loop.set_default_executor(ThreadPoolExecutor(_MAX_THREADS, "mas-gym-program"))
         self.loop.set_exception_handler(_handled)
