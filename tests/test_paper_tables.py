@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from benchmarks import siblings
 from benchmarks.paper import (
     agents,
     backbones,
+    by_agent,
     claims,
     clock,
     credit,
@@ -40,10 +41,13 @@ from benchmarks.paper.options import PARTNERS, Options, read
 from benchmarks.paper.page import REASONS, Claim, Page, claim, claim_of, write_page
 from benchmarks.paper.published import lead, narrowing
 from benchmarks.tiny.truth import FirstError, first_error
+from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.policies import load_policy
+from mas_gym.state import Action
 from rewardmodels import stored_trees
 from rewardmodels.training.run import trees
+from search import ScoringContext
 from search.compare import Difference
 from search.store import open_store
 
@@ -308,6 +312,41 @@ def test_duplicates_are_counted_and_every_use_of_the_rule_is_compared(lab: Lab) 
         len(re.findall(r"^\| (identical texts|mining|mining, training searches) \| (yes|no)", text, re.MULTILINE)) == 6
     )
     assert "dev split in place of the test split" in text
+
+
+@pytest.mark.slow
+def test_another_critic_chooses_for_one_agent_at_a_time(lab: Lab) -> None:
+    text = text_of(lab, by_agent.run(lab))
+    rows = re.findall(r"^\| sbs:5,3 \| MASPRM, for the (\w+) (policy likelihood|the truth) \|", text, re.MULTILINE)
+    agents = [agent.name for agent in mas_gym.load_mas("rpsv").agents]
+    assert rows == [(agent, name) for name in ("policy likelihood", "the truth") for agent in agents]
+    hits = dict(re.findall(r"^\| sbs:5,3 \| ([^|]+) \| ([\d.]+)", text, re.MULTILINE))
+    assert float(hits["the truth"]) >= float(hits["MASPRM"])
+
+
+def test_a_replaced_critic_scores_one_agents_messages_alone() -> None:
+    class Fixed:
+        terminal_only, free = False, True
+
+        def __init__(self, name: str, value: float) -> None:
+            self.name, self.value = name, value
+            self.asked: list[int] = []
+
+        def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
+            self.asked.append(len(contexts))
+            return [self.value] * len(contexts)
+
+    usual, other = Fixed("usual", 0.25), Fixed("other", 0.75)
+    critic = by_agent.Replaced(usual, other, "Planner")
+    mas = mas_gym.load_mas("rpsv")
+    dynamics = Dynamics(mas)
+    states = [dynamics.initial_state("q")]
+    for text in ("facts", "plan", "work"):
+        states.append(dynamics.transition(states[-1], Action(text, mas.ALL)))
+    contexts = [ScoringContext(state, mas, None) for state in states[1:]]
+    assert critic.score(contexts) == [0.25, 0.75, 0.25]
+    assert (usual.asked, other.asked) == ([2], [1])
+    assert critic.score(contexts[:1]) == [0.25] and other.asked == [1]
 
 
 @pytest.mark.slow

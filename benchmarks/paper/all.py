@@ -11,6 +11,7 @@ from benchmarks.paper import (
     agents,
     backbones,
     blame,
+    by_agent,
     clock,
     credit,
     critics,
@@ -41,6 +42,7 @@ TABLES: Mapping[str, Callable[[Lab], Page]] = MappingProxyType(
         "single": single.run,
         "credit": credit.run,
         "blame": blame.run,
+        "by_agent": by_agent.run,
         "heads": heads.run,
         "views": views.run,
         "critics": critics.run,
@@ -84,7 +86,7 @@ def chosen(lab: Lab) -> list[str]:
         if options.tables and name not in options.tables:
             continue
         if (
-            (name in ("credit", "blame") and options.task not in KNOWN)
+            (name in ("credit", "blame", "by_agent") and options.task not in KNOWN)
             or (name in ARITHMETIC and options.task not in ("arithmetic", *GENERATED))
             or (name in RPSV and lab.home.mas != "rpsv")
             or (name in MINIATURE and not options.miniature)

@@ -366,9 +366,9 @@ class Lab:
         by_key = {(score.row.planner, score.row.critic): score for score in found}
         return [by_key[arm.name, arm.critic_name] for arm in arms]
 
-    def truth(self, setting: Setting) -> Truth:
-        """Return the truth about the test problems of a setting, as a critic."""
-        return Truth(problems(setting, "test", self.options.number, self.options.grader))
+    def truth(self, setting: Setting, split: str = "test") -> Truth:
+        """Return the truth about the problems of a setting, as a critic."""
+        return Truth(problems(setting, split, self.options.number, self.options.grader))
 
     def dev_trees(self, setting: Setting) -> Iterator[LabelledTree]:
         """Read searches of the dev split, on which no critic was trained."""

@@ -1,0 +1,83 @@
+"""Whose messages a critic chooses badly: beam search in which another critic chooses for one agent at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.paper.lab import LIKELIHOOD, SCORE_HEADER, Lab, arm, command, keep_rows, score_cells
+from benchmarks.paper.page import NEW, Page
+from benchmarks.paper.rivals import compared
+from mas_gym.loading import load_mas
+from rewardmodels import load_critic
+from search import Critic, ScoringContext
+
+PLANNER = "sbs:5,3"
+ASKS = """
+Beam search compares messages of one agent at a time, so a search can use one critic for most agents and another for one
+of them. What SBS(5,3) with MASPRM gains when policy likelihood, or the truth, chooses among one agent's messages,
+MASPRM loses there. The dev split, because this looks for causes.
+"""
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """One critic, but another one for the messages of one agent.
+
+    Attributes:
+        usual: Scores the messages of all other agents.
+        other: Scores the agent's.
+        agent: The agent's name.
+    """
+
+    usual: Critic
+    other: Critic
+    agent: str
+    terminal_only = False
+    free = False
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        return f"{self.usual.name}, {self.agent}: {self.other.name}"
+
+    def identity(self) -> object:
+        """Return what its values depend on beside the state."""
+        return self.agent, self.usual, self.other
+
+    def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
+        """Return one value per state, in order."""
+        values = [0.0] * len(contexts)
+        for critic in (self.usual, self.other):
+            chosen = [i for i, context in enumerate(contexts) if self._of(context) is critic]
+            if chosen:
+                for i, value in zip(chosen, critic.score([contexts[i] for i in chosen]), strict=True):
+                    values[i] = value
+        return values
+
+    def _of(self, context: ScoringContext) -> Critic:
+        speaker = context.state.turns[-1].speaker
+        return self.other if context.mas.agents[speaker].name == self.agent else self.usual
+
+
+def run(lab: Lab) -> Page:
+    page = Page("by_agent", "Whose messages a critic chooses badly", ASKS)
+    masprm = lab.critic(lab.home)
+    others: dict[str, Critic] = {"policy likelihood": load_critic(LIKELIHOOD), "the truth": lab.truth(lab.home, "dev")}
+    arms = [arm(PLANNER, masprm, "MASPRM")]
+    arms += [arm(PLANNER, critic, name) for name, critic in others.items()]
+    arms += [
+        arm(PLANNER, Replaced(masprm, critic, agent.name), f"MASPRM, for the {agent.name} {name}")
+        for name, critic in others.items()
+        for agent in load_mas(lab.home.mas).agents
+    ]
+    scores = lab.measure(lab.home, arms, split="dev")
+    page.table(("search", "critic", *SCORE_HEADER), [(PLANNER, s.row.critic, *score_cells(s)) for s in scores], left=2)
+    page.claims = [compared(f"{score.row.critic}, over MASPRM", NEW, score, scores[0]) for score in scores[1:]]
+    lab.notes.append("dev split in place of the test split")
+    keep_rows(lab, page.name, scores)
+    return page
+
+
+if __name__ == "__main__":
+    command(run, "by_agent")
