@@ -142,6 +142,12 @@ def test_a_planner_that_states_its_values_takes_a_critic() -> None:
     assert found.rows[0].critic == "hash" and not found.rows[0].failures
 
 
+def test_planners_that_differ_in_their_values_alone_have_names_in_any_order() -> None:
+    specs = ["sc:3,weights=critic", "sc:3,weights=critic,values=outcome"]
+    assert list(named_planners(specs)) == specs and list(named_planners(specs[::-1])) == specs[::-1]
+    assert list(named_planners([specs[0], specs[0], "bon:3,values=outcome"])) == [specs[0], "bon:3"]
+
+
 def test_size_settings() -> None:
     loaded = named_planners(["single", "sc:3", "bon:3", "sbs:3,2", "mcts:3", "halving:3", "dvts:2", "rebase:4"])
     sizes = [size_setting(planner) for planner in loaded.values()]

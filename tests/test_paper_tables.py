@@ -36,7 +36,7 @@ from benchmarks.paper import (
 from benchmarks.paper.all import TABLES
 from benchmarks.paper.credit import Pass, blame_matrix, judges_of, largest_drop, save_matrices, shares
 from benchmarks.paper.curve import Series, save_curves
-from benchmarks.paper.lab import ORM, Lab, Setting, arm, publish, rule_for, weights
+from benchmarks.paper.lab import LIKELIHOOD, ORM, Lab, Setting, arm, publish, rule_for, weights
 from benchmarks.paper.options import PARTNERS, Options, read
 from benchmarks.paper.page import REASONS, Claim, Page, claim, claim_of, write_page
 from benchmarks.paper.published import lead, narrowing
@@ -322,6 +322,14 @@ def test_another_critic_chooses_for_one_agent_at_a_time(lab: Lab) -> None:
     assert rows == [(agent, name) for name in ("policy likelihood", "the truth") for agent in agents]
     hits = dict(re.findall(r"^\| sbs:5,3 \| ([^|]+) \| ([\d.]+)", text, re.MULTILINE))
     assert float(hits["the truth"]) >= float(hits["MASPRM"])
+
+
+def test_rows_of_two_settings_are_never_one(lab: Lab) -> None:
+    critic = lab.load(LIKELIHOOD)
+    rows = [arm(spec, critic, "PL") for spec in ("sc:3,weights=critic", "sc:3,weights=critic,values=outcome")]
+    assert [row.label for row in rows] == ["sc:3,weights=critic + PL", "sc:3,weights=critic,values=outcome + PL"]
+    with pytest.raises(ConfigError, match="rows of different names"):
+        lab.measure(lab.home, [rows[0], replace(rows[1], name=rows[0].name)])
 
 
 def test_a_replaced_critic_scores_one_agents_messages_alone() -> None:

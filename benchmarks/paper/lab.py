@@ -23,7 +23,7 @@ from benchmarks.paper.options import PARTNERS, SYSTEMS, Options, read
 from benchmarks.paper.oracle import Truth
 from benchmarks.paper.page import Page, write_page, write_whole
 from benchmarks.tiny.stories import GENERATED, Retold, generated
-from mas_gym.errors import MASGymError, need
+from mas_gym.errors import ConfigError, MASGymError, need
 from mas_gym.identity import identity_of
 from mas_gym.policies import Policy, RecordingPolicy, load_policy
 from mas_gym.policies.registry import ModelSource
@@ -37,7 +37,7 @@ from rewardmodels import LearnedCritic, load_critic
 from rewardmodels.critics import shipped
 from rewardmodels.training.config import SMALL, TrainingConfig, config_for
 from rewardmodels.training.run import CHECKPOINTS, ROLLOUTS, grow, teach, trees
-from search import Sampling
+from search import Sampling, load_planner
 from search.compare import (
     PAPER_PLANNERS,
     Arm,
@@ -348,7 +348,14 @@ class Lab:
             arms: The rows.
             seeds: Run seeds; the run's own if empty.
             split: ``"test"``, or ``"dev"`` to choose a recipe.
+
+        Raises:
+            ConfigError: Two different rows have one name.
         """
+        rows = {one.label: one for one in arms}
+        for one in arms:
+            if (one.planner, one.critic) != (rows[one.label].planner, rows[one.label].critic):
+                raise ConfigError(f"expected rows of different names, got two that are called {one.label!r}")
         options = self.options
         options.out.mkdir(parents=True, exist_ok=True)
         bench = self.bench(setting, split, options.number, seeds or options.seeds, options.out / "searches.db")
@@ -472,8 +479,7 @@ def note(message: str) -> None:
 
 def arm(spec: str, critic: Critic | None = None, name: str = "") -> Arm:
     """Return a row: a planner, with a critic and its name in the table."""
-    [(label, planner)] = named_planners([spec]).items()
-    return Arm(label, planner, critic, name)
+    return Arm(spec, load_planner(spec), critic, name)
 
 
 def paper_arms(guides: Mapping[str, Critic]) -> list[Arm]:

@@ -130,14 +130,17 @@ def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | 
     if isinstance(planners, Mapping):
         return {str(name): load_planner(p) if isinstance(p, str) else p for name, p in planners.items()}
     single = isinstance(planners, str | Planner)
-    found: dict[str, Planner] = {}
-    for item in [planners] if single else planners:  # type: ignore[union-attr]
-        planner = load_planner(item) if isinstance(item, str) else item
+    items: list[Any] = [planners] if single else list(planners)  # type: ignore[arg-type]
+    loaded = [load_planner(item) if isinstance(item, str) else item for item in items]
+    for planner in loaded:
         if not isinstance(planner, Planner):
             raise ConfigError(f"expected a planner with a plan method, got {type(planner).__name__}")
-        name = planner_spec(planner)
+    named = [(planner_spec(planner), planner) for planner in loaded]
+    found: dict[str, Planner] = {}
+    for item, (name, planner) in zip(items, named, strict=True):
         # Names leave out what only a short form states, such as the kind of values.
-        if isinstance(item, str) and (name == type(planner).__name__ or name in found):
+        shared = any(other != planner for same, other in named if same == name)
+        if isinstance(item, str) and (name == type(planner).__name__ or shared):
             name = item
         if name in found and found[name] != planner:
             raise ConfigError(f"two planners are called {name!r}: give them names, as in {{'a': first, 'b': second}}")
