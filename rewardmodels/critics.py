@@ -144,7 +144,7 @@ def _build(name: str, make: Callable[..., Critic], argument: str, **options: Any
         takes = [key for key, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY]
         raise ConfigError(f"critic {name!r}: {error}; it takes {', '.join(takes) or 'no options'}") from error
     if make in (LearnedCritic, StepRewardModel, ScalarRewardModel) and find_spec("torch") is None:
-        raise MissingDependencyError("a local reward model needs torch; pip install mas-gym[local]")
+        raise MissingDependencyError("a local reward model needs torch; install it with: pip install 'mas-gym[local]'")
     return make(argument, **options)
 
 

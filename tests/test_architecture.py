@@ -4,9 +4,12 @@ import ast
 import subprocess
 import sys
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("mas_gym", "search", "rewardmodels")
@@ -147,6 +150,40 @@ def test_importing_needs_no_torch(package: str) -> None:
     code = f"import sys, {package}; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def absent_without_extras() -> list[str]:
+    """Return the top-level modules here that `pip install mas-gym` alone does not bring."""
+    brought, waiting = set(), ["mas-gym"]
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name not in brought:
+            brought.add(name)
+            needed = [Requirement(line) for line in metadata.requires(name) or []]
+            waiting += [one.name for one in needed if not one.marker or one.marker.evaluate({"extra": ""})]
+    return [
+        module
+        for module, owners in metadata.packages_distributions().items()
+        if module.isidentifier() and not {canonicalize_name(owner) for owner in owners} & brought
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    ["--help", "envs", "critics", "policies", "planners", "tasks", "demo -n 1", "eval -n 1", "critics --help"],
+)
+def test_without_extras_commands_run_or_say_what_to_install(words: str, tmp_path: Path) -> None:
+    absent = absent_without_extras()
+    assert {"torch", "transformers", "pytest"} <= set(absent)
+    code = (
+        f"import sys\nsys.modules.update(dict.fromkeys({absent!r}))\n"
+        f"from mas_gym.cli import main\nsys.argv[1:] = {words.split()!r}\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    shown = done.stdout + done.stderr
+    assert "Traceback" not in shown
+    assert done.returncode == 0 or "pip install 'mas-gym[" in " ".join(shown.replace("│", "").split())
 
 
 def test_a_critic_is_described_without_torch() -> None:

@@ -31,6 +31,7 @@ from search.compare import (
     to_csv,
     to_json,
     to_markdown,
+    tradeoff_figure,
     wilson,
 )
 
@@ -279,6 +280,14 @@ def test_plot_is_written_in_the_format_of_its_name(tmp_path: Path) -> None:
     rows = summarise(outcomes())
     assert save_tradeoff(rows, tmp_path / "deep" / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in save_tradeoff(rows, tmp_path / "plot.svg").read_text(encoding="utf-8")
+
+
+def test_plot_gives_every_search_a_marker_of_its_own() -> None:
+    searches = [f"bon:{size}" for size in range(1, 17)]
+    rows = summarise([Outcome(search, "orm", 1, "p", correct=True, tokens=50) for search in searches])
+    axes = tradeoff_figure(rows).axes[0]
+    marks = {handle.get_label(): handle.get_marker() for handle in axes.get_legend().legend_handles}
+    assert len({marks[search] for search in searches}) == len(searches)
 
 
 def test_plot_refuses_unknown_formats_and_empty_runs(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from mas_gym.errors import ConfigError, need
 from mas_gym.render import one_line
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+Look = TypeVar("Look")
+Marker: TypeAlias = str | tuple[int, int, int]
 
 COLUMNS = (
     *("Search", "Critic", "Hit@1", "95% interval", "Hit@3", "Hit@5"),
@@ -317,7 +319,11 @@ def _finite(flat: dict[str, Any]) -> dict[str, Any]:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _COSTS = {"tokens": "generated tokens", "agent_calls": "agent calls"}
 _NO_CRITIC = "#555555"
-_MARKERS = ("o", "s", "^", "D", "P", "v", "X", "*", "<", ">")
+_MARKERS: tuple[Marker, ...] = (
+    *("o", "s", "^", "D", "P", "v", "X", "*", "<", ">", "d", "p", "h"),
+    *((4, 1, 0), (6, 1, 0), (4, 1, 45)),
+)
+"""Filled markers of matplotlib, then stars of four and six rays; alike ones lie far apart."""
 INK, _FAINT = "#22262b", "#d9dde2"
 
 
@@ -395,11 +401,11 @@ def save_figure(figure: Figure, path: Path) -> Path:
     return path
 
 
-def _assign(names: Sequence[str], looks: Sequence[str]) -> dict[str, str]:
+def _assign(names: Sequence[str], looks: Sequence[Look]) -> dict[str, Look]:
     return {name: looks[i % len(looks)] for i, name in enumerate(dict.fromkeys(names))}
 
 
-def _draw_row(axes: Any, row: ResultRow, cost: str, colour: str, marker: str) -> None:
+def _draw_row(axes: Any, row: ResultRow, cost: str, colour: str, marker: Marker) -> None:
     if row.curve and cost == "tokens":
         stops, hits = zip(*row.curve, strict=True)
         axes.plot(stops, [100 * hit for hit in hits], color=colour, linewidth=1.4, alpha=0.55, zorder=2)
@@ -443,7 +449,7 @@ def plain_log_ticks(axes: Any, low: float, high: float) -> None:
     axes.set_xticklabels([f"{tick:,.0f}" if tick >= 1 else f"{tick:g}" for tick in ticks])
 
 
-def _legend(axes: Any, colours: dict[str, str], markers: dict[str, str], critics: Sequence[str]) -> None:
+def _legend(axes: Any, colours: dict[str, str], markers: dict[str, Marker], critics: Sequence[str]) -> None:
     from matplotlib.lines import Line2D
 
     shape: dict[str, Any] = {"linestyle": "none", "markersize": 8, "markeredgecolor": "white"}
