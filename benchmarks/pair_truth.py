@@ -20,12 +20,12 @@ from rewardmodels.data.mining import pairs
 from rewardmodels.training.run import trees
 
 
-def counts(options: Options) -> Counter[str]:
-    """Return how often which kind of message is set over which."""
+def counts(options: Options) -> Counter[tuple[str, str]]:
+    """Return how often which kind of message is set over which, by the agent that wrote them."""
     lab = Lab(options)
     task = problems(lab.home, "train", None)
     same = same_rule(rule_for(lab.home))
-    found: Counter[str] = Counter()
+    found: Counter[tuple[str, str]] = Counter()
     for tree in trees(lab.rollouts(lab.home), lab.trees(lab.home)):
         problem = task.problem(tree.problem_id)
         names = [agent.name for agent in tree.mas.agents]
@@ -36,15 +36,20 @@ def counts(options: Options) -> Counter[str]:
             ]
             words = ["wrong" if error else "right" for error in errors]
             early = errors[0] is not None and errors[0].place < pair.depth
-            found["after an error" if early else " over ".join(words)] += 1
+            found[names[pair.chosen.state.turns[-1].speaker], "after an error" if early else " over ".join(words)] += 1
     return found
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print the counts."""
-    kinds = counts(read("python -m benchmarks.pair_truth", __doc__ or "", arguments))
-    for kind, number in kinds.most_common():
-        print(f"{kind}: {number} of {kinds.total()} pairs, {100 * number / kinds.total():.1f}%")
+    """Print the counts, of all agents and of each."""
+    found = counts(read("python -m benchmarks.pair_truth", __doc__ or "", arguments))
+    for agent in ("all", *sorted({agent for agent, _ in found})):
+        kinds: Counter[str] = Counter()
+        for (speaker, kind), number in found.items():
+            if agent in ("all", speaker):
+                kinds[kind] += number
+        for kind, number in kinds.most_common():
+            print(f"{agent}, {kind}: {number} of {kinds.total()} pairs, {100 * number / kinds.total():.1f}%")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 
 import mas_gym.tiny
 import search
-from benchmarks import siblings
+from benchmarks import pair_truth, siblings
 from benchmarks.paper import (
     agents,
     backbones,
@@ -288,6 +288,8 @@ def test_one_agent_alone_gets_the_tokens_of_the_system(lab: Lab) -> None:
     text = text_of(lab, single.run(lab))
     assert len(re.findall(r"^\| one agent \| bon:\d+ \+ ORM of one agent \|", text, re.MULTILINE)) >= 2
     assert re.search(r"mcts:10,3 \+ MASPRM over bon:\d+ of one agent, equal tokens", text)
+    assert "| mcts:10,3: MASPRM over policy likelihood |" in text
+    assert re.search(r"\| MASPRM mcts:10,3 over bon:\d+ with the ORM, equal tokens \|", text)
     assert "no comparison" in next(line for line in text.splitlines() if "mcts:10,3+MASPRM over one agent" in line)
 
 
@@ -300,7 +302,7 @@ def test_every_search_of_the_frontier_meets_best_of_n_at_its_tokens(lab: Lab) ->
     rows = [line.split("|") for line in text.splitlines() if re.match(r"\| [a-z:0-9,=]+ \+ (ORM|MASPRM) \|", line)]
     tokens = [float(row[4].replace(",", "")) for row in rows]
     assert len(tokens) > len(searches) - 3 and tokens == sorted(tokens)
-    assert "dev split in place of the test split" in text
+    assert "- 2 problems of arithmetic, dev split; run seeds 42" in text
 
 
 @pytest.mark.slow
@@ -311,7 +313,20 @@ def test_duplicates_are_counted_and_every_use_of_the_rule_is_compared(lab: Lab) 
     assert (
         len(re.findall(r"^\| (identical texts|mining|mining, training searches) \| (yes|no)", text, re.MULTILINE)) == 6
     )
-    assert "dev split in place of the test split" in text
+    assert "- 2 problems of arithmetic, dev split; run seeds 42" in text
+
+
+@pytest.mark.slow
+def test_pairs_are_counted_by_agent_and_truth(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
+    found = pair_truth.counts(options)
+    assert {kind for _, kind in found} <= {
+        "after an error",
+        *(f"{chosen} over {rejected}" for chosen in ("right", "wrong") for rejected in ("right", "wrong")),
+    }
+    assert {agent for agent, _ in found} <= {agent.name for agent in mas_gym.load_mas("rpsv").agents}
+    pair_truth.main(["--out", str(options.out), "--trees", str(options.trees), "-n", "2", "--seeds", "42"])
+    printed = capsys.readouterr().out
+    assert f" of {found.total()} pairs" in printed and printed.startswith("all, ")
 
 
 @pytest.mark.slow
@@ -320,6 +335,7 @@ def test_another_critic_chooses_for_one_agent_at_a_time(lab: Lab) -> None:
     rows = re.findall(r"^\| sbs:5,3 \| MASPRM, for the (\w+) (policy likelihood|the truth) \|", text, re.MULTILINE)
     agents = [agent.name for agent in mas_gym.load_mas("rpsv").agents]
     assert rows == [(agent, name) for name in ("policy likelihood", "the truth") for agent in agents]
+    assert "- 2 problems of arithmetic, dev split; run seeds 42" in text
     hits = dict(re.findall(r"^\| sbs:5,3 \| ([^|]+) \| ([\d.]+)", text, re.MULTILINE))
     assert float(hits["the truth"]) >= float(hits["MASPRM"])
 
@@ -328,8 +344,8 @@ def test_rows_of_two_settings_are_never_one(lab: Lab) -> None:
     critic = lab.load(LIKELIHOOD)
     rows = [arm(spec, critic, "PL") for spec in ("sc:3,weights=critic", "sc:3,weights=critic,values=outcome")]
     assert [row.label for row in rows] == ["sc:3,weights=critic + PL", "sc:3,weights=critic,values=outcome + PL"]
-    with pytest.raises(ConfigError, match="rows of different names"):
-        lab.measure(lab.home, [rows[0], replace(rows[1], name=rows[0].name)])
+    single, passes = lab.measure(lab.home, [arm("single"), replace(arm("sc:3"), name="single")])
+    assert (single.row.agent_calls.mean, passes.row.agent_calls.mean) == (4, 12)
 
 
 def test_a_replaced_critic_scores_one_agents_messages_alone() -> None:

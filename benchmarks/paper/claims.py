@@ -78,7 +78,12 @@ CLAIMS = (
     PaperClaim(
         "Bradley-Terry, anchored and alone, is above regression for MASPRM",
         "head ablation",
-        [("heads", "MASPRM: BT over MSE"), ("heads", "MASPRM: BT alone over MSE")],
+        [
+            ("heads", "MASPRM: BT over MSE"),
+            ("heads", "MASPRM: BT alone over MSE"),
+            ("trainings", "MASPRM: BT over MSE"),
+            ("trainings", "MASPRM: BT alone over MSE"),
+        ],
     ),
     PaperClaim(
         "Cross-entropy is above regression for the ORM, or level", "head ablation", [("heads", "ORM: BCE over MSE")]
@@ -106,6 +111,16 @@ CLAIMS = (
         [("tasks", "on arithmetic: that of"), ("tasks", "on ordering: that of")],
     ),
     PaperClaim(
+        "Between wordings of one task, a critic's own problems are where it is best",
+        "cross-dataset transfer",
+        [("wordings", "on arithmetic: its own"), ("wordings", "on retold-3: its own")],
+    ),
+    PaperClaim(
+        "Between wordings of one task, a critic of the other wording is above policy likelihood",
+        "cross-dataset transfer",
+        [("wordings", "on arithmetic: that of"), ("wordings", "on retold-3: that of")],
+    ),
+    PaperClaim(
         "With other agents, MCTS(10,3) and SBS(5,1): MASPRM is above policy likelihood",
         "cross-agent transfer",
         [("agents", "mcts:10,3: MASPRM over PL"), ("agents", "sbs:5,1: MASPRM over PL")],
@@ -129,12 +144,39 @@ OURS = (
         [("main", "MASPRM MCTS(20,2) over best"), ("main", "MASPRM MCTS(10,3) over best")],
     ),
     PaperClaim(
+        "MCTS(20,4) and MCTS(20,6) over distinct messages with MASPRM are above best-of-N with the ORM at equal tokens",
+        "",
+        [("main", "MASPRM mcts:20,4,same"), ("main", "MASPRM mcts:20,6,same")],
+    ),
+    PaperClaim(
         "MASPRM is above the ORM that answers by its best leaf", "", [("main", "MASPRM MCTS(10,3) over ORM MCTS")]
     ),
     PaperClaim(
         "SBS(5,3) and MCTS(10,3) of the system are above best-of-N of one agent at equal tokens",
         "",
         [("single", "sbs:5,3 + MASPRM over bon"), ("single", "mcts:10,3 + MASPRM over bon")],
+    ),
+    PaperClaim(
+        "A graph's own MASPRM is above policy likelihood: RPSV, Refine, Consensus, DyLAN, Logic",
+        "",
+        [
+            ("graphs", "rpsv: mcts:10,3: MASPRM over policy"),
+            ("graphs", "refine: mcts:10,3: MASPRM over policy"),
+            ("graphs", "consensus: mcts:10,3: MASPRM over policy"),
+            ("dylan", "dynamic: mcts:10,3: MASPRM over policy"),
+            ("tasks", "ordering: mcts:10,3: MASPRM over policy"),
+        ],
+    ),
+    PaperClaim(
+        "A graph's own MASPRM is above best-of-N with its own ORM at equal tokens, on the same graphs",
+        "",
+        [
+            ("graphs", "rpsv: MASPRM mcts:10,3 over bon"),
+            ("graphs", "refine: MASPRM mcts:10,3 over bon"),
+            ("graphs", "consensus: MASPRM mcts:10,3 over bon"),
+            ("dylan", "dynamic: MASPRM mcts:10,3 over bon"),
+            ("tasks", "ordering: MASPRM mcts:10,3 over bon"),
+        ],
     ),
     PaperClaim(
         "MASPRM finds the agent that erred first more often than the ORM, and more often than policy likelihood",

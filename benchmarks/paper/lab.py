@@ -23,7 +23,7 @@ from benchmarks.paper.options import PARTNERS, SYSTEMS, Options, read
 from benchmarks.paper.oracle import Truth
 from benchmarks.paper.page import Page, write_page, write_whole
 from benchmarks.tiny.stories import GENERATED, Retold, generated
-from mas_gym.errors import ConfigError, MASGymError, need
+from mas_gym.errors import MASGymError, need
 from mas_gym.identity import identity_of
 from mas_gym.policies import Policy, RecordingPolicy, load_policy
 from mas_gym.policies.registry import ModelSource
@@ -348,30 +348,18 @@ class Lab:
             arms: The rows.
             seeds: Run seeds; the run's own if empty.
             split: ``"test"``, or ``"dev"`` to choose a recipe.
-
-        Raises:
-            ConfigError: Two different rows have one name.
         """
-        rows = {one.label: one for one in arms}
-        for one in arms:
-            if (one.planner, one.critic) != (rows[one.label].planner, rows[one.label].critic):
-                raise ConfigError(f"expected rows of different names, got two that are called {one.label!r}")
         options = self.options
         options.out.mkdir(parents=True, exist_ok=True)
         bench = self.bench(setting, split, options.number, seeds or options.seeds, options.out / "searches.db")
-        outcomes: list[Outcome] = []
+        found: list[Score] = []
         for one in arms:
             spec = self._specs.get(one.critic, one.critic.name) if one.critic is not None else ""
-            found_here, stop = measure([replace(one, critic_spec=spec)], bench, listen=True)
+            outcomes, stop = measure([replace(one, critic_spec=spec)], bench, listen=True)
             _go_on(stop)
-            outcomes += found_here
+            found.append(Score(summarise(outcomes)[0], tuple(outcomes)))
             self.rest(one.critic)
-        groups: dict[tuple[str, str], list[Outcome]] = {}
-        for outcome in outcomes:
-            groups.setdefault((outcome.planner, outcome.critic), []).append(outcome)
-        found = [Score(summarise(group)[0], tuple(group)) for group in groups.values()]
-        by_key = {(score.row.planner, score.row.critic): score for score in found}
-        return [by_key[arm.name, arm.critic_name] for arm in arms]
+        return found
 
     def truth(self, setting: Setting, split: str = "test") -> Truth:
         """Return the truth about the problems of a setting, as a critic."""
@@ -385,15 +373,15 @@ class Lab:
         """Read the training searches of a setting."""
         return trees(self.rollouts(setting, planner=planner), self.trees(setting))
 
-    def facts(self) -> list[str]:
-        """Return the facts that every page states about its run."""
+    def facts(self, split: str = "test") -> list[str]:
+        """Return the facts that every page states about its run on a split."""
         options = self.options
         seeds = ", ".join(map(str, options.seeds))
         used = [f"given: {Path(path).name}" for path in (options.masprm, options.orm) if path]
         base = Path(options.base).name if Path(options.base).is_dir() else options.base
         learned = f"critics on {base} from {options.trees:,} training searches, MCTS(40, 3), seed {SEED}"
         return [
-            f"{options.number:,} problems of {options.task}, test split; run seeds {seeds}",
+            f"{options.number:,} problems of {options.task}, {split} split; run seeds {seeds}",
             f"MAS {Path(options.system).stem}; agents {Path(options.policy).name}",
             learned + (f"; {', '.join(used)}" if used else ""),
             weights(options),
@@ -508,7 +496,7 @@ def or_exit() -> Iterator[None]:
 def publish(lab: Lab, page: Page) -> Path:
     """Write a page and the figures behind it."""
     words = f"python -m benchmarks.paper.{page.name} {lab.options.shown()}".strip()
-    path = write_page(page, lab.options.folder, words, [*lab.facts(), *lab.notes])
+    path = write_page(page, lab.options.folder, words, [*lab.facts(page.split), *lab.notes])
     lab.notes.clear()
     note(f"wrote {path}")
     return path

@@ -102,6 +102,7 @@ class Page:
         name: Of the module and the file.
         title: Heading.
         asks: What the paper's table is about and what it found.
+        split: Whose problems are measured: ``"test"``, or ``"dev"`` where something is chosen.
         blocks: Markdown, in order.
         claims: The paper's differences, measured.
         files: Pictures beside the page: name to a function that writes the file.
@@ -111,6 +112,7 @@ class Page:
     name: str
     title: str
     asks: str
+    split: str = "test"
     blocks: list[str] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
     files: dict[str, Callable[[Path], object]] = field(default_factory=dict)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from benchmarks.paper.lab import MCTS, ORM, SCORE_HEADER, Lab, Recipe, Score, arm, command, keep_rows, score_cells
 from benchmarks.paper.page import NEW, Page
-from benchmarks.paper.published import MAIN, ORDER, SINGLE_AGENT, shown
-from benchmarks.paper.rivals import compared, passes_at
+from benchmarks.paper.published import MAIN, ORDER, SINGLE_AGENT, lead, shown
+from benchmarks.paper.rivals import compared, passes_at, rivals
 
 ALONE = Recipe("orm", "bce", rollouts="mcts:20,20")
 """MCTS(40,3) draws three answers per problem from one agent; 20 children give as many leaves as a tree of RPSV."""
@@ -19,11 +19,10 @@ ORM of its own, which has learned from as many problems. {ORDER}
 
 def run(lab: Lab) -> Page:
     page = Page("single", "One agent against the system", ASKS)
-    masprm, orm = lab.critic(lab.home), lab.critic(lab.home, ORM)
-    team = lab.measure(
-        lab.home,
-        [arm("single"), arm("sbs:5,3", masprm, "MASPRM"), arm(MCTS, masprm, "MASPRM"), arm("bon:10", orm, "ORM")],
-    )
+    masprm = lab.critic(lab.home)
+    guided = lab.measure(lab.home, [arm("single"), arm("sbs:5,3", masprm, "MASPRM"), arm(MCTS, masprm, "MASPRM")])
+    equal = rivals(lab, lab.home, guided[2], guided[0], orm=lab.critic(lab.home, ORM))
+    team = [*guided, equal.best]
     lone = lab.home._replace(mas="single")
     [one] = lab.measure(lone, [arm("single")])
     judge = lab.critic(lone, ALONE)
@@ -31,7 +30,7 @@ def run(lab: Lab) -> Page:
     specs = list(dict.fromkeys(f"bon:{size}" for size in sizes if size > 1))
     found = dict(zip(specs, lab.measure(lone, [arm(spec, judge, "ORM of one agent") for spec in specs]), strict=True))
     rows: list[tuple[str, Score]] = [("one agent", score) for score in (one, *found.values())]
-    rows += [(lab.home.mas, score) for score in team]
+    rows += [(lab.home.mas, score) for score in (*team, equal.likelihood)]
     page.table(
         ("system", "search", *SCORE_HEADER), [(name, score.row.label, *score_cells(score)) for name, score in rows], 2
     )
@@ -44,13 +43,14 @@ def run(lab: Lab) -> Page:
                 score,
                 one,
             )
-            for score in team[1:3]
+            for score in guided[1:]
         ),
         *(
             compared(f"{score.row.label} over bon:{size} of one agent, equal tokens", NEW, score, found[f"bon:{size}"])
             for score, size in zip(team, sizes, strict=True)
             if size > 1
         ),
+        *equal.claims(lead(MCTS, "MASPRM", "PL")),
     ]
     keep_rows(lab, page.name, [score for _, score in rows])
     return page

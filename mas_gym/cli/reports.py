@@ -66,7 +66,7 @@ def blame(
     ] = None,
     run: RunNames = None,
     threshold: Annotated[
-        float | None, typer.Option("--threshold", min=0.0, help="Least confidence to name an agent; by default 0.25.")
+        float | None, typer.Option("--threshold", min=0.0, help="Least confidence to name an agent; by default 0.3.")
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write every failed search and its blame.")] = None,
 ) -> None:

@@ -392,7 +392,7 @@ def bench_critic(
 
 BINS = 10
 
-CONFIDENT = 0.25
+CONFIDENT = 0.3
 """Blame of less confidence is not stated. Chosen on dev problems of Arithmetic, see benchmarks/LOG.md."""
 
 
