@@ -53,6 +53,15 @@ def shortened(block: Block) -> list[str]:
     return [line for line in code.splitlines() if line.strip()]
 
 
+LINKING = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "benchmarks").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("path", LINKING, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_files_lead_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", path.read_text(encoding="utf-8"))
+    assert not [link for link in links if not (path.parent / link).exists()]
+
+
 def run_command(line: str) -> None:
     words = shlex.split(line, comments=True)
     if line.startswith(SETUP):

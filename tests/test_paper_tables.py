@@ -36,7 +36,7 @@ from benchmarks.paper import (
 from benchmarks.paper.all import TABLES
 from benchmarks.paper.credit import Pass, blame_matrix, judges_of, largest_drop, save_matrices, shares
 from benchmarks.paper.curve import Series, save_curves
-from benchmarks.paper.lab import LIKELIHOOD, ORM, Lab, Setting, arm, publish, rule_for, weights
+from benchmarks.paper.lab import LIKELIHOOD, ORM, Lab, Setting, TinyShape, arm, publish, rule_for, weights
 from benchmarks.paper.options import PARTNERS, Options, read
 from benchmarks.paper.page import REASONS, Claim, Page, claim, claim_of, write_page
 from benchmarks.paper.published import lead, narrowing
@@ -263,8 +263,8 @@ def test_critics_go_to_another_wording_of_the_same_task(options: Options) -> Non
 def test_critics_on_other_backbones_learn_from_the_same_searches(
     options: Options, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    shapes = zip(backbones.BACKBONES, [(64, 1, ""), (128, 1, ""), (128, 1, "audit"), (128, 2, "")], strict=True)
-    monkeypatch.setattr(backbones, "BACKBONES", dict(shapes))
+    shapes = zip(backbones.BACKBONES, [(64, 1), (128, 1), (128, 1, "audit"), (128, 2, "", 1e-3)], strict=True)
+    monkeypatch.setattr(backbones, "BACKBONES", {name: TinyShape(*shape) for name, shape in shapes})
     lab = Lab(replace(options, other_steps=2))
     text = text_of(lab, backbones.run(lab))
     counts = [int(figures(text, name)[1].replace(",", "")) for name in backbones.BACKBONES]
@@ -273,7 +273,7 @@ def test_critics_on_other_backbones_learn_from_the_same_searches(
     assert "| MASPRM: with the Auditor over without |" in text
     assert "| large: MASPRM over best-of-N with the ORM, equal tokens |" in text
     assert "- backbones trained for 2 steps each" in text
-    assert len(re.findall(r"^- backbone-[\w-]+-2: weights [0-9a-f]{12}$", text, re.MULTILINE)) == 4
+    assert len(re.findall(r"^- backbone-[\w.-]+-2: weights [0-9a-f]{12}$", text, re.MULTILINE)) == 4
 
 
 def test_generated_tasks_have_their_familys_rule_for_equal_messages() -> None:

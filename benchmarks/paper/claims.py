@@ -121,6 +121,11 @@ CLAIMS = (
         [("wordings", "on arithmetic: that of"), ("wordings", "on retold-3: that of")],
     ),
     PaperClaim(
+        "On the easiest and on the hardest problems, a critic of their own is above that of the default difficulty",
+        "cross-dataset transfer",
+        [("difficulty", "difficulty 1: its own"), ("difficulty", "difficulty 5: its own")],
+    ),
+    PaperClaim(
         "With other agents, MCTS(10,3) and SBS(5,1): MASPRM is above policy likelihood",
         "cross-agent transfer",
         [("agents", "mcts:10,3: MASPRM over PL"), ("agents", "sbs:5,1: MASPRM over PL")],
@@ -177,6 +182,16 @@ OURS = (
             ("dylan", "dynamic: MASPRM mcts:10,3 over bon"),
             ("tasks", "ordering: MASPRM mcts:10,3 over bon"),
         ],
+    ),
+    PaperClaim(
+        "One MASPRM is above policy likelihood on difficulties 1 to 5",
+        "",
+        [("difficulty", f"difficulty {level}: mcts:10,3: MASPRM over policy") for level in range(1, 6)],
+    ),
+    PaperClaim(
+        "One MASPRM is above best-of-N with one ORM at equal tokens on difficulties 1 to 5",
+        "",
+        [("difficulty", f"difficulty {level}: MASPRM mcts:10,3 over bon") for level in range(1, 6)],
     ),
     PaperClaim(
         "MASPRM finds the agent that erred first more often than the ORM, and more often than policy likelihood",

@@ -64,8 +64,33 @@ LIKELIHOOD = "policy-likelihood"
 PAIRWISE = ("anchor", "bt_on")
 """Settings of the Bradley-Terry loss alone."""
 
-OTHER_SIZE = (128, 4)
-"""Width and layers of the second tiny model, narrower than the embedded one (192, 4)."""
+
+class TinyShape(NamedTuple):
+    """What a further tiny model is, beside its number of steps.
+
+    Attributes:
+        hidden: Width.
+        layers: Number of layers.
+        without: What is left out of its training, such as ``"audit"``; nothing if empty.
+        rate: Highest learning rate.
+    """
+
+    hidden: int
+    layers: int
+    without: str = ""
+    rate: float = 0.003
+
+    @property
+    def name(self) -> str:
+        """Name of a folder for it."""
+        parts = [f"{self.hidden}x{self.layers}"]
+        parts += [f"no-{self.without}"] if self.without else []
+        parts += [f"rate-{self.rate:g}"] if self.rate != self._field_defaults["rate"] else []
+        return "-".join(parts)
+
+
+OTHER_SHAPE = TinyShape(128, 4)
+"""Of the second tiny model, narrower than the embedded one (192, 4)."""
 
 
 class Setting(NamedTuple):
@@ -190,16 +215,16 @@ class Lab:
         """The other agents; a second tiny model is trained if none are named; interrupted training resumes."""
         if self.options.other_policy:
             return self.options.other_policy
-        return f"transformers:{self.tiny_model('other-tiny', *OTHER_SIZE)}"
+        return f"transformers:{self.tiny_model('other-tiny', OTHER_SHAPE)}"
 
-    def tiny_model(self, name: str, hidden: int, layers: int, without: str = "") -> Path:
+    def tiny_model(self, name: str, shape: TinyShape) -> Path:
         """Train a further tiny model for the run's number of steps unless it is trained; return its folder."""
         out = self.options.out / f"{name}-{self.options.other_steps}"
         if not (out / "config.json").exists():
-            note(f"training a tiny model of {layers} layers of width {hidden} into {out}")
-            shape = {"--hidden": hidden, "--layers": layers, "--without": without}
-            shape["--steps"] = self.options.other_steps
-            words = [f"{option}={value}" for option, value in shape.items()]
+            note(f"training a tiny model of {shape.layers} layers of width {shape.hidden} into {out}")
+            settings = {"--hidden": shape.hidden, "--layers": shape.layers, "--without": shape.without}
+            settings |= {"--lr": shape.rate, "--steps": self.options.other_steps}
+            words = [f"{option}={value}" for option, value in settings.items()]
             subprocess.run([sys.executable, "-m", "benchmarks.tiny.train", "--out", str(out), *words], check=True)
         self.notes.append(f"{out.name}: weights {_sha256(out / 'model.safetensors')}")
         return out
