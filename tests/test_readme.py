@@ -86,5 +86,5 @@ def test_the_commands_to_look_around_run_in_order(tmp_path: Path, monkeypatch: p
         done = CliRunner(env={"COLUMNS": "100"}).invoke(app, shlex.split(line, comments=True)[1:])
         assert done.exit_code == 0, f"{line}\n{done.output}"
         shown.append(done.output)
-    assert "Answer: 15" in shown[0] and re.search(r"mcts:3,2 +masprm ", shown[1])
+    assert "Answer: 20" in shown[0] and re.search(r"mcts:3,2 +masprm ", shown[1])
     assert {path.name for path in tmp_path.iterdir()} >= {"tree.html", "runs.db", "report.html"}

@@ -71,6 +71,16 @@ CLAIMS = (
         [("main", "sc:5,weights=critic: MASPRM over ORM")],
     ),
     PaperClaim(
+        "MCTS: a larger MASPRM and a larger ORM are above one of the agents' size, and that above a smaller one",
+        "main results, two sizes",
+        [
+            ("backbones", "MASPRM: large over"),
+            ("backbones", "ORM: large over"),
+            ("backbones", "MASPRM: the agents' size over"),
+            ("backbones", "ORM: the agents' size over"),
+        ],
+    ),
+    PaperClaim(
         "MCTS(10,3) and SC@5: the gap from Hit@1 to Hit@5 shrinks",
         "Hit@k",
         [("main", "MCTS(10,3): the gap"), ("main", "SC@5: the gap")],
@@ -192,6 +202,11 @@ OURS = (
         "One MASPRM is above best-of-N with one ORM at equal tokens on difficulties 1 to 5",
         "",
         [("difficulty", f"difficulty {level}: MASPRM mcts:10,3 over bon") for level in range(1, 6)],
+    ),
+    PaperClaim(
+        "MASPRM and the ORM gain by a backbone that was taught to name faults, as the Auditor",
+        "",
+        [("backbones", "MASPRM: with the Auditor"), ("backbones", "ORM: with the Auditor")],
     ),
     PaperClaim(
         "MASPRM finds the agent that erred first more often than the ORM, and more often than policy likelihood",
