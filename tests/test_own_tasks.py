@@ -264,11 +264,12 @@ def test_a_grader_survives_slices_copies_and_pickling(rows: Rows) -> None:
 
 GRADER = """
 import time
+from mas_gym.tasks import Grade
 def grade(problem, text):
     if text == "slow": time.sleep(60)
     if text == "raise": return 1 / 0
     if text == "leave": raise SystemExit(0)
-    return {"none": None, "score": 0.7}.get(text, problem.answer in text)
+    return {"none": None, "score": 0.7, "cost": Grade(True, tokens=float("nan"))}.get(text, problem.answer in text)
 class Longer:
     def __init__(self, least): self.least = least
     def __call__(self, problem, text): return len(text) >= self.least
@@ -288,11 +289,12 @@ def test_a_grader_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert identity_of(longer[0]) != identity_of(longer[1])
     monkeypatch.setattr("mas_gym.tasks.graders.GRADER_SECONDS", 0.5)
     for text, complaint in {
-        "raise": r"my.py, line 5: ZeroDivisionError: division by zero",
+        "raise": r"my.py, line 6: ZeroDivisionError: division by zero",
         "slow": r"no grade after 0.5 seconds",
-        "leave": r"my.py, line 6: SystemExit: 0",
+        "leave": r"my.py, line 7: SystemExit: 0",
         "none": r"expected True, False or a Grade, got None",
         "score": r"got 0.7; for a score, compare it with a threshold",
+        "cost": r"expected tokens from 0 to 1,000,000,000,000 as int, got \(nan, 0\)",
     }.items():
         with pytest.raises(UserCodeError, match=complaint) as caught:
             task.grade(problem, text)
@@ -314,7 +316,9 @@ def children() -> set[str]:
 def test_the_process_of_a_grader_ends_with_it(tmp_path: Path) -> None:
     file = tmp_path / "my.py"
     file.write_text("import os\n\n\ndef grade(problem, text):\n    return text == str(os.getpid())\n")
-    task = ProblemTask.of([Problem("p", "?", "Vienna", "text")], grader=f"{file}:grade")
+    earlier, task = (ProblemTask.of([Problem("p", "?", "Vienna", "text")], grader=f"{file}:grade") for _ in range(2))
+    # The first grader of a process starts the guard of all, too.
+    assert not earlier.grade(earlier[0], "").correct
     before = children()
     assert not task.grade(task[0], "").correct
     [process] = children() - before

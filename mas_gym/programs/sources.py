@@ -11,7 +11,6 @@ import json
 import os
 import selectors
 import shlex
-import signal
 import socket
 import threading
 from collections import deque
@@ -26,6 +25,7 @@ from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from mas_gym.errors import ConfigError, DataNotFoundError, IdentityError
+from mas_gym.guard import guard, kill
 from mas_gym.identity import identity_of
 from mas_gym.programs.execution import CURRENT, Ended, Execution, Failed, ProgramStopped
 
@@ -34,6 +34,9 @@ _PAUSES = (0.05, 0.2, 0.4)
 
 MAX_ANSWER = 2**20
 """Longest answer, in characters of a function's text and bytes of a command's output."""
+
+MAX_ERROR = 2000
+"""Bytes of a command's standard error that are kept, the last ones."""
 
 
 class Stage(Protocol):
@@ -210,6 +213,7 @@ class CommandSource:
         except (OSError, ValueError) as error:
             execution.finish(Failed(f"the command {words[0]!r} cannot be started: {error}"))
             return
+        guard(process.pid)
         try:
             outcome = await _talked(
                 process, b"" if words != self.words else execution.question.encode("utf-8", "replace")
@@ -223,18 +227,17 @@ async def _talked(process: asyncio.subprocess.Process, text: bytes) -> Ended | F
     """Give a process its input, and return the outcome that its output and its status mean."""
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     try:
-        out, err, _ = await asyncio.gather(_read(process.stdout), _read(process.stderr), _feed(process.stdin, text))
+        out, err, _ = await asyncio.gather(_read(process.stdout), _tail(process.stderr), _feed(process.stdin, text))
     except OverflowError:
         return Failed(f"the command printed more than {MAX_ANSWER:,} bytes")
     if code := await process.wait():
-        return Failed(f"the command ended with status {code}: {err.decode('utf-8', 'replace').strip()[-2000:]}")
+        return Failed(f"the command ended with status {code}: {err.decode('utf-8', 'replace').strip()}")
     return ended(out.decode("utf-8", "replace").strip())
 
 
 async def _killed(process: asyncio.subprocess.Process) -> None:
     """Kill a process with its group, and reap it even if the caller is cancelled meanwhile."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    kill(process.pid)
     # wait() waits for the ends of the pipes too, and nobody reads what a flood has left in them.
     process._transport.close()  # type: ignore[attr-defined]
     while process.returncode is None:
@@ -257,6 +260,14 @@ async def _read(pipe: asyncio.StreamReader) -> bytes:
         if len(found) > MAX_ANSWER:
             raise OverflowError
     return bytes(found)
+
+
+async def _tail(pipe: asyncio.StreamReader) -> bytes:
+    """Read to the end, and return the last `MAX_ERROR` bytes."""
+    found = b""
+    while part := await pipe.read(2**16):
+        found = (found + part)[-MAX_ERROR:]
+    return found
 
 
 class ServiceSource:

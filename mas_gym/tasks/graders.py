@@ -18,12 +18,8 @@ search alone, and the error shows where it was raised.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import queue
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +28,7 @@ from typing import Any, Self
 
 from mas_gym.errors import ConfigError, MASGymError, shown
 from mas_gym.identity import digest_of, identity_of
-from mas_gym.processes import LineProcess
+from mas_gym.processes import LineProcess, ThreadWorker, serve_lines
 from mas_gym.tasks.base import Grade, Grader, GradingMode, Problem
 from mas_gym.tasks.grading import NEEDS, extract_answer, grade
 from mas_gym.tasks.sandbox import Limits, run_tests
@@ -40,6 +36,8 @@ from mas_gym.user_code import UserCodeError, blame, find_user_code, is_user_code
 
 GRADER_SECONDS = 60.0
 """Time that a grader of one's own may take for one message."""
+
+_MOST_TOKENS = 10**12
 
 Function = Callable[[Problem, str], "bool | Grade"]
 
@@ -128,25 +126,15 @@ class FunctionGrader(_OwnGrader):
     def __init__(self, function: Function, base: KindGrader) -> None:
         """Keep the function; its thread starts at the first message."""
         self.function, self.base = function, base
-        self._start_over()
-
-    def _start_over(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Problem, str]] | None = None
-        self._done: queue.SimpleQueue[Grade | Exception] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._worker = ThreadWorker(self._answer)
 
     def identity(self) -> Any:
         """Return the function, by its source, and how answers are read."""
         return {"code": identity_of(self.function), "answers": self.base.identity()}
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the thread."""
-        return {"function": self.function, "base": self.base}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore what was pickled."""
-        self.__dict__.update(state)
-        self._start_over()
+        return type(self), (self.function, self.base)
 
     def grade(self, problem: Problem, text: str) -> Grade:
         """Call the function.
@@ -154,33 +142,26 @@ class FunctionGrader(_OwnGrader):
         Raises:
             UserCodeError: It raised, took too long, or returned neither a bool nor a `Grade`.
         """
-        with self._lock:
-            if self._jobs is None:
-                self._jobs, self._done = queue.SimpleQueue(), queue.SimpleQueue()
-                threading.Thread(target=self._serve, args=(self._jobs, self._done), daemon=True).start()
-            self._jobs.put((problem, text))
-            try:
-                result = self._done.get(timeout=GRADER_SECONDS)
-            except queue.Empty:
-                # The next message gets a new thread.
-                self._jobs = None
-                raise _too_slow(_name(self.function)) from None
+        try:
+            result = self._worker.ask((problem, text), GRADER_SECONDS)
+        except TimeoutError:
+            raise _too_slow(_name(self.function)) from None
         if isinstance(result, Exception):
             raise result
+        assert isinstance(result, Grade)
         return result
 
-    def _serve(self, jobs: queue.SimpleQueue[tuple[Problem, str]], done: queue.SimpleQueue[Any]) -> None:
-        while True:
-            problem, text = jobs.get()
-            try:
-                done.put(call(self.function, problem, text, self.extract(problem, text)))
-            except MASGymError as error:
-                done.put(error)
-            except Exception as error:
-                place = blame(error, Path(getattr(getattr(self.function, "__code__", None), "co_filename", "grader")))
-                failure = UserCodeError(f"grader {_name(self.function)}: {place}")
-                failure.__cause__ = error
-                done.put(failure)
+    def _answer(self, request: tuple[Problem, str]) -> Grade | Exception:
+        problem, text = request
+        try:
+            return call(self.function, problem, text, self.extract(problem, text))
+        except MASGymError as error:
+            return error
+        except BaseException as error:
+            place = blame(error, Path(getattr(getattr(self.function, "__code__", None), "co_filename", "grader")))
+            failure = UserCodeError(f"grader {_name(self.function)}: {place}")
+            failure.__cause__ = error
+            return failure
 
 
 class FileGrader(_OwnGrader):
@@ -201,7 +182,7 @@ class FileGrader(_OwnGrader):
         self._identity = identity_of(_function(self.spec))
         if digest not in (None, digest_of(self._identity)):
             raise ConfigError(f"grader {spec!r}: its code has changed since the task was pickled; load the task again")
-        self._process = LineProcess("mas_gym.tasks.graders:serve", self.spec)
+        self._worker = LineProcess("mas_gym.tasks.graders:serve", self.spec)
 
     def identity(self) -> Any:
         """Return the code, by its source, and how answers are read."""
@@ -219,19 +200,20 @@ class FileGrader(_OwnGrader):
         """
         question = {"text": text, "answer": self.extract(problem, text), "problem": _stated(problem)}
         try:
-            reply = self._process.ask(question, GRADER_SECONDS)
+            reply = self._worker.ask(question, GRADER_SECONDS)
         except ChildProcessError as error:
             raise UserCodeError(f"grader {self.spec!r}: {error}") from error
-        if reply is None:
-            raise _too_slow(repr(self.spec))
-        if not reply:
-            raise UserCodeError(f"grader {self.spec!r}: its process ended before it answered; check for sys.exit()")
-        read = json.loads(reply)
-        if "error" in read:
-            failure = UserCodeError(f"grader {self.spec!r}: {read['error']}")
-            failure.add_note(read["traceback"])
+        except TimeoutError:
+            raise _too_slow(repr(self.spec)) from None
+        except EOFError:
+            raise UserCodeError(
+                f"grader {self.spec!r}: its process ended before it answered; check for sys.exit()"
+            ) from None
+        if "error" in reply:
+            failure = UserCodeError(f"grader {self.spec!r}: {reply['error']}")
+            failure.add_note(reply["traceback"])
             raise failure
-        return Grade(*read["grade"])
+        return Grade(*reply["grade"])
 
 
 def make_grader(grader: str | Function | Grader | None, base: KindGrader) -> Grader:
@@ -268,10 +250,15 @@ def call(function: Function, problem: Problem, text: str, answer: str | None) ->
         answer: The answer in it as read for the problem's kind, for a result that names none.
 
     Raises:
-        UserCodeError: The result is neither a bool nor a `Grade`.
+        UserCodeError: The result is neither a bool nor a `Grade`, or its tokens are no counts.
     """
     result: Any = function(problem, text)
     if isinstance(result, Grade) and type(result.correct) is bool and isinstance(result.reason, str):
+        tokens = result.tokens, result.prompt_tokens
+        if any(type(number) is not int or not 0 <= number <= _MOST_TOKENS for number in tokens):
+            raise UserCodeError(
+                f"grader {_name(function)}: expected tokens from 0 to {_MOST_TOKENS:,} as int, got {shown(tokens)}"
+            )
         return result if isinstance(result.extracted, str) else result._replace(extracted=answer)
     if isinstance(result, bool) or type(result).__name__ == "bool_":
         return Grade(bool(result), answer, "equal" if result else "different")
@@ -308,20 +295,18 @@ def _too_slow(name: str) -> UserCodeError:
 
 def serve() -> None:
     """Answer as the process of a `FileGrader` until the input ends."""
-    answers = os.fdopen(os.dup(1), "w", encoding="ascii")
-    # What the grader prints must not mix with the answers.
-    os.dup2(2, 1)
+    serve_lines(_prepare)
+
+
+def _prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
     spec = sys.argv[1]
     function = _function(spec)
-    print("ready", file=answers, flush=True)
-    for line in sys.stdin:
-        asked = json.loads(line)
+
+    def answer(asked: dict[str, Any]) -> dict[str, Any]:
         try:
-            reply: dict[str, Any] = {
-                "grade": call(function, Problem(*asked["problem"]), asked["text"], asked["answer"])
-            }
+            return {"grade": call(function, Problem(*asked["problem"]), asked["text"], asked["answer"])}
         except BaseException as error:
             place = str(error) if isinstance(error, UserCodeError) else blame(error, user_file(spec))
-            reply = {"error": place, "traceback": "".join(traceback.format_exception(error))}
-        with contextlib.suppress(BrokenPipeError):
-            print(json.dumps(reply), file=answers, flush=True)
+            return {"error": place, "traceback": "".join(traceback.format_exception(error))}
+
+    return answer

@@ -7,24 +7,22 @@ CPU time and memory, and the parent kills it if it does not answer in time.
 Expressions that are clearly too large never reach the worker. No text is ever
 evaluated: math-verify parses LaTeX with a grammar.
 
-The worker (`serve`) reads one JSON pair ``[reference, answer]`` per line and writes
-one line ``verdict seconds`` for each.
+The worker (`serve`) answers each pair ``[reference, answer]`` with ``[verdict, seconds]``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import re
 import signal
-import sys
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
-from mas_gym.processes import LineProcess
+from mas_gym.processes import LineProcess, serve_lines
 
 SymbolicVerdict = Literal["equal", "different", "timed out", "too complex"]
 
@@ -125,7 +123,9 @@ def judge(reference: str, answer: str) -> Judgement:
         return Judgement("different")
     require_math()
     try:
-        reply = _worker.ask([reference, answer], ANSWER_SECONDS)
+        verdict, seconds = _worker.ask([reference, answer], ANSWER_SECONDS)
+    except (EOFError, TimeoutError):
+        return Judgement("timed out", CPU_SECONDS)
     except ChildProcessError as error:
         from mas_gym.errors import MissingDependencyError
 
@@ -133,10 +133,7 @@ def judge(reference: str, answer: str) -> Judgement:
             "the symbolic engine did not start; check that this works: python -c 'import math_verify', "
             "or run: pip install --force-reinstall 'mas-gym[math]'"
         ) from error
-    verdict, _, seconds = (reply or "").partition(" ")
-    if verdict in ("equal", "different"):
-        return Judgement(cast(SymbolicVerdict, verdict), float(seconds))
-    return Judgement("timed out", CPU_SECONDS)
+    return Judgement(verdict, CPU_SECONDS if verdict == "timed out" else seconds)
 
 
 _worker = LineProcess("mas_gym.tasks.symbolic:serve", quiet=True)
@@ -155,6 +152,10 @@ def _out_of_time(number: int, frame: object) -> None:
 
 def serve() -> None:
     """Answer as the worker process until the input ends."""
+    serve_lines(_prepare)
+
+
+def _prepare() -> Callable[[list[str]], Judgement]:
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -164,22 +165,25 @@ def serve() -> None:
     timed = hasattr(signal, "setitimer")
     if timed:
         signal.signal(signal.SIGVTALRM, _out_of_time)
-    print("ready", flush=True)
-    for line in sys.stdin:
+
+    def answer(pair: list[str]) -> Judgement:
         start = time.process_time()
+        verdict: SymbolicVerdict
         try:
             if timed:
                 # the timer repeats, in case one exception is lost inside a finaliser
                 signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS, 0.1)
-            verdict = "equal" if compare(*json.loads(line)) else "different"
+            verdict = "equal" if compare(*pair) else "different"
             _stop_timer()
         except (_OutOfTimeError, MemoryError, RecursionError):
             _stop_timer()
-            verdict = "exhausted"
+            verdict = "timed out"
         except Exception:
             _stop_timer()
             verdict = "different"
-        print(verdict, f"{time.process_time() - start:.3f}", flush=True)
+        return Judgement(verdict, time.process_time() - start)
+
+    return answer
 
 
 def _stop_timer() -> None:

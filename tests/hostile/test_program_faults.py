@@ -316,7 +316,7 @@ def test_a_command_is_searched_like_a_function(tmp_path: Path, words: list[str])
         ("sys.exit('my own words')", "status 1: my own words"),
         ("1 / 0", "ZeroDivisionError"),
         ("print('x' * 3_000_000)", "printed more than"),
-        ("sys.stderr.write('x' * 3_000_000)", "printed more than"),
+        ("sys.stderr.write('x' * 3_000_000); sys.exit('my last words')", "xxxmy last words"),
         ("import time; time.sleep(60)", "for 1 seconds"),
         (
             "import signal; signal.signal(15, signal.SIG_IGN); os.close(1); os.close(2); import time; time.sleep(60)",
@@ -331,6 +331,12 @@ def test_a_command_that_fails_ends_with_its_error_and_leaves_no_process(tmp_path
     patience = 1 if words.startswith("for 1") else 30
     failed_with(searched(command(tmp_path, body, timeout=patience), "single", count=1), words)
     assert not _children()
+
+
+def test_a_command_may_log_without_end(tmp_path: Path) -> None:
+    quiet, loud = "print(first)", "sys.stderr.write('x' * 3_000_000); print(first)"
+    [expected], [found] = (searched(command(tmp_path, body), "single", count=1) for body in (quiet, loud))
+    assert found.error is None and found.text == expected.text
 
 
 def test_a_command_that_cannot_start_is_reported() -> None:
