@@ -28,7 +28,7 @@ from mas_gym.prompts import ChatMessage
 from mas_gym.testing import check_critic
 from rewardmodels import Ensemble, load_critic
 from rewardmodels.verifiers.judge import Judge, read_verdict
-from search import Proposal, Score, ScoringContext
+from search import Proposal, ScoringContext
 from search.critics import Agreement, RandomCritic, Uncertainty
 from search.protocol import PeerContext
 
@@ -376,8 +376,8 @@ def test_a_judges_tokens_are_a_column_only_where_there_are_any() -> None:
 
 def test_an_ensemble_adds_up_what_its_members_cost() -> None:
     judge = Judge(talker("yes"), n=2)
-    [score] = Ensemble([judge, search.ConstantCritic(0.0)]).score([context("a")])
-    assert isinstance(score, Score) and (score, score.tokens) == (0.5, 6)
+    scores = Ensemble([judge, search.ConstantCritic(0.0)]).score([context("a")])
+    assert (list(scores), list(scores.tokens)) == ([0.5], [6])
     [unread] = Ensemble([Judge(talker("hm"), n=2), search.ConstantCritic(0.0)]).score([context("a")])
     assert math.isnan(unread) and unread.reason and unread.unread == 2
 

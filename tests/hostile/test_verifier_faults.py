@@ -37,7 +37,7 @@ from mas_gym.policies.completions import BadReply, parse_reply
 from mas_gym.prompts import ChatMessage
 from rewardmodels import load_critic
 from rewardmodels.verifiers.judge import MAX_PROMPT_BYTES, Judge
-from search import Score, ScoringContext
+from search import ScoringContext
 
 NONSENSE = (
     "",
@@ -68,9 +68,7 @@ class Says:
 # ---- values of any critic
 
 
-@pytest.mark.parametrize(
-    "value", [math.nan, math.inf, -math.inf, None, "high", Score(math.nan), Score(math.inf), [], [0.5] * 99]
-)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, "high", True, [], [0.5] * 99, [[0.5]]])
 def test_values_that_are_none_end_the_search_with_the_reason(value: Any) -> None:
     task = mas_gym.load_task("arithmetic", split="test")[:1]
     [plan] = search.run("sbs:2,1", task, mas="rpsv", policy=load_policy("tiny"), critic=Says(value))
@@ -88,8 +86,9 @@ def test_nonsense_is_no_verdict(text: str, mode: str) -> None:
     critic = Judge(policy, mode=mode, n=2)  # type: ignore[arg-type]
     one = search.protocol.PeerContext(*context("a"))
     one.siblings = (context("b").state,)
-    [score] = critic.score([one])
-    assert math.isnan(score) and score.unread == (2 if mode == "share" else 4) and "none of 2 verdicts" in score.reason
+    scores = critic.score([one])
+    assert math.isnan(scores[0]) and scores.unread == (2 if mode == "share" else 4,)
+    assert "none of 2 verdicts" in scores.reasons[0]
 
 
 def test_a_judge_that_fails_fails_its_search_alone() -> None:
