@@ -62,6 +62,13 @@ class ChoiceSnapshot(NamedTuple):
     chosen: Sample | None = None
 
 
+class _SharedArguments(dict[str, Any]):
+    """Constructor arguments that copies of an environment's spec share, since a policy may hold locks and sockets."""
+
+    def __deepcopy__(self, memo: object) -> _SharedArguments:
+        return _SharedArguments(self)
+
+
 class CandidateChoice(AskingWrapper, RecordConstructorArgs):
     """At each turn a policy proposes ``n`` messages, and the action selects one by its index.
 
@@ -100,6 +107,7 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
         RecordConstructorArgs.__init__(
             self, policy=policy, n=n, seed=seed, temperature=temperature, top_p=top_p, _disable_deepcopy=True
         )
+        self._saved_kwargs = _SharedArguments(self._saved_kwargs)
         gym.Wrapper.__init__(self, env)
         if not isinstance(env.unwrapped, MASEnv):
             raise ConfigError(f"env: expected a MASEnv, such as gym.make('MAS-Arithmetic-v0'), got {env.unwrapped!r}")

@@ -15,7 +15,7 @@ import search
 from mas_gym.errors import ConfigError, MASGymError
 from search import Comparison, compare
 from search.compare import Match, Outcome, paired_bootstrap, summarise
-from search.compare.bench import _next_size, named_planners, size_setting
+from search.compare.bench import _next_size, named_planners
 from search.compare.display import frontier
 
 
@@ -150,7 +150,7 @@ def test_planners_that_differ_in_their_values_alone_have_names_in_any_order() ->
 
 def test_size_settings() -> None:
     loaded = named_planners(["single", "sc:3", "bon:3", "sbs:3,2", "mcts:3", "halving:3", "dvts:2", "rebase:4"])
-    sizes = [size_setting(planner) for planner in loaded.values()]
+    sizes = [planner.size_setting for planner in loaded.values()]
     assert sizes == ["", "k", "n", "b2", "n_simulations", "n_simulations", "trees", "width"]
 
 

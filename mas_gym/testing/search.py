@@ -231,7 +231,7 @@ class _Search:
             mine = isinstance(state, MASState) and state.path()[0] == self.root
             terminal = mine and self.model.is_terminal(state)  # type: ignore[arg-type]
             self.findings.expect(terminal, f"a candidate at {describe(state)}: expected a terminal state of its search")
-        self._check_tree(candidates)
+        self._check_tree(candidates or ())
         scores = [candidate.score for candidate in list(candidates or ())[1:]]
         ranked = [score for score in scores if score is not None]
         self.findings.expect(ranked == sorted(ranked, reverse=True), "the candidates after the first are not ranked")
@@ -372,7 +372,7 @@ def _score(findings: Findings, critic: Critic, contexts: list[ScoringContext]) -
     except Exception as error:
         findings.expect(False, f"{len(contexts)} states raised {type(error).__name__}: {describe(str(error))}")
         return None
-    faults = [findings.expect(not reason, f"a state has no value: {describe(reason)}") for reason in scores.reasons]
+    faults = [findings.expect(not reason, f"a state has no value: {reason:.200}") for reason in scores.reasons]
     return list(scores) if all(faults) else None
 
 
