@@ -140,7 +140,7 @@ class LearnedCritic(Critic):
         return self._device, self._dtype
 
     def _default_dtype(self) -> DType:
-        weights = sum(file.stat().st_size for file in self._folder.glob("*.safetensors"))
+        weights = sum(file.stat().st_size for file in self._folder.glob("*.safetensors") if file.is_file())
         return "float64" if weights <= _EXACT_BYTES else "float32"
 
     @property
