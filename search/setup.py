@@ -158,7 +158,7 @@ def make_setup(
     system, loaded = read_system(mas, program)
     if critic is not None:
         critic.check_graph(system)
-    bound = planner.for_run(critic, training)
+    bound = as_planner(planner.for_run(critic, training))
     return Setup(bound, Dynamics(system), critic, seed, sampling or Sampling(), budget or Budget(), training, loaded)
 
 

@@ -160,7 +160,7 @@ def named_critics(
     found: dict[str, tuple[str, Critic]] = {}
     for spec, critic in pairs:
         name = spec if spec and common[critic.name] > 1 else critic.name
-        if name in found and found[name][1] is not critic and (not spec or found[name][0] != spec):
+        if name in found and found[name][1] != critic and (not spec or found[name][0] != spec):
             raise ConfigError(f"two critics are called {name!r}: give them names, as in {{'a': first, 'b': second}}")
         found.setdefault(name, (spec, critic))
     return found
