@@ -163,10 +163,10 @@ class Adapter:
 
     identical_to: Any
 
-    def __init__(self, part: object, declared: Sequence[str]) -> None:
-        """Copy the declared attributes that the object has."""
+    def __init__(self, part: object, base: type) -> None:
+        """Copy the attributes that the base class declares and the object has."""
         self.identical_to = part
-        for name in declared:
+        for name in base.__annotations__:
             if hasattr(part, name):
                 setattr(self, name, getattr(part, name))
 
@@ -185,13 +185,10 @@ class Adapter:
         return hash(type(self.identical_to))
 
 
-_DECLARED = ("name", "terminal_only", "free", "scores_actions", "reads_peers", "concurrent", "max_batch")
-
-
 class _AdaptedCritic(Adapter, Critic):
     def __init__(self, part: object) -> None:
         self.name = type(part).__name__
-        super().__init__(part, _DECLARED)
+        super().__init__(part, Critic)
 
     def score(self, contexts: Sequence[ScoringContext]) -> Sequence[float]:
         found: Sequence[float] = self.identical_to.score(contexts)
@@ -240,8 +237,8 @@ def scores_of(critic: Critic, contexts: Sequence[ScoringContext]) -> Scores:
     if len(values) != len(contexts):
         raise CriticError(f"{expected}, got {len(values)}")
     given: Any = _plain(scores.reasons)
-    if len(given) not in (0, len(values)):
-        raise CriticError(f"{expected} with a reason for each, or none, got {len(given)} reasons")
+    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) not in (0, len(values)):
+        raise CriticError(f"{expected} with a reason for each, or none, got the reasons {shown(given)}")
     found_values = [_number(value) for value in values]
     reasons = [
         "" if math.isfinite(number) else str(reason or f"expected a finite number, got {shown(value)}")
@@ -261,7 +258,10 @@ def _plain(values: Any) -> Any:
 def _number(value: Any) -> float:
     """Return a real number, or a tensor of one without dimensions, as a float; NaN for anything else."""
     number = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
-    return math.nan if isinstance(number, bool) or not isinstance(number, numbers.Real) else float(number)
+    try:
+        return math.nan if isinstance(number, bool) or not isinstance(number, numbers.Real) else float(number)
+    except OverflowError:
+        return math.nan
 
 
 def _shares(expected: str, cost: Any, count: int) -> tuple[int, ...]:

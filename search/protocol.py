@@ -177,7 +177,7 @@ def _with_setting(part: Any, name: str, value: int) -> Any:
 
 class _AdaptedPlanner(Adapter, Planner):
     def __init__(self, part: object) -> None:
-        super().__init__(part, ("needs_critic", "size_setting"))
+        super().__init__(part, Planner)
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         generator: PlanGenerator = self.identical_to.plan(model, root, rng)

@@ -69,7 +69,13 @@ WRONG = {
     "text": (lambda values: "0.5", "got '0.5'"),
     "generator": (iter, "list_iterator"),
     "0-d array": (lambda values: np.array(0.5), "expected 3 values, as a list"),
-    "reasons": (lambda values: Scores(values, reasons=["one"]), "3 values with a reason for each, or none, got 1"),
+    "reasons": (
+        lambda values: Scores(values, reasons=["one"]),
+        "with a reason for each, or none, got the reasons ['one']",
+    ),
+    "reason": (lambda values: Scores(values, reasons="one"), "got the reasons 'one'"),
+    "no reasons": (lambda values: Scores(values, reasons=None), "got the reasons None"),
+    "matrix": (lambda values: np.ones((2, 3)), "got 2"),
     "tokens": (lambda values: Scores(values, tokens=[1]), "with tokens as a whole number, or one per value"),
     "negative": (lambda values: Scores(values, unread=-1), "with unread as a whole number"),
     "fraction": (lambda values: Scores(values, prompt_tokens=1.5), "with prompt_tokens as a whole number"),
@@ -84,7 +90,7 @@ def test_wrong_results_name_critic_expected_and_received(case: str) -> None:
     assert words in str(caught.value) and isinstance(caught.value, MASGymError)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, None, "0.5", True, [0.5], np.array([0.5])])
+@pytest.mark.parametrize("value", [math.nan, math.inf, None, "0.5", True, [0.5], np.array([0.5]), 10**400])
 @pytest.mark.parametrize("free", [True, False])
 def test_wrong_value_fails_its_search_alone(value: Any, free: bool) -> None:
     class One(search.Critic):
