@@ -82,6 +82,8 @@ def identity_of(part: object) -> Any:
     >>> identity_of(functools.partial(round, ndigits=2))
     {'class': 'partial', 'function': 'builtins.round', 'args': [], 'keywords': {'ndigits': 2}}
     """
+    inner = getattr(part, "identical_to", None)
+    part = part if inner is None else inner
     path = type(part).__name__
     try:
         return _state(part, path, ())
