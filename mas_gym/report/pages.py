@@ -444,10 +444,10 @@ def _summary(choice: Choice) -> str:
     if choice.second is not None:
         first, second = choice.first.result, choice.second.result
         if first.shares.keys() & second.shares.keys():
-            from search.compare import paired_bootstrap
+            from search.compare import paired_difference
             from search.compare.display import gap_cells
 
-            gap = paired_bootstrap(first.shares, second.shares)
+            gap = paired_difference(first.shares, second.shares)
             mean, span = gap_cells(gap)
             verdict = "excludes 0" if gap.significant else "includes 0"
             lines.append(f"<p>Difference in Hit@1: <b>{mean}</b> points, 95% interval {span}, {verdict}.</p>")

@@ -29,7 +29,8 @@ from search.compare.bench import (
     outcome_of,
     pair,
 )
-from search.compare.outcomes import Difference, Outcome, ResultRow, differences, find_row, summarise
+from search.compare.intervals import Difference
+from search.compare.outcomes import Outcome, ResultRow, differences, find_row, summarise
 from search.protocol import Critic, Planner
 from search.setup import ProgramSource, read_system
 from search.store import RunInfo, Store

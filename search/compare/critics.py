@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mas_gym.errors import ConfigError, choice
 from mas_gym.graph import MAS
-from search.compare.outcomes import Interval
+from search.compare.intervals import Counts, Interval, bootstrap
 from search.compare.transcripts import (
     NOBODY,
     Cost,
@@ -296,13 +296,12 @@ def _f1_interval(scored: Sequence[Scored], hits: NDArray[np.bool_], wrong: NDArr
     sums = np.zeros((len(questions), 4))
     for one, hit, bad in zip(scored, hits, wrong, strict=True):
         sums[questions[one.transcript.problem], [0, 1] if bad else [2, 3]] += (hit, 1)
-    rng = np.random.default_rng(0)
-    found = []
-    for _ in range(_RESAMPLES):
-        caught, bad, kept, good = sums[rng.integers(len(sums), size=len(sums))].sum(axis=0)
-        found.append(_harmonic(caught / max(bad, 1), kept / max(good, 1)))
-    low, high = np.quantile(found, [0.025, 0.975])
-    return Interval(float(low), float(high))
+
+    def statistic(counts: Counts) -> list[float]:
+        drawn = counts @ sums
+        return [_harmonic(caught / max(bad, 1), kept / max(good, 1)) for caught, bad, kept, good in drawn]
+
+    return bootstrap(len(sums), statistic, resamples=_RESAMPLES)
 
 
 def _pairwise(scored: Sequence[Scored], last_alone: bool) -> tuple[float | None, int]:

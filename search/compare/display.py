@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from mas_gym.errors import ConfigError, need
 from mas_gym.render import one_line
-from search.compare.outcomes import HIT_RANKS, SCHEMA, Difference, ResultRow, Spread, differences
+from search.compare.intervals import Difference
+from search.compare.outcomes import HIT_RANKS, SCHEMA, ResultRow, Spread, differences
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
