@@ -19,9 +19,11 @@ from rich.console import Console
 
 from benchmarks import intervals
 from mas_gym.errors import ConfigError, DataError
+from mas_gym.render import one_line
 from mas_gym.report import TreeNodes, TreePage, tree_page, write_tree_page
 from search.compare import (
     FEWEST_PROBLEMS,
+    Comparison,
     Outcome,
     ResultRow,
     accuracy_interval,
@@ -34,6 +36,7 @@ from search.compare import (
     summarise,
     to_csv,
     to_json,
+    to_latex,
     to_markdown,
     tradeoff_figure,
     wilson,
@@ -299,12 +302,68 @@ def test_plot_is_written_in_the_format_of_its_name(tmp_path: Path) -> None:
     assert "<svg" in save_tradeoff(rows, tmp_path / "plot.svg").read_text(encoding="utf-8")
 
 
+def test_plot_explains_every_line_and_hides_no_marker(tmp_path: Path) -> None:
+    steps = ((20, False), (60, True))
+    rows = summarise(
+        Outcome(name, "orm", 1, "p", correct=hit, tokens=100, anytime=steps if hit else ())
+        for name, hit in (("mcts:4", True), ("sbs:4", True), ("single", False))
+    )
+    figure = tradeoff_figure(rows)
+    said = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert {"95% interval", "the same search if stopped earlier"} <= set(said)
+    sizes = [line.get_markersize() for line in figure.axes[0].lines if line.get_marker() != "None"]
+    assert len(sizes) == 3 and sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 3
+    calls = tradeoff_figure(rows, cost="agent_calls").legends[0].get_texts()
+    assert "the same search if stopped earlier" not in [text.get_text() for text in calls]
+
+
 def test_plot_gives_every_search_a_marker_of_its_own() -> None:
     searches = [f"bon:{size}" for size in range(1, 17)]
     rows = summarise([Outcome(search, "orm", 1, "p", correct=True, tokens=50) for search in searches])
-    axes = tradeoff_figure(rows).axes[0]
-    marks = {handle.get_label(): handle.get_marker() for handle in axes.get_legend().legend_handles}
+    [legend] = tradeoff_figure(rows).legends
+    marks = {handle.get_label(): handle.get_marker() for handle in legend.legend_handles}
     assert len({marks[search] for search in searches}) == len(searches)
+
+
+@pytest.mark.parametrize("name", ["$", "a$b$", "$\\frac{1$", "_hidden", "x" * 300, "two\nlines", "\\$5$"])
+def test_plot_shows_any_name_as_text(name: str, tmp_path: Path) -> None:
+    rows = summarise([Outcome(name, name, 1, "p", correct=True, tokens=50)])
+    figure = tradeoff_figure(rows, title=name)
+    figure.savefig(tmp_path / "plot.svg")
+    drawn = [text._preprocess_math(text.get_text()) for text in figure.legends[0].get_texts()]
+    assert not any(math for _, math in drawn)
+    assert drawn[1] == drawn[3] and drawn[1][0].startswith(one_line(name)[:20])
+
+
+def uneven_rows() -> list[ResultRow]:
+    """Return a row over 4 problems, one over 2 of them, and one whose seeds ended 4 and 2."""
+    made = [Outcome("single", "", 1, f"p{i}", i > 0, tokens=9) for i in range(4)]
+    made += [Outcome("sc:2", "", 1, f"p{i}", True, tokens=9) for i in range(2)]
+    made += [
+        Outcome("bon:2", "", seed, f"p{i}", True, tokens=9) for seed in (1, 2) for i in range(4 if seed == 1 else 2)
+    ]
+    return summarise(made)
+
+
+def test_rows_of_different_problems_are_marked_in_every_format() -> None:
+    rows, note = uneven_rows(), "ran on different sets of problems"
+    table = Comparison(tuple(rows), baseline="single")
+    for text in (rendered(rows, 160), rendered(rows, 40), table.to_markdown(), table.to_latex(), table._repr_html_()):
+        assert all(mark in text for mark in ("4 S1", "2 S2", "4 S1*", "Problems"))
+        assert note in " ".join(text.split())
+    lines = list(csv.DictReader(io.StringIO(table.to_csv())))
+    for found in (lines, json.loads(table.to_json())["rows"]):
+        sets = [row["problem_set"] for row in found]
+        assert sets[0] == sets[2] != sets[1]
+        assert [str(row["uneven_seeds"]) for row in found] == ["False", "False", "True"]
+    assert "Rows ran on different problems." in [t.get_text() for t in tradeoff_figure(rows).legends[0].get_texts()]
+    assert "too few problems, 2 common problems" in rendered(rows, 160)
+
+
+def test_rows_of_the_same_problems_have_no_mark() -> None:
+    rows = summarise(outcomes())
+    for text in (rendered(rows, 160), to_markdown(rows), to_latex(rows)):
+        assert "S1" not in text and "Problems" not in text
 
 
 def test_plot_refuses_unknown_formats_and_empty_runs(tmp_path: Path) -> None:

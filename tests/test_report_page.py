@@ -153,7 +153,8 @@ def test_calibration_by_depth(store: Path) -> None:
     below = [c.correct for c in plan.candidates if c.node is not None and first in plan.tree.path(c.node)]
     value = plan.tree[first].value
     assert value is not None
-    assert ScoredState(1, value, sum(map(bool, below)) / len(below)) in scored_states(plan)
+    speaker = plan.tree[first].state.speaker
+    assert ScoredState(1, value, sum(map(bool, below)) / len(below), speaker) in scored_states(plan)
 
 
 def test_an_anytime_curve_has_intervals_and_ends_at_the_result() -> None:

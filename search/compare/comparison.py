@@ -110,8 +110,9 @@ class Comparison:
         lines = []
         for row in self.rows:
             gap = gaps.get(row.label)
-            ends = ("difference", "difference_low", "difference_high")
-            lines.append({**row.to_dict(), **dict(zip(ends, gap[:3] if gap else (None,) * 3, strict=True))})
+            names = ("difference", "difference_low", "difference_high", "verdict")
+            shown = (*gap[:3], gap.verdict) if gap else (None,) * 4
+            lines.append({**row.to_dict(), **dict(zip(names, shown, strict=True))})
         return pandas.DataFrame(lines)
 
     def plot(self, path: str | os.PathLike[str]) -> Path:

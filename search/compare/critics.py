@@ -402,11 +402,13 @@ class ScoredState(NamedTuple):
         depth: Messages so far.
         value: The critic's value.
         right: Share of the graded answers below it that are right.
+        speaker: Index of the agent that wrote its last message, if known.
     """
 
     depth: int
     value: float
     right: float
+    speaker: int = -1
 
 
 class Bin(NamedTuple):
@@ -436,16 +438,17 @@ def scored_states(plan: Plan) -> list[ScoredState]:
     for index, graded in below.items():
         scored = plan.tree[index]
         if scored.value is not None:
-            found.append(ScoredState(scored.state.depth, scored.value, sum(graded) / len(graded)))
+            state = scored.state
+            found.append(ScoredState(state.depth, scored.value, sum(graded) / len(graded), state.speaker))
     return found
 
 
-def calibration(states: Iterable[ScoredState]) -> dict[int, list[Bin]]:
-    """Return, for each depth, `BINS` bins of equally many states by value; fewer bins if there are few states."""
-    by_depth: dict[int, list[ScoredState]] = {}
+def calibration(states: Iterable[ScoredState], by: Literal["depth", "speaker"] = "depth") -> dict[int, list[Bin]]:
+    """Return, for each depth or speaker, `BINS` bins of equally many states by value; fewer if there are few states."""
+    groups: dict[int, list[ScoredState]] = {}
     for state in states:
-        by_depth.setdefault(state.depth, []).append(state)
-    return {depth: _bins(sorted(by_depth[depth], key=lambda state: state.value)) for depth in sorted(by_depth)}
+        groups.setdefault(getattr(state, by), []).append(state)
+    return {key: _bins(sorted(groups[key], key=lambda state: state.value)) for key in sorted(groups)}
 
 
 def _bins(ordered: Sequence[ScoredState]) -> list[Bin]:

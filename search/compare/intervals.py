@@ -170,9 +170,7 @@ def _common(*sides: Mapping[str, float]) -> list[str]:
     return common
 
 
-def bootstrap(
-    problems: int, statistic: Callable[[Counts], ArrayLike], *, resamples: int = 10_000
-) -> Interval:
+def bootstrap(problems: int, statistic: Callable[[Counts], ArrayLike], *, resamples: int = 10_000) -> Interval:
     """Return the percentile bootstrap interval of a statistic, resampling problems with replacement.
 
     Args:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from mas_gym.errors import ConfigError
-from mas_gym.identity import digest_of
 from search.compare.intervals import Difference, Interval, accuracy_interval, mean_std, paired_difference
 
 HIT_RANKS = (1, 3, 5)
@@ -93,6 +94,7 @@ class ResultRow:
         shares: Problem id to the share of its searches that were right.
         curve: Tokens per problem and Hit@1 if every search had stopped at the same budget, for increasing budgets;
             empty for methods whose answer never changes.
+        uneven: Whether its seeds ended different problems, so that Hit@1 averages unequal sets.
     """
 
     planner: str
@@ -110,6 +112,12 @@ class ResultRow:
     failures: dict[str, int]
     shares: dict[str, float]
     curve: tuple[tuple[float, float], ...] = ()
+    uneven: bool = False
+
+    @cached_property
+    def problem_set(self) -> str:
+        """A short digest of its problems: rows with different ones are comparable on their common problems alone."""
+        return blake2b(ascii(sorted(self.shares)).encode(), digest_size=4).hexdigest()
 
     @property
     def label(self) -> str:
@@ -124,7 +132,8 @@ class ResultRow:
     def to_dict(self) -> dict[str, Any]:
         """Return a flat JSON-able form, without the per-problem shares."""
         flat: dict[str, Any] = {"planner": self.planner, "critic": self.critic, "seeds": list(self.seeds)}
-        flat |= {"problems": self.problems, "searches": self.searches}
+        flat |= {"problems": self.problems, "problem_set": self.problem_set, "uneven_seeds": self.uneven}
+        flat["searches"] = self.searches
         for k in HIT_RANKS:
             flat[f"hit@{k}"], flat[f"hit@{k}_std"] = self.hits.get(k, (None, None))
         flat |= {"hit@1_low": self.interval.low, "hit@1_high": self.interval.high}
@@ -207,6 +216,7 @@ def _row(planner: str, critic: str, group: list[Outcome]) -> ResultRow:
         failures=dict(Counter(o.error for o in group if o.error is not None).most_common()),
         shares=shares,
         curve=tuple((point.tokens, point.hit) for point in anytime_curve(group)),
+        uneven=len({frozenset(outcome.problem_id for outcome in run) for run in runs}) > 1,
     )
 
 
