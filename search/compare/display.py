@@ -402,23 +402,25 @@ def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tok
     markers = _assign([row.planner for row in drawn], _MARKERS)
     best = frontier(drawn, cost)
     dotted, curves = 1 < len(best) < len(drawn), cost == "tokens" and any(row.curve for row in drawn)
-    handles = _legend_handles(colours, markers, list(dict.fromkeys(row.critic for row in drawn)))
-    handles += _explanations(dotted, curves, marked_problems(drawn))
-    figure = make(figsize=(WIDTH, HEIGHT + legend_height(len(handles))), dpi=200, layout="constrained")
+    # The smaller markers lie above the larger ones, so that critics with equal results hide none.
+    named = list(dict.fromkeys(row.critic for row in drawn if row.critic))
+    sizes = {"": 9.0} if any(not row.critic for row in drawn) else {}
+    sizes |= {name: 13 - 7 * place / (len(named) - 1) if len(named) > 1 else 9.0 for place, name in enumerate(named)}
+    lines = _lines(dotted, curves, marked_problems(drawn))
+    handles, columns = _legend_handles(colours, markers, sizes, lines)
+    figure = make(figsize=(WIDTH, HEIGHT + legend_height(len(handles) // columns)), dpi=200, layout="constrained")
     axes = figure.subplots()
     if dotted:
         spent = [getattr(row, cost).mean for row in best]
         axes.plot(spent, [100 * row.hits[1].mean for row in best], ":", color=NO_CRITIC, linewidth=1.2, zorder=1)
-    for place, row in enumerate(drawn):
-        # Each marker is smaller than those below it, so that none is hidden.
-        size = 12 - 5 * place / len(drawn)
-        _draw_row(axes, row, cost, colours[row.critic], markers[row.planner], size)
+    for row in sorted(drawn, key=lambda row: -sizes[row.critic]):
+        _draw_row(axes, row, cost, colours[row.critic], markers[row.planner], sizes[row.critic])
     dress(axes, f"{_COSTS[cost]} per problem", "Hit@1 (%)", title)
     costs = [getattr(row, cost).mean for row in drawn]
     if min(costs) > 0 and max(costs) / min(costs) > 3:
         axes.set_xscale("log")
         plain_log_ticks(axes, min(costs), max(costs))
-    add_legend(figure, handles)
+    add_legend(figure, handles, columns)
     return figure
 
 
@@ -475,7 +477,7 @@ def _draw_row(axes: Any, row: ResultRow, cost: str, colour: str, marker: Marker,
     # Wide, pale bars stay readable when methods with equal budgets overlap.
     spent = getattr(row, cost).mean
     axes.errorbar(spent, hit, yerr=[[below], [above]], fmt="none", ecolor=colour, elinewidth=3, alpha=0.35)
-    axes.plot(spent, hit, marker, color=colour, ms=size, mec=PAPER, mew=1.2, zorder=3)
+    axes.plot(spent, hit, marker, color=colour, ms=size, mec=PAPER, mew=0.8, zorder=3)
 
 
 def dress(axes: Any, x: str, y: str, title: str = "") -> None:
@@ -512,48 +514,54 @@ def legend_height(lines: int) -> float:
     return 0.2 * lines + 0.1
 
 
-def add_legend(figure: Figure, handles: Sequence[Any]) -> None:
-    """Put a legend below the panels, one line per handle."""
-    legend = figure.legend(
-        handles=handles, loc="outside lower left", frameon=False, labelcolor=INK, fontsize=10, labelspacing=0.25
-    )
+def add_legend(figure: Figure, handles: Sequence[Any], columns: int = 1) -> None:
+    """Put a legend below the panels."""
+    look: dict[str, Any] = {"frameon": False, "labelcolor": INK, "fontsize": 10, "labelspacing": 0.25}
+    legend = figure.legend(handles=handles, loc="outside lower left", ncols=columns, **look)
     for text in legend.get_texts():
         if text.get_text() in _HEADINGS:
             text.set_fontweight("bold")
 
 
 _HEADINGS = ("Search", "Critic", "Lines")
+_TWO_COLUMNS = 44
+"""Characters that two columns of a legend may have together."""
 
 
-def _legend_handles(colours: dict[str, str], markers: dict[str, Marker], critics: Sequence[str]) -> list[Any]:
+def _legend_handles(
+    colours: dict[str, str], markers: dict[str, Marker], sizes: dict[str, float], lines: Mapping[str, dict[str, Any]]
+) -> tuple[list[Any], int]:
+    """Return the entries of a legend and its number of columns: searches, then critics and the meaning of lines."""
     from matplotlib.lines import Line2D
 
-    shape: dict[str, Any] = {"linestyle": "none", "markersize": 8, "markeredgecolor": PAPER}
-    blank: dict[str, Any] = {"linestyle": "none", "marker": ""}
-    search, critic, _ = _HEADINGS
-    handles = [
-        Line2D([], [], label=search, **blank),
-        *(Line2D([], [], marker=look, color=INK, label=plain(name), **shape) for name, look in markers.items()),
-    ]
-    if critics != [""]:
-        handles.append(Line2D([], [], label=critic, **blank))
-        handles += [
-            Line2D([], [], marker="o", color=colours[name], label=plain(name) or "none", **shape) for name in critics
+    def entry(label: str, **look: Any) -> Any:
+        return Line2D([], [], label=label, **({"linestyle": "none"} | look))
+
+    shape: dict[str, Any] = {"markeredgecolor": PAPER}
+    first = [entry(_HEADINGS[0])]
+    first += [entry(plain(name), marker=look, color=INK, markersize=8, **shape) for name, look in markers.items()]
+    second = []
+    if list(sizes) != [""]:
+        second = [entry(_HEADINGS[1])]
+        second += [
+            entry(plain(name) or "none", marker="o", color=colours[name], markersize=size, **shape)
+            for name, size in sizes.items()
         ]
-    return handles
+    second += [entry(_HEADINGS[2]), *(entry(label, color=NO_CRITIC, **look) for label, look in lines.items())]
+    if sum(max(len(one.get_label()) for one in block) for block in (first, second)) > _TWO_COLUMNS:
+        return [*first, *second], 1
+    short = min(first, second, key=len)
+    short += [entry("") for _ in range(abs(len(first) - len(second)))]
+    return [*first, *second], 2
 
 
-def _explanations(dotted: bool, curves: bool, marked: bool) -> list[Any]:
-    """Return the legend's lines for what is drawn beside the markers."""
-    from matplotlib.lines import Line2D
-
-    look: dict[str, Any] = {"color": NO_CRITIC}
-    handles = [Line2D([], [], label=_HEADINGS[2], linestyle="none")]
-    handles.append(Line2D([], [], label="95% interval", linewidth=3, alpha=0.35, **look))
+def _lines(dotted: bool, curves: bool, marked: bool) -> dict[str, dict[str, Any]]:
+    """Return the meaning of what is drawn beside the markers, and how it looks."""
+    found: dict[str, dict[str, Any]] = {"95% interval": {"linestyle": "-", "linewidth": 3, "alpha": 0.35}}
     if curves:
-        handles.append(Line2D([], [], label="the same search if stopped earlier", linewidth=1.4, alpha=0.55, **look))
+        found["search if stopped earlier"] = {"linestyle": "-", "linewidth": 1.4, "alpha": 0.55}
     if dotted:
-        handles.append(Line2D([], [], label="best row at its cost or less", linestyle=":", linewidth=1.2, **look))
+        found["best at its cost or less"] = {"linestyle": ":", "linewidth": 1.2}
     if marked:
-        handles.append(Line2D([], [], label="Rows ran on different problems.", linestyle="none"))
-    return handles
+        found["rows of different problems"] = {}
+    return found
