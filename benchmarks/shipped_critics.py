@@ -23,7 +23,7 @@ from mas_gym.policies import Policy, load_policy
 from rewardmodels.model.folder import load_folder, model_card, save_folder
 from rewardmodels.training.config import CriticKind, Head
 from rewardmodels.training.run import ROLLOUTS, grow, teach, trees
-from search.compare import Bench, paired_bootstrap
+from search.compare import Bench, paired_difference
 
 SEED = 42
 CONCURRENCY = 64
@@ -47,7 +47,7 @@ def measure(work: Path, policy: Policy, problems: int) -> list[str]:
         hits[name] = {plan.problem_id: float(bool(plan.correct)) for plan in run}
     lines = ["| critic | Hit@1 | MASPRM's lead |", "|---|---|---|"]
     for name, hit in hits.items():
-        gap = paired_bootstrap(hits["masprm"], hit)
+        gap = paired_difference(hits["masprm"], hit)
         lead = "" if name == "masprm" else f"{100 * gap.mean:+.1f} [{100 * gap.low:+.1f}, {100 * gap.high:+.1f}]"
         lines.append(f"| {name} | {100 * np.mean(list(hit.values())):.1f} | {lead} |")
     return lines
@@ -67,7 +67,7 @@ def card_tail(figures: list[str], trees: int, problems: int) -> str:
         f"{ROLLOUTS} with the true reward on {trees:,} Arithmetic problems of the train split, seed {SEED}, agents the "
         f"embedded model (SHA-256 of its weights {agents_digest()}); this critic's weights are stored in float16.",
         "",
-        f"Searches of {problems} dev problems, {PLANNER}, seed {SEED}, Hit@1 in % and paired bootstrap 95% intervals:",
+        f"Searches of {problems} dev problems, {PLANNER}, seed {SEED}, Hit@1 in % and paired 95% intervals:",
         "",
         *figures,
         "",

@@ -12,6 +12,9 @@ from pathlib import Path
 from mas_gym.errors import MASGymError
 
 BUSY_SECONDS = 30.0
+READ_SECONDS = 60.0
+"""A reader's statement that computes for longer is stopped: no store of ours needs it, a hostile one may."""
+_INSTRUCTIONS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Format:
         Args:
             path: The file.
             create: Create the file if it is missing or empty, and upgrade an older schema. Otherwise a readable
-                older schema stays as it is.
+                older schema stays as it is, and the file may lie where nothing can be written.
 
         Raises:
             MASGymError: As `error`, if the file is missing, of another kind or schema, or cannot be opened.
@@ -58,17 +61,39 @@ class Format:
         if not create and not path.is_file():
             raise self.error(f"{self.name} {path}: no such file; {self.origin}")
         with self.explained(path):
-            # SQLite serialises calls itself; a run may read a store's problems on another thread.
-            connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            try:
+                return self._opened(str(path), path, create)
+            except sqlite3.OperationalError as error:
+                if create or error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+                    raise
+                # Where nothing can be written, SQLite cannot make the files that it needs to share this one.
+                self._check_complete(path)
+                return self._opened(f"{path.absolute().as_uri()}?mode=ro&immutable=1", path, create)
+
+    def _check_complete(self, path: Path) -> None:
+        log = path.with_name(f"{path.name}-wal")
+        if log.is_file() and log.stat().st_size:
+            raise self.error(
+                f"{self.name} {path}: its last searches are in {log.name}, which can be read only in a folder that "
+                "can be written; copy both files to one"
+            )
+
+    def _opened(self, address: str, path: Path, create: bool) -> sqlite3.Connection:
+        # SQLite serialises calls itself; a run may read a store's problems on another thread.
+        connection = sqlite3.connect(
+            address, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=address != str(path)
+        )
         try:
-            with self.explained(path):
-                self._prepare(connection, path, create)
+            if not create:
+                _limit(connection)
+            self._prepare(connection, path, create)
         except BaseException:
             connection.close()
             raise
         return connection
 
     def _prepare(self, connection: sqlite3.Connection, path: Path, create: bool) -> None:
+        connection.execute("PRAGMA trusted_schema=OFF")
         # One transaction: another process may be creating the tables between two reads.
         with transaction(connection, "DEFERRED"):
             version = self._version(connection, path)
@@ -99,16 +124,42 @@ class Format:
             connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
         )
         [tables] = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        strange = connection.execute(_STRANGE).fetchone()
         if application != self.application:
             if tables:
                 raise self.error(f"{self.name} {path}: an SQLite file of another program; use another path")
             return None
+        if strange is not None:
+            raise self.error(
+                f"{self.name} {path}: expected plain tables, got {strange[0]!a}, which would run as code while it is "
+                "read; use a file from a source that you trust"
+            )
         if version != self.schema and version not in self.upgrades:
             raise self.error(
                 f"{self.name} {path}: expected schema {self.schema}, got {version}; read it with the version that "
                 "wrote it, or use another path"
             )
         return int(version)
+
+
+_STRANGE = """
+SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index') OR sql LIKE 'CREATE VIRTUAL%'
+UNION ALL
+SELECT t.name || '.' || c.name FROM sqlite_master t, pragma_table_xinfo(t.name) c WHERE t.type = 'table' AND c.hidden
+"""
+"""Views, triggers, virtual tables and computed columns."""
+
+
+def _limit(connection: sqlite3.Connection) -> None:
+    """Stop statements that compute for longer than `READ_SECONDS`."""
+    began = time.monotonic()
+
+    def start(statement: str) -> None:
+        nonlocal began
+        began = time.monotonic()
+
+    connection.set_trace_callback(start)
+    connection.set_progress_handler(lambda: time.monotonic() - began > READ_SECONDS, _INSTRUCTIONS)
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
@@ -151,6 +202,8 @@ def _remedy(error: Exception) -> str:
         return "a number is too large to be stored"
     if "full" in text:
         return "the disk is full; free some space and run the same command again: finished searches are kept"
+    if text == "interrupted":
+        return f"a statement took over {READ_SECONDS:g} seconds, so it is damaged, or made to keep readers busy"
     if "locked" in text or "busy" in text:
         return f"another process held it for over {BUSY_SECONDS:g} seconds; try again when it is done"
     if "readonly" in text or "unable to open" in text:

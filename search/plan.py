@@ -33,7 +33,8 @@ class Usage:
         generated_tokens: TOK, generated tokens over all agent calls, duplicates included.
         reward_calls: RC, critic forwards; one per state and search; none for a free critic.
         reward_hits: Evaluations of states that this search had already scored, without a forward.
-        prompt_tokens: Prompt tokens, once per request however many samples it asked for.
+        prompt_tokens: Prompt tokens, once per call to the engine: a server that is sent one sample per call reads the
+            prompt once per sample, others read it once per request.
         cached_tokens: Prompt tokens that the engine had cached.
         dropped_tokens: Tokens cut from the oldest inputs to fit the context window.
         critic_tokens: Tokens that the critic generated, such as a judge's verdicts; no part of TOK.

@@ -14,7 +14,7 @@ from search_worlds import HashCritic, chain, problems, talker
 import search
 from mas_gym.errors import ConfigError, MASGymError
 from search import Comparison, compare
-from search.compare import Match, Outcome, paired_bootstrap, summarise
+from search.compare import Match, Outcome, paired_difference, summarise
 from search.compare.bench import _next_size, named_planners
 from search.compare.display import frontier
 
@@ -42,7 +42,7 @@ def test_differences_are_paired_and_against_the_baseline() -> None:
     assert found.baseline == "mcts:4,2 + hash"
     gaps = found.differences()
     assert list(gaps) == ["single", "sc:3"]
-    assert gaps["sc:3"] == paired_bootstrap(found["sc:3"].shares, found["mcts:4,2"].shares)
+    assert gaps["sc:3"] == paired_difference(found["sc:3"].shares, found["mcts:4,2"].shares)
     assert gaps["single"].problems == 12
 
 

@@ -67,8 +67,8 @@ def test_reply_carries_tokens_logprobs_and_cost(url: str) -> None:
     assert [s.tokens for s in reply.samples] == [7, 7]
     assert [s.logprob for s in reply.samples] == pytest.approx([s.logprob for s in same.samples])
     assert [s.finish_reason for s in reply.samples] == ["stop", "stop"]
-    assert reply.prompt_tokens == same.prompt_tokens == 8
     # Each sample is a call of its own, and each call's prompt is billed.
+    assert reply.prompt_tokens == 2 * same.prompt_tokens == 16
     assert policy.meter.money == pytest.approx((16 * 2.0 + 14 * 10.0) / 1e6)
     assert "2 calls; 16 prompt tokens (0 cached); 14 generated tokens; cost 0.0002" in str(policy.meter)
 
@@ -296,7 +296,9 @@ def test_a_fault_that_stays_fails_its_request_alone(url: str, fault: Fault, reas
         replies = asyncio.run(run(policy_at(base + "/v1", max_attempts=2, patience=1.0)))
     failed = replies.pop(3)
     assert isinstance(failed, PolicyError) and reason in str(failed)
-    assert replies == [reply for i, reply in enumerate(hash_policy().sample([request(i) for i in range(6)])) if i != 3]
+    others = hash_policy().sample([request(i) for i in range(6) if i != 3])
+    # Each sample is a call that reads the prompt.
+    assert replies == [reply._replace(prompt_tokens=len(reply.samples) * reply.prompt_tokens) for reply in others]
 
 
 def test_no_more_calls_are_open_than_may_be() -> None:

@@ -30,6 +30,7 @@ from mas_gym.tasks import Grade, Problem, ProblemTask, load_task
 from mas_gym.tasks.grading import normalise_text, read_code, read_text
 from mas_gym.tasks.judge import Judge
 from mas_gym.tasks.loading import default_mas
+from mas_gym.tasks.own import Columns, load_own
 from mas_gym.user_code import UserCodeError
 
 CAPITALS = [("Capital of Austria?", "Vienna"), ("Capital of Germany, since 1990?", "Berlin"), ("Of Peru?", "Lima")]
@@ -98,6 +99,15 @@ def test_the_rows_say_their_split(rows: Rows) -> None:
         DataError, match=r"my.csv:2: expected the split train, dev or test in column 'split'.*'holdout'"
     ):
         load_task(file)
+
+
+def test_remark_of_a_file_with_a_split_column_tells_what_a_hash_holds_out(rows: Rows) -> None:
+    marked = [{"question": f"{n}?", "answer": n, "split": "test" if n % 2 else "train"} for n in range(40)]
+    remark = load_own(rows(marked), "train", Columns.read(None), None).remark
+    assert "no split column" not in remark
+    assert "no row is marked dev, so train is 95% of the train rows by a hash" in remark
+    marked[0]["split"] = "dev"
+    assert "hash" not in load_own(rows(marked), "train", Columns.read(None), None).remark
 
 
 def test_without_a_split_column_a_hash_decides_and_new_rows_move_none(rows: Rows) -> None:

@@ -194,6 +194,25 @@ class TestCache:
             assert policy.misses == 2
             policy.close()
 
+    def test_a_prompt_that_is_read_once_per_sample_counts_as_often_from_the_cache(self, tmp_path: Path) -> None:
+        class OneByOne(Counting):
+            independent_samples = True
+
+            def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply | PolicyError]:  # type: ignore[override]
+                return [
+                    r._replace(prompt_tokens=10 * len(r.samples), cached_tokens=4) for r in super().sample(requests)
+                ]  # type: ignore[union-attr]
+
+        policy = CachedPolicy(OneByOne(), tmp_path / "c.db")
+        found = [ask(policy, [request(0, n=n)])[0] for n in (3, 2, 5, 5)]
+        assert [(reply.prompt_tokens, reply.cached_tokens) for reply in found] == [
+            (30, 4),
+            (20, 20),
+            (50, 34),
+            (50, 50),
+        ]
+        policy.close()
+
     def test_samples_of_one_call_belong_together(self, tmp_path: Path) -> None:
         inner = Counting()
         inner.independent_samples = False  # type: ignore[attr-defined]

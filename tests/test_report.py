@@ -17,19 +17,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from benchmarks import intervals
 from mas_gym.errors import ConfigError, DataError
+from mas_gym.render import one_line
 from mas_gym.report import TreeNodes, TreePage, tree_page, write_tree_page
 from search.compare import (
+    FEWEST_PROBLEMS,
+    Comparison,
     Outcome,
     ResultRow,
+    accuracy_interval,
+    mean_interval,
     mean_std,
     nested_bootstrap,
-    paired_bootstrap,
+    paired_difference,
     report,
     save_tradeoff,
     summarise,
     to_csv,
     to_json,
+    to_latex,
     to_markdown,
     tradeoff_figure,
     wilson,
@@ -46,25 +53,23 @@ shares = st.lists(st.sampled_from([0.0, 1 / 3, 0.5, 2 / 3, 1.0]), min_size=1, ma
     [(8, 10, 0.4902, 0.9433), (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (81, 263, 0.2553, 0.3662)],
 )
 def test_wilson_for_one_seed_is_the_textbook_interval(right: int, asked: int, low: float, high: float) -> None:
-    interval = wilson([1.0] * right + [0.0] * (asked - right), trials=asked)
+    interval = accuracy_interval([1.0] * right + [0.0] * (asked - right), asked)
     assert interval == pytest.approx((low, high), abs=5e-5)
 
 
 def test_seeds_that_agree_do_not_narrow_the_interval() -> None:
-    once = wilson([1.0] * 30 + [0.0] * 20, trials=50)
-    thrice_alike = wilson([1.0] * 30 + [0.0] * 20, trials=150)
-    assert thrice_alike == pytest.approx(once)
+    values = [1.0] * 30 + [0.0] * 20
+    assert accuracy_interval(values, 150) == pytest.approx(accuracy_interval(values, 50), abs=0.01)
 
 
-def test_seeds_that_differ_narrow_it_up_to_independent_searches() -> None:
-    spread_out = wilson([2 / 3] * 50, trials=150)
-    independent = wilson([1.0] * 100 + [0.0] * 50, trials=150)
-    assert spread_out == pytest.approx(independent)
+def test_seeds_that_differ_narrow_the_interval() -> None:
+    alike, varied = accuracy_interval([1.0] * 30 + [0.0] * 15, 135), accuracy_interval([1.0, 2 / 3, 1 / 3] * 15, 135)
+    assert varied.high - varied.low < alike.high - alike.low
 
 
-@given(shares, st.integers(1, 5))
-def test_wilson_holds_the_mean_and_stays_in_range(values: list[float], seeds: int) -> None:
-    low, high = wilson(values, trials=seeds * len(values))
+@given(shares, st.integers(1, 2))
+def test_accuracy_interval_holds_the_mean_and_stays_in_range(values: list[float], seeds: int) -> None:
+    low, high = accuracy_interval(values, seeds * len(values))
     assert 0 <= low <= np.mean(values) + 1e-12
     assert np.mean(values) - 1e-12 <= high <= 1
     assert high > low
@@ -85,43 +90,58 @@ def test_wilson_refuses_what_is_no_share(values: list[float]) -> None:
         st.text(max_size=3), st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 1.0])), min_size=1
     )
 )
-def test_paired_bootstrap_is_antisymmetric_and_holds_the_mean(pairs: dict[str, tuple[float, float]]) -> None:
+def test_paired_difference_is_antisymmetric_and_holds_the_mean(pairs: dict[str, tuple[float, float]]) -> None:
     a = {key: left for key, (left, _) in pairs.items()}
     b = {key: right for key, (_, right) in pairs.items()}
-    there, back = paired_bootstrap(a, b, resamples=500), paired_bootstrap(b, a, resamples=500)
-    assert there.mean == pytest.approx(-back.mean)
-    assert there.low - 1e-12 <= there.mean <= there.high + 1e-12
+    there, back = paired_difference(a, b), paired_difference(b, a)
+    assert (there.mean, there.low, there.high) == pytest.approx((-back.mean, -back.high, -back.low))
+    assert -1 <= there.low <= there.mean + 1e-12
+    assert there.mean - 1e-12 <= there.high <= 1
+    assert there.high > there.low
     assert there.problems == len(pairs)
-    assert there == paired_bootstrap(a, b, resamples=500)
 
 
 def test_pairing_cancels_what_makes_problems_hard() -> None:
     # Half of the problems are hard for both; b is right on one in ten more.
     a = {str(i): float(i % 2 == 0) for i in range(200)}
     b = {key: 1.0 if int(key) % 10 == 1 else value for key, value in a.items()}
-    gap = paired_bootstrap(b, a)
+    gap = paired_difference(b, a)
     assert gap.mean == pytest.approx(0.1)
     assert gap.significant
     assert wilson(list(b.values())).low < wilson(list(a.values())).high
 
 
-def test_paired_bootstrap_covers_as_often_as_it_says() -> None:
-    rng = np.random.default_rng(7)
-    covered = 0
-    for trial in range(200):
-        gaps = rng.choice([-1.0, 0.0, 1.0], p=[0.2, 0.5, 0.3], size=120)
-        a = {str(i): max(gap, 0.0) for i, gap in enumerate(gaps)}
-        b = {str(i): max(-gap, 0.0) for i, gap in enumerate(gaps)}
-        gap = paired_bootstrap(a, b, resamples=600, seed=trial)
-        covered += gap.low <= 0.1 <= gap.high
-    assert 178 <= covered <= 200
+@pytest.mark.parametrize("problems", [2, 5, 10, 20, 100])
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_identical_planners_rarely_differ_at_any_number_of_problems(problems: int, seeds: int) -> None:
+    assert max(intervals.false_alarms(problems, seeds, p, runs=1000) for p in (0.05, 0.5, 0.95)) <= 0.06
 
 
-def test_paired_bootstrap_compares_only_common_problems() -> None:
-    gap = paired_bootstrap({"a": 1.0, "b": 1.0}, {"b": 0.0, "c": 1.0})
+@pytest.mark.parametrize("problems", [5, 20, 100])
+@pytest.mark.parametrize("pair", [(1.0, 0.95), (1.0, 0.8), (0.05, 0.0), (0.98, 0.02)])
+def test_paired_difference_covers_the_truth_near_the_edges(problems: int, pair: tuple[float, float]) -> None:
+    assert intervals.coverage(problems, 1, *pair, runs=1000) >= 0.93
+
+
+def test_paired_difference_of_few_problems_has_no_verdict() -> None:
+    better, worse = ({str(i): share for i in range(FEWEST_PROBLEMS)} for share in (1.0, 0.0))
+    assert paired_difference(better, worse).verdict == "excludes 0"
+    del better["0"]
+    assert paired_difference(better, worse).verdict == "too few problems"
+    assert paired_difference(better, worse).low < 0 < paired_difference(better, worse).high
+
+
+@pytest.mark.parametrize(("problems", "student"), [(5, 2.7764), (6, 2.5706), (10, 2.2622), (100, 1.9842)])
+def test_mean_interval_of_equal_values_has_student_quantiles(problems: int, student: float) -> None:
+    half = student * math.sqrt(2) / (problems + 2)
+    assert mean_interval(np.zeros(problems), -1, 1) == pytest.approx((-half, half), rel=2e-3)
+
+
+def test_paired_difference_compares_only_common_problems() -> None:
+    gap = paired_difference({"a": 1.0, "b": 1.0}, {"b": 0.0, "c": 1.0})
     assert (gap.mean, gap.problems) == (1.0, 1)
     with pytest.raises(ConfigError, match="none in common"):
-        paired_bootstrap({"a": 1.0}, {"b": 1.0})
+        paired_difference({"a": 1.0}, {"b": 1.0})
 
 
 def trained(level: float, spread: float, rng: np.random.Generator, count: int = 3) -> list[dict[str, float]]:
@@ -135,7 +155,7 @@ def test_an_interval_over_trainings_is_wider_where_trainings_differ() -> None:
     for spread, ratio in ((0.0, 1.6), (0.15, math.inf)):
         a, b = trained(0.7, spread, rng), trained(0.6, spread, rng)
         means = [{key: sum(one[key] for one in side) / 3 for key in side[0]} for side in (a, b)]
-        nested, plain = nested_bootstrap(a, b), paired_bootstrap(*means)
+        nested, plain = nested_bootstrap(a, b), paired_difference(*means)
         assert nested.mean == pytest.approx(plain.mean)
         width = (nested.high - nested.low) / (plain.high - plain.low)
         assert 1 <= width < ratio and (spread == 0.0 or width > 1.6)
@@ -148,15 +168,15 @@ def test_a_nested_bootstrap_covers_what_a_plain_one_misses() -> None:
         a, b = trained(0.7, 0.06, rng), trained(0.6, 0.06, rng)
         gaps = {"nested": nested_bootstrap(a, b, resamples=400, seed=trial)}
         means = [{key: sum(one[key] for one in side) / 3 for key in side[0]} for side in (a, b)]
-        gaps["plain"] = paired_bootstrap(*means, resamples=400, seed=trial)
+        gaps["plain"] = paired_difference(*means)
         for name, gap in gaps.items():
             covered[name] += gap.low <= 0.1 <= gap.high
     assert covered["nested"] >= 85 > covered["plain"]
 
 
-def test_one_training_each_is_the_paired_bootstrap() -> None:
+def test_one_training_each_is_the_paired_difference() -> None:
     [a], [b] = trained(0.7, 0.0, np.random.default_rng(1), 1), trained(0.6, 0.0, np.random.default_rng(2), 1)
-    assert nested_bootstrap([a], [b])[:3] == pytest.approx(paired_bootstrap(a, b)[:3], abs=0.01)
+    assert nested_bootstrap([a], [b])[:3] == pytest.approx(paired_difference(a, b)[:3], abs=0.01)
     back = nested_bootstrap([b], [a])
     assert back.mean == -nested_bootstrap([a], [b]).mean
 
@@ -282,12 +302,67 @@ def test_plot_is_written_in_the_format_of_its_name(tmp_path: Path) -> None:
     assert "<svg" in save_tradeoff(rows, tmp_path / "plot.svg").read_text(encoding="utf-8")
 
 
+def test_plot_explains_every_line() -> None:
+    [row] = summarise([Outcome("mcts:4", "orm", 1, "p", True, tokens=100, anytime=((20, False), (60, True)))])
+    said = [text.get_text() for text in tradeoff_figure([row]).legends[0].get_texts()]
+    assert {"95% interval", "search if stopped earlier"} <= set(said)
+    calls = tradeoff_figure([row], cost="agent_calls").legends[0].get_texts()
+    assert "search if stopped earlier" not in [text.get_text() for text in calls]
+
+
+def test_plot_hides_no_marker_of_critics_with_equal_results() -> None:
+    rows = summarise(Outcome("mcts:4", critic, 1, "p", True, tokens=100) for critic in ("a", "b", "c"))
+    sizes = [line.get_markersize() for line in tradeoff_figure(rows).axes[0].lines]
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 3
+
+
 def test_plot_gives_every_search_a_marker_of_its_own() -> None:
     searches = [f"bon:{size}" for size in range(1, 17)]
     rows = summarise([Outcome(search, "orm", 1, "p", correct=True, tokens=50) for search in searches])
-    axes = tradeoff_figure(rows).axes[0]
-    marks = {handle.get_label(): handle.get_marker() for handle in axes.get_legend().legend_handles}
+    [legend] = tradeoff_figure(rows).legends
+    marks = {handle.get_label(): handle.get_marker() for handle in legend.legend_handles}
     assert len({marks[search] for search in searches}) == len(searches)
+
+
+@pytest.mark.parametrize("name", ["$", "a$b$", "$\\frac{1$", "_hidden", "x" * 300, "two\nlines", "\\$5$"])
+def test_plot_shows_any_name_as_text(name: str, tmp_path: Path) -> None:
+    rows = summarise([Outcome(name, name, 1, "p", correct=True, tokens=50)])
+    figure = tradeoff_figure(rows, title=name)
+    figure.savefig(tmp_path / "plot.svg")
+    drawn = [text._preprocess_math(text.get_text()) for text in figure.legends[0].get_texts()]
+    assert not any(math for _, math in drawn)
+    assert sum(text.startswith(one_line(name)[:20]) for text, _ in drawn) == 2
+
+
+def uneven_rows() -> list[ResultRow]:
+    """Return a row over 4 problems, one over 2 of them, and one whose seeds ended 4 and 2."""
+    made = [Outcome("single", "", 1, f"p{i}", i > 0, tokens=9) for i in range(4)]
+    made += [Outcome("sc:2", "", 1, f"p{i}", True, tokens=9) for i in range(2)]
+    made += [
+        Outcome("bon:2", "", seed, f"p{i}", True, tokens=9) for seed in (1, 2) for i in range(4 if seed == 1 else 2)
+    ]
+    return summarise(made)
+
+
+def test_rows_of_different_problems_are_marked_in_every_format() -> None:
+    rows, note = uneven_rows(), "ran on different sets of problems"
+    table = Comparison(tuple(rows), baseline="single")
+    for text in (rendered(rows, 160), rendered(rows, 40), table.to_markdown(), table.to_latex(), table._repr_html_()):
+        assert all(mark in text for mark in ("4 S1", "2 S2", "4 S1*", "Problems"))
+        assert note in " ".join(text.split())
+    lines = list(csv.DictReader(io.StringIO(table.to_csv())))
+    for found in (lines, json.loads(table.to_json())["rows"]):
+        sets = [row["problem_set"] for row in found]
+        assert sets[0] == sets[2] != sets[1]
+        assert [str(row["uneven_seeds"]) for row in found] == ["False", "False", "True"]
+    assert "rows of different problems" in [t.get_text() for t in tradeoff_figure(rows).legends[0].get_texts()]
+    assert "too few problems, 2 common problems" in rendered(rows, 160)
+
+
+def test_rows_of_the_same_problems_have_no_mark() -> None:
+    rows = summarise(outcomes())
+    for text in (rendered(rows, 160), to_markdown(rows), to_latex(rows)):
+        assert "S1" not in text and "Problems" not in text
 
 
 def test_plot_refuses_unknown_formats_and_empty_runs(tmp_path: Path) -> None:

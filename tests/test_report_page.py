@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import struct
@@ -153,7 +154,8 @@ def test_calibration_by_depth(store: Path) -> None:
     below = [c.correct for c in plan.candidates if c.node is not None and first in plan.tree.path(c.node)]
     value = plan.tree[first].value
     assert value is not None
-    assert ScoredState(1, value, sum(map(bool, below)) / len(below)) in scored_states(plan)
+    speaker = plan.tree[first].state.speaker
+    assert ScoredState(1, value, sum(map(bool, below)) / len(below), speaker) in scored_states(plan)
 
 
 def test_an_anytime_curve_has_intervals_and_ends_at_the_result() -> None:
@@ -192,3 +194,57 @@ def test_the_tree_page_marks_every_terminal_node(planner: str, store: Path) -> N
                 candidate.correct,
             )
     assert beyond > 0 or planner != "sbs:4,2"
+
+
+def test_report_rejects_an_unknown_baseline(store: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["report", str(store), "--out", str(tmp_path / "r.html"), "--baseline", "zzz"])
+    assert done.exit_code == 2 and not (tmp_path / "r.html").exists()
+    said = " ".join(done.output.replace("│", " ").split())
+    assert "baseline: expected one of 'single', 'sbs:4,2 + hash', 'mcts:8,3 + hash', got 'zzz'" in said
+
+
+def test_report_of_a_loop_has_one_calibration_line_per_agent(tmp_path: Path) -> None:
+    critic = HashCritic()
+    critic.name = "$\\bad{$ _x$"
+    loop = {
+        "agents": [{"name": name, "system_prompt": "Help."} for name in ("$a", "b$")],
+        "edges": [["q", "$a"], ["$a", "b$"], ["b$", "$a"], ["b$", "sink"]],
+        "max_turns": 12,
+    }
+    path = tmp_path / "runs.db"
+    options: dict[str, Any] = {"mas": loop, "policy": talker(), "critics": critic, "store": path}
+    search.compare(["sbs:4,2"], problems(4), **options)
+    with open_store(path) as opened:
+        [report] = read_reports(opened)
+    [groups] = report.calibration.values()
+    assert set(groups) <= {0, 1}
+    figure = report_figures(report)["calibration"]()
+    said = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert said == [rf"after {report.agents[i].replace('$', chr(92) + '$')}" for i in sorted(groups)]
+    assert all(axes.get_legend() is None for axes in figure.axes)
+    command("report", path, "--out", tmp_path / "report.html")
+    assert "data:image" in Pages(path).page("/", {}) or len(report.comparison.rows) == 1
+
+
+def test_figures_follow_the_colour_scheme(store: Path, tmp_path: Path) -> None:
+    command("report", store, "--out", tmp_path / "report.html")
+    for data in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", (tmp_path / "report.html").read_text()):
+        drawn = base64.b64decode(data).decode()
+        assert "@media (prefers-color-scheme:dark)" in drawn
+        assert not re.search(r"(fill|stroke): #(ffffff|22262b|000000)", drawn)
+
+
+def test_index_and_problems_mark_rows_of_different_problems(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    options: dict[str, Any] = {"mas": chain(2), "policy": talker(), "store": path}
+    search.compare(["single", "sc:2"], problems(8), seeds=(1,), **options)
+    search.compare(["sc:2"], problems(3), seeds=(2,), **options)
+    search.compare(["sc:3"], problems(3), seeds=(1,), **options)
+    pages = Pages(path)
+    index = pages.page("/", {})
+    assert ">8 S1<" in index and ">8 S1*<" in index and ">3 S2<" in index
+    assert "ran on different sets of problems" in index
+    first, _, last = re.findall(r'name=a value="([^"]+)"', index)
+    both = pages.page("/problems", {"a": first, "b": last})
+    assert "Difference in Hit@1, single minus sc:3:" in both and "too few problems, 3 common problems" in both
+    assert ">differing<" in both and ">differing<" not in pages.page("/problems", {"a": first})

@@ -9,8 +9,10 @@ import pytest
 from search_worlds import HashCritic, chain, problems, talker
 
 import search
-from mas_gym.errors import ConfigError, SearchError, StoreError
+from mas_gym.errors import ConfigError, SearchError, StoreError, UnknownNameError
+from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from mas_gym.prompts import chat_messages
+from mas_gym.tasks import ProblemTask
 from search import open_store
 from search.compare.comparison import settings
 from search.planners import MCTS
@@ -98,6 +100,26 @@ def test_outcomes_of_plans() -> None:
     assert search.Plan(correct=False).outcome == "no answer"
     assert search.Plan(error="X: y").outcome == "failed"
     assert "&lt;b&gt;" in search.Plan(problem_id="<b>")._repr_html_()
+
+
+def test_preferences_hold_no_pair_that_the_task_calls_the_same(store: Path) -> None:
+    def say(request: SamplingRequest, seed: int) -> str:
+        if request.agent == "agent0":
+            return f"{('Plan', 'Steps', 'Path')[seed % 3]}: add them."
+        return f"Final Answer: {seed % 4}"
+
+    task = ProblemTask.of(problems(12), name="arithmetic", split="train")
+    list(search.run(MCTS(12, 3), task, mas=chain(2), policy=ScriptedPolicy(say), training=True, store=store))
+    with open_store(store) as opened:
+        agents = {
+            rule: {row["agent"] for row in opened.preferences(least=0.1, same=rule)}
+            for rule in (None, "opening", "text")
+        }
+        assert agents[None] == agents["opening"]
+        assert "agent0" in agents["text"] and "agent0" not in agents[None]
+        assert opened.preferences(same=lambda a, b: True) == []
+        with pytest.raises(UnknownNameError, match="no rule 'words'"):
+            opened.preferences(same="words")
 
 
 def test_preferences_are_the_best_and_the_worst_message_of_a_state(store: Path) -> None:

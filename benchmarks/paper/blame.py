@@ -14,7 +14,7 @@ from benchmarks.paper.credit import Pass, collect_passes
 from benchmarks.paper.lab import MASPRM, ORM, Lab, command
 from benchmarks.paper.page import Page, percent, span
 from rewardmodels import load_critic
-from search.compare import paired_bootstrap
+from search.compare import mean_interval
 from search.compare.critics import CONFIDENT, largest_fall
 
 JUDGE = "judge:tiny"
@@ -59,10 +59,9 @@ def run(lab: Lab) -> Page:
     rows.append(_row("MASPRM, shipped", CONFIDENT, failed["test"], "MASPRM", starts["test"]["MASPRM"]))
     commonest = Counter(one.error.speaker for one in failed["dev"] if one.error).most_common(1)[0][0]
     hits = _shares(failed["test"], lambda one: one.error is not None and one.error.speaker == commonest)
-    found = paired_bootstrap(hits, dict.fromkeys(hits, 0.0))
-    rows.append(("commonest agent", "", percent(found.mean), span(found.low, found.high), percent(1.0)))
+    rows.append(("commonest agent", "", *_measured(hits), percent(1.0)))
     page.table(("blames by", "confidence at least", "right, %", "95% interval", "coverage, %"), rows)
-    page.blocks.append("Right among the passes whose agent is named, averaged per problem; bootstrap over problems.\n")
+    page.blocks.append("Right among the passes whose agent is named, averaged per problem; intervals over problems.\n")
     return page
 
 
@@ -93,8 +92,12 @@ def _row(label: str, threshold: float | None, failed: Sequence[Pass], critic: st
     hits = dict(zip(map(id, failed), right, strict=True))
     sure = [one for one, said in zip(failed, named, strict=True) if said]
     shares = _shares(sure, lambda one: bool(hits[id(one)]))
-    found = paired_bootstrap(shares, dict.fromkeys(shares, 0.0))
-    return label, f"{threshold:.2f}", percent(found.mean), span(found.low, found.high), percent(float(named.mean()))
+    return label, f"{threshold:.2f}", *_measured(shares), percent(float(named.mean()))
+
+
+def _measured(shares: Mapping[str, float]) -> tuple[str, str]:
+    values = list(shares.values())
+    return percent(float(np.mean(values))), span(*mean_interval(values, 0, 1))
 
 
 def _shares(passes: Sequence[Pass], right: Callable[[Pass], bool]) -> Mapping[str, float]:

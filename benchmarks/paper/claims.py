@@ -218,7 +218,7 @@ OURS = (
 
 HEAD = """# Every claim of the paper, and what became of it here
 
-Points of Hit@1 with 95% intervals from a paired bootstrap over problems, in brackets; the verdicts are those of the
+Points of Hit@1 with 95% intervals over problems, in brackets; the verdicts are those of the
 pages, which have the rows, the commands, the paper's figures and, where the miniature differs, the reasons that were
 tested. *no comparison* means that one side spends more than 1.5 times the tokens of the other. The embedded agents err
 by design, nobody designed the errors of the natural ones ([pages/natural](natural/main.md)); a dash means that it was

@@ -19,7 +19,7 @@ from mas_gym.errors import ConfigError
 from mas_gym.graph import MAS
 from mas_gym.state import Action
 from search import ScoringContext
-from search.compare import Difference, paired_bootstrap
+from search.compare import Difference, mean_interval
 from search.compare.critics import falls
 from search.compare.display import INK, figure_class, save_figure
 
@@ -170,7 +170,7 @@ def _overall(page: Page, failed: Sequence[Pass], judges: Mapping[str, Judge], ag
     page.table(("blames by", "finds the erring agent, %", "95% interval"), rows)
     problems = len(shares(failed, judges["chance"]))
     page.blocks.append(
-        f"{len(failed):,} failed passes of {problems:,} problems; averaged per problem, bootstrap over problems.\n"
+        f"{len(failed):,} failed passes of {problems:,} problems; averaged per problem, intervals over problems.\n"
     )
     matrices = {name: blame_matrix(failed, judge, agents) for name, judge in judges.items() if "centred" in name}
     page.picture("credit.png", "who is blamed for whose error", lambda path: save_matrices(matrices, agents, path))
@@ -208,9 +208,9 @@ def _cell(group: Sequence[Pass], judge: Judge) -> str:
 
 
 def _mean(group: Sequence[Pass], judge: Judge) -> Difference:
-    """Average over problems, with a bootstrap interval."""
+    """Average over problems, with an interval."""
     found = shares(group, judge)
-    return paired_bootstrap(found, dict.fromkeys(found, 0.0))
+    return Difference(float(np.mean(list(found.values()))), *mean_interval(list(found.values()), 0, 1), len(found))
 
 
 def _claims(failed: Sequence[Pass], judges: Mapping[str, Judge], critics: Sequence[str]) -> list[Claim]:

@@ -537,10 +537,10 @@ def keep_rows(lab: Lab, name: str, scores: Sequence[Score]) -> None:
 
 def score_cells(score: Score) -> tuple[str, ...]:
     """Return Hit@1, its interval, TOK, AC and RC as a table shows them."""
-    from search.compare.display import cells
+    from search.compare.display import COLUMNS, table_cells
 
-    line = cells(score.row)
-    return (line[2], line[3], *line[6:9])
+    shown = dict(zip(COLUMNS, table_cells([score.row])[0], strict=True))
+    return tuple(shown[name] for name in SCORE_HEADER)
 
 
 SCORE_HEADER = ("Hit@1", "95% interval", "TOK", "AC", "RC")

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from search.compare import Difference, paired_bootstrap
-from search.compare.outcomes import RESAMPLES
+from search.compare import Difference, bootstrap, paired_difference
 
 REASONS = "## Where it differs, and why"
 """Text below this heading is written by hand and kept when the page is regenerated."""
@@ -71,8 +70,8 @@ def claim(
     worse: Mapping[str, float],
     tokens: tuple[float, float] | None = None,
 ) -> Claim:
-    """Compare two accuracies, each a share per problem, with a paired bootstrap interval."""
-    return Claim(text, paper, paired_bootstrap(better, worse), tokens)
+    """Compare two accuracies, each a share per problem, with a paired interval."""
+    return Claim(text, paper, paired_difference(better, worse), tokens)
 
 
 def claim_of(
@@ -88,10 +87,8 @@ def claim_of(
     """
     common = sorted(set.intersection(*(set(column) for column in columns)))
     table = np.array([[column[key] for column in columns] for key in common])
-    rng = np.random.default_rng(0)
-    draws = rng.multinomial(len(common), np.full(len(common), 1 / len(common)), size=RESAMPLES) / len(common)
-    low, high = np.quantile(statistic(draws @ table), [0.025, 0.975])
-    return Claim(text, paper, Difference(float(statistic(table.mean(0))), float(low), float(high), len(common)))
+    interval = bootstrap(len(common), lambda counts: statistic(counts @ table / len(common)))
+    return Claim(text, paper, Difference(float(statistic(table.mean(0))), *interval, len(common)))
 
 
 @dataclass
@@ -176,7 +173,7 @@ def _claims(claims: Sequence[Claim], others: int) -> str:
     header = ("difference, in points", "paper", "here", "95% interval", "verdict", "problems")
     count = len(claims) + others
     note = (
-        "\nPaired bootstrap over problems, seeds averaged per problem. `undecided`: the interval includes "
+        "\nPaired intervals over problems, seeds averaged per problem. `undecided`: the interval includes "
         "zero. `holds`: it overlaps the paper's range, or is above zero where the paper has none. `beyond`: "
         "it is above the range. `below`: it is positive and under it. `contrary`: it is negative and under it. "
         f"`no comparison`: one side spends more than {COMPARABLE} times the tokens of the other.\n"

@@ -28,7 +28,7 @@ from benchmarks.tiny.train import train
 from benchmarks.tiny.truth import first_error
 from mas_gym.loading import load_mas
 from mas_gym.policies import Policy, load_policy
-from search.compare import wilson
+from search.compare import accuracy_interval
 
 if TYPE_CHECKING:
     from transformers import Qwen2Tokenizer
@@ -86,7 +86,7 @@ def measure(policy: Policy, events: int, problems: int, passes: int = 3, split: 
                 found = first_error(problem, messages)
                 errors[(found.speaker, found.kind) if found else ("none", "")] += 1
         shares.append(right / passes)
-    low, high = wilson(shares, len(shares) * passes)
+    low, high = accuracy_interval(shares, len(shares) * passes)
     return Level(events, sum(shares) / len(shares), (low, high), errors)
 
 

@@ -223,6 +223,7 @@ def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store 
 
     with open_store(store) as opened:
         found = [(run, _figures(opened, run)) for run in opened.runs()]
+        damaged = bool(opened.damaged)
     console = stdout()
     if not found:
         console.print(Text(f"{store} has no runs yet."))
@@ -239,6 +240,9 @@ def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store 
     for run, figures in found:
         for reason, number in figures.reasons.most_common():
             console.print(Text(f"{number:,} failed in {one_line(run.label)}: {one_line(reason)}", style="yellow"))
+    if damaged:
+        # The log names the runs.
+        raise typer.Exit(1)
 
 
 def _figures(store: Store, run: RunInfo) -> _Figures:

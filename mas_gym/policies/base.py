@@ -251,7 +251,7 @@ class SamplingReply(NamedTuple):
 
     Attributes:
         samples: In the order of the request's seeds.
-        prompt_tokens: Tokens of the prompt, counted once however many samples were drawn.
+        prompt_tokens: Prompt tokens that the engine read: those of the prompt, once for each call to the engine.
         cached_tokens: Prompt tokens that the engine had cached.
         dropped_tokens: Tokens cut from the oldest input because the prompt did not fit the context window.
     """

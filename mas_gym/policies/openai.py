@@ -136,7 +136,7 @@ class OpenAIPolicy:
         name: ``"openai:MODEL"``.
         max_concurrency: From the options.
         meter: Calls, tokens, faults and money so far.
-        independent_samples: Whether a sample depends on its own seed alone, not on the others of its call.
+        independent_samples: Whether each sample is a call of its own, and so depends on its own seed alone.
         notes: Descriptions of features that the server turned out not to support; initially empty.
         takes_extra_body: Whether requests may offer tools and so on: with the chat endpoint.
     """
@@ -238,9 +238,11 @@ class OpenAIPolicy:
             replies = await self._together(request)
         else:
             replies = await self._one_by_one(request)
-        first, dropped = replies[0]
         samples = tuple(sample for reply, _ in replies for sample in reply.samples)
-        return SamplingReply(samples, first.prompt_tokens, min(first.cached_tokens, first.prompt_tokens), dropped)
+        # Each call reads the prompt, and its server bills it.
+        prompt = sum(reply.prompt_tokens for reply, _ in replies)
+        cached = sum(min(reply.cached_tokens, reply.prompt_tokens) for reply, _ in replies)
+        return SamplingReply(samples, prompt, cached, sum(dropped for _, dropped in replies))
 
     async def _together(self, request: SamplingRequest) -> list[tuple[WireReply, int]]:
         try:

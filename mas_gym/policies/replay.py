@@ -74,6 +74,8 @@ logger = logging.getLogger("mas_gym.policies")
 
 
 class _Entry(NamedTuple):
+    """A stored sample, with the prompt tokens of the call that drew it."""
+
     sample: Sample
     prompt_tokens: int
     dropped_tokens: int
@@ -102,16 +104,26 @@ def _look_up(table: _Table, request: SamplingRequest) -> _Lookup:
     return _Lookup(found, replace(request, seeds=seeds) if seeds else None)
 
 
-def _complete(table: _Table, lookup: _Lookup, reply: SamplingReply | None = None) -> SamplingReply:
-    """Store the inner policy's reply to a lookup's missing samples, and return the reply to the whole request."""
+def _complete(
+    table: _Table, lookup: _Lookup, reply: SamplingReply | None = None, one_by_one: bool = False
+) -> SamplingReply:
+    """Store the inner policy's reply to a lookup's missing samples, and return the reply to the whole request.
+
+    ``one_by_one`` says that each sample is a call of its own, which reads the prompt.
+    """
     entries = [entry for entry in lookup.found if entry is not None]
     if lookup.missing is not None and reply is not None:
-        fresh = [_Entry(sample, reply.prompt_tokens, reply.dropped_tokens) for sample in reply.samples]
+        calls = len(reply.samples) if one_by_one else 1
+        fresh = [
+            _Entry(sample, reply.prompt_tokens // calls, reply.dropped_tokens // calls) for sample in reply.samples
+        ]
         table.add(lookup.missing, fresh)
         rest = iter(fresh)
         entries = [next(rest) if entry is None else entry for entry in lookup.found]
-    prompt, dropped = entries[0].prompt_tokens, entries[0].dropped_tokens
-    cached = prompt if reply is None else reply.cached_tokens
+    billed = entries if one_by_one else entries[:1]
+    prompt, dropped = sum(entry.prompt_tokens for entry in billed), sum(entry.dropped_tokens for entry in billed)
+    fresh_tokens = 0 if reply is None else reply.prompt_tokens - reply.cached_tokens
+    cached = max(0, prompt - fresh_tokens)
     return SamplingReply(tuple(entry.sample for entry in entries), prompt, cached, dropped)
 
 
@@ -296,6 +308,7 @@ class CachedPolicy:
         self.hits = self.misses = 0
         self.identical_to = policy
         self._inner = as_async(policy)
+        self._one_by_one: bool = getattr(policy, "independent_samples", False)
         self.name, self.max_concurrency = policy.name, self._inner.max_concurrency
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mas-gym-cache")
         self._table = self._thread.submit(_ResponseCache, policy, self.file).result()
@@ -318,9 +331,9 @@ class CachedPolicy:
         self.hits += len(request.seeds) - misses
         self.misses += misses
         if lookup.missing is None:
-            return _complete(self._table, lookup)
+            return _complete(self._table, lookup, None, self._one_by_one)
         reply = await self._inner.sample_async(lookup.missing)
-        return await loop.run_in_executor(self._thread, _complete, self._table, lookup, reply)
+        return await loop.run_in_executor(self._thread, _complete, self._table, lookup, reply, self._one_by_one)
 
     def close(self) -> None:
         """Close the file; the policy cannot be used afterwards."""

@@ -370,38 +370,45 @@ def regrade_table(lines: Sequence[Regraded]) -> str:
     if not lines:
         return ""
     head = ("Run", "Graded again by", "Searches", "Hit@1 before", "Hit@1 now")
+
+    def cell(name: str, text: str) -> str:
+        return f'<td data-name="{name}">{escape(text)}</td>'
+
     rows = [
         (one.run, one.label, f"{one.searches:,}", *(f"{100 * n / one.searches:.1f}" for n in (one.before, one.after)))
         for one in lines
     ]
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(map(cell, head, row)) + "</tr>" for row in rows)
     names = "".join(f"<th>{name}</th>" for name in head)
     return f"<table class=regraded><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _figures(row: StoredRow) -> dict[str, str]:
-    """Return the cells of a row by their columns; the search package is imported when a page is shown."""
-    from search.compare.display import COLUMNS, cells
+def _figures(rows: Sequence[StoredRow]) -> list[dict[str, str]]:
+    """Return the cells of each row by their columns; the search package is imported when a page is shown."""
+    from search.compare.display import COLUMNS, table_cells
 
-    return dict(zip(COLUMNS, cells(row.result), strict=True))
+    return [dict(zip(COLUMNS, line, strict=True)) for line in table_cells([row.result for row in rows])]
 
 
 def _index_table(group: Sequence[StoredRow]) -> str:
+    from search.compare.display import PROBLEM_MARKS, marked_problems
+
     head = ("A", "B", "Search", "Critic", "Seeds", "Problems", *_FIGURES, "Failed")
+    marked = marked_problems([row.result for row in group])
     lines = []
-    for place, row in enumerate(group):
-        shown = _figures(row)
+    for place, (row, shown) in enumerate(zip(group, _figures(group), strict=True)):
         link = f'<a href="{escape(Choice(row).link())}">{escape(shown["Search"])}</a>'
         picks = [_radio(name, row, place == chosen) for name, chosen in (("a", 0), ("b", min(1, len(group) - 1)))]
         seeds = ", ".join(map(str, row.result.seeds))
         figures = [shown[name] for name in (*_FIGURES, "Failed")]
-        texts = [*picks, link, *map(escape, (shown["Critic"], seeds, f"{row.result.problems:,}", *figures))]
+        problems = shown["Problems"] if marked else f"{row.result.problems:,}"
+        texts = [*picks, link, *map(escape, (shown["Critic"], seeds, problems, *figures))]
         labelled = zip(head, texts, strict=True)
         lines.append("<tr>" + "".join(f'<td data-name="{name}">{text}</td>' for name, text in labelled) + "</tr>")
     names = "".join(f"<th>{name}</th>" for name in head)
     return (
         f'<form action="/problems"><table class=rows><thead><tr>{names}</tr></thead><tbody>{"".join(lines)}</tbody>'
-        "</table><p><button>Compare A with B</button></p></form>"
+        f"</table>{f'<p>{PROBLEM_MARKS}</p>' if marked else ''}<p><button>Compare A with B</button></p></form>"
     )
 
 
@@ -437,20 +444,22 @@ def problems_page(title: str, choice: Choice) -> str:
 
 def _summary(choice: Choice) -> str:
     lines = []
-    for row in choice.rows:
-        shown = _figures(row)
+    for row, shown in zip(choice.rows, _figures(choice.rows), strict=True):
         text = ", ".join(f"{name} {shown[name]}" for name in _FIGURES)
         lines.append(f"<p><b>{escape(row.result.label)}</b> {escape(text)}</p>")
     if choice.second is not None:
         first, second = choice.first.result, choice.second.result
         if first.shares.keys() & second.shares.keys():
-            from search.compare import paired_bootstrap
-            from search.compare.display import gap_cells
+            from search.compare import paired_difference
+            from search.compare.display import gap_cells, verdict
 
-            gap = paired_bootstrap(first.shares, second.shares)
+            gap = paired_difference(first.shares, second.shares)
             mean, span = gap_cells(gap)
-            verdict = "excludes 0" if gap.significant else "includes 0"
-            lines.append(f"<p>Difference in Hit@1: <b>{mean}</b> points, 95% interval {span}, {verdict}.</p>")
+            names = f"{first.label} minus {second.label}"
+            lines.append(
+                f"<p>Difference in Hit@1, {escape(names)}: <b>{mean}</b> points, paired 95% interval {span}, "
+                f"{verdict(first, second, gap)}.</p>"
+            )
     return "".join(lines)
 
 
@@ -509,7 +518,10 @@ def _outcome(problem: str, run: str, cell: Cell, seed: int, named: bool) -> str:
 
 
 def _tabs(choice: Choice, last: int) -> str:
-    tabs = [_tab(name, choice.link(shown=name, page=0), name == choice.shown) for name in SHOWN]
+    # One run has one outcome per problem.
+    single = sum(len(row.runs) for row in choice.rows) == 1
+    shown = [name for name in SHOWN if not (single and name == "differing")]
+    tabs = [_tab(name, choice.link(shown=name, page=0), name == choice.shown) for name in shown]
     if choice.page > 0:
         tabs.append(_tab("previous", choice.link(page=choice.page - 1), False))
     if choice.page < last:

@@ -28,7 +28,23 @@ from search.compare.critics import (
     path_values,
     scored_states,
 )
-from search.compare.display import COLOURS, INK, figure_class, plain_log_ticks, save_figure, tradeoff_figure
+from search.compare.display import (
+    COLOURS,
+    FAINT,
+    HEIGHT,
+    INK,
+    NO_CRITIC,
+    PAPER,
+    WIDTH,
+    add_legend,
+    dress,
+    figure_class,
+    legend_height,
+    plain,
+    plain_log_ticks,
+    save_figure,
+    tradeoff_figure,
+)
 from search.compare.outcomes import Outcome, ResultRow, anytime_curve
 
 if TYPE_CHECKING:
@@ -47,7 +63,7 @@ class SettingReport:
     Attributes:
         setting: The runs.
         comparison: Their table.
-        calibration: For each row with values, bins by depth.
+        calibration: For each row with values, bins by the agent that spoke last.
         blamed: For each row with values along its answers, the blame of its failed searches.
         agents: Names of the agents.
         regraded: Its runs that were graded again, by grading.
@@ -67,16 +83,21 @@ def read_reports(store: Store, runs: Iterable[str] = (), baseline: str = "") -> 
     Args:
         store: The store.
         runs: Which runs, as in `Store.find`; all by default.
-        baseline: The row that the others are compared with, where it exists.
+        baseline: The row that the others are compared with, in each setting that has it.
 
     Raises:
-        ConfigError: There are no runs.
+        ConfigError: There are no runs, or no row is the baseline.
         StoreError: Searches are damaged, or there is no such run.
     """
     found = [store.find(run) for run in runs] or store.runs()
     if not found:
         raise ConfigError(f"store {store.path}: expected at least one run, got none; write some with --store")
-    return [_read(store, setting, baseline) for setting in settings(found)]
+    reports = [_read(store, setting, baseline) for setting in settings(found)]
+    rows = [row for report in reports for row in report.comparison.rows]
+    if baseline and not any(baseline in (row.label, row.planner) for row in rows):
+        labels = ", ".join(dict.fromkeys(repr(row.label) for row in rows)) or "no row, for no search has ended"
+        raise ConfigError(f"baseline: expected one of {labels}, got {baseline!r}")
+    return reports
 
 
 def _read(store: Store, setting: Setting, baseline: str) -> SettingReport:
@@ -98,7 +119,7 @@ def _read(store: Store, setting: Setting, baseline: str) -> SettingReport:
     return SettingReport(
         setting,
         table_of(store, setting, outcomes, baseline if known else ""),
-        {label: calibration(of_row) for label, of_row in states.items() if of_row},
+        {label: calibration(of_row, "speaker") for label, of_row in states.items() if of_row},
         {label: of_row for label, of_row in found.items() if of_row},
         tuple(agent.name for agent in setting.runs[0].mas.agents),
         tuple(line for run in setting.runs for line in store.regraded(run.run)),
@@ -202,7 +223,7 @@ def report_figures(report: SettingReport) -> dict[str, Callable[[], Figure]]:
     if ranked:
         found["hits"] = lambda: _hits_figure({row.label: _of(report, row) for row in ranked})
     if report.calibration:
-        found["calibration"] = lambda: _calibration_figure(report.calibration)
+        found["calibration"] = lambda: _calibration_figure(report.calibration, report.agents)
     return found
 
 
@@ -210,79 +231,84 @@ def _of(report: SettingReport, row: ResultRow) -> list[Outcome]:
     return [one for one in report.comparison.outcomes if (one.planner, one.critic) == (row.planner, row.critic)]
 
 
-def _axes(figure: Figure, x: str, y: str) -> Any:
-    axes = figure.subplots()
-    axes.set_xlabel(x, color=INK)
-    axes.set_ylabel(y, color=INK)
-    axes.grid(True, which="major", alpha=0.3)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    return axes
-
-
 def _looks() -> Iterator[dict[str, str]]:
     """Yield colour and line style of one curve after another."""
     return ({"color": colour, "linestyle": style} for style in cycle(("-", "--", ":", "-.")) for colour in COLOURS)
 
 
-def _legend(axes: Any) -> None:
-    axes.legend(frameon=False, labelcolor=INK, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+def _figure(lines: int, height: float = HEIGHT) -> Figure:
+    """Return an empty figure with space for a legend of so many lines."""
+    return figure_class()(figsize=(WIDTH, height + legend_height(lines)), dpi=200, layout="constrained")
 
 
 def _anytime_figure(curves: Mapping[str, Sequence[Any]]) -> Figure:
-    figure = figure_class()(figsize=(8.4, 4.0), dpi=200, layout="constrained")
-    axes = _axes(figure, "generated tokens per problem", "Hit@1 (%) if stopped there")
+    figure = _figure(len(curves))
+    axes, handles = figure.subplots(), []
     for (label, curve), look in zip(curves.items(), _looks(), strict=False):
-        colour = look["color"]
         spent = [point.tokens for point in curve]
-        axes.plot(spent, [100 * point.hit for point in curve], lw=1.8, label=label, **look)
+        handles += axes.plot(spent, [100 * point.hit for point in curve], lw=1.8, label=plain(label), **look)
         low, high = ([100 * end for end in ends] for ends in zip(*(point.interval for point in curve), strict=True))
-        axes.fill_between(spent, low, high, color=colour, alpha=0.15, lw=0)
+        axes.fill_between(spent, low, high, color=look["color"], alpha=0.15, lw=0)
+    dress(axes, "generated tokens per problem", "Hit@1 (%) if stopped there")
     spent = [point.tokens for curve in curves.values() for point in curve]
     axes.set_xscale("log")
     plain_log_ticks(axes, min(spent), max(spent))
-    _legend(axes)
+    add_legend(figure, handles)
     return figure
 
 
 def _hits_figure(groups: Mapping[str, Sequence[Outcome]]) -> Figure:
-    figure = figure_class()(figsize=(8.4, 4.0), dpi=200, layout="constrained")
-    axes = _axes(figure, "k", "Hit@k (%)")
+    figure = _figure(len(groups))
+    axes, handles = figure.subplots(), []
     for (label, group), look in zip(groups.items(), _looks(), strict=False):
         hits = [100 * sum(one.hit(k) for one in group) / len(group) for k in _RANKS]
-        axes.plot(_RANKS, hits, marker="o", ms=5, label=label, **look)
+        handles += axes.plot(_RANKS, hits, marker="o", ms=5, label=plain(label), **look)
+    dress(axes, "k", "Hit@k (%)")
     axes.set_xticks(_RANKS)
-    _legend(axes)
+    add_legend(figure, handles)
     return figure
 
 
-def _calibration_figure(rows: Mapping[str, Mapping[int, Sequence[Bin]]]) -> Figure:
-    columns = min(3, len(rows))
-    lines = -(-len(rows) // columns)
-    figure = figure_class()(figsize=(3.0 * columns, 2.8 * lines), dpi=200, layout="constrained")
-    panels = figure.subplots(lines, columns, squeeze=False, sharey=True).flat
-    for empty in panels[len(rows) :]:
-        empty.remove()
-    for axes, (label, depths) in zip(panels, rows.items(), strict=False):
-        for depth, bins in depths.items():
-            colour = COLOURS[depth % len(COLOURS)]
+def _calibration_figure(rows: Mapping[str, Mapping[int, Sequence[Bin]]], agents: Sequence[str]) -> Figure:
+    speakers = sorted({speaker for groups in rows.values() for speaker in groups})
+    looks = dict(zip(speakers, _looks(), strict=False))
+    figure = _figure(len(speakers), 2.4 * len(rows))
+    handles: dict[int, Any] = {}
+    for axes, (label, groups) in zip(figure.subplots(len(rows), squeeze=False).flat, rows.items(), strict=True):
+        for speaker, bins in groups.items():
             right = [100 * one.right for one in bins]
-            axes.plot([one.value for one in bins], right, marker="o", ms=4, color=colour, label=f"after turn {depth}")
-        axes.set_title(label, fontsize=8, color=INK)
-        axes.set_xlabel("value", color=INK)
-        axes.grid(True, alpha=0.3)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-    panels[0].set_ylabel("right answers below (%)", color=INK)
-    panels[0].legend(frameon=False, labelcolor=INK, fontsize=8)
+            name = f"after {plain(agents[speaker])}"
+            [handles[speaker]] = axes.plot(
+                [one.value for one in bins], right, marker="o", ms=4, label=name, **looks[speaker]
+            )
+        dress(axes, "value", "right answers below (%)", label)
+    add_legend(figure, [handles[speaker] for speaker in speakers])
     return figure
+
+
+_DARK = {
+    COLOURS[0].lower(): ("blue", "#4da3e8"),
+    COLOURS[5].lower(): ("sky", "#a6d8ff"),
+    INK: ("ink", "#e6eaf0"),
+    FAINT: ("faint", "#2c3541"),
+    PAPER: ("paper", "#1a2028"),
+    NO_CRITIC: ("dim", "#94a1b2"),
+}
+"""The colours of figures that differ in the dark: a name, and the dark one."""
 
 
 def data_url(figure: Figure) -> str:
-    """Return a figure as an SVG picture in a data URL."""
-    out = io.BytesIO()
+    """Return a figure as an SVG picture in a data URL, whose ink and paper follow the reader's colour scheme."""
+    out = io.StringIO()
     figure.savefig(out, format="svg")
-    return "data:image/svg+xml;base64," + base64.b64encode(out.getvalue()).decode()
+    text = out.getvalue()
+    for colour, (name, _) in _DARK.items():
+        text = text.replace(colour, f"var(--{name})")
+    light = "".join(f"--{name}:{colour};" for colour, (name, _) in _DARK.items())
+    dark = "".join(f"--{name}:{colour};" for name, colour in _DARK.values())
+    style = f"<style>:root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}</style>"
+    text = text.replace("<defs>", f"{style}<defs>", 1)
+    return "data:image/svg+xml;base64," + base64.b64encode(text.encode()).decode()
 
 
 _CAPTIONS = {
@@ -291,8 +317,8 @@ _CAPTIONS = {
     "accuracy-calls": "Accuracy against agent calls.",
     "anytime": "Accuracy if every search had stopped at the same budget, with 95% bands over problems.",
     "hits": "Hit@k: a right answer among the first k candidates.",
-    "calibration": "Calibration by depth: the mean share of right answers below states of similar value, in bins of "
-    "equally many states. A useful critic rises from left to right at every depth.",
+    "calibration": "Calibration by agent: the mean share of right answers below states of similar value after its "
+    "messages, in bins of equally many states. A useful critic rises from left to right after every agent.",
 }
 
 

@@ -33,6 +33,7 @@
 
   const open = new Uint8Array(size);
   let picked = data.chosen ?? 0;
+  let ready = false;
   let viewer = null;
   let explain = false;
   let rows = new Int32Array(0);
@@ -172,6 +173,8 @@
     if (!there(i)) replay(size);
     picked = i;
     viewer = null;
+    // In a small window the detail covers part of the list, so it waits until the reader picks a message.
+    document.body.classList.toggle("reading", ready);
     reveal(i);
     paint();
     showDetail();
@@ -485,4 +488,5 @@
   if (narrow()) $("question").open = false;
   replay(size);
   pick(picked);
+  ready = true;
 })();

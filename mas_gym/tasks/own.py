@@ -212,20 +212,24 @@ def _load(source: str, place: str | None, split: str, columns: Columns, kind: st
         have = dict(Counter(part or "no split" for part, _ in made))
         raise DataError(f"{source}: expected problems in split {split!r}, found none among {len(made):,} rows ({have})")
     table = Table(chosen, origin=(_table, (source if place is None else place, split, columns, kind)))
-    return Own(table, dict(kinds.most_common()), _remark(name, len(made), kinds, kind or columns.kind, split, whole))
+    return Own(table, dict(kinds.most_common()), _remark(name, kinds, kind, split, columns, whole and held_out))
 
 
 def _table(source: str, split: str, columns: Columns, kind: str | None) -> Table:
     return load_own(source, split, columns, kind).table
 
 
-def _remark(name: str, size: int, kinds: Counter[str], stated: str | None, split: str, whole: bool) -> str:
-    text = f"{name}: {size:,} problems of kind {', '.join(kinds)}"
-    if not stated:
+def _remark(name: str, kinds: Counter[str], kind: str | None, split: str, columns: Columns, hashed: bool) -> str:
+    text = f"{name}: {kinds.total():,} problems of kind {', '.join(kinds)}"
+    if not (kind or columns.kind):
         text += " (guessed from the answers; --kind or kind= sets it)"
-    if whole and split != "test":
+    if hashed and split != "test":
         share = "5%" if split == "dev" else "95%"
-        text += f"; it has no split column, so {split} is {share} of it by a hash, and test is all of it: test on dev"
+        text += (
+            f"; no row is marked dev, so {split} is {share} of the train rows by a hash"
+            if columns.split
+            else f"; it has no split column, so {split} is {share} of it by a hash, and test is all of it: test on dev"
+        )
     return text
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewardmodels.data.dataset import Example
+from search.compare import bootstrap
 from search.compare.critics import auc
 
 Floats = NDArray[np.float64]
@@ -114,13 +115,12 @@ def interval(examples: Sequence[Example], statistic: Callable[[NDArray[np.intp]]
     owner = np.array([names[e.task, e.problem_id] for e in examples])
     order = np.argsort(owner, kind="stable")
     groups = np.split(order, np.cumsum(np.bincount(owner))[:-1])
-    rng = np.random.default_rng(0)
-    draws = [
-        statistic(np.concatenate([groups[i] for i in rng.integers(len(groups), size=len(groups))]))
-        for _ in range(RESAMPLES)
-    ]
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return [float(low), float(high)]
+    places = np.arange(len(groups))
+
+    def of_draws(counts: NDArray[np.int64]) -> list[float]:
+        return [statistic(np.concatenate([groups[i] for i in np.repeat(places, drawn)])) for drawn in counts]
+
+    return list(bootstrap(len(groups), of_draws, resamples=RESAMPLES))
 
 
 def _grouped(keys: Sequence[int | str], values: Floats) -> dict[str, dict[str, float]]:

@@ -1,7 +1,7 @@
 """Comparing planners and critics: `compare` gives a table with intervals and paired differences.
 
-`bench` runs the searches, `outcomes` reduces them to rows, with intervals and the paired bootstrap, `display` shows
-rows as tables and plots, and `comparison` puts them together. `critics` measures critics, also on the `transcripts`
+`bench` runs the searches, `outcomes` reduces them to rows with the `intervals`, `display` shows rows as tables and
+plots, and `comparison` puts them together. `critics` measures critics, also on the `transcripts`
 whose first wrong step is known.
 """
 
@@ -32,23 +32,30 @@ from search.compare.display import (
     to_markdown,
     tradeoff_figure,
 )
-from search.compare.outcomes import (
-    HIT_RANKS,
+from search.compare.intervals import (
+    FEWEST_PROBLEMS,
     Difference,
     Interval,
+    accuracy_interval,
+    bootstrap,
+    mean_interval,
+    mean_std,
+    nested_bootstrap,
+    paired_difference,
+    wilson,
+)
+from search.compare.outcomes import (
+    HIT_RANKS,
     Outcome,
     ResultRow,
     Spread,
     differences,
     find_row,
-    mean_std,
-    nested_bootstrap,
-    paired_bootstrap,
     summarise,
-    wilson,
 )
 
 __all__ = [
+    "FEWEST_PROBLEMS",
     "HIT_RANKS",
     "PAPER_PLANNERS",
     "Arm",
@@ -65,19 +72,22 @@ __all__ = [
     "Spread",
     "Threshold",
     "Workers",
+    "accuracy_interval",
     "bench_critic",
+    "bootstrap",
     "calibrate",
     "compare",
     "differences",
     "find_row",
     "matched",
+    "mean_interval",
     "mean_std",
     "measure",
     "named_critics",
     "named_planners",
     "nested_bootstrap",
     "pair",
-    "paired_bootstrap",
+    "paired_difference",
     "report",
     "results_table",
     "save_tradeoff",

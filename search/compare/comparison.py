@@ -30,7 +30,8 @@ from search.compare.bench import (
     outcome_of,
     pair,
 )
-from search.compare.outcomes import Difference, Outcome, ResultRow, differences, find_row, summarise
+from search.compare.intervals import Difference
+from search.compare.outcomes import Outcome, ResultRow, differences, find_row, summarise
 from search.protocol import Critic, Planner
 from search.setup import ProgramSource, read_system
 from search.store import RunInfo, Store
@@ -111,8 +112,9 @@ class Comparison:
         lines = []
         for row in self.rows:
             gap = gaps.get(row.label)
-            ends = ("difference", "difference_low", "difference_high")
-            lines.append({**row.to_dict(), **dict(zip(ends, gap[:3] if gap else (None,) * 3, strict=True))})
+            names = ("difference", "difference_low", "difference_high", "verdict")
+            shown = (*gap[:3], gap.verdict) if gap else (None,) * 4
+            lines.append({**row.to_dict(), **dict(zip(names, shown, strict=True))})
         return pandas.DataFrame(lines)
 
     def plot(self, path: str | os.PathLike[str]) -> Path:

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mas_gym.errors import ConfigError, choice
 from mas_gym.graph import MAS
-from search.compare.outcomes import Interval
+from search.compare.intervals import Counts, Interval, bootstrap
 from search.compare.transcripts import (
     NOBODY,
     Cost,
@@ -296,13 +296,12 @@ def _f1_interval(scored: Sequence[Scored], hits: NDArray[np.bool_], wrong: NDArr
     sums = np.zeros((len(questions), 4))
     for one, hit, bad in zip(scored, hits, wrong, strict=True):
         sums[questions[one.transcript.problem], [0, 1] if bad else [2, 3]] += (hit, 1)
-    rng = np.random.default_rng(0)
-    found = []
-    for _ in range(_RESAMPLES):
-        caught, bad, kept, good = sums[rng.integers(len(sums), size=len(sums))].sum(axis=0)
-        found.append(_harmonic(caught / max(bad, 1), kept / max(good, 1)))
-    low, high = np.quantile(found, [0.025, 0.975])
-    return Interval(float(low), float(high))
+
+    def statistic(counts: Counts) -> list[float]:
+        drawn = counts @ sums
+        return [_harmonic(caught / max(bad, 1), kept / max(good, 1)) for caught, bad, kept, good in drawn]
+
+    return bootstrap(len(sums), statistic, resamples=_RESAMPLES)
 
 
 def _pairwise(scored: Sequence[Scored], last_alone: bool) -> tuple[float | None, int]:
@@ -403,11 +402,13 @@ class ScoredState(NamedTuple):
         depth: Messages so far.
         value: The critic's value.
         right: Share of the graded answers below it that are right.
+        speaker: Index of the agent that wrote its last message, if known.
     """
 
     depth: int
     value: float
     right: float
+    speaker: int = -1
 
 
 class Bin(NamedTuple):
@@ -437,16 +438,17 @@ def scored_states(plan: Plan) -> list[ScoredState]:
     for index, graded in below.items():
         scored = plan.tree[index]
         if scored.value is not None:
-            found.append(ScoredState(scored.state.depth, scored.value, sum(graded) / len(graded)))
+            state = scored.state
+            found.append(ScoredState(state.depth, scored.value, sum(graded) / len(graded), state.speaker))
     return found
 
 
-def calibration(states: Iterable[ScoredState]) -> dict[int, list[Bin]]:
-    """Return, for each depth, `BINS` bins of equally many states by value; fewer bins if there are few states."""
-    by_depth: dict[int, list[ScoredState]] = {}
+def calibration(states: Iterable[ScoredState], by: Literal["depth", "speaker"] = "depth") -> dict[int, list[Bin]]:
+    """Return, for each depth or speaker, `BINS` bins of equally many states by value; fewer if there are few states."""
+    groups: dict[int, list[ScoredState]] = {}
     for state in states:
-        by_depth.setdefault(state.depth, []).append(state)
-    return {depth: _bins(sorted(by_depth[depth], key=lambda state: state.value)) for depth in sorted(by_depth)}
+        groups.setdefault(getattr(state, by), []).append(state)
+    return {key: _bins(sorted(groups[key], key=lambda state: state.value)) for key in sorted(groups)}
 
 
 def _bins(ordered: Sequence[ScoredState]) -> list[Bin]:

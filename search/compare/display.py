@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from mas_gym.errors import ConfigError, need
 from mas_gym.render import one_line
-from search.compare.outcomes import HIT_RANKS, SCHEMA, Difference, ResultRow, Spread, differences
+from search.compare.intervals import Difference
+from search.compare.outcomes import HIT_RANKS, SCHEMA, ResultRow, Spread, differences
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,10 +28,15 @@ Look = TypeVar("Look")
 Marker: TypeAlias = str | tuple[int, int, int]
 
 COLUMNS = (
-    *("Search", "Critic", "Hit@1", "95% interval", "Hit@3", "Hit@5"),
+    *("Search", "Critic", "Problems", "Hit@1", "95% interval", "Hit@3", "Hit@5"),
     *("TOK", "AC", "RC", "Critic TOK", "Judge TOK", "Failed"),
 )
+PROBLEM_MARKS = (
+    "Problems: rows marked S1, S2 and so on ran on different sets of problems, so only their paired differences "
+    "compare them; * marks a row whose seeds ran on different problems."
+)
 _RARE = {
+    "Problems": f" {PROBLEM_MARKS}",
     "Critic TOK": " Critic TOK: tokens of judges that guide the search, no part of TOK.",
     "Judge TOK": " Judge TOK: tokens of the judge that grades the answers, no part of TOK.",
 }
@@ -57,18 +63,36 @@ def count(spread: Spread) -> str:
     return f"{spread.mean:,.{digits}f}" + (f" ± {spread.std:,.{digits}f}" if varies else "")
 
 
-def cells(row: ResultRow, deviations: bool = True) -> tuple[str, ...]:
-    """Return one row's cells as text, in the order of `COLUMNS`.
+def marked_problems(rows: Sequence[ResultRow]) -> bool:
+    """Whether rows, or the seeds of one, ran on different problems, which every form of a table marks."""
+    return len({row.problem_set for row in rows}) > 1 or any(row.uneven for row in rows)
+
+
+def _problem_cells(rows: Sequence[ResultRow]) -> list[str]:
+    """Return each row's number of problems with a mark per set, such as ``"30 S1"``; dashes without marks."""
+    if not marked_problems(rows):
+        return [_DASH] * len(rows)
+    sets = list(dict.fromkeys(row.problem_set for row in rows))
+    return [f"{row.problems:,} S{sets.index(row.problem_set) + 1}{'*' if row.uneven else ''}" for row in rows]
+
+
+def table_cells(rows: Sequence[ResultRow], deviations: bool = True) -> list[tuple[str, ...]]:
+    """Return the cells of each row as text, in the order of `COLUMNS`.
 
     Args:
-        row: The row.
+        rows: The rows.
         deviations: Whether to show deviations over seeds.
     """
+    return [_cells(row, problems, deviations) for row, problems in zip(rows, _problem_cells(rows), strict=True)]
+
+
+def _cells(row: ResultRow, problems: str, deviations: bool) -> tuple[str, ...]:
     hits = {k: spread if deviations else Spread(spread.mean, None) for k, spread in row.hits.items()}
     costs = (row.tokens, row.agent_calls, row.reward_calls)
     return (
         one_line(row.planner),
         one_line(row.critic) or _DASH,
+        problems,
         percent(hits[1]),
         f"{100 * row.interval.low:.1f} {_DASH} {100 * row.interval.high:.1f}",
         *(percent(hits.get(k)) for k in HIT_RANKS[1:]),
@@ -111,7 +135,7 @@ def results_table(rows: Sequence[ResultRow], title: str = "", width: int = 120) 
 def _table(rows: Sequence[ResultRow], title: str, deviations: bool, dropped: tuple[str, ...]) -> Table:
     from rich.text import Text
 
-    lines = [cells(row, deviations) for row in rows]
+    lines = table_cells(rows, deviations)
     bare = [all(line[i] == _DASH for line in lines) for i in range(len(COLUMNS))]
     shown = [i for i, name in enumerate(COLUMNS) if name not in dropped and not bare[i]]
     table = _plain_table(title)
@@ -135,17 +159,21 @@ def _plain_table(title: str, header: bool = True) -> Table:
 
 
 def _style(row: ResultRow, rows: Sequence[ResultRow]) -> str:
-    best = max(other.hits[1].mean for other in rows)
-    return "bold green" if len(rows) > 1 and row.hits[1].mean == best > 0 else ""
+    return "bold green" if len(rows) > 1 and row.hits[1].mean == _best(rows) > 0 else ""
+
+
+def _best(rows: Sequence[ResultRow]) -> float:
+    """Return the best Hit@1; NaN, which no row has, if the rows ran on different problems."""
+    return max(row.hits[1].mean for row in rows) if len({row.problem_set for row in rows}) == 1 else math.nan
 
 
 def _cards(rows: Sequence[ResultRow], title: str) -> RenderableType:
     from rich.text import Text
 
     text = Text(f"{title}\n" if title else "", style="bold")
-    for row in rows:
+    for row, line in zip(rows, table_cells(rows), strict=True):
         text.append(f"\n{one_line(row.label)}\n", style=_style(row, rows) or "bold")
-        for name, cell in list(zip(COLUMNS, cells(row), strict=True))[2:]:
+        for name, cell in list(zip(COLUMNS, line, strict=True))[2:]:
             if cell != _DASH:
                 text.append(f"{name:>12} {cell}\n", style="not bold")
     return text
@@ -159,9 +187,13 @@ def caption(rows: Sequence[ResultRow]) -> str:
     averaged = f"mean ± std over seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
     return (
         f"{problems} problems, {averaged}. Hit in %, failed searches counted as wrong; 95% intervals over problems. "
-        "TOK generated tokens, AC agent calls, RC reward calls, each per problem."
-        + "".join(text for name, text in _RARE.items() if any(_cell(row, name) != _DASH for row in rows))
+        "TOK generated tokens, AC agent calls, RC reward calls, each per problem." + "".join(_remarks(rows))
     )
+
+
+def _remarks(rows: Sequence[ResultRow]) -> list[str]:
+    columns = dict(zip(COLUMNS, zip(*table_cells(rows), strict=True), strict=True))
+    return [text for name, text in _RARE.items() if set(columns[name]) != {_DASH}]
 
 
 def report(rows: Sequence[ResultRow], title: str = "", width: int = 120, baseline: str = "") -> RenderableType:
@@ -184,14 +216,13 @@ def report(rows: Sequence[ResultRow], title: str = "", width: int = 120, baselin
 def _difference_table(gaps: Sequence[tuple[ResultRow, ResultRow, Difference]]) -> Table:
     from rich.text import Text
 
-    title = f"Hit@1 against {one_line(gaps[0][1].label)}, in points; paired bootstrap 95% intervals"
+    title = f"Hit@1 against {one_line(gaps[0][1].label)}, in points; paired 95% intervals"
     table = _plain_table(title, header=False)
     for justify in ("left", "right", "right", "left"):
         table.add_column(justify=justify, overflow="fold")
-    for row, _, gap in gaps:
-        style = "green" if gap.low > 0 else "red" if gap.high < 0 else "dim"
-        verdict = Text("excludes 0" if gap.significant else "includes 0", style=style)
-        table.add_row(Text(one_line(row.label)), *gap_cells(gap), verdict)
+    for row, first, gap in gaps:
+        style = "dim" if not gap.significant else "green" if gap.low > 0 else "red"
+        table.add_row(Text(one_line(row.label)), *gap_cells(gap), Text(verdict(row, first, gap), style=style))
     return table
 
 
@@ -208,22 +239,20 @@ def _failure_table(failures: Sequence[tuple[str, int, str]]) -> Table:
 
 
 def to_markdown(rows: Sequence[ResultRow]) -> str:
-    """Return the table as GitHub Markdown."""
+    """Return the table as GitHub Markdown, with a remark if the rows ran on different problems."""
     header, *body = _fixed_columns(rows)
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * 2 + "---:|" * (len(header) - 2)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in body]
+    if marked_problems(rows):
+        lines += ["", PROBLEM_MARKS.replace("*", r"\*")]
     return "\n".join(lines) + "\n"
 
 
 def _fixed_columns(rows: Sequence[ResultRow]) -> list[tuple[str, ...]]:
     """Return the header and the lines of a table with every column but the rare ones that are empty."""
-    lines = [COLUMNS, *map(cells, rows)]
+    lines = [COLUMNS, *table_cells(rows)]
     shown = [i for i, name in enumerate(COLUMNS) if name not in _RARE or any(line[i] != _DASH for line in lines[1:])]
     return [tuple(line[i] for i in shown) for line in lines]
-
-
-def _cell(row: ResultRow, name: str) -> str:
-    return cells(row)[COLUMNS.index(name)]
 
 
 def to_csv(rows: Sequence[ResultRow]) -> str:
@@ -242,14 +271,15 @@ def to_csv(rows: Sequence[ResultRow]) -> str:
 
 def to_latex(rows: Sequence[ResultRow], title: str = "") -> str:
     """Return the table in LaTeX, with booktabs rules; the best Hit@1 is in bold."""
-    shown = [i for i in range(len(COLUMNS)) if any(cells(row)[i] != _DASH for row in rows)]
-    best = max((row.hits[1].mean for row in rows), default=0.0)
+    found = table_cells(rows)
+    shown = [i for i in range(len(COLUMNS)) if any(line[i] != _DASH for line in found)]
+    best, hit = _best(rows), COLUMNS.index("Hit@1")
     lines = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{''.join('l' if i < 2 else 'r' for i in shown)}}}"]
     lines += [r"\toprule", " & ".join(latex(COLUMNS[i]) for i in shown) + r" \\", r"\midrule"]
-    for row in rows:
-        line = [latex(cell) for cell in cells(row)]
+    for row, plain in zip(rows, found, strict=True):
+        line = [latex(cell) for cell in plain]
         if row.hits[1].mean == best:
-            line[2] = rf"\textbf{{{line[2]}}}"
+            line[hit] = rf"\textbf{{{line[hit]}}}"
         lines.append(" & ".join(line[i] for i in shown) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     said = " ".join(filter(None, (f"{title}." if title else "", caption(rows) if rows else "")))
@@ -275,14 +305,20 @@ def to_html(rows: Sequence[ResultRow], title: str = "", baseline: str = "") -> s
         parts.append(f"<p><small>{escape(caption(rows))}</small></p>")
     gaps = differences(rows, baseline) if len(rows) > 1 else []
     if gaps:
-        head = (f"Hit@1 against {one_line(gaps[0][1].label)}, in points", "Difference", "95% interval")
-        parts.append(_html_table(head, [(one_line(row.label), *gap_cells(gap)) for row, _, gap in gaps]))
+        head = (f"Hit@1 against {one_line(gaps[0][1].label)}, in points", "Difference", "95% interval", "")
+        lines = [(one_line(row.label), *gap_cells(gap), verdict(row, first, gap)) for row, first, gap in gaps]
+        parts.append(_html_table(head, lines))
     return "\n".join(filter(None, parts))
 
 
 def gap_cells(gap: Difference) -> tuple[str, str]:
     """Return a difference and its interval in points, such as ``("+3.1", "-0.4 to +6.5")``."""
     return f"{100 * gap.mean:+.1f}", f"{100 * gap.low:+.1f} to {100 * gap.high:+.1f}"
+
+
+def verdict(a: ResultRow, b: ResultRow, gap: Difference) -> str:
+    """Return what a difference shows, such as ``"includes 0"``, with its problems if a row has more."""
+    return gap.verdict + (f", {gap.problems:,} common problems" if gap.problems < max(a.problems, b.problems) else "")
 
 
 def _html_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -304,7 +340,10 @@ def to_json(rows: Sequence[ResultRow], meta: Mapping[str, Any] | None = None, ba
         "schema": SCHEMA,
         "meta": dict(meta or {}),
         "rows": [{**_finite(row.to_dict()), "shares": row.shares, "curve": row.curve} for row in rows],
-        "differences": [{"of": a.label, "to": b.label, **gap._asdict()} for a, b, gap in differences(rows, baseline)]
+        "differences": [
+            {"of": a.label, "to": b.label, **gap._asdict(), "verdict": gap.verdict}
+            for a, b, gap in differences(rows, baseline)
+        ]
         if rows
         else [],
     }
@@ -318,13 +357,26 @@ def _finite(flat: dict[str, Any]) -> dict[str, Any]:
 # The colour-blind safe palette of Okabe and Ito (2008), darkest contrast first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _COSTS = {"tokens": "generated tokens", "agent_calls": "agent calls"}
-_NO_CRITIC = "#555555"
 _MARKERS: tuple[Marker, ...] = (
     *("o", "s", "^", "D", "P", "v", "X", "*", "<", ">", "d", "p", "h"),
     *((4, 1, 0), (6, 1, 0), (4, 1, 45)),
 )
 """Filled markers of matplotlib, then stars of four and six rays; alike ones lie far apart."""
-INK, _FAINT = "#22262b", "#d9dde2"
+INK, FAINT, PAPER, NO_CRITIC = "#22262b", "#d9dde2", "#ffffff", "#5a626c"
+WIDTH, HEIGHT = 4.8, 3.2
+"""Inches of a figure without its legend: text of 10 points is readable where a phone shows it 350 pixels wide."""
+_LONGEST = 48
+
+
+def plain(text: str) -> str:
+    r"""Return a user's text for a figure: one line of bounded length, in which matplotlib finds no mathematics.
+
+    >>> plain("cost$^2$")
+    'cost\\$^2\\$'
+    """
+    line = one_line(text)
+    shown = line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]}...{line[-_LONGEST // 2 + 3 :]}"
+    return shown.replace("$", r"\$")
 
 
 def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tokens") -> Figure:
@@ -346,18 +398,29 @@ def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tok
     drawn = [row for row in rows if not math.isnan(row.tokens.mean)]
     if not drawn:
         raise ConfigError("expected at least one search that ended, got none; there is nothing to plot")
-    figure = make(figsize=(7.2, 4.4), dpi=200, layout="constrained")
-    axes = figure.subplots()
-    colours = _assign([row.critic for row in drawn if row.critic], COLOURS) | {"": _NO_CRITIC}
+    colours = _assign([row.critic for row in drawn if row.critic], COLOURS) | {"": NO_CRITIC}
     markers = _assign([row.planner for row in drawn], _MARKERS)
     best = frontier(drawn, cost)
-    if 1 < len(best) < len(drawn):
+    dotted, curves = 1 < len(best) < len(drawn), cost == "tokens" and any(row.curve for row in drawn)
+    # The smaller markers lie above the larger ones, so that critics with equal results hide none.
+    named = list(dict.fromkeys(row.critic for row in drawn if row.critic))
+    sizes = {"": 9.0} if any(not row.critic for row in drawn) else {}
+    sizes |= {name: 13 - 7 * place / (len(named) - 1) if len(named) > 1 else 9.0 for place, name in enumerate(named)}
+    lines = _lines(dotted, curves, marked_problems(drawn))
+    handles, columns = _legend_handles(colours, markers, sizes, lines)
+    figure = make(figsize=(WIDTH, HEIGHT + legend_height(len(handles) // columns)), dpi=200, layout="constrained")
+    axes = figure.subplots()
+    if dotted:
         spent = [getattr(row, cost).mean for row in best]
-        axes.plot(spent, [100 * row.hits[1].mean for row in best], ":", color=_NO_CRITIC, linewidth=1.2, zorder=1)
-    for row in drawn:
-        _draw_row(axes, row, cost, colours[row.critic], markers[row.planner])
-    _dress(axes, drawn, cost, title)
-    _legend(axes, colours, markers, list(dict.fromkeys(row.critic for row in drawn)))
+        axes.plot(spent, [100 * row.hits[1].mean for row in best], ":", color=NO_CRITIC, linewidth=1.2, zorder=1)
+    for row in sorted(drawn, key=lambda row: -sizes[row.critic]):
+        _draw_row(axes, row, cost, colours[row.critic], markers[row.planner], sizes[row.critic])
+    dress(axes, f"{_COSTS[cost]} per problem", "Hit@1 (%)", title)
+    costs = [getattr(row, cost).mean for row in drawn]
+    if min(costs) > 0 and max(costs) / min(costs) > 3:
+        axes.set_xscale("log")
+        plain_log_ticks(axes, min(costs), max(costs))
+    add_legend(figure, handles, columns)
     return figure
 
 
@@ -405,7 +468,7 @@ def _assign(names: Sequence[str], looks: Sequence[Look]) -> dict[str, Look]:
     return {name: looks[i % len(looks)] for i, name in enumerate(dict.fromkeys(names))}
 
 
-def _draw_row(axes: Any, row: ResultRow, cost: str, colour: str, marker: Marker) -> None:
+def _draw_row(axes: Any, row: ResultRow, cost: str, colour: str, marker: Marker, size: float) -> None:
     if row.curve and cost == "tokens":
         stops, hits = zip(*row.curve, strict=True)
         axes.plot(stops, [100 * hit for hit in hits], color=colour, linewidth=1.4, alpha=0.55, zorder=2)
@@ -414,25 +477,22 @@ def _draw_row(axes: Any, row: ResultRow, cost: str, colour: str, marker: Marker)
     # Wide, pale bars stay readable when methods with equal budgets overlap.
     spent = getattr(row, cost).mean
     axes.errorbar(spent, hit, yerr=[[below], [above]], fmt="none", ecolor=colour, elinewidth=3, alpha=0.35)
-    axes.plot(spent, hit, marker, color=colour, ms=9, mec="white", mew=1.2, zorder=3)
+    axes.plot(spent, hit, marker, color=colour, ms=size, mec=PAPER, mew=0.8, zorder=3)
 
 
-def _dress(axes: Any, rows: Sequence[ResultRow], cost: str, title: str) -> None:
-    costs = [getattr(row, cost).mean for row in rows]
-    if min(costs) > 0 and max(costs) / min(costs) > 3:
-        axes.set_xscale("log")
-        plain_log_ticks(axes, min(costs), max(costs))
-    axes.set_xlabel(f"{_COSTS[cost]} per problem", color=INK)
-    axes.set_ylabel("Hit@1 (%)", color=INK)
+def dress(axes: Any, x: str, y: str, title: str = "") -> None:
+    """Label a panel, with a pale grid and no frame; the title may be a user's text."""
+    axes.set_xlabel(x, color=INK)
+    axes.set_ylabel(y, color=INK)
     if title:
-        axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold")
-    axes.grid(True, which="major", color=_FAINT, linewidth=0.7)
+        axes.set_title(plain(title), loc="left", color=INK, fontsize=10, fontweight="bold")
+    axes.grid(True, which="major", color=FAINT, linewidth=0.7)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
-        axes.spines[side].set_color(_FAINT)
-    axes.tick_params(colors=INK, length=0, labelsize=9)
+        axes.spines[side].set_color(FAINT)
+    axes.tick_params(colors=INK, length=0, labelsize=10)
 
 
 def plain_log_ticks(axes: Any, low: float, high: float) -> None:
@@ -449,22 +509,59 @@ def plain_log_ticks(axes: Any, low: float, high: float) -> None:
     axes.set_xticklabels([f"{tick:,.0f}" if tick >= 1 else f"{tick:g}" for tick in ticks])
 
 
-def _legend(axes: Any, colours: dict[str, str], markers: dict[str, Marker], critics: Sequence[str]) -> None:
+def legend_height(lines: int) -> float:
+    """Return the inches that a legend of so many lines takes below a figure."""
+    return 0.2 * lines + 0.1
+
+
+def add_legend(figure: Figure, handles: Sequence[Any], columns: int = 1) -> None:
+    """Put a legend below the panels."""
+    look: dict[str, Any] = {"frameon": False, "labelcolor": INK, "fontsize": 10, "labelspacing": 0.25}
+    legend = figure.legend(handles=handles, loc="outside lower left", ncols=columns, **look)
+    for text in legend.get_texts():
+        if text.get_text() in _HEADINGS:
+            text.set_fontweight("bold")
+
+
+_HEADINGS = ("Search", "Critic", "Lines")
+_TWO_COLUMNS = 44
+"""Characters that two columns of a legend may have together."""
+
+
+def _legend_handles(
+    colours: dict[str, str], markers: dict[str, Marker], sizes: dict[str, float], lines: Mapping[str, dict[str, Any]]
+) -> tuple[list[Any], int]:
+    """Return the entries of a legend and its number of columns: searches, then critics and the meaning of lines."""
     from matplotlib.lines import Line2D
 
-    shape: dict[str, Any] = {"linestyle": "none", "markersize": 8, "markeredgecolor": "white"}
-    blank: dict[str, Any] = {"linestyle": "none", "marker": ""}
-    handles = [
-        Line2D([], [], label="search", **blank),
-        *(Line2D([], [], marker=look, color=INK, label=name, **shape) for name, look in markers.items()),
-        Line2D([], [], label="", **blank),
-        Line2D([], [], label="critic", **blank),
-        *(Line2D([], [], marker="o", color=colours[name], label=name or "none", **shape) for name in critics),
-    ]
-    legend = axes.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, labelcolor=INK, fontsize=9
-    )
-    for text in legend.get_texts():
-        if text.get_text() in ("search", "critic"):
-            text.set_fontweight("bold")
-            text.set_x(-33)
+    def entry(label: str, **look: Any) -> Any:
+        return Line2D([], [], label=label, **({"linestyle": "none"} | look))
+
+    shape: dict[str, Any] = {"markeredgecolor": PAPER}
+    first = [entry(_HEADINGS[0])]
+    first += [entry(plain(name), marker=look, color=INK, markersize=8, **shape) for name, look in markers.items()]
+    second = []
+    if list(sizes) != [""]:
+        second = [entry(_HEADINGS[1])]
+        second += [
+            entry(plain(name) or "none", marker="o", color=colours[name], markersize=size, **shape)
+            for name, size in sizes.items()
+        ]
+    second += [entry(_HEADINGS[2]), *(entry(label, color=NO_CRITIC, **look) for label, look in lines.items())]
+    if sum(max(len(one.get_label()) for one in block) for block in (first, second)) > _TWO_COLUMNS:
+        return [*first, *second], 1
+    short = min(first, second, key=len)
+    short += [entry("") for _ in range(abs(len(first) - len(second)))]
+    return [*first, *second], 2
+
+
+def _lines(dotted: bool, curves: bool, marked: bool) -> dict[str, dict[str, Any]]:
+    """Return the meaning of what is drawn beside the markers, and how it looks."""
+    found: dict[str, dict[str, Any]] = {"95% interval": {"linestyle": "-", "linewidth": 3, "alpha": 0.35}}
+    if curves:
+        found["search if stopped earlier"] = {"linestyle": "-", "linewidth": 1.4, "alpha": 0.55}
+    if dotted:
+        found["best at its cost or less"] = {"linestyle": ":", "linewidth": 1.2}
+    if marked:
+        found["rows of different problems"] = {}
+    return found

@@ -27,12 +27,12 @@ from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ConfigError, StoreError, UnknownNameError, need, shown
 from mas_gym.graph import MAS
 from mas_gym.prompts import chat_messages
-from mas_gym.tasks.base import Problem
+from mas_gym.tasks.base import Problem, Same, rule_of, same_rule
 from search.plan import Plan
 from search.store.file import FORMAT, Damage, empty_pages, explained
 from search.store.regrade import Grading, Regraded, apply, find_grading, gradings, regraded
 from search.store.rows import CandidateRow, NodeRow, Reader, RunInfo, name_of, read_run, recipients_of, search_id
-from search.tree import Tree
+from search.tree import Node, Tree
 
 logger = logging.getLogger("search.store")
 T = TypeVar("T")
@@ -53,7 +53,12 @@ ExportedSearch = tuple[dict[str, Any], list[NodeRow], list[CandidateRow]]
 
 
 class Store:
-    """An open store; a context manager. Reading while another process writes is fine."""
+    """An open store; a context manager. Reading while another process writes is fine.
+
+    Attributes:
+        path: The file.
+        damaged: What is wrong with the runs that `runs` left out when it was last called.
+    """
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = False) -> None:
         """Open a store.
@@ -66,6 +71,7 @@ class Store:
             StoreError: It is missing, of another kind or schema, or cannot be read.
         """
         self.path = Path(path)
+        self.damaged: list[str] = []
         self._connection = FORMAT.connect(self.path, create=create)
         self._reader = Reader(self._connection)
 
@@ -82,8 +88,13 @@ class Store:
         self._connection.close()
 
     def runs(self) -> list[RunInfo]:
-        """Return the runs, oldest first; a run whose row is damaged is left out, with a warning."""
-        found = []
+        """Return the runs, oldest first; a run whose row is damaged is left out, with a warning, and is in `damaged`.
+
+        Raises:
+            StoreError: All of them are damaged.
+        """
+        found: list[RunInfo] = []
+        self.damaged = []
         with explained(self.path):
             listed = {run for (run,) in self._connection.execute("SELECT run FROM runs").fetchall()}
             if not listed and self._connection.execute("PRAGMA page_count").fetchone()[0] > empty_pages():
@@ -93,12 +104,18 @@ class Store:
                     with self._reader.snapshot():
                         info = read_run(self._connection, run)
                 except Damage as damage:
-                    logger.warning("store %s: the run %s is damaged: %s", self.path, name_of(run), damage)
+                    self.damaged.append(f"the run {name_of(run)} is damaged: {damage}")
                     continue
                 found += [info] if info is not None else []
             held = {run for (run,) in self._connection.execute("SELECT DISTINCT run FROM searches").fetchall()}
-            for run in held - listed:
-                logger.warning("store %s: the run %s is damaged: its row is missing", self.path, name_of(run))
+            self.damaged += [f"the run {name_of(run)} is damaged: its row is missing" for run in held - listed]
+        for damage in self.damaged:
+            logger.warning("store %s: %s", self.path, damage)
+        if self.damaged and not found:
+            raise StoreError(
+                f"store {self.path}: no run can be read: {self.damaged[0]}; recover the file with sqlite3's .recover, "
+                "or use another path"
+            )
         return sorted(found, key=lambda info: (str(info.facts["started"]), info.run))
 
     def find(self, run: str | None = None) -> RunInfo:
@@ -241,7 +258,9 @@ class Store:
             f"store {self.path}: {what}; the others can be read, and running the same command again replaces these"
         )
 
-    def preferences(self, run: str | None = None, *, least: float = 0.5) -> list[dict[str, Any]]:
+    def preferences(
+        self, run: str | None = None, *, least: float = 0.5, same: str | Same | None = None
+    ) -> list[dict[str, Any]]:
         """Return preferences between messages of one agent to one prompt, in the columns of TRL's ``DPOTrainer``.
 
         Each state of a training run whose best and worst message differ enough gives one row. TRL's
@@ -250,6 +269,8 @@ class Store:
         Args:
             run: As in `find`; a training run, whose values come from the true reward.
             least: Smallest difference of the two messages' mean rewards, in ``(0, 2]``.
+            same: When two messages are duplicates, of which one is judged: a rule of `mas_gym.tasks.base` or a function
+                ``same(a, b)``; None: the rule of the run's task, as in `rewardmodels.collect`.
 
         Returns:
             Rows with ``agent``, ``prompt`` (the chat that the agent was sent), ``chosen`` and ``rejected`` (the
@@ -271,10 +292,11 @@ class Store:
             )
         if mas.program:
             raise StoreError(f"store {self.path}: the prompts of {mas.name} are not stored: it is a program")
+        rule = same_rule(rule_of(str(info.facts.get("task"))) if same is None else same)
         rows = []
         for plan in self.plans(info.run):
             if plan.tree is not None:
-                rows += [{**row, "problem": plan.problem_id} for row in preferences(plan.tree, mas, least)]
+                rows += [{**row, "problem": plan.problem_id} for row in preferences(plan.tree, mas, least, rule)]
         return rows
 
     def compare(self, runs: Iterable[str] = (), baseline: str = "", grading: str | None = None) -> Any:
@@ -321,12 +343,19 @@ class Store:
         return (tree for tree in self._each(info, read) if tree is not None)
 
 
-def preferences(tree: Tree, mas: MAS, least: float) -> Iterator[dict[str, Any]]:
-    """Yield a row for each state whose best and worst message differ by at least ``least`` in mean reward."""
+def preferences(tree: Tree, mas: MAS, least: float, same: Same) -> Iterator[dict[str, Any]]:
+    """Yield a row for each state whose best and worst message differ by at least ``least`` in mean reward.
+
+    Of messages that are the ``same``, only the most visited one is judged.
+    """
     for node in tree:
-        children = [tree[child] for child in tree.children(node.id) if tree.visits[child]]
-        judged = sorted((child.q or 0.0, -child.id, child.state.text) for child in children)
-        if len(judged) > 1 and judged[-1][0] - judged[0][0] >= least and judged[-1][2] != judged[0][2]:
+        unique: list[Node] = []
+        visited = [tree[child] for child in tree.children(node.id) if tree.visits[child]]
+        for child in sorted(visited, key=lambda child: (-child.visits, child.id)):
+            if not any(same(other.state.text, child.state.text) for other in unique):
+                unique.append(child)
+        judged = sorted((child.q or 0.0, -child.id, child.state.text) for child in unique)
+        if len(judged) > 1 and judged[-1][0] - judged[0][0] >= least:
             chosen, rejected = ([{"role": "assistant", "content": _plain(judged[end][2])}] for end in (-1, 0))
             yield {
                 "agent": mas.agents[node.state.acting].name,

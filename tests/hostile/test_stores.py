@@ -7,18 +7,22 @@ import shutil
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from search_worlds import HashCritic, by_problem, chain, comparable, execute, problems, talker
 
 import search
+from mas_gym.cli import app
 from mas_gym.errors import DataError, MASGymError, StoreError
 from mas_gym.tasks.base import Problem
 from search import open_store
+from search.store.file import explained
 
 COUNT = 4
 OLD = Path(__file__).parents[1] / "data" / "store_schema1.sqlite"
@@ -346,3 +350,78 @@ def test_old_stores_raise_our_errors_alone(tmp_path: Path, told: Told) -> None:
         except StoreError:
             pass
         remove(path)
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT"
+
+
+@pytest.mark.parametrize(
+    ("statements", "name"),
+    [
+        (("ALTER TABLE runs RENAME TO r", f"CREATE VIEW runs AS {ENDLESS} i AS run FROM n"), "runs"),
+        (("CREATE TRIGGER t AFTER INSERT ON runs BEGIN DELETE FROM texts; END",), "t"),
+        (("CREATE VIRTUAL TABLE v USING rtree(id, a, b)",), "v"),
+        (("ALTER TABLE moments ADD COLUMN big AS (hex(zeroblob(500000000)))",), "moments.big"),
+    ],
+)
+def test_store_with_code_in_its_schema_is_rejected(
+    whole: Path, tmp_path: Path, statements: tuple[str, ...], name: str
+) -> None:
+    path = tmp_path / "a.db"
+    shutil.copy(whole, path)
+    execute(path, *statements)
+    with pytest.raises(StoreError, match=f"expected plain tables, got '{name}'"):
+        open_store(path)
+    with pytest.raises(StoreError, match="expected plain tables"):
+        list(trees(path))
+
+
+def test_statement_that_never_ends_is_stopped(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mas_gym.database.READ_SECONDS", 0.05)
+    with open_store(whole) as store, pytest.raises(StoreError, match=r"took over 0\.05 seconds"), explained(whole):
+        store._connection.execute(f"{ENDLESS} max(i) FROM n").fetchone()
+
+
+@pytest.fixture
+def unwritable(whole: Path, tmp_path: Path) -> Path:
+    """A store in WAL mode where SQLite cannot make its files, whatever the user's rights."""
+    path = tmp_path / "read?only%20.db"
+    shutil.copy(whole, path)
+    execute(path, "PRAGMA journal_mode=WAL")
+    for name in ("-wal", "-shm"):
+        path.with_name(path.name + name).unlink(missing_ok=True)
+    path.with_name(f"{path.name}-shm").symlink_to("nowhere")
+    return path
+
+
+def test_store_where_nothing_can_be_written_is_read(whole: Path, unwritable: Path) -> None:
+    with open_store(whole) as store, open_store(unwritable) as there:
+        assert plans(there) == plans(store)
+        assert questions(there) == questions(store)
+    with pytest.raises(StoreError, match="both may be written"):
+        list(trees(unwritable))
+
+
+def test_store_whose_log_cannot_be_read_is_rejected(unwritable: Path) -> None:
+    other = unwritable.with_name("other.db")
+    shutil.copy(unwritable, other)
+    with closing(sqlite3.connect(other)) as writer:
+        writer.execute("UPDATE runs SET name = NULL")
+        writer.commit()
+        shutil.copy(f"{other}-wal", f"{unwritable}-wal")
+    with pytest.raises(StoreError, match=r"last searches are in read\?only%20.db-wal"):
+        open_store(unwritable)
+
+
+@pytest.mark.parametrize(
+    ("statement", "code"),
+    [("DELETE FROM runs", 2), ("UPDATE runs SET facts = '{}'", 2), ("DELETE FROM runs WHERE name IS NULL", 1)],
+)
+def test_status_of_a_damaged_store_fails(whole: Path, tmp_path: Path, statement: str, code: int) -> None:
+    path = tmp_path / "a.db"
+    shutil.copy(whole, path)
+    execute(path, statement)
+    done = CliRunner().invoke(app, ["status", str(path)])
+    assert done.exit_code == code
+    assert "no runs yet" not in done.output
+    assert ("votes" in done.output) == (code == 1)

@@ -1,0 +1,240 @@
+"""95% intervals over problems: of an accuracy, of the difference of two, and of other statistics.
+
+The unit is the problem. A run over several seeds asks each problem several times, and those answers are not
+independent, so they are averaged per problem first and only the problems are treated as a sample.
+
+| of | interval |
+|---|---|
+| an accuracy, one search per problem | Wilson's score interval |
+| an accuracy, several searches per problem | Student's t with one pseudo-problem at 0 and one at 1 |
+| a difference of two accuracies on the same problems | Student's t with one pseudo-problem at -1 and one at 1 |
+| other statistics, such as F1 | percentile bootstrap |
+
+``python -m benchmarks.intervals`` measures how often each one covers the truth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mas_gym.errors import ConfigError
+
+FEWEST_PROBLEMS = 6
+"""With fewer, no interval of a difference excludes zero: five of five discordant pairs have p = 0.0625."""
+
+_NORMAL = 1.959964
+_STUDENT = (math.inf, 12.7062, 4.3027, 3.1824, 2.7764)
+_CHUNK = 2_000_000
+
+Counts = NDArray[np.int64]
+
+
+class Interval(NamedTuple):
+    """A confidence interval.
+
+    Attributes:
+        low: Lower end.
+        high: Upper end.
+    """
+
+    low: float
+    high: float
+
+
+class Difference(NamedTuple):
+    """The difference of two accuracies on the same problems.
+
+    Attributes:
+        mean: Mean of ``a - b`` over the problems, in ``[-1, 1]``.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+        problems: How many problems both have.
+    """
+
+    mean: float
+    low: float
+    high: float
+    problems: int
+
+    @property
+    def significant(self) -> bool:
+        """Whether there are enough problems and the interval excludes zero."""
+        return self.problems >= FEWEST_PROBLEMS and (self.low > 0 or self.high < 0)
+
+    @property
+    def verdict(self) -> str:
+        """``"excludes 0"``, ``"includes 0"`` or, below `FEWEST_PROBLEMS`, ``"too few problems"``."""
+        if self.problems < FEWEST_PROBLEMS:
+            return "too few problems"
+        return "excludes 0" if self.significant else "includes 0"
+
+
+def accuracy_interval(shares: Sequence[float], searches: int) -> Interval:
+    """Return the interval of an accuracy.
+
+    Args:
+        shares: One number in ``[0, 1]`` per problem: the share of its searches that were right.
+        searches: How many searches were run in all; the interval is Wilson's if there was one per problem.
+    """
+    return wilson(shares) if searches == len(shares) else mean_interval(shares, 0.0, 1.0)
+
+
+def wilson(correct: ArrayLike) -> Interval:
+    """Return the score interval of Wilson (1927, JASA 22:209) for an accuracy with one search per problem.
+
+    Args:
+        correct: Whether each problem was solved.
+
+    Returns:
+        The interval; ``(0, 1)`` without problems.
+    """
+    values = _bounded(correct, 0.0, 1.0)
+    if not (size := values.size):
+        return Interval(0.0, 1.0)
+    mean, z = float(values.mean()), _NORMAL
+    shrink = 1 + z * z / size
+    centre = (mean + z * z / (2 * size)) / shrink
+    half = z * math.sqrt(mean * (1 - mean) / size + z * z / (4 * size * size)) / shrink
+    return Interval(max(0.0, centre - half), min(1.0, centre + half))
+
+
+def mean_interval(values: ArrayLike, low: float, high: float) -> Interval:
+    """Return an interval for the mean of values in ``[low, high]``.
+
+    One pseudo-problem is added at each end of the range, and Student's quantile is taken with ``n - 1`` degrees of
+    freedom. For differences of single answers this is the adjusted Wald interval of Bonett and Price (2012, JEBS
+    37:479) with Student's in place of the normal quantile. The pseudo-problems keep the width above zero where all
+    values are equal; a percentile bootstrap has width zero there, and too small a width for few problems.
+
+    Args:
+        values: One number per problem.
+        low: Least possible value.
+        high: Greatest possible value.
+
+    Returns:
+        The interval, within the range; the range itself for fewer than two problems.
+    """
+    found = _bounded(values, low, high)
+    widened = np.concatenate([found, [low, high]])
+    if found.size < 2:
+        return Interval(low, high)
+    centre = float(widened.mean())
+    half = _student(found.size - 1) * float(widened.std()) / math.sqrt(widened.size)
+    return Interval(max(low, centre - half), min(high, centre + half))
+
+
+def _student(freedom: int) -> float:
+    """Return the 97.5% quantile of Student's t (Abramowitz and Stegun, 26.7.5, which needs 5 degrees of freedom)."""
+    if freedom < len(_STUDENT):
+        return _STUDENT[freedom]
+    z = _NORMAL
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+
+
+def _bounded(values: ArrayLike, low: float, high: float) -> NDArray[np.float64]:
+    found = np.asarray(values, dtype=np.float64)
+    if found.ndim != 1 or (found.size and not (low <= float(found.min()) <= float(found.max()) <= high)):
+        raise ConfigError(f"expected one number in [{low:g}, {high:g}] per problem, got an array of {found.shape}")
+    return found
+
+
+def paired_difference(a: Mapping[str, float], b: Mapping[str, float]) -> Difference:
+    """Return the difference of two accuracies, paired by problem so that problem difficulty cancels.
+
+    Args:
+        a: Problem id to the share of its searches that were right.
+        b: The same for the other side; only problems that both have are compared.
+
+    Raises:
+        ConfigError: The two have no problem in common.
+    """
+    common = _common(a, b)
+    gaps = [a[key] - b[key] for key in common]
+    return Difference(math.fsum(gaps) / len(gaps), *mean_interval(gaps, -1.0, 1.0), len(common))
+
+
+def _common(*sides: Mapping[str, float]) -> list[str]:
+    common = sorted(set.intersection(*(set(side) for side in sides)))
+    if not common:
+        raise ConfigError("expected results on the same problems, got none in common; run all on one task and split")
+    return common
+
+
+def bootstrap(problems: int, statistic: Callable[[Counts], ArrayLike], *, resamples: int = 10_000) -> Interval:
+    """Return the percentile bootstrap interval of a statistic, resampling problems with replacement.
+
+    Args:
+        problems: How many problems there are.
+        statistic: From how often each problem is drawn, shape (resamples, problems), to numbers, shape (resamples,).
+        resamples: Bootstrap samples.
+    """
+    rng = np.random.default_rng(0)
+    step = max(1, _CHUNK // problems)
+    sizes = [min(step, resamples - start) for start in range(0, resamples, step)]
+    found = [statistic(rng.multinomial(problems, np.full(problems, 1 / problems), size=size)) for size in sizes]
+    low, high = np.quantile(np.concatenate(found), [0.025, 0.975])
+    return Interval(float(low), float(high))
+
+
+def nested_bootstrap(
+    a: Sequence[Mapping[str, float]], b: Sequence[Mapping[str, float]], *, resamples: int = 10_000, seed: int = 0
+) -> Difference:
+    """Return the difference of two accuracies with a bootstrap interval over problems and trainings.
+
+    Each side is measured with several trainings of its critic. Problems are drawn with replacement, the same for
+    both sides; trainings are drawn with replacement on each side by itself, so that the interval also covers how
+    much results vary between trainings. With ``k`` trainings that part is too narrow by about the factor
+    ``sqrt((k - 1) / k)``, as in any bootstrap of few values.
+
+    Args:
+        a: One mapping per training, of problem id to the share of its searches that were right. One mapping for a
+            side that is not trained, such as policy likelihood.
+        b: The same for the other side; only problems that every mapping has are compared.
+        resamples: Bootstrap samples.
+        seed: Seed of the trainings that are drawn.
+
+    Raises:
+        ConfigError: A side has no training, or there is no problem in common.
+    """
+    if not a or not b:
+        raise ConfigError(f"expected at least one training on each side, got {len(a)} and {len(b)}")
+    common = _common(*a, *b)
+    sides = [np.array([[one[key] for key in common] for one in side], dtype=np.float64) for side in (a, b)]
+    rng = np.random.default_rng([seed, 1])
+
+    def statistic(counts: Counts) -> NDArray[np.float64]:
+        first, second = (_drawn_trainings(counts @ side.T / len(common), rng) for side in sides)
+        return first - second
+
+    interval = bootstrap(len(common), statistic, resamples=resamples)
+    return Difference(float(sides[0].mean() - sides[1].mean()), *interval, len(common))
+
+
+def _drawn_trainings(means: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+    """Return the mean over as many trainings, drawn with replacement, from means of shape (resamples, trainings)."""
+    count = means.shape[1]
+    weights = rng.multinomial(count, np.full(count, 1 / count), size=means.shape[0]) / count
+    averages: NDArray[np.float64] = (weights * means).sum(axis=1)
+    return averages
+
+
+def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return mean and sample standard deviation (``n - 1``), as in the paper's Table 1 over its seeds.
+
+    Returns:
+        Mean and deviation; the deviation is None for fewer than two values, the mean NaN for none.
+    """
+    if not values:
+        return math.nan, None
+    array = np.asarray(values, dtype=np.float64)
+    return float(array.mean()), float(array.std(ddof=1)) if array.size > 1 else None
