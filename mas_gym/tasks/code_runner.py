@@ -76,19 +76,20 @@ def _described(error: BaseException) -> str:
 
 def _limit(limits: dict[str, Any]) -> None:
     seconds = int(limits["seconds"]) + 1
-    values = {
-        "RLIMIT_CPU": seconds,
-        "RLIMIT_AS": limits["memory"],
-        "RLIMIT_FSIZE": limits["file"],
-        "RLIMIT_NOFILE": 64,
-        "RLIMIT_CORE": 0,
+    wanted = {
+        # The first limit sends a signal that says what happened; code can ignore it, but not the second.
+        "RLIMIT_CPU": (seconds, seconds + 1),
+        "RLIMIT_AS": (limits["memory"], limits["memory"]),
+        "RLIMIT_FSIZE": (limits["file"], limits["file"]),
+        "RLIMIT_NOFILE": (64, 64),
+        "RLIMIT_CORE": (0, 0),
     }
-    for name, value in values.items():
+    for name, pair in wanted.items():
         which = getattr(resource, name)
-        _, hard = resource.getrlimit(which)
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        most = resource.getrlimit(which)[1]
+        soft, hard = (value if most == resource.RLIM_INFINITY else min(value, most) for value in pair)
         try:
-            resource.setrlimit(which, (value, value))
+            resource.setrlimit(which, (soft, hard))
         except (ValueError, OSError):
             # macOS refuses some of them.
             if sys.platform == "linux":

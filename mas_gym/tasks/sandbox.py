@@ -124,7 +124,8 @@ def run_tests(code: str, tests: str, limits: Limits = Limits()) -> Verdict:
         if started != b"ready":
             complaints.seek(0)
             lines = complaints.read(1 << 16).decode(errors="replace").split("\n")
-            reason = next(filter(None, reversed(lines)), f"no start in {_START_SECONDS:g} seconds")
+            silent = f"no start in {_START_SECONDS:g} seconds" if late else "it ended without a message"
+            reason = next(filter(None, reversed(lines)), silent)
             raise _cannot_isolate(limits.sandbox, reason)
     # bubblewrap adds 128 to the number of a signal.
     if late or process.returncode in (-signal.SIGXCPU, 128 + signal.SIGXCPU):
@@ -167,7 +168,7 @@ def _started(sandbox: Sandbox, folder: str, job: IO[bytes], complaints: IO[bytes
                 stdout=subprocess.PIPE,
                 stderr=complaints,
                 cwd=folder,
-                env=_ENVIRONMENT | {"HOME": home, "LD_LIBRARY_PATH": os.path.join(sys.base_prefix, "lib")},
+                env=_ENVIRONMENT | {"HOME": home},
                 start_new_session=True,
                 pass_fds=descriptors,
             )
@@ -199,9 +200,11 @@ def _bubblewrap() -> list[str]:
         )
     names = "--unshare-all --unshare-user --uid 65534 --gid 65534 --cap-drop ALL --die-with-parent --new-session"
     command = [bwrap, *names.split(), "--size", str(_WRITABLE_BYTES), "--tmpfs", "/tmp"]
-    python = [os.path.join(sys.base_prefix, "lib"), os.path.join(sys.base_prefix, "lib64")]
-    for path in dict.fromkeys([*_LIBRARIES, *_FILES, *python, *_packages(), _interpreter(), str(_RUNNER)]):
+    own = [os.path.join(sys.base_prefix, "lib"), os.path.join(sys.base_prefix, "lib64")]
+    for path in dict.fromkeys([*_LIBRARIES, *_FILES, *own, *_packages(), _interpreter(), str(_RUNNER)]):
         command += ["--ro-bind-try", path, path]
+    # Without /proc, programs that look for libraries beside themselves do not find them.
+    command += ["--setenv", "LD_LIBRARY_PATH", own[0]]
     for path in _DEVICES:
         command += ["--dev-bind", path, path]
     # The C library keeps semaphores in /dev/shm.

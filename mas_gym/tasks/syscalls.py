@@ -16,38 +16,41 @@ from typing import NamedTuple
 # Each call with its numbers on x86-64 and ARM64 (-: no such call).
 _FILES = (
     "read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, preadv 295 69, pwritev 296 70, "
-    "lseek 8 62, close 3 57, close_range 436 436, dup 32 23, dup2 33 -, dup3 292 24, fcntl 72 25, flock 73 32, ioctl "
-    "16 29, open 2 -, openat 257 56, creat 85 -, access 21 -, faccessat 269 48, faccessat2 439 439, stat 4 -, lstat 6 "
-    "-, fstat 5 80, newfstatat 262 79, statx 332 291, statfs 137 43, fstatfs 138 44, readlink 89 -, readlinkat 267 "
-    "78, getdents64 217 61, getcwd 79 17, chdir 80 49, fchdir 81 50, mkdir 83 -, mkdirat 258 34, rmdir 84 -, unlink "
-    "87 -, unlinkat 263 35, rename 82 -, renameat 264 38, renameat2 316 276, link 86 -, linkat 265 37, symlink 88 -, "
-    "symlinkat 266 36, truncate 76 45, ftruncate 77 46, fallocate 285 47, fadvise64 221 223, chmod 90 -, fchmod 91 "
-    "52, fchmodat 268 53, utime 132 -, utimes 235 -, utimensat 280 88, fsync 74 82, fdatasync 75 83, umask 95 166, "
-    "sendfile 40 71, copy_file_range 326 285"
+    "lseek 8 62, close 3 57, close_range 436 436, dup 32 23, dup2 33 -, dup3 292 24, fcntl 72 25, flock 73 32, "
+    "ioctl 16 29, open 2 -, openat 257 56, creat 85 -, access 21 -, faccessat 269 48, faccessat2 439 439, stat 4 -, "
+    "lstat 6 -, fstat 5 80, newfstatat 262 79, statx 332 291, statfs 137 43, fstatfs 138 44, readlink 89 -, "
+    "readlinkat 267 78, getdents64 217 61, getcwd 79 17, chdir 80 49, fchdir 81 50, mkdir 83 -, mkdirat 258 34, "
+    "rmdir 84 -, unlink 87 -, unlinkat 263 35, rename 82 -, renameat 264 38, renameat2 316 276, link 86 -, "
+    "linkat 265 37, symlink 88 -, symlinkat 266 36, truncate 76 45, ftruncate 77 46, fallocate 285 47, "
+    "fadvise64 221 223, chmod 90 -, fchmod 91 52, fchmodat 268 53, utime 132 -, utimes 235 -, utimensat 280 88, "
+    "getxattr 191 8, lgetxattr 192 9, fgetxattr 193 10, listxattr 194 11, llistxattr 195 12, flistxattr 196 13, "
+    "fsync 74 82, fdatasync 75 83, umask 95 166, preadv2 327 286, pwritev2 328 287, sendfile 40 71, "
+    "copy_file_range 326 285"
 )
 _WAITING = (
-    "pipe 22 -, pipe2 293 59, poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72, epoll_create 213 -, epoll_create1 "
-    "291 20, epoll_ctl 233 21, epoll_wait 232 -, epoll_pwait 281 22, eventfd2 290 19, socketpair 53 199, sendto 44 "
-    "206, recvfrom 45 207, sendmsg 46 211, recvmsg 47 212, shutdown 48 210, getsockname 51 204, getpeername 52 205, "
-    "getsockopt 55 209, setsockopt 54 208"
+    "pipe 22 -, pipe2 293 59, poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72, epoll_create 213 -, "
+    "epoll_create1 291 20, epoll_ctl 233 21, epoll_wait 232 -, epoll_pwait 281 22, eventfd2 290 19, "
+    "socketpair 53 199, sendto 44 206, recvfrom 45 207, sendmsg 46 211, recvmsg 47 212, shutdown 48 210, "
+    "getsockname 51 204, getpeername 52 205, getsockopt 55 209, setsockopt 54 208"
 )
 _MEMORY = (
-    "brk 12 214, mmap 9 222, munmap 11 215, mprotect 10 226, mremap 25 216, madvise 28 233, msync 26 227, mincore 27 "
-    "232, mlock 149 228, munlock 150 229"
+    "brk 12 214, mmap 9 222, munmap 11 215, mprotect 10 226, mremap 25 216, madvise 28 233, msync 26 227, "
+    "mincore 27 232, mlock 149 228, munlock 150 229"
 )
 _PROCESS = (
     "execve 59 221, exit 60 93, exit_group 231 94, wait4 61 260, waitid 247 95, getpid 39 172, getppid 110 173, "
-    "gettid 186 178, getuid 102 174, geteuid 107 175, getgid 104 176, getegid 108 177, getresuid 118 148, getresgid "
-    "120 150, getgroups 115 158, getpgid 121 155, getpgrp 111 -, getsid 124 156, kill 62 129, tgkill 234 131, tkill "
-    "200 130, rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139, rt_sigpending 127 136, rt_sigsuspend "
-    "130 133, rt_sigtimedwait 128 137, sigaltstack 131 132, restart_syscall 219 128, set_tid_address 218 96, "
-    "set_robust_list 273 99, rseq 334 293, futex 202 98, membarrier 324 283, sched_yield 24 124, sched_getaffinity "
-    "204 123, arch_prctl 158 -, prlimit64 302 261, getrlimit 97 163, setrlimit 160 164, getrusage 98 165"
+    "gettid 186 178, getuid 102 174, geteuid 107 175, getgid 104 176, getegid 108 177, getresuid 118 148, "
+    "getresgid 120 150, getgroups 115 158, getpgid 121 155, getpgrp 111 -, getsid 124 156, kill 62 129, "
+    "tgkill 234 131, tkill 200 130, rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139, "
+    "rt_sigpending 127 136, rt_sigsuspend 130 133, rt_sigtimedwait 128 137, sigaltstack 131 132, "
+    "restart_syscall 219 128, set_tid_address 218 96, set_robust_list 273 99, rseq 334 293, futex 202 98, "
+    "membarrier 324 283, sched_yield 24 124, sched_getaffinity 204 123, arch_prctl 158 -, prlimit64 302 261, "
+    "getrlimit 97 163, setrlimit 160 164, getrusage 98 165"
 )
 _TIME = (
     "nanosleep 35 101, clock_nanosleep 230 115, clock_gettime 228 113, clock_getres 229 114, gettimeofday 96 169, "
-    "time 201 -, times 100 153, alarm 37 -, pause 34 -, getitimer 36 102, setitimer 38 103, sysinfo 99 179, uname 63 "
-    "160, getrandom 318 278, getcpu 309 168"
+    "time 201 -, times 100 153, alarm 37 -, pause 34 -, getitimer 36 102, setitimer 38 103, sysinfo 99 179, "
+    "uname 63 160, getrandom 318 278, getcpu 309 168"
 )
 
 _THREAD = 0x10000  # CLONE_THREAD

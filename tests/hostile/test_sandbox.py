@@ -5,6 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,7 +25,7 @@ def _missing() -> str:
     try:
         check_sandbox("bubblewrap")
     except ConfigError as error:
-        return str(error)
+        return str(error).partition(";")[0]
     return ""
 
 
@@ -69,9 +72,10 @@ RIGHT = {
         "assert asyncio.run(f()) == 4",
     ),
     "files": (
-        "import pathlib, sqlite3, tempfile\ndef f():\n    with tempfile.TemporaryDirectory() as folder:\n"
+        "import pathlib, shutil, sqlite3, tempfile\ndef f():\n    with tempfile.TemporaryDirectory() as folder:\n"
         "        path = pathlib.Path(folder, 'x')\n        path.write_text('a')\n"
         "        path.rename(path.with_suffix('.y'))\n"
+        "        shutil.copy2(path.with_suffix('.y'), path)\n        path.unlink()\n"
         "        sqlite3.connect(path).execute('create table t (a)')\n"
         "        return sorted(found.name for found in path.parent.iterdir())",
         "assert f() == ['x', 'x.y'] and pathlib.Path('here').write_text('b') == 1",
@@ -167,6 +171,20 @@ def test_code_that_does_not_end_times_out(code: str, sandbox: Sandbox) -> None:
 
 
 @both
+def test_limits_hold_and_too_much_processor_time_is_a_timeout(sandbox: Sandbox) -> None:
+    limits = Limits(seconds=PATIENT, memory_bytes=1 << 29, file_bytes=1 << 16, sandbox=sandbox)
+    code = (
+        "import os, resource, signal\ndef limit(name): return resource.getrlimit(getattr(resource, 'RLIMIT_' + name))"
+    )
+    tests = (
+        "assert [limit(name) for name in ('CPU', 'AS', 'FSIZE', 'CORE')] == "
+        f"[(61, 62), ({1 << 29}, {1 << 29}), ({1 << 16}, {1 << 16}), (0, 0)]"
+    )
+    assert run_tests(code, tests, limits).passed
+    assert run_tests(code, "os.kill(os.getpid(), signal.SIGXCPU)", limits).reason == "timed out"
+
+
+@both
 def test_an_error_is_one_escaped_line_of_bounded_length(sandbox: Sandbox) -> None:
     limits = Limits(seconds=PATIENT, sandbox=sandbox)
     reason = run_tests("raise ValueError('é\\x1b[31m\\n\\u202e' + 'x' * 10**6)", "", limits).reason
@@ -203,6 +221,42 @@ def test_code_starts_no_process(code: str) -> None:
 def test_files_together_are_limited() -> None:
     code = "for n in range(1000): open(f'/tmp/{n}', 'wb').write(b'x' * (1 << 20))"
     assert "No space left on device" in run_tests(code, "", Limits(seconds=PATIENT)).reason
+
+
+def _descendants(ancestor: int) -> set[int]:
+    """Return the processes that an ancestor has started; those that have ended and wait for init do not count."""
+    parents = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent = status.read_text().rpartition(")")[2].split()[:2]
+            if state not in "ZX":
+                parents[int(status.parent.name)] = int(parent)
+    found, last = {ancestor}, 0
+    while len(found) > last:
+        last = len(found)
+        found |= {process for process, parent in parents.items() if parent in found}
+    return found & set(parents) - {ancestor}
+
+
+def _wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@isolated
+def test_code_ends_with_the_process_that_grades_it() -> None:
+    grading = "from mas_gym.tasks.sandbox import *; run_tests('import time; time.sleep(999)', '', Limits(seconds=999))"
+    parent = subprocess.Popen([sys.executable, "-c", grading], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    try:
+        # bubblewrap inside and outside of the namespace, and Python.
+        _wait_for(lambda: len(_descendants(parent.pid)) == 3)
+        code = _descendants(parent.pid)
+    finally:
+        parent.kill()
+        parent.wait()
+    _wait_for(lambda: not code & _descendants(1))
 
 
 def _attack(*start: str, walls: str) -> dict[str, str]:
