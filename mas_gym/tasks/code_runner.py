@@ -10,7 +10,7 @@ import os
 import resource
 import site
 import sys
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 _SHOWN = 1000
@@ -43,12 +43,13 @@ def _run(programs: dict[str, str]) -> str | None:
     sys.modules["__main__"] = module
     module.__file__ = os.path.abspath(next(iter(programs)))
     sys.argv = [module.__file__]
-    for name, text in programs.items():
+    try:
+        compiled = {name: _compiled(os.path.abspath(name), text) for name, text in programs.items()}
+    except BaseException as error:
+        return _described(error)
+    for name, program in compiled.items():
         try:
-            # `inspect` and tracebacks read the source.
-            with open(name, "w", encoding="utf-8") as file:
-                file.write(text)
-            exec(compile(text, os.path.abspath(name), "exec", dont_inherit=True), module.__dict__)
+            exec(program, module.__dict__)
         except SystemExit as error:
             if not _left_by_unittest(error):
                 return _described(error)
@@ -57,6 +58,13 @@ def _run(programs: dict[str, str]) -> str | None:
         except BaseException as error:
             return _described(error)
     return None
+
+
+def _compiled(path: str, text: str) -> CodeType:
+    # `inspect` and tracebacks read the source.
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+    return compile(text, path, "exec", dont_inherit=True)
 
 
 def _left_by_unittest(error: SystemExit) -> bool:

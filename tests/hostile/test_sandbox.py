@@ -56,6 +56,7 @@ RIGHT = {
         "done = False\nif __name__ == '__main__':\n    done = True",
         "import __main__, inspect, sys\nassert done and __main__.done and sys.argv == [__file__]",
     ),
+    "another working folder": ("import os\nos.chdir('/')\nopen = None", "assert os.getcwd() == '/'"),
     "its own source": ("def f():\n    return 3", "import inspect\nassert 'return 3' in inspect.getsource(f)"),
     "unit tests": (
         "def f(x):\n    return 2 * x",
