@@ -164,7 +164,7 @@ def test_the_kind_is_guessed_from_all_answers(rows: Rows, answers: list[Any], ki
     if kind == "code":
         with pytest.raises(ConfigError, match="--allow-code"):
             load_task(file)
-    assert {problem.kind for problem in load_task(file, allow_code=True)} == {kind}
+    assert {problem.kind for problem in load_task(file, allow_code=True, sandbox="none")} == {kind}
 
 
 def test_the_guess_is_said_in_one_line(rows: Rows, caplog: pytest.LogCaptureFixture) -> None:
@@ -380,7 +380,7 @@ def test_code_is_tested_only_if_allowed(rows: Rows) -> None:
     file = rows([{"question": "Write double(x).", "answer": tests}])
     with pytest.raises(ConfigError, match="--allow-code"):
         load_task(file, kind="code")
-    task = load_task(file, kind="code", allow_code=True)
+    task = load_task(file, kind="code", allow_code=True, sandbox="none")
     right = "Here:\n```python\ndef double(x):\n    return 2 * x\n```\nDone."
     assert task.grade(task[0], right) == Grade(True, "def double(x):\n    return 2 * x", "tests passed")
     assert task.grade(task[0], right.replace("2 *", "3 +")).reason.startswith("tests failed: AssertionError")
@@ -568,6 +568,10 @@ def test_commands_take_ones_own_file(command: Callable[..., tuple[int, str]], tm
     assert code == 0 and "it has no split column, so train is 95% of it" in said
     code, said = command("eval", *MINE, *policy, "--kind", "judge", "--judge", "my.py:make")
     assert "no line 'Verdict: correct'" in said
+    (tmp_path / "code.csv").write_text("question,answer\nWrite f.,assert f(2) == 4\n")
+    (tmp_path / "my.py").write_text(WRITER.replace("Final Answer: Vienna", "```\\ndef f(x): return 2 * x\\n```"))
+    code, said = command("eval", "--task", "code.csv", *policy, "--allow-code", "--sandbox", "none")
+    assert code == 0 and "100.0" in said
 
 
 def test_a_policy_out_of_place_is_named_once(command: Callable[..., tuple[int, str]]) -> None:
@@ -586,6 +590,8 @@ def test_a_policy_out_of_place_is_named_once(command: Callable[..., tuple[int, s
         ((*MINE, "--kind", "txt"), "did you mean 'text'"),
         ((*MINE, "--kind", "number"), "expected a number as the answer, got 'Vienna'"),
         ((*MINE, "--kind", "code"), "pass allow_code=True or --allow-code"),
+        ((*MINE, "--sandbox", "none"), "sandbox='none': expected allow_code=True or --allow-code, too"),
+        ((*MINE, "--allow-code", "--sandbox", "nothing"), "expected one of 'bubblewrap', 'none', got 'nothing'"),
         ((*MINE, "--kind", "judge"), "--judge"),
         ((*MINE, "--grader", "my.py:grad"), "did you mean 'grade'"),
         ((*MINE, "--grader", "grade"), "expected FILE.py:NAME or a function"),

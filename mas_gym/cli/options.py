@@ -94,7 +94,15 @@ JudgeName = Annotated[
 ]
 AllowCode = Annotated[
     bool,
-    typer.Option("--allow-code", help="Run the code of messages (kind code) in limited processes on this machine."),
+    typer.Option("--allow-code", help="Run the code of messages (kind code) on this machine, isolated by bubblewrap."),
+]
+SandboxName = Annotated[
+    str,
+    typer.Option(
+        "--sandbox",
+        metavar="bubblewrap|none",
+        help="Isolation of that code: bubblewrap, or none to run it with the rights of your account.",
+    ),
 ]
 MASName = Annotated[
     str | None,
@@ -186,6 +194,7 @@ class TaskSource:
     grader: GraderName = None
     judge: JudgeName = None
     allow_code: AllowCode = False
+    sandbox: SandboxName = "bubblewrap"
     grading: Grading = "strict"
     option: TaskOptions = None
 
@@ -198,6 +207,8 @@ class TaskSource:
             given["data"] = str(self.data)
         if self.allow_code:
             given["allow_code"] = True
+        if self.sandbox != "bubblewrap":
+            given["sandbox"] = self.sandbox
         return {"grading": self.grading, **given, **read_pairs(self.option)}
 
     @property

@@ -202,7 +202,8 @@ def _plan(source: opt.TaskSource) -> tuple[Grader, Any, Any, str]:
         return getattr(task, "grader", task), lambda problem: known.get(problem.id), references, label
     if source.columns is not None or source.data is not None:
         raise ConfigError("--columns and --data belong to --task, which is missing")
-    grader = make_grader(source.grader, make_base(source.grading, source.judge, source.allow_code))
+    base = make_base(source.grading, source.judge, source.allow_code, source.sandbox)
+    grader = make_grader(source.grader, base)
     if source.kind is None:
         return grader, lambda problem: problem, None, label
     kind = opt.check_kind(source.kind)

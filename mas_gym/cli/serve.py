@@ -108,7 +108,8 @@ def _grading(source: opt.TaskSource) -> tuple[Grader | None, Task | None, str | 
         raise ConfigError(f"{', '.join(alone)}: expected --task, too")
     if source.grader is None:
         return None, None, source.kind
-    return make_grader(source.grader, make_base(source.grading, None, source.allow_code)), None, source.kind
+    base = make_base(source.grading, None, source.allow_code, source.sandbox)
+    return make_grader(source.grader, base), None, source.kind
 
 
 def _web() -> tuple[Any, Any, Any]:

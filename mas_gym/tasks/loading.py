@@ -46,7 +46,7 @@ from mas_gym.tasks.grading import check_mode, statements
 from mas_gym.tasks.numerals import format_number, parse_number
 from mas_gym.tasks.own import SUFFIXES as OWN_SUFFIXES
 from mas_gym.tasks.own import Columns, is_own, load_own
-from mas_gym.tasks.sandbox import Limits
+from mas_gym.tasks.sandbox import Limits, check_sandbox
 from mas_gym.tasks.sequences import ProblemTask, Table
 from mas_gym.tasks.sources import (
     SHOWN,
@@ -251,7 +251,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
 )
 PROCEDURAL = ("arithmetic", "ordering")
 TASK_NAMES = (*BENCHMARKS, *PROCEDURAL)
-GRADING_OPTIONS = ("grading", "limit", "grader", "judge", "allow_code")
+GRADING_OPTIONS = ("grading", "limit", "grader", "judge", "allow_code", "sandbox")
 ENTRY_POINTS = "mas_gym.tasks"
 """Entry-point group of packages that add tasks."""
 
@@ -270,6 +270,7 @@ def load_task(
     grader: Any = None,
     judge: Any = None,
     allow_code: bool = False,
+    sandbox: str = "bubblewrap",
     **options: Any,
 ) -> Task:
     """Load a task.
@@ -277,8 +278,7 @@ def load_task(
     Args:
         name: One of `TASK_NAMES`, or of a package; your own CSV, JSONL, JSON or Parquet file or a folder of such
             files; or ``"OWNER/NAME"`` or ``"OWNER/NAME:CONFIG"`` on the hub.
-        split: ``"train"``, ``"dev"`` or ``"test"``. Dev is 5% of the training pool, fixed for all seeds of runs, and
-            train is the rest.
+        split: ``"test"``, ``"dev"`` (5% of the training pool, the same for all seeds) or ``"train"`` (the rest).
         data: A local file or folder instead of a benchmark's hub data set. A file holds the evaluation set for
             ``"test"`` and the training pool for ``"train"`` and ``"dev"``. A folder holds partitions by name.
         grading: ``"strict"`` or ``"paper"``; see `mas_gym.tasks.grading`.
@@ -289,7 +289,8 @@ def load_task(
             ``"expression"``, ``"choice"``, ``"text"``, ``"regex"``, ``"code"``, ``"judge"``.
         grader: ``"FILE.py:NAME"`` or a function ``(problem, text) -> bool | Grade`` (`mas_gym.tasks.graders`).
         judge: The policy that grades kind ``"judge"``, as `mas_gym.policies.load_policy` takes it.
-        allow_code: Run the code of messages of kind ``"code"``, within the limits of `mas_gym.tasks.sandbox`.
+        allow_code: Run the code of messages of kind ``"code"``.
+        sandbox: Isolation of that code: ``"bubblewrap"``, or ``"none"`` (see `mas_gym.tasks.sandbox`).
         **options: Options of procedural tasks, such as ``difficulty`` and ``seed``.
 
     Returns:
@@ -297,7 +298,7 @@ def load_task(
 
     Raises:
         UnknownNameError: There is no such task.
-        ConfigError: An argument is out of range, the task has no such option, or code is not allowed.
+        ConfigError: An argument is out of range, there is no such option, or code is refused or cannot be isolated.
         DataNotFoundError: The data is neither there nor on the hub.
         DataError: The data is malformed; the message lists up to 20 bad rows.
         MissingDependencyError: A package that this task or source needs is not installed.
@@ -310,7 +311,7 @@ def load_task(
     if data is not None and name not in BENCHMARKS:
         has = "generates its problems" if name in PROCEDURAL else "is its own source"
         raise ConfigError(f"task {name!r} {has}; expected no data, got {shown(data)}")
-    base = make_base(grading, judge, allow_code)
+    base = make_base(grading, judge, allow_code, sandbox)
     if name in PROCEDURAL:
         task: Any = _procedural(name)(split, grading=grading, **options)
     elif name in BENCHMARKS:
@@ -331,18 +332,21 @@ def _finished(task: Any, grader: Any, base: KindGrader, limit: int | None) -> Ta
     return whole if limit is None else whole[:limit]
 
 
-def make_base(grading: str, judge: Any = None, allow_code: bool = False) -> KindGrader:
+def make_base(grading: str, judge: Any = None, allow_code: bool = False, sandbox: str = "bubblewrap") -> KindGrader:
     """Return the grader by kind; see `load_task`.
 
     Raises:
-        ConfigError: There is no such mode of grading.
+        ConfigError: There is no such mode of grading, or code is allowed and its sandbox cannot be set up.
     """
     decides: Grader | None = None
     if judge is not None:
         from mas_gym.tasks.judge import Judge
 
         decides = judge if isinstance(judge, Grader) else Judge(judge)
-    return KindGrader(check_mode(grading), Limits() if allow_code else None, decides)
+    if sandbox != "bubblewrap" and not allow_code:
+        raise ConfigError(f"sandbox={shown(sandbox)}: expected allow_code=True or --allow-code, too")
+    limits = Limits(sandbox=check_sandbox(sandbox)) if allow_code else None
+    return KindGrader(check_mode(grading), limits, decides)
 
 
 def _benchmark(name: str, split: str, data: str | Path | None, mode: GradingMode, limit: int | None) -> ProblemTask:

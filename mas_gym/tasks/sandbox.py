@@ -1,44 +1,64 @@
-"""Runs a message's code against unit tests, in a process of its own with limits.
+"""Runs a message's code against unit tests, in a process with limits, isolated by bubblewrap.
 
-The process is killed with its whole group after `Limits.seconds`. Before the code runs, the
-process limits its own CPU time, memory, file sizes and open files, drops its environment (so
-that no API key is in reach), and sends everything that is printed nowhere. On Linux (x86-64 and
-ARM64) it also installs a seccomp filter, as any user may: from then on no process can be started
-or signalled, no socket opened, and no file created, changed or removed anywhere.
+`Limits.sandbox` names the isolation:
 
-What stays open: code can read files that the user can read (it has no way to send them
-anywhere), and since tests and code share a process, code that sets out to deceive its tests can
-do so. On other systems there is no filter: the network is reachable and files can be written,
-each up to `Limits.file_bytes`. `isolation` states which case this machine is.
+- ``"bubblewrap"`` (Linux on x86-64 and ARM64): the process has its own user, process, network, IPC and mount
+  namespaces. It sees Python and its packages, read-only, and an empty ``/tmp``, which disappears with it: no other
+  file or process, no network, no variable of the environment. A second wall, an allow-list of system calls
+  (`mas_gym.tasks.syscalls`), refuses sockets, new processes and all rarer calls. Where this cannot be set up,
+  grading fails with an error.
+- ``"none"``: an ordinary process with your rights. It can read and change your files, read the environment of your
+  processes (API keys), signal them and use the network. Use it inside a container or a virtual machine that you
+  would give to the code.
 
-The process is this file, run as a script, so its top-level imports are from the standard library
-only.
+With both, CPU time, memory, file sizes and open files are limited, and the process group is killed at the end.
+Tests and code share a process, so code that is written to deceive its tests can.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
+import functools
 import json
 import os
 import secrets
 import select
+import shutil
 import signal
+import site
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Literal, NamedTuple, cast, get_args
+
+from mas_gym.errors import ConfigError, choice
+from mas_gym.identity import ADDED
+from mas_gym.render import one_line
+from mas_gym.tasks.syscalls import seccomp_program, supported
 
 MAX_CHARS = 65_536
 """Maximum length of the code, and of the tests."""
 
-_START_SECONDS = 60.0  # to start the interpreter, on a busy machine
-_RESULT_BYTES = 4096
+Sandbox = Literal["bubblewrap", "none"]
+"""How code is isolated."""
+
+_START_SECONDS = 120.0  # to start the interpreter, on a busy machine
+_RESULT_BYTES = 8192
 _SHOWN = 200
+_WRITABLE_BYTES = 1 << 26
+_RUNNER = Path(__file__).with_name("code_runner.py")
+_ENVIRONMENT = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store")
+_FILES = ("/etc/ld.so.cache", "/usr/share/zoneinfo")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+_ALTERNATIVE = (
+    "or pass sandbox='none' or --sandbox none to run it with the rights of your account (it can then read your files "
+    "and API keys, and use the network)"
+)
 
 
 @dataclass(frozen=True)
@@ -48,12 +68,14 @@ class Limits:
     Attributes:
         seconds: Wall-clock time; CPU time has the same limit, rounded up.
         memory_bytes: Address space of the process.
-        file_bytes: Size of one file, where files can be written at all.
+        file_bytes: Size of one file.
+        sandbox: The isolation, ``"bubblewrap"`` or ``"none"``.
     """
 
     seconds: float = 10.0
     memory_bytes: int = 1 << 30
     file_bytes: int = 1 << 20
+    sandbox: Sandbox = field(default="bubblewrap", metadata={ADDED: True})
 
 
 class Verdict(NamedTuple):
@@ -61,7 +83,8 @@ class Verdict(NamedTuple):
 
     Attributes:
         passed: Whether the code and all tests ran to their end.
-        reason: ``"tests passed"``, ``"timed out"``, ``"too complex"``, or ``"tests failed: "`` and the error.
+        reason: ``"tests passed"``, ``"timed out"``, ``"too complex"``, or ``"tests failed: "`` and the error in one
+            line of at most 200 characters.
     """
 
     passed: bool
@@ -69,238 +92,168 @@ class Verdict(NamedTuple):
 
 
 def run_tests(code: str, tests: str, limits: Limits = Limits()) -> Verdict:
-    """Run code and then its tests; both are Python, and share one namespace.
+    """Run code and then its tests; both are Python, and one module ``__main__``, as in ``python file.py``.
 
     Args:
         code: What the message wrote.
-        tests: Statements that raise if the code is wrong, such as ``assert f(2) == 4``.
+        tests: Statements that raise if the code is wrong, such as ``assert f(2) == 4``; or ``unittest`` classes and
+            ``unittest.main()``.
         limits: What the run may use.
 
     Raises:
-        ConfigError: The operating system cannot limit a process.
+        ConfigError: The sandbox cannot be set up.
     """
-    if not _can_limit():
-        from mas_gym.errors import ConfigError
-
-        raise ConfigError("grading code needs an operating system with resource limits (Linux or macOS)")
+    if os.name != "posix":
+        raise ConfigError("running the code of messages needs an operating system with resource limits (Linux, macOS)")
     if max(len(code), len(tests)) > MAX_CHARS:
         return Verdict(False, "too complex")
     token = secrets.token_hex(16)
-    with tempfile.TemporaryDirectory(prefix="mas-gym-code-", ignore_cleanup_errors=True) as folder:
-        job = Path(folder) / "job.json"
-        limit = {"seconds": limits.seconds, "memory": limits.memory_bytes, "file": limits.file_bytes}
-        job.write_text(json.dumps({"code": code, "tests": tests, "token": token, "limits": limit}), encoding="ascii")
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-B", str(Path(__file__)), str(job)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=folder,
-            env={"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-        assert process.stdout is not None
+    limit = {"seconds": limits.seconds, "memory": limits.memory_bytes, "file": limits.file_bytes}
+    work = {"code": code, "tests": tests, "token": token, "limits": limit, "packages": _packages()}
+    with (
+        tempfile.TemporaryDirectory(prefix="mas-gym-code-", ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryFile() as job,
+        tempfile.TemporaryFile() as complaints,
+    ):
+        job.write(json.dumps(work).encode("ascii"))
+        job.seek(0)
+        with _started(limits.sandbox, folder, job, complaints) as process:
+            assert process.stdout is not None
+            said, late = _read(process.stdout.fileno(), limits.seconds)
+        started, _, rest = said.partition(b"\n")
+        if started != b"ready":
+            complaints.seek(0)
+            lines = complaints.read(1 << 16).decode(errors="replace").split("\n")
+            silent = f"no start in {_START_SECONDS:g} seconds" if late else "it ended without a message"
+            reason = next(filter(None, reversed(lines)), silent)
+            raise _cannot_isolate(limits.sandbox, reason)
+    # bubblewrap adds 128 to the number of a signal.
+    if late or process.returncode in (-signal.SIGXCPU, 128 + signal.SIGXCPU):
+        return Verdict(False, "timed out")
+    return _verdict(rest, token)
+
+
+def check_sandbox(sandbox: str) -> Sandbox:
+    """Return the isolation if code can run in it on this machine.
+
+    Raises:
+        ConfigError: There is no such isolation, or it cannot be set up, with the remedy.
+    """
+    checked = cast(Sandbox, choice("sandbox", sandbox, get_args(Sandbox)))
+    _try(checked, shutil.which("bwrap"))
+    return checked
+
+
+@functools.cache
+def _try(sandbox: Sandbox, bwrap: str | None) -> None:
+    run_tests("", "", Limits(sandbox=sandbox))
+
+
+@contextlib.contextmanager
+def _started(sandbox: Sandbox, folder: str, job: IO[bytes], complaints: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the process; at the end, kill it with its group."""
+    python = [_interpreter(), "-I", "-S", "-B", str(_RUNNER)]
+    with contextlib.ExitStack() as open_files:
+        command, home, descriptors = python, folder, []
+        if sandbox == "bubblewrap":
+            program = open_files.enter_context(tempfile.TemporaryFile())
+            program.write(seccomp_program())
+            program.seek(0)
+            home, descriptors = "/tmp", [program.fileno()]
+            command = [*_bubblewrap(), "--seccomp", str(program.fileno()), "--", *python]
         try:
-            said = _read(process.stdout.fileno(), limits.seconds)
-        finally:
-            # The leader is not reaped yet, so its number cannot belong to another group.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.stdout.close()
-            process.wait()
-    return _verdict(said, token, process.returncode)
+            process = subprocess.Popen(
+                command,
+                stdin=job,
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                cwd=folder,
+                env=_ENVIRONMENT | {"HOME": home},
+                start_new_session=True,
+                pass_fds=descriptors,
+            )
+        except OSError as error:
+            raise _cannot_isolate(sandbox, str(error)) from error
+    try:
+        yield process
+    finally:
+        # The leader is not reaped yet, so its number cannot belong to another group.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        assert process.stdout is not None
+        process.stdout.close()
+        process.wait()
 
 
-def isolation() -> str:
-    """Return in one sentence what code is kept from on this machine."""
-    if not _can_limit():
-        return "this system cannot limit a process, so code is not run"
-    limited = "limits on time, memory and file size"
-    if _architecture() is not None:
-        return f"{limited}; no network, no processes of its own, no file written; it can read the user's files"
-    return f"{limited} only: code can reach the network, and can read and write the user's files"
+def _bubblewrap() -> list[str]:
+    """Return the command that isolates a process, without its filter."""
+    bwrap = shutil.which("bwrap")
+    if not supported():
+        raise ConfigError(
+            "running the code of messages: bubblewrap isolates it on Linux on x86-64 and ARM64 only; grade on such a "
+            f"machine, {_ALTERNATIVE}"
+        )
+    if bwrap is None:
+        raise ConfigError(
+            "running the code of messages: expected the program bwrap, which isolates it; install it with "
+            f"'apt install bubblewrap' (or the package bubblewrap of your system), {_ALTERNATIVE}"
+        )
+    names = "--unshare-all --unshare-user --uid 65534 --gid 65534 --cap-drop ALL --die-with-parent --new-session"
+    command = [bwrap, *names.split(), "--size", str(_WRITABLE_BYTES), "--tmpfs", "/tmp"]
+    own = [os.path.join(sys.base_prefix, "lib"), os.path.join(sys.base_prefix, "lib64")]
+    for path in dict.fromkeys([*_LIBRARIES, *_FILES, *own, *_packages(), _interpreter(), str(_RUNNER)]):
+        command += ["--ro-bind-try", path, path]
+    # Without /proc, programs that look for libraries beside themselves do not find them.
+    command += ["--setenv", "LD_LIBRARY_PATH", own[0]]
+    for path in _DEVICES:
+        command += ["--dev-bind", path, path]
+    # The C library keeps semaphores in /dev/shm.
+    return [*command, "--symlink", "/tmp", "/dev/shm", "--remount-ro", "/", "--chdir", "/tmp"]
 
 
-def _read(pipe: int, seconds: float) -> bytes | None:
-    """Return what the process reports; None if it is not done ``seconds`` after it began with the code."""
+def _cannot_isolate(sandbox: Sandbox, reason: str) -> ConfigError:
+    said = one_line(reason)
+    if sandbox == "none":
+        return ConfigError(f"running the code of messages: its process does not start: {said}")
+    return ConfigError(
+        f"running the code of messages: bubblewrap 0.7 or newer cannot isolate it here: {said}; allow user namespaces "
+        "(on Ubuntu, an AppArmor profile for bwrap; in a container, docker run --security-opt seccomp=unconfined "
+        f"--security-opt apparmor=unconfined), {_ALTERNATIVE}"
+    )
+
+
+def _interpreter() -> str:
+    """Return the Python program that the environment is based on; an environment's own one is a link to it."""
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+
+
+def _packages() -> list[str]:
+    """Return the folders of this environment's packages, which tests may import."""
+    return [path for path in site.getsitepackages() if os.path.isdir(path)]
+
+
+def _read(pipe: int, seconds: float) -> tuple[bytes, bool]:
+    """Return what the process reports, and whether it was late: not done ``seconds`` after it began with the code."""
     poll, said, deadline = select.poll(), b"", time.monotonic() + _START_SECONDS
     poll.register(pipe, select.POLLIN | select.POLLHUP)
-    while len(said) <= _RESULT_BYTES:
+    while said.count(b"\n") < 2 and len(said) <= _RESULT_BYTES:
         left = deadline - time.monotonic()
-        if left <= 0:
-            return None
-        if poll.poll(left * 1000):
-            chunk = os.read(pipe, _RESULT_BYTES)
-            if not chunk:
-                break
-            deadline = deadline if said else time.monotonic() + seconds
-            said += chunk
-    return said
+        if left <= 0 or not poll.poll(left * 1000):
+            return said, True
+        chunk = os.read(pipe, _RESULT_BYTES)
+        if not chunk:
+            break
+        deadline = deadline if said else time.monotonic() + seconds
+        said += chunk
+    return said, False
 
 
-def _verdict(said: bytes | None, token: str, code: int) -> Verdict:
-    if said is None or code == -getattr(signal, "SIGXCPU", 0):
-        return Verdict(False, "timed out")
+def _verdict(said: bytes, token: str) -> Verdict:
     try:
         report = json.loads(said)
-        if report["token"] == token:
+        if report.get("token") == token:
             return Verdict(True, "tests passed")
-        return Verdict(False, f"tests failed: {str(report['error'])[:_SHOWN]}")
-    except (ValueError, LookupError, TypeError, RecursionError):
+        error = one_line(str(report["error"])[:_SHOWN])[:_SHOWN]
+        return Verdict(False, f"tests failed: {error}")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return Verdict(False, "tests failed: the process ended before its tests did")
-
-
-def _can_limit() -> bool:
-    return os.name == "posix" and hasattr(select, "poll")
-
-
-# ------------------------------------------------------------- inside the process
-
-
-def _main(job: str) -> None:
-    work = json.loads(Path(job).read_text(encoding="ascii"))
-    token = work.pop("token")
-    report = os.fdopen(os.dup(1), "w")
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.remove(job)
-    compiled = []
-    failure = ""
-    try:
-        _limit(work["limits"])
-        _filter()
-        for name in ("code", "tests"):
-            compiled.append(compile(work[name], f"<{name}>", "exec"))
-        # The clock of the parent starts here.
-        os.write(report.fileno(), b"\n")
-        space: dict[str, Any] = {"__name__": "__main__"}
-        for program in compiled:
-            exec(program, space)
-    except BaseException as error:
-        failure = _described(error)
-    result = {"token": "", "error": failure} if failure else {"token": token}
-    report.write(json.dumps(result))
-    report.flush()
-    # Without exit handlers: the code may have registered some.
-    os._exit(0)
-
-
-def _described(error: BaseException) -> str:
-    try:
-        return ascii(f"{type(error).__name__}: {error}"[:_SHOWN])[1:-1]
-    except BaseException:
-        return type(error).__name__
-
-
-def _limit(limits: dict[str, Any]) -> None:
-    import resource
-
-    seconds = int(limits["seconds"]) + 1
-    pairs = {
-        "RLIMIT_CPU": (seconds, seconds + 1),
-        "RLIMIT_AS": (limits["memory"], limits["memory"]),
-        "RLIMIT_FSIZE": (limits["file"], limits["file"]),
-        "RLIMIT_NOFILE": (64, 64),
-        "RLIMIT_CORE": (0, 0),
-    }
-    if _architecture() is None:
-        # The filter forbids processes and leaves threads alone; this limit forbids both, for all but root.
-        pairs["RLIMIT_NPROC"] = (0, 0)
-    for name, (soft, hard) in pairs.items():
-        # macOS refuses some of them.
-        with contextlib.suppress(ValueError, OSError, AttributeError):
-            resource.setrlimit(getattr(resource, name), (soft, hard))
-
-
-# System calls that the filter refuses, by their numbers on x86-64 and ARM64 (None: no such call).
-_PROCESSES = "fork 57 -, vfork 58 -, execve 59 221, execveat 322 281, setsid 112 157, setpgid 109 154, unshare 272 97"
-_SIGNALS = (
-    "kill 62 129, tkill 200 130, tgkill 234 131, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, ptrace 101 117, "
-    "pidfd_send_signal 424 424, pidfd_open 434 434, process_vm_readv 310 270, process_vm_writev 311 271, "
-    "prlimit64 302 261, setns 308 268, bpf 321 280, perf_event_open 298 241"
-)
-_NETWORK = "socket 41 198, connect 42 203, bind 49 200, io_uring_setup 425 425, io_uring_enter 426 426"
-_FILES = (
-    "creat 85 -, mkdir 83 -, mkdirat 258 34, mknod 133 -, mknodat 259 33, unlink 87 -, unlinkat 263 35, rmdir 84 -, "
-    "rename 82 -, renameat 264 38, renameat2 316 276, link 86 -, linkat 265 37, symlink 88 -, symlinkat 266 36, "
-    "truncate 76 45, ftruncate 77 46, fallocate 285 47, chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, "
-    "chown 92 -, fchown 93 55, lchown 94 -, fchownat 260 54, utime 132 -, utimes 235 -, futimesat 261 -, "
-    "utimensat 280 88, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15, "
-    "fremovexattr 199 16, mount 165 40, umount2 166 39, move_mount 429 429, fsopen 430 430, memfd_create 319 279, "
-    "shmget 29 194, semget 64 190, msgget 68 186, mq_open 240 180, add_key 248 217, keyctl 250 219"
-)
-# The caller falls back to clone and openat, whose arguments the filter can read.
-_ABSENT = "clone3 435 435, openat2 437 437"
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-_CLONE_THREAD = 0x10000
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
-
-
-class _Architecture(NamedTuple):
-    audit: int
-    column: int
-    clone: int
-    opening: tuple[tuple[int, int], ...]
-
-
-def _architecture() -> _Architecture | None:
-    """Return what the filter needs to know of this machine; None if it cannot be installed here."""
-    if not sys.platform.startswith("linux") or sys.maxsize < 1 << 32:
-        return None
-    # Each call that opens files comes with the position of its flags.
-    machines = {
-        "x86_64": _Architecture(0xC000003E, 1, 56, ((2, 1), (257, 2))),
-        "aarch64": _Architecture(0xC00000B7, 2, 220, ((56, 2),)),
-    }
-    return machines.get(os.uname().machine)
-
-
-def _program(machine: _Architecture) -> list[tuple[int, int, int, int]]:
-    """Return the filter, in the instructions of the Berkeley packet filter: code, jump if true, if false, value."""
-
-    def numbers(calls: str) -> list[int]:
-        columns = [call.split()[machine.column] for call in calls.split(", ")]
-        return [int(number) for number in columns if number != "-"]
-
-    def argument(place: int) -> int:
-        # The lower half; both machines are little-endian.
-        return 16 + 8 * place
-
-    steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, machine.audit), (_RETURN, 0, 0, _REFUSE | errno.EPERM), (_LOAD, 0, 0, 0)]
-    # Numbers from here on belong to another calling convention of the same machine.
-    steps += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _REFUSE | errno.EPERM)]
-    refused = {number: errno.EPERM for number in numbers(", ".join((_PROCESSES, _SIGNALS, _NETWORK, _FILES)))}
-    for number, reason in {**refused, **dict.fromkeys(numbers(_ABSENT), errno.ENOSYS)}.items():
-        steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE | reason)]
-    allow, refuse = (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE | errno.EPERM)
-    steps += [(_EQUAL, 0, 4, machine.clone), (_LOAD, 0, 0, argument(0)), (_ANY_BIT, 0, 1, _CLONE_THREAD), allow, refuse]
-    for number, place in machine.opening:
-        steps += [(_EQUAL, 0, 4, number), (_LOAD, 0, 0, argument(place)), (_ANY_BIT, 0, 1, _WRITING), refuse, allow]
-    return [*steps, allow]
-
-
-def _filter() -> None:
-    """Install the filter for this process and all its threads, for good."""
-    machine = _architecture()
-    if machine is None:
-        return
-    program = _program(machine)
-
-    class Instruction(ctypes.Structure):
-        _fields_ = (("code", ctypes.c_uint16), ("yes", ctypes.c_uint8), ("no", ctypes.c_uint8), ("k", ctypes.c_uint32))
-
-    class Program(ctypes.Structure):
-        _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.POINTER(Instruction)))
-
-    steps = (Instruction * len(program))(*(Instruction(*step) for step in program))
-    library = ctypes.CDLL(None, use_errno=True)
-    die_with_parent, no_new_privileges, seccomp = 1, 38, 22
-    library.prctl(die_with_parent, signal.SIGKILL, 0, 0, 0)
-    whole = Program(len(program), steps)
-    if library.prctl(no_new_privileges, 1, 0, 0, 0) or library.prctl(seccomp, 2, ctypes.byref(whole), 0, 0):
-        raise OSError(ctypes.get_errno(), "the filter of system calls cannot be installed")
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1])

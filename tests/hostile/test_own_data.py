@@ -11,7 +11,6 @@ import pytest
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError
 from mas_gym.tasks import load_task, sources
-from mas_gym.tasks.sandbox import Limits, isolation, run_tests
 from mas_gym.user_code import UserCodeError
 
 GOOD = b"question,answer\nCapital of Austria?,Vienna\n"
@@ -115,7 +114,7 @@ def test_a_broken_row_is_named(row: str, tmp_path: Path) -> None:
     except ValueError:
         first = None
     columns = {"kind": "kind"} if isinstance(first, dict) and "kind" in first else None
-    assert f"{file}:1" in refused(file, columns=columns, allow_code=True) or first is None
+    assert f"{file}:1" in refused(file, columns=columns, allow_code=True, sandbox="none") or first is None
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".json", ".parquet"])
@@ -150,62 +149,6 @@ def test_any_path_is_refused_with_a_typed_error(name: str) -> None:
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "my.csv")
     assert "regular file" in refused(tmp_path / "my.csv")
-
-
-# ------------------------------------------------------------------ code
-
-HARMFUL = {
-    "forks for ever": ("import os\nwhile True: os.fork()", "PermissionError"),
-    "starts a process": ("import subprocess\nsubprocess.run(['sleep', '60'])", "PermissionError"),
-    "sleeps": ("import time\ntime.sleep(60)", "timed out"),
-    "spins": ("while True: pass", "timed out"),
-    "ignores signals": (
-        "import signal\nfor n in (2, 15, 24): signal.signal(n, signal.SIG_IGN)\nwhile True: pass",
-        "timed out",
-    ),
-    "catches everything": ("while True:\n  try: raise KeyError\n  except BaseException: pass", "timed out"),
-    "fills memory": ("x = []\nwhile True: x.append('a' * (1 << 24))", "MemoryError"),
-    "writes to disk": ("open('big', 'wb').write(b'x' * (1 << 30))", "PermissionError"),
-    "writes outside": ("import os\nopen(os.path.expanduser('~/mas-gym-test'), 'w')", "PermissionError"),
-    "removes files": ("import os\nos.remove(FILE)", "PermissionError"),
-    "prints for ever": ("while True: print('x' * 100_000)", "timed out"),
-    "floods its report": (
-        "import os\nfor n in range(3, 60):\n  try: os.write(n, b'x' * 100_000)\n  except OSError: pass",
-        "ended",
-    ),
-    "opens a socket": ("import socket\nsocket.socket().connect(('127.0.0.1', 9))", "PermissionError"),
-    "kills its parent": ("import os\nos.kill(os.getppid(), 9)", "PermissionError"),
-    "leaves": ("raise SystemExit(0)", "SystemExit"),
-    "leaves at once": ("import os\nos._exit(0)", "ended before"),
-    "crashes": ("import ctypes\nctypes.string_at(0)", "ended before"),
-    "nests": ("(" * 5000, "SyntaxError"),
-    "recurses": ("def f(): f()\nf()", "RecursionError"),
-    "is a megabyte": ("x = 1\n" * 200_000, "too complex"),
-}
-
-
-@pytest.mark.skipif("no network" not in isolation(), reason="needs the filter of system calls, on Linux")
-@pytest.mark.parametrize("deed", HARMFUL)
-def test_harmful_code_fails_its_tests_and_leaves_nothing(deed: str, tmp_path: Path) -> None:
-    code, complaint = HARMFUL[deed]
-    precious = tmp_path / "precious"
-    precious.write_text("keep")
-    limits = Limits(seconds=0.5, memory_bytes=1 << 28)
-    start = time.perf_counter()
-    verdict = run_tests(code.replace("FILE", repr(str(precious))), "assert True", limits)
-    assert not verdict.passed and complaint in verdict.reason
-    assert time.perf_counter() - start < 20
-    assert precious.read_text() == "keep" and not Path("~/mas-gym-test").expanduser().exists()
-
-
-def test_code_sees_no_secret_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    assert run_tests("import os", "assert 'OPENAI_API_KEY' not in os.environ").passed
-
-
-def test_honest_code_passes() -> None:
-    code = "import math, collections, threading\ndef f(x):\n    return math.isqrt(x)"
-    assert run_tests(code, "assert f(16) == 4\nthread = threading.Thread(target=f, args=(4,))\nthread.start()").passed
 
 
 # ------------------------------------------------------------------ graders
