@@ -166,8 +166,10 @@ def test_a_run_ends_with_its_budget_and_goes_on_with_a_larger_one(run: Run, reco
     store = ("--store", tmp_path / "runs.db")
     whole = run(*command)
     short = run(*command, *store, "--run-budget", "calls=30")
-    assert short.exit_code == 0, short.output
+    assert short.exit_code == 3, short.output
     assert "mcts:5,2 + policy-likelihood, seed 42: budget of 30 calls spent" in flat(short.stderr)
+    assert re.search(rf"; \d+ of {PROBLEMS} searches were left out", flat(short.stderr))
+    assert "with a larger budget" in flat(short.stderr)
     assert short.stdout != whole.stdout
     assert run(*command, *store, "--run-budget", "calls=100000").stdout == whole.stdout
 

@@ -315,7 +315,7 @@ def test_a_budget_of_all_searches_closes_the_scheduler() -> None:
         futures = [scheduler.submit(problem) for problem in problems(5)]
         wait(futures, 30)
         ended = [future for future in futures if future.exception() is None]
-    assert len(ended) == 2 and scheduler.stopped == "budget of 10 calls spent"
+    assert len(ended) == 2 and str(scheduler.stopped).startswith("budget of 10 calls spent: the 2 left")
     with pytest.raises(SearchError, match="budget of 10 calls"):
         futures[-1].result(0)
 

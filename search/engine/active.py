@@ -79,6 +79,11 @@ class Work:
     steps: list[ProgramStep] = field(default_factory=list)
     grading: GradingCall | None = None
 
+    @property
+    def wanted(self) -> int:
+        """Agent calls among the requests."""
+        return sum(len(call.request.seeds) for call in self.sampling)
+
 
 @dataclass
 class Account:

@@ -227,13 +227,15 @@ class Journal:
             self._listener.show(self._progress.with_run(usage, open_searches, None))
 
     def close(self, usage: Usage, calls: int, stopped: str | None) -> None:
-        """Close the store and say how the run ended.
+        """Close the store and say how the run ended; safe to call twice.
 
         Args:
             usage: All that was spent, dropped searches included.
             calls: Agent calls that were made, those without a reply included.
             stopped: Why the run ended early; None if it did not.
         """
+        if self.closed:
+            return
         self.closed = True
         if self._record is not None:
             self._record.spend(replace(usage, agent_calls=max(calls, usage.agent_calls)) - self._saved)

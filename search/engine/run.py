@@ -69,7 +69,9 @@ def run(
         training: Answer `Reward` requests with the true reward, for data generation; refused for a test split.
         sampling: Temperature, top-p and cap; the paper's by default.
         budget: Limits of each search. A search that meets one returns the best it has, or fails.
-        run_budget: Limits of the whole run, with what earlier calls spent on it in the store; ends open searches.
+        run_budget: Limits of the whole run, with what earlier calls spent on it in the store. A search starts only
+            if the rest of the calls and tokens is expected to pay for it: as much as for the most expensive search so
+            far. The seconds end open searches.
         store: A file (or an open `Store`) to which each finished search is written at once. Searches that it
             already holds are not repeated: their plans are read back. Failed ones are tried again.
         run_name: A name for this run in the store, which then refuses to continue it with other settings.
@@ -132,6 +134,9 @@ class Engine(Protocol):
 
     def submit(self, problem: Problem) -> SearchFuture:
         """Queue a search."""
+
+    def observe(self, usage: Usage) -> None:
+        """Learn from a stored search what searches cost."""
 
     def turn(self, timeout: float | None = None) -> bool:
         """Do one piece of work, or wait for one, at most ``timeout`` seconds; False if no search is open."""
@@ -223,6 +228,7 @@ class Run(Iterator[Plan]):
                 future = SearchFuture(problem)
                 future.set_result(stored)
                 self._ready.append(future)
+                engine.observe(stored.usage)
                 self._show(journal)
                 return True
             # Not a method of this object: a run that is no longer referenced closes at once.
@@ -258,7 +264,7 @@ class Run(Iterator[Plan]):
         """Drop open searches and let the engines and the store go; safe to call twice."""
         self._source.close()
         self._engine.close()
-        if isinstance(self._journal, Journal) and not self._journal.closed:
+        if isinstance(self._journal, Journal):
             try:
                 self._write_down(self._journal)
             finally:
