@@ -26,7 +26,7 @@ from mas_gym.policies.base import AsyncPolicy, Meter, Policy, meters_of
 from mas_gym.tasks.base import Problem
 from search.engine.allowance import Allowance, Cost
 from search.engine.journal import Journal, Listener, Progress, listener
-from search.engine.run import Run
+from search.engine.run import Run, Source
 from search.engine.scheduler import Scheduler, SearchFuture
 from search.plan import Plan, Usage
 from search.protocol import Critic, Planner
@@ -101,7 +101,7 @@ def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
     arguments = (setup, concurrency, task, make_policy, make_critic)
     allowance = Allowance(run_budget or Budget(), budget or Budget())
     pool = ActorPool(fleet, arguments, allowance, stored=store is not None)
-    return Run(pool, problems, partial(_journal, pool, setup, problems, store, run_name, listen))
+    return Run(pool, Source(problems, pool.wake), partial(_journal, pool, setup, problems, store, run_name, listen))
 
 
 def _journal(
@@ -154,6 +154,10 @@ _POLL_SECONDS = 0.1
 """How long to wait for actors before the run looks at its problems, its budget and its progress again."""
 _COSTS_SECONDS = 2.0
 """How long to wait at the end for what actors have spent on searches that are dropped."""
+
+
+def _poll(timeout: float | None) -> float:
+    return _POLL_SECONDS if timeout is None else min(timeout, _POLL_SECONDS)
 
 
 class Costs(NamedTuple):
@@ -334,7 +338,7 @@ class ActorPool:
         """
         if not self.active or self._over_budget():
             return False
-        self._hear(_POLL_SECONDS)
+        self._hear(_poll(timeout))
         self._assign()
         if self._again and not self._open and not self._pays():
             self.stop(self._allowance.reason(self.earlier + self._finished))
@@ -344,7 +348,7 @@ class ActorPool:
     def wait(self, timeout: float | None = None) -> None:
         """Wait shortly for an actor to load, or for a problem."""
         if not self._over_budget():
-            self._hear(_POLL_SECONDS)
+            self._hear(_poll(timeout))
 
     def wake(self) -> None:
         """Do nothing: no wait is long."""

@@ -107,7 +107,7 @@ class _Caller:
 
 
 class _Bar:
-    """A line on standard error, drawn only if that is a terminal."""
+    """A line on standard error, drawn only if that is a terminal, from the first snapshot on."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -117,9 +117,9 @@ class _Bar:
         columns: list[Any] = [BarColumn(bar_width=20), TextColumn("{task.description}"), TimeRemainingColumn()]
         self._bar = RichProgress(*columns, console=Console(stderr=True))
         self._task = self._bar.add_task("starting", total=None)
-        self._bar.start()
 
     def show(self, progress: Progress) -> None:
+        self._bar.start()
         self._bar.update(self._task, total=progress.total, completed=progress.done, description=str(progress))
 
     def close(self, progress: Progress) -> None:

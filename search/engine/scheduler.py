@@ -123,6 +123,7 @@ class Scheduler:
     Attributes:
         stopped: Why no more searches are admitted; None while they are.
         calls: Agent calls made so far, those without a reply included.
+        earlier: What earlier processes have spent on the run, which counts for its budget.
     """
 
     def __init__(
@@ -133,7 +134,6 @@ class Scheduler:
         concurrency: int = 64,
         task: Iterable[Problem] | None = None,
         run_budget: Budget | None = None,
-        earlier: Usage | None = None,
     ) -> None:
         """Start without searches.
 
@@ -144,23 +144,22 @@ class Scheduler:
             task: Grades the answers, if it has a grading of its own.
             run_budget: Limits of all searches together. A search starts only if the rest of the calls and tokens is
                 expected to pay for it; one that costs more than that may be dropped. The seconds end open searches.
-            earlier: What earlier processes have spent, which counts for ``run_budget``.
         """
         if concurrency < 1:
             raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
         self.stopped: str | None = None
         self._setup, self._engine = setup, policy
         self._task: Iterable[Problem] = () if task is None else task
-        self._concurrency, self._budget, self._earlier = concurrency, run_budget or Budget(), earlier or Usage()
+        self._concurrency, self._budget, self.earlier = concurrency, run_budget or Budget(), Usage()
         self._allowance = Allowance(self._budget, setup.budget)
         self._mail: Mail = SimpleQueue()
         self._policy: PolicyPort = policy_port(policy, self._mail)
+        self._runner = None if setup.program is None else setup.program.open(policy)
         self._critic = None if setup.critic is None or setup.critic.free else CriticPort(setup.critic, self._mail)
         self._grading = GradingPort(self._mail)
         self._waiting: OrderedDict[int, _Entry] = OrderedDict()
         self._active: dict[int, _Entry] = {}
         self._open: dict[Hashable, tuple[_Entry, PolicyCall | ProgramStep | GradingCall | None]] = {}
-        self._runner = None if setup.program is None else setup.program.open(policy)
         self._deadlines: list[tuple[float, int]] = []
         self._numbers, self._keys = itertools.count(), itertools.count()
         self.calls, self._account, self._ended = 0, Account(), 0
@@ -351,7 +350,7 @@ class Scheduler:
     @property
     def _spent(self) -> Usage:
         """What was spent on the run; calls in flight are spent, though no search has been billed for them yet."""
-        return self._earlier + replace(self.usage, agent_calls=self.calls)
+        return self.earlier + replace(self.usage, agent_calls=self.calls)
 
     def _rest(self, but: _Entry | None = None) -> Cost:
         """Return what is neither spent nor granted to open searches other than ``but``."""
@@ -594,5 +593,5 @@ class Scheduler:
         moments = [] if timeout is None else [perf_counter() + timeout]
         moments += [self._deadlines[0][0]] if self._deadlines else []
         if self._budget.seconds is not None:
-            moments.append(self._started + self._budget.seconds - self._earlier.seconds)
+            moments.append(self._started + self._budget.seconds - self.earlier.seconds)
         return max(0.0, min(moments) - perf_counter()) if moments else None
