@@ -55,6 +55,7 @@ _EMPTIES_TO_BELIEVE = 2
 # The most that OpenAI and vLLM allow.
 _LISTED = 20
 _CHANGES = 16
+_FAULTS_TO_REPORT = 4
 _CONNECT_SECONDS = 20.0
 POOL_SIZE = 8
 _LIST_BYTES = 2**24
@@ -335,7 +336,8 @@ class OpenAIPolicy:
         tries.add(fault, asyncio.get_running_loop().time())
         self.meter.faults[fault.kind] += 1
         pause = self._pause(fault, tries)
-        if fault.away and (now := asyncio.get_running_loop().time()) > self._silent_until:
+        stays = fault.away or (fault.transient and tries.made >= _FAULTS_TO_REPORT)
+        if stays and (now := asyncio.get_running_loop().time()) > self._silent_until:
             self._silent_until, where = now + 60.0, f"{self.name} at {self._shown_url()}"
             logger.warning("%s: %s; it is tried again for up to %g s", where, fault.reason, self.options.patience)
         if fault.away and fault.retry_after:
