@@ -1,4 +1,4 @@
-"""Runs that nobody finishes: at interpreter exit they are closed without a word, and what failed to start is not open."""
+"""Abandoned runs are closed at interpreter exit and print nothing; a run that fails to start leaves nothing open."""
 
 from __future__ import annotations
 

@@ -401,18 +401,18 @@ def test_silent_connections_make_room_for_requests(partial: bytes) -> None:
 
 def test_open_requests_are_not_hung_up_on_to_make_room() -> None:
     policy = SlowPolicy()
-    with serving(app_of(policy), http=HangsUpOnSilence, limit_concurrency=3) as base:
+    with contextlib.ExitStack() as stack:
+        base = stack.enter_context(serving(app_of(policy), http=HangsUpOnSilence, limit_concurrency=3))
         target = urlsplit(base)
-        with openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0, timeout=60) as client:
-            with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as stack:
-                answer = pool.submit(ask, client)
-                try:
-                    wait_for(lambda: policy.open > 0)
-                    for _ in range(20):
-                        stack.enter_context(socket.create_connection((target.hostname, target.port), timeout=60))
-                finally:
-                    policy.gate.set()
-                assert answer.result(60).choices
+        client = stack.enter_context(openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0, timeout=60))
+        answer = stack.enter_context(ThreadPoolExecutor(1)).submit(ask, client)
+        try:
+            wait_for(lambda: policy.open > 0)
+            for _ in range(20):
+                stack.enter_context(socket.create_connection((target.hostname, target.port), timeout=60))
+        finally:
+            policy.gate.set()
+        assert answer.result(60).choices
 
 
 @pytest.mark.parametrize("sent", ["", "Authorization: Bearer wrong\r\n", "Authorization: sesame\r\n"])

@@ -903,7 +903,7 @@ def test_export(tmp_path: Path) -> None:
     assert count == table.num_rows == sum(len(plan.tree) for plan in plans if plan.tree is not None)
     assert not list(tmp_path.glob("*.part"))
     about = json.loads(table.schema.metadata[b"mas_gym"])
-    assert about["schema"] == 1 and about["config"]["seed"] == 42
+    assert about["schema"] == 2 and about["config"]["seed"] == 42
     by_id = {plan.problem_id: plan.tree for plan in plans}
     for row in table.to_pylist():
         tree = by_id[row["problem"]]
@@ -912,6 +912,7 @@ def test_export(tmp_path: Path) -> None:
         assert (row["visits"], row["total"], row["q"], row["value"]) == (node.visits, node.total, node.q, node.value)
         assert row["text"] == (node.state.text if row["node"] else None)
         assert row["recipients"] == list(node.state.recipients)
+        assert row["speaker"] == (f"agent{node.state.speaker}" if row["node"] else None)
 
 
 def test_the_export_of_a_resumed_run_is_the_same(tmp_path: Path) -> None:

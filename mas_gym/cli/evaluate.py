@@ -273,7 +273,7 @@ def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[st
         return
     kinds = {reason.partition(":")[0] for row in rows for reason in row.failures}
     if any(not hasattr(errors, kind) for kind in kinds):
-        note("mas-gym --debug, before the command, shows where an error was raised", "yellow")
+        note("--debug shows the traceback of each failure", "yellow")
     forms = {
         files.json: table.to_json,
         files.csv: table.to_csv,

@@ -453,9 +453,7 @@ class OpenAIPolicy:
         left = tries.first + (0.0 if away and self._down else self.options.patience) - now
         wait = fault.retry_after or 0.0
         if tries.repeated(fault) >= self.options.max_attempts:
-            raise PolicyError(
-                f"{where} failed {tries.repeats} times for one request; the last time {fault.reason}"
-            )
+            raise PolicyError(f"{where} failed {tries.repeats} times for one request; the last time {fault.reason}")
         # A call that times out may take longer than the patience, and so may one whose reply is unusable.
         slow = not away and fault.kind in ("timeout", "bad reply") and tries.made < self.options.max_attempts
         if left <= wait and not slow:

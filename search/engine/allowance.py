@@ -84,5 +84,5 @@ class Allowance:
             if left < max(cost, 1) and limit < math.inf:
                 spent_up = f"budget of {limit:.0f} {name} spent"
                 more = f": the {left:.0f} left do not pay for another search, which takes up to {cost:.0f}"
-                return spent_up + (more if 1 <= left and cost < math.inf else "")
+                return spent_up + (more if left >= 1 and cost < math.inf else "")
         return "the budget does not pay for another search"

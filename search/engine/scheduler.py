@@ -108,7 +108,7 @@ class _Entry:
     search: ActiveSearch
     future: SearchFuture
     keys: set[int] = field(default_factory=set)
-    granted: Cost = Cost()
+    granted: Cost = field(default_factory=Cost)
     asked: int = 0
     held: Work | None = None
 
@@ -274,7 +274,8 @@ class Scheduler:
         """
         ended = self._ended
         progressed = self._read_mail()
-        self._send_held()
+        if self._allowance.limited:
+            self._send_held()
         if not self._admit():
             self.stop(self._allowance.reason(self._spent))
         if not self._active or self._out_of_time():
@@ -372,7 +373,7 @@ class Scheduler:
 
         If all open searches have held requests, the one that has spent least is dropped, which frees its grant.
         """
-        while self._allowance.limited and (held := [entry for entry in self._active.values() if entry.held is not None]):
+        while held := [entry for entry in self._active.values() if entry.held is not None]:
             for entry in held:
                 work = entry.held
                 if work is not None and self._covers(entry, work.wanted):
