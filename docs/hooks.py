@@ -72,7 +72,10 @@ def command_pages() -> Iterator[tuple[str, str, str]]:
 
     from mas_gym.cli import app
 
-    parts = ["# Command line\n", "Every command takes `--help`. The global options come before the command.\n"]
+    parts = [
+        "# Command line\n",
+        "Every command takes `--help`. The global options come before the command; `--debug` may come after it.\n",
+    ]
     root: Any = typer.main.get_command(app)
     for words, command in commands(root, "mas-gym"):
         parts += command_lines(words, command)

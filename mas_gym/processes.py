@@ -253,7 +253,10 @@ def _portable(error: BaseException | None) -> BaseException | None:
     if error is None or isinstance(error, KeyboardInterrupt):
         return error
     if isinstance(error, MASGymError):
-        return type(error)(str(error))
+        # A user's subclass may not pickle.
+        with suppress(Exception):
+            pickle.loads(pickle.dumps(error))
+            return error
     unexpected = SearchError(f"a worker process failed: {type(error).__name__}: {error}")
     unexpected.add_note("".join(traceback.format_exception(error)).rstrip())
     return unexpected

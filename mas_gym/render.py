@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -64,6 +66,30 @@ def one_line(text: object) -> str:
     whole = str(text)
     line = printable(whole[:_LONGEST_LINE]).replace("\n", "\\n").replace("\t", "\\t")
     return line if len(whole) <= _LONGEST_LINE else f"{line} ... ({len(whole) - _LONGEST_LINE:,} more characters)"
+
+
+_VARIES = re.compile(r"""'[^']*'|"[^"]*"|\d+(?:[.,]\d+)*""")
+_PLACE = re.compile(r"\([^()]+, line \d+\)$")
+_COMPARED = 2000
+
+
+def by_cause(reasons: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Group reasons that differ in quoted text and numbers only; return one line and the number of each group.
+
+    >>> by_cause({"no file 'a'": 1, "no file 'b'": 2, "timeout": 4})
+    [('timeout', 4), ("no file 'b' (and 1 similar reason)", 3)]
+    """
+    groups: dict[tuple[str, str], Counter[str]] = {}
+    for reason, number in reasons.items():
+        place = _PLACE.search(reason[-_COMPARED:])
+        key = _VARIES.sub("#", reason[:_COMPARED].removesuffix(place[0] if place else "")), place[0] if place else ""
+        groups.setdefault(key, Counter())[reason] += number
+    found: list[tuple[str, int]] = []
+    for group in groups.values():
+        [(reason, _)], others = group.most_common(1), len(group) - 1
+        similar = f" (and {others} similar reason{'s' * (others > 1)})" if others else ""
+        found.append((one_line(reason) + similar, group.total()))
+    return sorted(found, key=lambda pair: -pair[1])
 
 
 def _steers(character: str) -> bool:

@@ -14,8 +14,10 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import inspect
+import os
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -148,6 +150,28 @@ def blame(error: BaseException, file: Path) -> str:
         lines.append(error.lineno)
     place = f"{file}, line {lines[-1]}" if lines else str(file)
     return f"{place}: {type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
+
+
+_LIBRARY = ("mas_gym", "search", "rewardmodels")
+_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def place_of(error: BaseException) -> str:
+    """Return the innermost line of a user's own code in an error's traceback, ``"my.py, line 4"``; ``""`` if none.
+
+    Code of this library and of installed packages is not the user's own.
+    """
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        for frame, line in reversed(list(traceback.walk_tb(found.__traceback__))):
+            file = frame.f_code.co_filename
+            library = str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARY
+            if not library and not file.startswith((*_INSTALLED, "<frozen ")):
+                return f"{os.path.basename(file)}, line {line}"
+        found = found.__cause__ or found.__context__
+    return ""
 
 
 class _Loader(importlib.machinery.SourceFileLoader):

@@ -58,7 +58,8 @@ def make_vector(
         wrap: Wraps each copy, as in ``lambda env: CandidateFeatures(env, critic)``.
         autoreset_mode: When a copy whose episode has ended starts the next one, as Gymnasium defines.
         options: Arguments of `MASEnv`; with a policy also ``n``, ``seed``, ``temperature`` and ``top_p`` of
-            `CandidateChoice`.
+            `CandidateChoice`. This ``seed`` determines the messages that the policy samples; the ``seed`` of
+            `MASVectorEnv.reset` determines the questions.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -139,7 +140,8 @@ class MASVectorEnv(SyncVectorEnv):
         """Start an episode in every copy, or in those that ``options["reset_mask"]`` marks.
 
         Args:
-            seed: A number, from which copy ``i`` gets ``seed + i``, or one per copy.
+            seed: Determines the questions: a number, from which copy ``i`` gets ``seed + i``, or one per copy. The
+                ``seed`` of `make_vector` determines the messages that a policy samples.
             options: ``reset_mask``, a bool array of shape ``(num_envs,)``; the rest as for `MASEnv.reset`.
 
         Raises:

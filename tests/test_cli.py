@@ -27,8 +27,9 @@ from mas_gym.cli import app
 from mas_gym.cli.console import RunProgress
 from mas_gym.cli.evaluate import pair_arms
 from mas_gym.cli.listings import _covered
-from mas_gym.errors import ConfigError, PolicyError, UnknownNameError
+from mas_gym.errors import ConfigError, MASGymError, PolicyError, UnknownNameError
 from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy, load_policy
+from mas_gym.render import by_cause
 from search.engine.journal import Progress
 from search.plan import Usage
 
@@ -167,8 +168,10 @@ def test_a_run_ends_with_its_budget_and_goes_on_with_a_larger_one(run: Run, reco
     store = ("--store", tmp_path / "runs.db")
     whole = run(*command)
     short = run(*command, *store, "--run-budget", "calls=30")
-    assert short.exit_code == 0, short.output
+    assert short.exit_code == 3, short.output
     assert "mcts:5,2 + policy-likelihood, seed 42: budget of 30 calls spent" in flat(short.stderr)
+    assert re.search(rf"; \d+ of {PROBLEMS} searches were left out", flat(short.stderr))
+    assert "with a larger budget" in flat(short.stderr)
     assert short.stdout != whole.stdout
     assert run(*command, *store, "--run-budget", "calls=100000").stdout == whole.stdout
 
@@ -290,8 +293,11 @@ def test_solve_says_what_is_wrong(run: Run, recording: str, arguments: tuple[str
 
 def test_envs_lists_every_registered_environment(run: Run) -> None:
     listed = json.loads(run("envs", "--json").stdout)
-    ours = {name for name, spec in gym.registry.items() if spec.entry_point == "mas_gym.env:MASEnv"}
-    assert {row["id"] for row in listed} == ours >= {"MAS-GSM8K-v0", "MAS-Arithmetic-v0"}
+    doors = ("mas_gym.env:MASEnv", "mas_gym.programs.program:ProgramEnv")
+    ours = {name for name, spec in gym.registry.items() if spec.entry_point in doors}
+    assert {row["id"] for row in listed} == ours >= {"MAS-GSM8K-v0", "MAS-Arithmetic-v0", "MAS-Program-v0"}
+    program = next(row for row in listed if row["id"] == "MAS-Program-v0")
+    assert program["data"] == "program=FILE.py:NAME, task=FILE"
     arithmetic = next(row for row in listed if row["id"] == "MAS-Arithmetic-v0")
     assert arithmetic["agents"] == ["Reader", "Planner", "Solver", "Verifier"]
     assert arithmetic["available"]
@@ -578,6 +584,43 @@ def test_debug_shows_where_a_search_failed(tmp_path: Path) -> None:
     assert "Traceback" in done.stderr and 'broken.py", line 4, in say' in done.stderr
     plain = shell("eval", "-n", "1", "--policy", f"{tmp_path}/broken.py:make")
     assert "in my policy" in plain.stdout and "Traceback" not in plain.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("eval", "--mas", "rspv", "--debug"), ("train", "--debug", "orm", "--store", "x")]
+)
+def test_debug_is_accepted_after_the_command(run: Run, arguments: tuple[str, ...]) -> None:
+    assert isinstance(run(*arguments).exception, MASGymError)
+    assert isinstance(run(*(word for word in arguments if word != "--debug")).exception, SystemExit)
+
+
+def test_failed_searches_show_the_line_of_the_users_code(tmp_path: Path) -> None:
+    folder = tmp_path / ("a long folder name " * 4)
+    folder.mkdir()
+    (folder / "own.py").write_text(
+        "from mas_gym.errors import PolicyError\nfrom mas_gym.policies import ScriptedPolicy\n"
+        "def say(request, seed):\n    raise PolicyError('in my policy')\n"
+        "def make():\n    return ScriptedPolicy(say)\n"
+    )
+    done = shell("eval", "-n", "2", "--policy", f"{folder}/own.py:make", COLUMNS="60")
+    shown = flat(done.stdout)
+    assert "PolicyError: in my policy (own.py, line 4)" in shown, done.stdout
+
+
+def test_failures_of_one_cause_are_one_row() -> None:
+    reasons = {"PolicyError: no file 'a' (own.py, line 4)": 2, "PolicyError: no file 'b' (own.py, line 4)": 3}
+    other = {"PolicyError: no file 'b' (own.py, line 9)": 1, "timeout\nafter 3 s": 9}
+    assert by_cause(reasons | other) == [
+        ("timeout\\nafter 3 s", 9),
+        ("PolicyError: no file 'b' (own.py, line 4) (and 1 similar reason)", 5),
+        ("PolicyError: no file 'b' (own.py, line 9)", 1),
+    ]
+
+
+@pytest.mark.parametrize("flag", ["--budget", "--run-budget"])
+def test_a_budget_without_a_unit_suggests_calls(run: Run, flag: str) -> None:
+    shown = flat(run("eval", flag, "5").stderr)
+    assert f"write {flag} calls=5" in shown
 
 
 def test_a_file_that_cannot_be_written_is_an_error_not_a_crash(run: Run, recording: str, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from search_worlds import HashCritic, chain, problems, talker
 import search
 from mas_gym.errors import ConfigError, MASGymError
 from search import Comparison, compare
-from search.compare import Match, Outcome, paired_difference, summarise
+from search.compare import Match, Outcome, paired_difference, report, summarise
 from search.compare.bench import _next_size, named_planners
 from search.compare.display import frontier
 
@@ -256,6 +258,17 @@ def test_failed_searches_count_as_wrong_and_are_shown() -> None:
     found = table(["single", "sc:3"], budget=search.Budget(calls=2))
     assert [row.hits[1].mean for row in found.rows] == [0.0, 0.0]
     assert "budget of 2 calls spent" in str(found)
+
+
+def test_caption_announces_deviations_only_where_they_are_shown() -> None:
+    from rich.console import Console
+
+    rows = table(["single", "sc:3"], seeds=[1, 2]).rows
+    for width in (45, 60, 80, 100, 120, 160):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(report(rows, "", width))
+        shown = console.export_text()
+        assert ("± std" in " ".join(shown.split())) == (len(re.findall(r"\d ± \d", shown)) > 0), shown
 
 
 def test_the_baseline_of_matched_rows_is_named_as_it_was_given() -> None:

@@ -96,7 +96,7 @@ def test_what_retries_cannot_mend_fails_its_own_search(url: str, clean: dict[str
     start = doomed.question[:40].encode()
     proxy = FaultProxy(url, choose=lambda body, tried: Fault.ERROR if start in body else Fault.NONE)
     with proxied(proxy) as base:
-        plans = told(list(run(load_policy(f"openai:served@{base}/v1", max_attempts=2), program=program)))
+        plans = told(list(run(load_policy(f"openai:served@{base}/v1", patience=2), program=program)))
     error, candidates, _ = plans.pop(doomed.id)
     assert "PolicyError" in error and "HTTP 500" in error and not candidates
     assert plans == {k: v for k, v in clean.items() if k != doomed.id}

@@ -273,6 +273,48 @@ def test_with_three_in_ten_calls_failing_the_answers_are_the_same(url: str) -> N
     assert policy.meter.calls == 180
 
 
+TRANSIENT = (Fault.LIMIT, Fault.ERROR, Fault.RESET)
+
+
+def test_transient_faults_are_retried_however_many_there_are(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mas_gym.policies.openai.delay", lambda made, wait, rng: 0.0)
+    requests = [request(i) for i in range(30)]
+    proxy = FaultProxy(url.removesuffix("/v1"), share=0.6, seed=3, faults=TRANSIENT)
+    with proxied(proxy) as base:
+        policy = policy_at(base + "/v1")
+        assert texts(ask(policy, requests)) == direct(requests)
+    assert max(proxy.tries.values()) > policy.options.max_attempts
+
+
+@pytest.mark.parametrize("fault", TRANSIENT)
+def test_transient_faults_are_retried_until_the_patience_ends(
+    url: str, fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mas_gym.policies.openai.delay", lambda made, wait, rng: 0.01)
+    proxy = FaultProxy(url.removesuffix("/v1"), choose=lambda body, tried: fault)
+    with proxied(proxy) as base:
+        started = time.monotonic()
+        with pytest.raises(PolicyError, match=r"tries in \d+ s"):
+            ask(policy_at(base + "/v1", patience=1.0, max_attempts=1), [request(n=1)])
+        assert time.monotonic() - started >= 1.0
+    assert proxy.seen[fault] > 2
+
+
+def test_unusable_replies_are_counted_only_if_they_are_alike(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mas_gym.policies.openai.delay", lambda made, wait, rng: 0.0)
+    kinds = (Fault.TRUNCATED, Fault.NAN)
+
+    def alternating(body: bytes, tried: int) -> Fault:
+        return kinds[tried % 2] if tried < 8 else Fault.NONE
+
+    with proxied(FaultProxy(url.removesuffix("/v1"), choose=alternating)) as base:
+        assert texts(ask(policy_at(base + "/v1", max_attempts=2), [request(n=1)])) == direct([request(n=1)])
+    proxy = FaultProxy(url.removesuffix("/v1"), choose=lambda body, tried: (Fault.ERROR, Fault.NAN)[tried % 2])
+    with proxied(proxy) as base, pytest.raises(PolicyError, match=r"failed 3 times for one request.*NaN"):
+        ask(policy_at(base + "/v1", max_attempts=3), [request(n=1)])
+    assert proxy.seen[Fault.NAN] == 3
+
+
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [

@@ -260,16 +260,38 @@ def test_ctrl_c_ends_a_fleet_and_keeps_what_is_finished(tmp_path: Path) -> None:
     assert results(fleet_run(make_policy, store=tmp_path / "runs.db")) == expected
 
 
+def test_a_fleet_ends_as_many_searches_as_the_budget_pays_for() -> None:
+    def passes(budget: int) -> search.Run:
+        return run_ray(
+            "sc:3",
+            TASK[:20],
+            mas="rpsv",
+            make_policy=make_policy,
+            run_budget=search.Budget(calls=budget),
+            concurrency=4,
+            fleet=Fleet(actors=2),
+        )
+
+    plans = passes(150)
+    assert len(list(plans)) == 12 and "the 6 left do not pay" in str(plans.stopped)
+    plans = passes(240)
+    assert len(list(plans)) == 20 and plans.stopped is None
+
+
 def test_what_dropped_searches_have_spent_is_counted(tmp_path: Path) -> None:
     last: list[search.Progress] = []
     store = tmp_path / "runs.db"
-    plans = list(fleet_run(make_policy, 12, run_budget=search.Budget(calls=100), progress=last.append, store=store))
-    finished = sum(plan.usage.agent_calls for plan in plans)
-    assert len(plans) < 12 and last[-1].usage.agent_calls > finished
+    plans = fleet_run(make_policy, 12, progress=last.append, store=store)
+    finished = next(plans).usage.agent_calls
+    plans.stop()
+    finished += sum(plan.usage.agent_calls for plan in plans)
+    assert last[-1].usage.agent_calls > finished
+    with search.open_store(store) as opened:
+        searches = opened.find().searches
     # A later call starts from all that was spent.
     list(fleet_run(make_policy, 12, run_budget=search.Budget(calls=finished + 1), store=store))
     with search.open_store(store) as opened:
-        assert opened.find().searches == len(plans)
+        assert opened.find().searches == searches
 
 
 def test_two_problems_with_one_id() -> None:

@@ -17,10 +17,12 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -382,6 +384,37 @@ def test_those_who_hold_connections_without_asking_are_hung_up_on(monkeypatch: p
             assert ask(client).choices
 
 
+@pytest.mark.parametrize("partial", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost:"])
+def test_silent_connections_make_room_for_requests(partial: bytes) -> None:
+    limit = 40
+    with serving(app_of(hash_policy()), http=HangsUpOnSilence, limit_concurrency=limit) as base:
+        target = urlsplit(base)
+        with contextlib.ExitStack() as stack:
+            for _ in range(5 * limit):
+                sock = stack.enter_context(socket.create_connection((target.hostname, target.port), timeout=60))
+                with contextlib.suppress(OSError):
+                    sock.sendall(partial)
+            for _ in range(3):
+                with openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0, timeout=60) as client:
+                    assert ask(client).choices
+
+
+def test_open_requests_are_not_hung_up_on_to_make_room() -> None:
+    policy = SlowPolicy()
+    with contextlib.ExitStack() as stack:
+        base = stack.enter_context(serving(app_of(policy), http=HangsUpOnSilence, limit_concurrency=3))
+        target = urlsplit(base)
+        client = stack.enter_context(openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0, timeout=60))
+        answer = stack.enter_context(ThreadPoolExecutor(1)).submit(ask, client)
+        try:
+            wait_for(lambda: policy.open > 0)
+            for _ in range(20):
+                stack.enter_context(socket.create_connection((target.hostname, target.port), timeout=60))
+        finally:
+            policy.gate.set()
+        assert answer.result(60).choices
+
+
 @pytest.mark.parametrize("sent", ["", "Authorization: Bearer wrong\r\n", "Authorization: sesame\r\n"])
 def test_a_wrong_key_is_refused(sent: str) -> None:
     with serving(app_of(hash_policy(), key="sesame")) as base:
@@ -392,6 +425,26 @@ def test_a_wrong_key_is_refused(sent: str) -> None:
             assert list(client.models.list())
         with openai.OpenAI(base_url=base + "/v1", api_key="x") as client, pytest.raises(openai.AuthenticationError):
             list(client.models.list())
+
+
+def test_a_keyed_service_tells_nothing_without_the_key() -> None:
+    def get(path: str, key: str = "") -> tuple[int, str]:
+        asked = Request(base + path, headers={"Authorization": f"Bearer {key}"} if key else {})
+        try:
+            with urlopen(asked, timeout=60) as answer:
+                return answer.status, answer.read().decode()
+        except HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    with serving(app_of(hash_policy(), key="sesame")) as base:
+        assert get("/health") == get("/health", "wrong") == (200, '{"status": "ok"}')
+        assert "waiting" in get("/health", "sesame")[1]
+        for path in ("/metrics", "/v1/models", "/v1/chat/completions", "/nothing", "/docs"):
+            status, content = get(path)
+            assert status == 401 and "mas_gym_" not in content
+        status, content = get("/metrics", "sesame")
+        assert status == 200 and 'requests_total{status="401"} 5.0' in content
 
 
 @pytest.mark.parametrize(

@@ -568,12 +568,36 @@ def test_a_run_budget_counts_what_earlier_calls_have_spent(tmp_path: Path) -> No
 
 
 def test_what_a_stop_drops_was_spent(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"mas": chain(2), "policy": talker(), "store": tmp_path / "a.db"}
-    for _ in range(3):
-        plans = search.run(SinglePass(), problems(9), run_budget=Budget(calls=4), **options)
-        assert list(plans) == []
+    options: dict[str, Any] = {"mas": chain(2), "policy": talker(), "store": tmp_path / "a.db", "concurrency": 4}
+    plans = search.run("sc:5", problems(9), **options)
+    first = next(plans)
+    plans.stop()
+    finished = sum(plan.usage.agent_calls for plan in [first, *plans])
     with open_store(tmp_path / "a.db") as store:
-        assert store.find().spent.agent_calls == 4
+        assert store.find().spent.agent_calls >= plans.usage.agent_calls > finished
+
+
+def test_a_run_stopped_by_its_progress_function_counts_what_it_spent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"mas": chain(2), "policy": talker(), "store": tmp_path / "a.db"}
+    plans = search.run("sc:5", problems(9), progress=lambda now: plans.stop(), **options)
+    list(plans)
+    assert not caplog.records
+
+
+def test_a_run_budget_ends_as_many_searches_as_it_pays_for(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"mas": RPSV, "policy": talker(), "store": tmp_path / "a.db"}
+    for _ in range(2):
+        plans = search.run("sc:3", problems(24), run_budget=Budget(calls=150), **options)
+        assert len(list(plans)) == 12
+        assert plans.stopped == (
+            "budget of 150 calls spent: the 6 left do not pay for another search, which takes up to 12"
+        )
+    plans = search.run("sc:3", problems(24), run_budget=Budget(calls=222), **options)
+    assert len(list(plans)) == 18 and plans.usage.agent_calls == 72
+    plans = search.run("sc:3", problems(24), run_budget=Budget(calls=288), **options)
+    assert len(list(plans)) == 24 and plans.stopped is None
 
 
 def test_seconds_of_a_run_budget_count_on(tmp_path: Path) -> None:
@@ -879,7 +903,7 @@ def test_export(tmp_path: Path) -> None:
     assert count == table.num_rows == sum(len(plan.tree) for plan in plans if plan.tree is not None)
     assert not list(tmp_path.glob("*.part"))
     about = json.loads(table.schema.metadata[b"mas_gym"])
-    assert about["schema"] == 1 and about["config"]["seed"] == 42
+    assert about["schema"] == 2 and about["config"]["seed"] == 42
     by_id = {plan.problem_id: plan.tree for plan in plans}
     for row in table.to_pylist():
         tree = by_id[row["problem"]]
@@ -888,6 +912,7 @@ def test_export(tmp_path: Path) -> None:
         assert (row["visits"], row["total"], row["q"], row["value"]) == (node.visits, node.total, node.q, node.value)
         assert row["text"] == (node.state.text if row["node"] else None)
         assert row["recipients"] == list(node.state.recipients)
+        assert row["speaker"] == (f"agent{node.state.speaker}" if row["node"] else None)
 
 
 def test_the_export_of_a_resumed_run_is_the_same(tmp_path: Path) -> None:

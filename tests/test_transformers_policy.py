@@ -630,6 +630,31 @@ def test_small_models_get_one_thread_unless_the_user_chose(
 
 
 @pytest.mark.slow
+def test_loading_a_model_leaves_concurrent_imports_of_scikit_learn_alone() -> None:
+    code = (
+        "import importlib, sys, threading\n"
+        "import transformers.utils as utils\n"
+        "from mas_gym.policies import registry\n"
+        "asked, found = threading.Event(), threading.Event()\n"
+        "def other():\n"
+        "    asked.wait(60)\n"
+        "    import sklearn\n"
+        "    found.set()\n"
+        "def importing(name):\n"
+        "    asked.set()\n"
+        "    assert found.wait(60)\n"
+        "    return importlib.import_module(name)\n"
+        "threading.Thread(target=other).start()\n"
+        "available, registry.import_module = utils.is_sklearn_available, importing\n"
+        "registry.import_models()\n"
+        "assert utils.is_sklearn_available is available\n"
+        "assert 'transformers.modeling_utils' in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
 def test_loading_a_model_imports_no_machine_learning_library_that_it_does_not_use() -> None:
     code = (
         "import sys\n"

@@ -23,6 +23,7 @@ from mas_gym.errors import MASGymError
 from mas_gym.render import printable
 from mas_gym.service import telemetry
 
+_DEBUG = "--debug"
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 
 
@@ -33,6 +34,13 @@ class _Front(TyperGroup):
         """Parse the command line."""
         with _escaped_usage():
             return super().make_context(*arguments, **options)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Accept ``--debug`` after the command, too."""
+        end = args.index("--") if "--" in args else len(args)
+        rest = [word for word in args[:end] if word != _DEBUG]
+        parsed: list[str] = super().parse_args(ctx, [_DEBUG] * (len(rest) < end) + rest + args[end:])
+        return parsed
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -82,7 +90,7 @@ def _version(wanted: bool) -> None:
 @app.callback(epilog=console.examples("mas-gym demo", "mas-gym eval -n 100 --planner single --planner sc:5"))
 def front(
     context: typer.Context,
-    debug: Annotated[bool, typer.Option("--debug", envvar="MAS_GYM_DEBUG", help="Show tracebacks.")] = False,
+    debug: Annotated[bool, typer.Option(_DEBUG, envvar="MAS_GYM_DEBUG", help="Show tracebacks.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,

@@ -14,7 +14,7 @@ import typer
 from mas_gym import errors
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import RunProgress, note, stdout
-from mas_gym.errors import ConfigError, DataError
+from mas_gym.errors import BudgetError, ConfigError, DataError
 from mas_gym.render import one_line
 from mas_gym.service import telemetry
 
@@ -43,6 +43,8 @@ CSVFile = Annotated[Path | None, typer.Option("--csv", help="Write the rows as C
 PlotFile = Annotated[Path | None, typer.Option("--plot", help="Plot accuracy against tokens (png, svg, pdf).")]
 MarkdownFile = Annotated[Path | None, typer.Option("--markdown", help="Write the table as Markdown.")]
 LatexFile = Annotated[Path | None, typer.Option("--latex", help="Write the table as LaTeX.")]
+BUDGET_SPENT = 3
+"""Exit code of a command whose run budget left searches out."""
 MATCHED = 1.25
 """Ratio of costs up to which a row counts as matched."""
 
@@ -222,7 +224,7 @@ def measure(
     """
     from search.compare.bench import measure as measure_arms
 
-    stopped: dict[str, str] = {}
+    stopped: dict[str, Progress] = {}
     lines = {arm.label: line for line, arm in enumerate(arms)}
     with RunProgress([arm.label for arm in arms], len(bench.task) * len(bench.seeds)) as progress:
 
@@ -230,11 +232,14 @@ def measure(
             progress.update(lines[arm.label], seed, now)
             watch(arm.label, seed, now)
             if now.stopped is not None:
-                stopped[f"{arm.label}, seed {seed}"] = now.stopped
+                stopped[f"{arm.label}, seed {seed}"] = now
 
         outcomes, stop = measure_arms(arms, bench, look, listen)
-    for label, reason in stopped.items() if stop is None else ():
-        note(f"{one_line(label)}: {one_line(reason)}; only what ended before it counts", "yellow")
+    if stop is None and stopped:
+        for label, now in stopped.items():
+            left = f"{(now.total or 0) - now.done:,} of {now.total:,} searches were left out"
+            note(f"{one_line(label)}: {one_line(str(now.stopped))}; {left}", "yellow")
+        stop = BudgetError("the run budget is spent")
     return outcomes, stop
 
 
@@ -242,12 +247,15 @@ def end_early(stop: BaseException, remark: str) -> NoReturn:
     """End a command whose run was cut short.
 
     Args:
-        stop: What ended the run: Ctrl-C or an error.
+        stop: What ended the run: Ctrl-C, its budget or an error.
         remark: What was kept, and how to resume.
     """
     if isinstance(stop, KeyboardInterrupt):
         note(f"Interrupted: {remark}.", "yellow")
         raise typer.Exit(130)
+    if isinstance(stop, BudgetError):
+        note(f"Stopped by --run-budget: {remark}, with a larger budget.", "yellow")
+        raise typer.Exit(BUDGET_SPENT)
     note(f"Stopped by an error: {remark}.", "yellow")
     raise stop
 
@@ -266,7 +274,7 @@ def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[st
         return
     kinds = {reason.partition(":")[0] for row in rows for reason in row.failures}
     if any(not hasattr(errors, kind) for kind in kinds):
-        note("mas-gym --debug, before the command, shows where an error was raised", "yellow")
+        note("--debug shows the traceback of each failure", "yellow")
     forms = {
         files.json: table.to_json,
         files.csv: table.to_csv,

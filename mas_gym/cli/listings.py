@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from mas_gym.cli.console import clock, stdout
-from mas_gym.render import one_line
+from mas_gym.render import by_cause, one_line
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from search.plan import Usage
 
 ENTRY_POINT = "mas_gym.env:MASEnv"
+PROGRAM_ENTRY_POINT = "mas_gym.programs.program:ProgramEnv"
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -43,7 +44,7 @@ class Entry(NamedTuple):
 
 def envs(json: AsJSON = False) -> None:
     """List the registered environments: task, MAS, agents, required data and whether it is available here."""
-    rows = [_env_row(spec) for spec in registered().values()]
+    rows = [_env_row(spec) for spec in registered(ENTRY_POINT, PROGRAM_ENTRY_POINT).values()]
     if json:
         typer.echo(jsonlib.dumps(rows, indent=2))
         return
@@ -143,31 +144,26 @@ def _show(entries: Iterable[Entry], json: bool, usage: str, own: str) -> None:
         console.print(Text(f"Your own: --{own} FILE.py:NAME:SETTINGS, a class or function of a Python file."))
 
 
-def registered() -> dict[str, EnvSpec]:
-    """Return the specs of all registered MAS environments by id, including those of other packages."""
+def registered(*entry_points: str) -> dict[str, EnvSpec]:
+    """Return the specs of registered environments by id, other packages' included; by default those of a MAS."""
     from gymnasium.envs.registration import registry
 
     import mas_gym  # noqa: F401 - registers the environments
 
-    return {name: spec for name, spec in registry.items() if spec.entry_point == ENTRY_POINT}
+    return {name: spec for name, spec in registry.items() if spec.entry_point in (entry_points or (ENTRY_POINT,))}
 
 
 def _env_row(spec: EnvSpec) -> dict[str, Any]:
     import mas_gym
 
     if "task" not in spec.kwargs:
-        return {
-            "id": spec.id,
-            "task": "yours",
-            "mas": "the task's",
-            "agents": [],
-            "data": "task=FILE",
-            "available": True,
-        }
-    task, mas = spec.kwargs["task"], mas_gym.load_mas(spec.kwargs["mas"])
+        program = spec.entry_point == PROGRAM_ENTRY_POINT
+        mas, data = ("the program's", "program=FILE.py:NAME, task=FILE") if program else ("the task's", "task=FILE")
+        return {"id": spec.id, "task": "yours", "mas": mas, "agents": [], "data": data, "available": True}
+    task, system = spec.kwargs["task"], mas_gym.load_mas(spec.kwargs["mas"])
     data, available = _data(str(task), spec.kwargs.get("data"))
-    agents = [agent.name for agent in mas.agents]
-    return {"id": spec.id, "task": str(task), "mas": mas.name, "agents": agents, "data": data, "available": available}
+    row = {"id": spec.id, "task": str(task), "mas": system.name, "agents": [agent.name for agent in system.agents]}
+    return row | {"data": data, "available": available}
 
 
 def _data(task: str, given: Any) -> tuple[str, bool]:
@@ -238,8 +234,8 @@ def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store 
     words = "Rates per active time, in which at least one search ran; seconds per search that did not fail."
     console.print(Text(words + " Cost: what the servers charged, retries included." * paid, style="dim"))
     for run, figures in found:
-        for reason, number in figures.reasons.most_common():
-            console.print(Text(f"{number:,} failed in {one_line(run.label)}: {one_line(reason)}", style="yellow"))
+        for reason, number in by_cause(figures.reasons):
+            console.print(Text(f"{number:,} failed in {one_line(run.label)}: {reason}", style="yellow"))
     if damaged:
         # The log names the runs.
         raise typer.Exit(1)

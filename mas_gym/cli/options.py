@@ -357,6 +357,12 @@ def read_budget(pairs: Sequence[str] | None, flag: str) -> Budget:
     """
     from search import Budget
 
+    for pair in pairs or ():
+        if "=" not in pair:
+            number = pair.strip() if pair.strip().isdecimal() else "200"
+            raise ConfigError(
+                f"{flag}: expected a limit as calls=N, tokens=N or seconds=S, got {pair!r}; write {flag} calls={number}"
+            )
     limits = read_pairs(pairs)
     known = [field.name for field in fields(Budget)]
     for name in limits:

@@ -141,16 +141,21 @@ class _SessionPolicy:
                 if self._session is None:
                     self._session = open_session(self._policy)
                 session = self._session
-                for waiting in self._take(2 * self._policy.max_batch - session.pending):
-                    submitted += 1
-                    open_ones[submitted] = waiting
-                    session.submit(submitted, waiting.request)
+                fresh = dict(enumerate(self._take(2 * self._policy.max_batch - session.pending), submitted))
+                open_ones |= fresh
+                submitted += len(fresh)
+                for number, waiting in fresh.items():
+                    session.submit(number, waiting.request)
                 for key, outcome in session.step():
                     assert isinstance(key, int)
                     open_ones.pop(key).deliver(outcome)
             except BaseException as error:
                 # The session's state is unknown: all its requests fail, and the next request opens a new session.
-                self._session = None
+                failed, self._session = self._session, None
+                # A session that has failed may fail to close, too.
+                with contextlib.suppress(Exception):
+                    if failed is not None:
+                        failed.close()
                 for waiting in open_ones.values():
                     waiting.deliver(error)
                 open_ones.clear()
@@ -294,6 +299,7 @@ _SHUTDOWN_SECONDS = 20.0
 _lock = threading.Lock()
 _running: tuple[int, asyncio.AbstractEventLoop, threading.Thread] | None = None
 _closers: list[Callable[[], Awaitable[None]]] = []
+_before: list[Callable[[], None]] = []
 
 
 def engine_loop() -> asyncio.AbstractEventLoop:
@@ -326,7 +332,14 @@ def close_at_exit(closer: Callable[[], Awaitable[None]]) -> None:
     atexit.register(_stop)
 
 
+def before_engines_close(call: Callable[[], None]) -> None:
+    """Call a function when the interpreter exits, before the engine loop ends."""
+    _before.append(call)
+
+
 def _stop() -> None:
+    for call in _before:
+        call()
     if _running is None or _running[0] != os.getpid():
         return
     _, loop, thread = _running

@@ -389,6 +389,11 @@ class Fault(NamedTuple):
         return self.kind in ("connection", "rate limit") or self.status in (502, 503, 504)
 
     @property
+    def transient(self) -> bool:
+        """Whether the same call may succeed later; an unusable reply may be all that the server has."""
+        return self.kind in ("connection", "rate limit", "server error", "reset", "timeout")
+
+    @property
     def hopeless(self) -> bool:
         """Whether every request would fail, because the key, the model or the address is wrong."""
         return self.status in _UNAVAILABLE_STATUS or 300 <= self.status < 400

@@ -55,6 +55,7 @@ _EMPTIES_TO_BELIEVE = 2
 # The most that OpenAI and vLLM allow.
 _LISTED = 20
 _CHANGES = 16
+_FAULTS_TO_REPORT = 4
 _CONNECT_SECONDS = 20.0
 POOL_SIZE = 8
 _LIST_BYTES = 2**24
@@ -74,8 +75,9 @@ class OpenAIOptions:
         choices: ``"seeds"``: one call per sample with its own seed; ``"n"``: one call for all samples of a prompt.
         max_concurrency: HTTP calls open at once.
         timeout: Seconds for one call, including queueing at the server.
-        patience: Seconds to keep retrying a request while the server is down or limits its rate.
-        max_attempts: Failed calls per request for other reasons (server errors, timeouts, unusable replies).
+        patience: Seconds to keep retrying a request after its first fault, however often its calls fail.
+        max_attempts: Replies of a request that are unusable for the same reason, after which it fails. Timeouts get as
+            many calls before the patience ends them.
         key_env: Environment variable with the API key.
         price: Price per million prompt, cached and generated tokens.
         extra_body: Additional parameters of every call, such as ``{"top_k": -1}`` for vLLM.
@@ -288,7 +290,7 @@ class OpenAIPolicy:
                     continue
                 changes -= 1
             one_choice = len(seeds) > 1 and fault.reason.endswith("choices, got 1")
-            if one_choice and tries.faults + 1 >= _WRONG_COUNTS_BEFORE_SINGLES:
+            if one_choice and tries.repeated(fault) >= _WRONG_COUNTS_BEFORE_SINGLES - 1:
                 self.meter.faults[fault.kind] += 1
                 raise _NoManyChoicesError
             await self._wait(fault, tries)
@@ -333,11 +335,11 @@ class OpenAIPolicy:
 
     async def _wait(self, fault: Fault, tries: _Tries) -> None:
         """Sleep before the next attempt; raise if there should be none."""
-        tries.made += 1
-        tries.faults += not fault.away
+        tries.add(fault, asyncio.get_running_loop().time())
         self.meter.faults[fault.kind] += 1
         pause = self._pause(fault, tries)
-        if fault.away and (now := asyncio.get_running_loop().time()) > self._silent_until:
+        stays = fault.away or (fault.transient and tries.made >= _FAULTS_TO_REPORT)
+        if stays and (now := asyncio.get_running_loop().time()) > self._silent_until:
             self._silent_until, where = now + 60.0, f"{self.name} at {self._shown_url()}"
             logger.warning("%s: %s; it is tried again for up to %g s", where, fault.reason, self.options.patience)
         if fault.away and fault.retry_after:
@@ -450,9 +452,13 @@ class OpenAIPolicy:
         now = asyncio.get_running_loop().time()
         # A server that accepts calls but timed out twice, and answered no other call meanwhile, is as good as down.
         away = fault.away or (fault.kind == "timeout" and tries.made > 1 and self._answered < tries.started)
-        left = tries.started + (0.0 if away and self._down else self.options.patience) - now
+        left = tries.first + (0.0 if away and self._down else self.options.patience) - now
         wait = fault.retry_after or 0.0
-        if (away or wait) and left <= wait:
+        if tries.repeated(fault) >= self.options.max_attempts:
+            raise PolicyError(f"{where} failed {tries.repeats} times for one request; the last time {fault.reason}")
+        # A call that times out may take longer than the patience, and so may one whose reply is unusable.
+        slow = not away and fault.kind in ("timeout", "bad reply") and tries.made < self.options.max_attempts
+        if left <= wait and not slow:
             said = f"{tries.made} tries in {now - tries.started:.0f} s: {fault.reason}"
             if wait:
                 said += f"; it asks to wait {wait:.6g} s, patience is {self.options.patience:g} s"
@@ -463,10 +469,8 @@ class OpenAIPolicy:
                 f"{where} does not answer, {said}. "
                 "Start the server again and repeat the command; a run with a store keeps its finished searches"
             )
-        if tries.faults >= self.options.max_attempts:
-            raise PolicyError(f"{where} failed {tries.faults} times for one request; the last time {fault.reason}")
         pause = delay(tries.made, fault.retry_after, tries.rng)
-        return min(pause, left) if away else pause
+        return pause if slow else min(pause, left)
 
     def _remedy(self, status: int) -> str:
         if status == 404:
@@ -511,12 +515,28 @@ class _NoManyChoicesError(Exception):
 
 @dataclass(slots=True)
 class _Tries:
-    """The failed calls of one request: start time, jitter, how many failed, and how many while the server was up."""
+    """The failed calls of one request: start, jitter, number, time of the first, and how often a reply was unusable.
+
+    Unusable replies count together while they are unusable for the same reason.
+    """
 
     started: float
     rng: random.Random
     made: int = 0
-    faults: int = 0
+    first: float = 0.0
+    repeats: int = 0
+    reason: str = ""
+
+    def add(self, fault: Fault, now: float) -> None:
+        self.first = self.first if self.made else now
+        self.made += 1
+        if not fault.transient:
+            self.repeats = self.repeated(fault) + 1
+            self.reason = fault.reason
+
+    def repeated(self, fault: Fault) -> int:
+        """Return how often a reply was unusable for the reason of a fault."""
+        return self.repeats if fault.reason == self.reason else 0
 
 
 def _fitted(request: SamplingRequest, fault: Fault) -> tuple[SamplingRequest, float] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -61,20 +62,24 @@ class ModelSource:
         return {"files": blake2b(names.encode(), digest_size=16).hexdigest()}
 
 
+_importing = threading.Lock()
+
+
 def import_models() -> None:
     """Import what all models of transformers share, without scikit-learn, which only assisted decoding uses.
 
-    Every process saves 100 MiB and a second.
+    Every process saves 100 MiB and a second. Only transformers is told that scikit-learn is missing, and only while
+    its assisted decoding is imported, so other threads import scikit-learn as usual.
     """
-    if "sklearn" in sys.modules:
-        return
-    # None marks a module that is not installed.
-    sys.modules["sklearn"] = None  # type: ignore[assignment]
-    try:
-        import_module("transformers.generation.candidate_generator")
-        import_module("transformers.modeling_utils")
-    finally:
-        del sys.modules["sklearn"]
+    utils = import_module("transformers.utils")
+    with _importing:
+        available, loaded = utils.is_sklearn_available, "sklearn" in sys.modules
+        utils.is_sklearn_available = lambda: loaded
+        try:
+            import_module("transformers.generation.candidate_generator")
+        finally:
+            utils.is_sklearn_available = available
+    import_module("transformers.modeling_utils")
 
 
 def _listed(path: Path) -> ModelFile:

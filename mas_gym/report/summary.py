@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, need
+from mas_gym.render import by_cause
 from mas_gym.report.pages import regrade_table, report_page
 from search.compare import Comparison
 from search.compare.bench import outcome_of
@@ -330,7 +331,7 @@ def _section(report: SettingReport, pictures: Mapping[str, str]) -> str:
     if report.blamed:
         parts.append(_blame_table(report))
     parts.append(regrade_table(report.regraded))
-    failures = [(row.label, reason, n) for row in report.comparison.rows for reason, n in row.failures.items()]
+    failures = [(row.label, reason, n) for row in report.comparison.rows for reason, n in by_cause(row.failures)]
     if failures:
         parts.append(_table(("failed searches", "reason", "number"), failures))
     return "\n".join(parts)

@@ -103,6 +103,8 @@ def make_app(
     app.add_exception_handler(HTTPException, _http_error)
     if key is None:
         app.add_middleware(_LocalOnly)
+    else:
+        app.add_middleware(_KeyRequired, front=front)
     return app
 
 
@@ -119,6 +121,20 @@ class _LocalOnly:
             fault = foreign(headers.get("host"), headers.get("origin"))
             if fault is not None:
                 app = _refusal(ApiError(403, fault, kind="permission_error"))
+        await app(scope, receive, send)
+
+
+class _KeyRequired:
+    """Refuses requests without the service's key; `/health` says only that the service is alive."""
+
+    def __init__(self, app: ASGIApp, front: _Front) -> None:
+        self._app, self._front = app, front
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app, front = self._app, self._front
+        if scope["type"] == "http" and scope["path"] != "/health" and not front.authorised(Headers(scope=scope)):
+            text = "expected this service's API key as a bearer token"
+            app = front.refused(ApiError(401, text, kind="authentication_error"))
         await app(scope, receive, send)
 
 
@@ -145,14 +161,11 @@ class _Front:
         for future in tuple(self._open):
             future.cancel()
 
-    async def health(self) -> Response:
-        return _json({"status": "ok", "active": self.pool.active, "waiting": self.pool.waiting})
+    async def health(self, request: Request) -> Response:
+        load = {"active": self.pool.active, "waiting": self.pool.waiting} if self.authorised(request.headers) else {}
+        return _json({"status": "ok"} | load)
 
-    async def models(self, request: Request) -> Response:
-        try:
-            self._authorise(request)
-        except ApiError as error:
-            return self._refused(error)
+    async def models(self) -> Response:
         entry = {"id": self.model, "object": "model", "created": self.started, "owned_by": "mas-gym"}
         return _json({"object": "list", "data": [entry]})
 
@@ -172,7 +185,6 @@ class _Front:
 
     async def chat(self, request: Request) -> Response:
         try:
-            self._authorise(request)
             asked = parse_chat(await self._body(request), self.model)
             check_question(asked.question, self.max_question)
             changed = asyncio.Event()
@@ -181,7 +193,7 @@ class _Front:
                 return StreamingResponse(self._stream(asked, future, changed), media_type="text/event-stream")
             plan = await self._whole(request, future)
         except ApiError as error:
-            return self._refused(error)
+            return self.refused(error)
         self._count(plan, 200)
         return _json(completion(plan, asked, self.model, self._read))
 
@@ -207,12 +219,10 @@ class _Front:
         self._open.discard(future)
         future.cancel()
 
-    def _authorise(self, request: Request) -> None:
-        if self.key is None:
-            return
-        sent = request.headers.get("authorization", "")
-        if not hmac.compare_digest(sent.encode("utf-8", "replace"), f"Bearer {self.key}".encode()):
-            raise ApiError(401, "expected this service's API key as a bearer token", kind="authentication_error")
+    def authorised(self, headers: Headers) -> bool:
+        """Return whether a request has the key, or needs none."""
+        sent = headers.get("authorization", "").encode("utf-8", "replace")
+        return self.key is None or hmac.compare_digest(sent, f"Bearer {self.key}".encode())
 
     async def _body(self, request: Request) -> bytes:
         length = request.headers.get("content-length", "0")
@@ -323,7 +333,8 @@ class _Front:
         self.counts["generated_tokens"] += plan.usage.generated_tokens
         self.counts["reward_calls"] += plan.usage.reward_calls
 
-    def _refused(self, error: ApiError) -> Response:
+    def refused(self, error: ApiError) -> Response:
+        """Count and return the answer to a refused request."""
         self.answers[error.status] += 1
         return _refusal(error)
 
@@ -384,17 +395,37 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class HangsUpOnSilence(H11Protocol):
-    """Closes connections without a complete request, so that idle clients cannot occupy all of them."""
+    """Closes connections without a complete request, so that idle clients cannot occupy all of them.
+
+    It does so after a while, and at once if all connections are taken: then the oldest silent one makes room.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection."""
         super().connection_made(transport)
+        self.accepted = self.loop.time()
         self.loop.call_later(HEAD_SECONDS, self._look, None)
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            silent = [other for other in self._others() if other.silent]
+            if silent:
+                min(silent, key=lambda other: other.accepted).hang_up()
+
+    def _others(self) -> Iterator[HangsUpOnSilence]:
+        return (other for other in self.connections if isinstance(other, HangsUpOnSilence) and other is not self)
+
+    @property
+    def silent(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def hang_up(self) -> None:
+        """Close the connection, which counts no longer."""
+        self.connections.discard(self)
+        self.transport.close()
 
     def _look(self, before: Any) -> None:
-        silent = self.cycle is before and (before is None or before.response_complete)
-        if silent:
-            self.transport.close()
+        if self.cycle is before and self.silent:
+            self.hang_up()
         elif not self.transport.is_closing():
             self.loop.call_later(HEAD_SECONDS, self._look, self.cycle)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from mas_gym.errors import ConfigError, need
-from mas_gym.render import one_line
+from mas_gym.render import by_cause, one_line
 from search.compare.intervals import Difference
 from search.compare.outcomes import HIT_RANKS, SCHEMA, ResultRow, Spread, differences
 
@@ -117,6 +117,11 @@ def results_table(rows: Sequence[ResultRow], title: str = "", width: int = 120) 
         title: Line above the table.
         width: Terminal width in characters.
     """
+    return _fitted(rows, title, width)[0]
+
+
+def _fitted(rows: Sequence[ResultRow], title: str, width: int) -> tuple[RenderableType, bool]:
+    """Return the table, and whether it has room for deviations."""
     from rich.console import Console
 
     ruler = Console(width=10_000)
@@ -128,8 +133,8 @@ def results_table(rows: Sequence[ResultRow], title: str = "", width: int = 120) 
     ):
         table = _table(rows, title, deviations, dropped)
         if ruler.measure(table).maximum <= width:
-            return table
-    return _cards(rows, title)
+            return table, deviations
+    return _cards(rows, title), True
 
 
 def _table(rows: Sequence[ResultRow], title: str, deviations: bool, dropped: tuple[str, ...]) -> Table:
@@ -179,12 +184,14 @@ def _cards(rows: Sequence[ResultRow], title: str) -> RenderableType:
     return text
 
 
-def caption(rows: Sequence[ResultRow]) -> str:
-    """Return the sentence that explains the table's figures."""
+def caption(rows: Sequence[ResultRow], shown: bool = True) -> str:
+    """Return the sentence that explains the table's figures; ``shown`` if the table has deviations over seeds."""
     sizes = sorted({row.problems for row in rows})
     problems = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
     seeds = sorted({seed for row in rows for seed in row.seeds})
-    averaged = f"mean ± std over seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    deviations = any("±" in cell for row in rows for cell in cells(row, shown))
+    over = f"mean{' ± std' * deviations} over seeds {', '.join(map(str, seeds))}"
+    averaged = over if len(seeds) > 1 else f"seed {seeds[0]}"
     return (
         f"{problems} problems, {averaged}. Hit in %, failed searches counted as wrong; 95% intervals over problems. "
         "TOK generated tokens, AC agent calls, RC reward calls, each per problem." + "".join(_remarks(rows))
@@ -203,11 +210,12 @@ def report(rows: Sequence[ResultRow], title: str = "", width: int = 120, baselin
 
     if not rows:
         return Text("No search has ended.", style="yellow")
-    parts: list[RenderableType] = [results_table(rows, title, width), Text(caption(rows), style="dim")]
+    table, deviations = _fitted(rows, title, width)
+    parts: list[RenderableType] = [table, Text(caption(rows, deviations), style="dim")]
     gaps = differences(rows, baseline)
     if gaps:
         parts += [Text(""), _difference_table(gaps)]
-    failures = [(row.label, number, reason) for row in rows for reason, number in row.failures.items()]
+    failures = [(row.label, number, reason) for row in rows for reason, number in by_cause(row.failures)]
     if failures:
         parts += [Text(""), _failure_table(failures)]
     return Group(*parts)
@@ -234,7 +242,7 @@ def _failure_table(failures: Sequence[tuple[str, int, str]]) -> Table:
     table.add_column("Number", justify="right")
     table.add_column("Reason", overflow="fold")
     for label, number, reason in failures:
-        table.add_row(Text(one_line(label)), str(number), Text(one_line(reason)))
+        table.add_row(Text(one_line(label)), str(number), Text(reason))
     return table
 
 

@@ -19,6 +19,7 @@ from mas_gym.programs import Runner
 from mas_gym.prompts import ChatMessage, chat_messages
 from mas_gym.state import Action, MASState
 from mas_gym.tasks.base import Problem
+from mas_gym.user_code import place_of
 from search.plan import Grader, Plan, Usage, final_text
 from search.protocol import (
     Evaluate,
@@ -79,6 +80,11 @@ class Work:
     scoring: list[ScoringContext] = field(default_factory=list)
     steps: list[ProgramStep] = field(default_factory=list)
     grading: GradingCall | None = None
+
+    @property
+    def wanted(self) -> int:
+        """Agent calls among the requests."""
+        return sum(len(call.request.seeds) for call in self.sampling)
 
 
 @dataclass
@@ -556,7 +562,9 @@ class ActiveSearch:
         self.close()
         self._bill_grades()
         self.failure = error
-        reason = str(error) if str(error) else type(error).__name__
+        reason, place = str(error) or type(error).__name__, place_of(error)
+        if place and not reason.endswith(f"({place})"):
+            reason = f"{reason} ({place})"
         self.plan = Plan(
             problem_id=self.problem.id,
             correct=False,

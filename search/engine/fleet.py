@@ -24,8 +24,9 @@ from mas_gym.errors import ConfigError, EngineUnavailableError, need
 from mas_gym.graph import MAS
 from mas_gym.policies.base import AsyncPolicy, Meter, Policy, meters_of
 from mas_gym.tasks.base import Problem
+from search.engine.allowance import Allowance, Cost
 from search.engine.journal import Journal, Listener, Progress, listener
-from search.engine.run import Run
+from search.engine.run import Run, Source
 from search.engine.scheduler import Scheduler, SearchFuture
 from search.plan import Plan, Usage
 from search.protocol import Critic, Planner, as_critic
@@ -73,7 +74,7 @@ def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
             default the one that the MAS names under ``policies``.
         make_critic: Loads the critic there.
         concurrency: Searches open at once in each actor.
-        run_budget: Limits of the whole run, compared with what the actors have reported; open searches are dropped.
+        run_budget: As there; what the actors have reported must stay within it, else open searches are dropped.
         fleet: How many actors, with what, and where.
 
     Raises:
@@ -98,8 +99,9 @@ def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
     task = problems[:0] if hasattr(problems, "grade") else None  # type: ignore[index]
     _check_picklable(planner=setup, task=task, make_policy=make_policy, make_critic=make_critic)
     arguments = (setup, concurrency, task, make_policy, make_critic)
-    pool = ActorPool(fleet, arguments, run_budget or Budget(), stored=store is not None)
-    return Run(pool, problems, partial(_journal, pool, setup, problems, store, run_name, listen))
+    allowance = Allowance(run_budget or Budget(), budget or Budget())
+    pool = ActorPool(fleet, arguments, allowance, stored=store is not None)
+    return Run(pool, Source(problems, pool.wake), partial(_journal, pool, setup, problems, store, run_name, listen))
 
 
 def _journal(
@@ -152,6 +154,10 @@ _POLL_SECONDS = 0.1
 """How long to wait for actors before the run looks at its problems, its budget and its progress again."""
 _COSTS_SECONDS = 2.0
 """How long to wait at the end for what actors have spent on searches that are dropped."""
+
+
+def _poll(timeout: float | None) -> float:
+    return _POLL_SECONDS if timeout is None else min(timeout, _POLL_SECONDS)
 
 
 class Costs(NamedTuple):
@@ -235,12 +241,12 @@ class Fleet:
 
 @dataclass(eq=False)
 class _Member:
-    """An actor with the call that ends when it has loaded, and its searches by call."""
+    """An actor with the call that ends when it has loaded, and its searches by call, with what each is granted."""
 
     number: int
     actor: Any
     loading: Any
-    open: dict[Any, SearchFuture] = field(default_factory=dict)
+    open: dict[Any, tuple[SearchFuture, Cost]] = field(default_factory=dict)
 
 
 class ActorPool:
@@ -254,13 +260,13 @@ class ActorPool:
         size: The number of actors.
     """
 
-    def __init__(self, fleet: Fleet, arguments: tuple[Any, ...], budget: Budget, stored: bool) -> None:
+    def __init__(self, fleet: Fleet, arguments: tuple[Any, ...], allowance: Allowance, stored: bool) -> None:
         """Start the actors.
 
         Args:
             fleet: How many, with what.
             arguments: Of `Worker`; the second is the concurrency.
-            budget: Limits of all searches together, compared with what actors reported at their last search.
+            allowance: Admits searches.
             stored: Whether the actors state the identities of their engines.
         """
         import ray
@@ -269,12 +275,13 @@ class ActorPool:
         self.earlier, self.closed, self.meters = Usage(), False, dict[str, Meter]()
         self.stopped: str | None = None
         self.size = fleet.actors
-        self._fleet, self._arguments, self._budget, self._stored = fleet, arguments, budget, stored
+        self._fleet, self._arguments, self._allowance, self._stored = fleet, arguments, allowance, stored
         concurrency: int = arguments[1]
         # An actor holds a little more than it can have open.
         self._ahead = concurrency + concurrency // 8 + 1
         self._members: list[_Member] = []
         self._costs: dict[int, Costs] = {}
+        self._finished = Usage()
         self._again: deque[SearchFuture] = deque()
         self._facts: tuple[dict[str, Any], dict[str, Any] | None] | None = None
         self._hired = self._deaths = 0
@@ -310,7 +317,11 @@ class ActorPool:
     @property
     def has_capacity(self) -> bool:
         """Whether an actor that has loaded could take another search."""
-        return not self.closed and not self._again and self._roomiest() is not None
+        return not self.closed and not self._again and self._roomiest() is not None and (not self._open or self._pays())
+
+    def observe(self, usage: Usage) -> None:
+        """Learn from a stored search what searches cost."""
+        self._allowance.observe(usage.agent_calls, usage.generated_tokens)
 
     def submit(self, problem: Problem) -> SearchFuture:
         """Give a problem to the actor with the most room, or keep it until there is one."""
@@ -325,16 +336,19 @@ class ActorPool:
         Raises:
             EngineUnavailableError: More actors died than may be replaced.
         """
-        if not self.active or self._over_budget(1):
+        if not self.active or self._over_budget():
             return False
-        self._hear(_POLL_SECONDS)
+        self._hear(_poll(timeout))
         self._assign()
+        if self._again and not self._open and not self._pays():
+            self.stop(self._allowance.reason(self.earlier + self._finished))
+            return False
         return True
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait shortly for an actor to load, or for a problem."""
-        if not self._over_budget(0):
-            self._hear(_POLL_SECONDS)
+        if not self._over_budget():
+            self._hear(_poll(timeout))
 
     def wake(self) -> None:
         """Do nothing: no wait is long."""
@@ -363,8 +377,23 @@ class ActorPool:
             self._members.clear()
             self._again.clear()
 
-    def _over_budget(self, wanted: int) -> bool:
-        reason = self._budget.spent(self.earlier + replace(self.usage, agent_calls=self.calls), wanted)
+    @property
+    def _open(self) -> list[Cost]:
+        """What is granted to the searches that actors have."""
+        return [granted for member in self._members for _, granted in member.open.values()]
+
+    def _pays(self) -> bool:
+        """Return whether the budget pays for another search, beside those that actors have."""
+        if not self._allowance.limited:
+            return True
+        # What open searches have spent so far is a part of what they are granted.
+        held = self._open
+        rest = self._allowance.rest(self.earlier + self._finished, ((granted, Cost()) for granted in held))
+        return self._allowance.pays(rest, 1, alone=not held)
+
+    def _over_budget(self) -> bool:
+        """Stop if the run's seconds are spent, or if searches cost more than was expected and than there is."""
+        reason = self._allowance.exceeded(self.earlier + replace(self.usage, agent_calls=self.calls))
         if reason:
             self.stop(reason)
         return reason is not None
@@ -374,9 +403,9 @@ class ActorPool:
         return min(loaded, key=lambda member: len(member.open), default=None)
 
     def _assign(self) -> None:
-        while self._again and (member := self._roomiest()) is not None:
+        while self._again and (member := self._roomiest()) is not None and self._pays():
             future = self._again.popleft()
-            member.open[member.actor.search.remote(future.problem)] = future
+            member.open[member.actor.search.remote(future.problem)] = future, self._allowance.grant
 
     def _hire(self) -> None:
         actor_class = self._ray.remote(Worker).options(
@@ -410,8 +439,11 @@ class ActorPool:
             if member.loading is not None:
                 member.loading, self._facts = None, self._facts or answer
                 continue
-            future = member.open.pop(call)
+            future, _ = member.open.pop(call)
             self._note(member, answer.costs)
+            self._finished += answer.plan.usage
+            if answer.plan.error is None:
+                self.observe(answer.plan.usage)
             future.samples = answer.samples
             future.set_result(answer.plan)
 
@@ -422,7 +454,7 @@ class ActorPool:
             raise cause from error
         self._members.remove(member)
         self._ray.kill(member.actor)
-        self._again.extend(member.open.values())
+        self._again.extend(future for future, _ in member.open.values())
         self._deaths += 1
         if self._deaths > self._fleet.replacements:
             raise EngineUnavailableError(

@@ -107,7 +107,7 @@ class _Caller:
 
 
 class _Bar:
-    """A line on standard error, drawn only if that is a terminal."""
+    """A line on standard error, drawn only if that is a terminal, from the first snapshot on."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -117,9 +117,9 @@ class _Bar:
         columns: list[Any] = [BarColumn(bar_width=20), TextColumn("{task.description}"), TimeRemainingColumn()]
         self._bar = RichProgress(*columns, console=Console(stderr=True))
         self._task = self._bar.add_task("starting", total=None)
-        self._bar.start()
 
     def show(self, progress: Progress) -> None:
+        self._bar.start()
         self._bar.update(self._task, total=progress.total, completed=progress.done, description=str(progress))
 
     def close(self, progress: Progress) -> None:
@@ -227,13 +227,15 @@ class Journal:
             self._listener.show(self._progress.with_run(usage, open_searches, None))
 
     def close(self, usage: Usage, calls: int, stopped: str | None) -> None:
-        """Close the store and say how the run ended.
+        """Close the store and say how the run ended; safe to call twice.
 
         Args:
             usage: All that was spent, dropped searches included.
             calls: Agent calls that were made, those without a reply included.
             stopped: Why the run ended early; None if it did not.
         """
+        if self.closed:
+            return
         self.closed = True
         if self._record is not None:
             self._record.spend(replace(usage, agent_calls=max(calls, usage.agent_calls)) - self._saved)

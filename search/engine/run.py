@@ -12,11 +12,14 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import ExitStack
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.graph import MAS
+from mas_gym.policies.adapters import before_engines_close
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.tasks.base import Problem
 from search.engine.journal import Journal, Progress, listener
@@ -69,7 +72,9 @@ def run(
         training: Answer `Reward` requests with the true reward, for data generation; refused for a test split.
         sampling: Temperature, top-p and cap; the paper's by default.
         budget: Limits of each search. A search that meets one returns the best it has, or fails.
-        run_budget: Limits of the whole run, with what earlier calls spent on it in the store; ends open searches.
+        run_budget: Limits of the whole run, with what earlier calls spent on it in the store. A search starts only
+            if the rest of the calls and tokens is expected to pay for it: as much as for the most expensive search so
+            far. The seconds end open searches.
         store: A file (or an open `Store`) to which each finished search is written at once. Searches that it
             already holds are not repeated: their plans are read back. Failed ones are tried again.
         run_name: A name for this run in the store, which then refuses to continue it with other settings.
@@ -91,12 +96,20 @@ def run(
     if concurrency < 1:
         raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
     listen = listener(progress)
-    record = open_record(store, setup, problems, policy, run_name) if store is not None else None
     total = len(problems) if isinstance(problems, Sized) else None
-    journal = Journal(setup, total=total, record=record, listener=listen, policy=policy.name, concurrency=concurrency)
-    limits: dict[str, Any] = {"concurrency": concurrency, "run_budget": run_budget, "earlier": journal.earlier}
-    scheduler = Scheduler(setup, policy, task=problems, **limits)
-    return Run(scheduler, problems, journal, raise_errors)
+    # Whatever raises here leaves nothing open, the store's lock least of all.
+    with ExitStack() as opened:
+        scheduler = Scheduler(setup, policy, task=problems, concurrency=concurrency, run_budget=run_budget)
+        opened.callback(scheduler.close)
+        source = Source(problems, scheduler.wake)
+        record = open_record(store, setup, problems, policy, run_name) if store is not None else None
+        if record is not None:
+            opened.callback(record.close)
+        facts: dict[str, Any] = {"policy": policy.name, "concurrency": concurrency}
+        journal = Journal(setup, total=total, record=record, listener=listen, **facts)
+        scheduler.earlier = journal.earlier
+        opened.pop_all()
+    return Run(scheduler, source, journal, raise_errors)
 
 
 class Engine(Protocol):
@@ -133,6 +146,9 @@ class Engine(Protocol):
     def submit(self, problem: Problem) -> SearchFuture:
         """Queue a search."""
 
+    def observe(self, usage: Usage) -> None:
+        """Learn from a stored search what searches cost."""
+
     def turn(self, timeout: float | None = None) -> bool:
         """Do one piece of work, or wait for one, at most ``timeout`` seconds; False if no search is open."""
 
@@ -155,7 +171,7 @@ class Run(Iterator[Plan]):
     def __init__(
         self,
         engine: Engine,
-        problems: Iterable[Problem],
+        source: Source,
         journal: Journal | Callable[[], Journal],
         raise_errors: bool = False,
     ) -> None:
@@ -163,16 +179,19 @@ class Run(Iterator[Plan]):
 
         Args:
             engine: Searches the problems.
-            problems: Read as searches start.
+            source: The problems, read as searches start.
             journal: Where the run is written down; or a function that opens it when the first plan is asked for.
             raise_errors: Raise what failed a search instead of returning its plan.
         """
-        self._engine, self._source = engine, Source(problems, engine.wake)
+        self._engine, self._source = engine, source
         self._raise_errors = raise_errors
+        self._closed = self._leaving = False
+        self._turning = threading.RLock()
         self._ended: deque[SearchFuture] = deque()
         self._ready: deque[SearchFuture] = deque()
         self._late: Exception | None = None
         self._journal = journal
+        _OPEN.add(self)
 
     @property
     def usage(self) -> Usage:
@@ -190,8 +209,12 @@ class Run(Iterator[Plan]):
 
     def __next__(self) -> Plan:
         """Return the next finished plan, working until there is one."""
+        with self._turning:
+            return self._next()
+
+    def _next(self) -> Plan:
         try:
-            while not self._ready and self._turn():
+            while not self._ready and not self._leaving and self._turn():
                 pass
         except BaseException as error:
             self.stop("interrupted" if isinstance(error, KeyboardInterrupt) else str(error))
@@ -223,6 +246,7 @@ class Run(Iterator[Plan]):
                 future = SearchFuture(problem)
                 future.set_result(stored)
                 self._ready.append(future)
+                engine.observe(stored.usage)
                 self._show(journal)
                 return True
             # Not a method of this object: a run that is no longer referenced closes at once.
@@ -252,17 +276,20 @@ class Run(Iterator[Plan]):
     def stop(self, reason: str = "stopped") -> None:
         """End the run: open searches are dropped, what is finished is still returned."""
         self._engine.stop(reason)
+        self._engine.wake()
         self.close()
 
     def close(self) -> None:
         """Drop open searches and let the engines and the store go; safe to call twice."""
-        self._source.close()
-        self._engine.close()
-        if isinstance(self._journal, Journal) and not self._journal.closed:
-            try:
-                self._write_down(self._journal)
-            finally:
-                self._journal.close(self._engine.usage, self._engine.calls, self._engine.stopped)
+        with self._turning:
+            self._source.close()
+            self._engine.close()
+            if isinstance(self._journal, Journal):
+                try:
+                    self._write_down(self._journal)
+                finally:
+                    self._journal.close(self._engine.usage, self._engine.calls, self._engine.stopped)
+            self._closed = True
 
     def __enter__(self) -> Run:
         """Return the run itself."""
@@ -274,8 +301,31 @@ class Run(Iterator[Plan]):
 
     def __del__(self) -> None:
         """Close a run that nobody iterates any more."""
-        if hasattr(self, "_journal"):
+        if not getattr(self, "_closed", True):
             self.close()
+
+    def leave(self) -> None:
+        """Close the run because the interpreter exits; another thread may be waiting for its next plan."""
+        self._leaving = True
+        self._engine.wake()
+        if self._turning.acquire(timeout=_EXIT_SECONDS):
+            try:
+                self.close()
+            finally:
+                self._turning.release()
+
+
+_EXIT_SECONDS = 5.0
+_OPEN: WeakSet[Run] = WeakSet()
+"""Runs to close while the modules that they need are still there, which is not so for `__del__` at exit."""
+
+
+def _close_open() -> None:
+    for run in list(_OPEN):
+        run.leave()
+
+
+before_engines_close(_close_open)
 
 
 GRACE_SECONDS = 0.02

@@ -26,7 +26,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import perf_counter
@@ -37,6 +37,7 @@ from mas_gym.errors import ConfigError, EngineUnavailableError, SearchError
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.tasks.base import Problem
 from search.engine.active import Account, ActiveSearch, GradingCall, PolicyCall, ProgramStep, Work
+from search.engine.allowance import Allowance, Cost
 from search.engine.ports import BATCH_DONE, CriticPort, GradingPort, Mail, PolicyPort, policy_port
 from search.engine.tracing import Spans
 from search.plan import Grader, Plan, Usage
@@ -94,13 +95,27 @@ class SearchFuture(Future[Plan]):
             self._on_progress(self.step)
 
 
-class _Entry(NamedTuple):
-    """A search with its number, its future and the keys of its open requests."""
+@dataclass(eq=False, slots=True)
+class _Entry:
+    """A search with its number, its future and the keys of its open requests.
+
+    Attributes:
+        granted: The part of the run's budget that is reserved for it.
+        asked: The agent calls that it has made, those without a reply included.
+        held: Requests that the rest of the run's budget does not pay for.
+    """
 
     number: int
     search: ActiveSearch
     future: SearchFuture
-    keys: set[int]
+    keys: set[int] = field(default_factory=set)
+    granted: Cost = field(default_factory=Cost)
+    asked: int = 0
+    held: Work | None = None
+
+    @property
+    def spent(self) -> Cost:
+        return Cost(self.asked, self.search.spent.generated_tokens)
 
 
 class Scheduler:
@@ -109,6 +124,7 @@ class Scheduler:
     Attributes:
         stopped: Why no more searches are admitted; None while they are.
         calls: Agent calls made so far, those without a reply included.
+        earlier: What earlier processes have spent on the run, which counts for its budget.
     """
 
     def __init__(
@@ -119,7 +135,6 @@ class Scheduler:
         concurrency: int = 64,
         task: Iterable[Problem] | None = None,
         run_budget: Budget | None = None,
-        earlier: Usage | None = None,
     ) -> None:
         """Start without searches.
 
@@ -128,23 +143,24 @@ class Scheduler:
             policy: Writes the messages.
             concurrency: Maximum number of open searches; memory grows with it, results do not depend on it.
             task: Grades the answers, if it has a grading of its own.
-            run_budget: Limits of all searches together; when one is met, open searches are dropped.
-            earlier: What earlier processes have spent, which counts for ``run_budget``.
+            run_budget: Limits of all searches together. A search starts only if the rest of the calls and tokens is
+                expected to pay for it; one that costs more than that may be dropped. The seconds end open searches.
         """
         if concurrency < 1:
             raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
         self.stopped: str | None = None
         self._setup, self._engine = setup, policy
         self._task: Iterable[Problem] = () if task is None else task
-        self._concurrency, self._budget, self._earlier = concurrency, run_budget or Budget(), earlier or Usage()
+        self._concurrency, self._budget, self.earlier = concurrency, run_budget or Budget(), Usage()
+        self._allowance = Allowance(self._budget, setup.budget)
         self._mail: Mail = SimpleQueue()
         self._policy: PolicyPort = policy_port(policy, self._mail)
+        self._runner = None if setup.program is None else setup.program.open(policy)
         self._critic = None if setup.critic is None or setup.critic.free else CriticPort(setup.critic, self._mail)
         self._grading = GradingPort(self._mail)
         self._waiting: OrderedDict[int, _Entry] = OrderedDict()
         self._active: dict[int, _Entry] = {}
         self._open: dict[Hashable, tuple[_Entry, PolicyCall | ProgramStep | GradingCall | None]] = {}
-        self._runner = None if setup.program is None else setup.program.open(policy)
         self._deadlines: list[tuple[float, int]] = []
         self._numbers, self._keys = itertools.count(), itertools.count()
         self.calls, self._account, self._ended = 0, Account(), 0
@@ -176,8 +192,14 @@ class Scheduler:
 
     @property
     def has_capacity(self) -> bool:
-        """Whether another search would begin at once."""
-        return not self._closed and self.waiting + self.active < self._concurrency
+        """Whether another search would begin at once, or is needed to find that the budget does not pay for it."""
+        if self._closed or self.waiting + self.active >= self._concurrency:
+            return False
+        return not self._allowance.limited or not self.waiting or self._pays(self.waiting + 1)
+
+    def observe(self, usage: Usage) -> None:
+        """Learn from a stored search what searches cost."""
+        self._allowance.observe(usage.agent_calls, usage.generated_tokens)
 
     def submit(
         self,
@@ -210,7 +232,7 @@ class Scheduler:
         with self._lock:
             if self._closed:
                 raise SearchError(f"expected an open scheduler; this one was {self.stopped or 'closed'}")
-            self._waiting[number] = _Entry(number, search, future, set())
+            self._waiting[number] = _Entry(number, search, future)
         self.wake()
         return future
 
@@ -253,8 +275,11 @@ class Scheduler:
         """
         ended = self._ended
         progressed = self._read_mail()
-        self._admit()
-        if not self._active or self._over_budget(0):
+        if self._allowance.limited:
+            self._send_held()
+        if not self._admit():
+            self.stop(self._allowance.reason(self._spent))
+        if not self._active or self._out_of_time():
             return False
         self._expire()
         if not progressed and self._ended == ended:
@@ -270,7 +295,7 @@ class Scheduler:
         try:
             self._take(*self._mail.get(timeout=self._patience(timeout)))
         except Empty:
-            self._over_budget(0)
+            self._out_of_time()
 
     def _serve(self) -> None:
         while not self._closed:
@@ -306,19 +331,62 @@ class Scheduler:
 
     # ---- admission
 
-    def _admit(self) -> None:
-        """Begin searches until enough are open."""
-        while len(self._active) < self._concurrency:
+    def _admit(self) -> bool:
+        """Begin searches until enough are open; False if none is, because the budget does not pay for one."""
+        while self._waiting and len(self._active) < self._concurrency:
+            if self._allowance.limited and not self._pays(1):
+                return bool(self._active)
             with self._lock:
                 if not self._waiting:
-                    return
+                    break
                 number, entry = self._waiting.popitem(last=False)
                 self._active[number] = entry
+            entry.granted = self._allowance.grant
             entry.search.start()
             self._spans.begin(number, entry.search.setup, entry.search.problem.id)
             if (deadline := entry.search.deadline) is not None:
                 heapq.heappush(self._deadlines, (deadline, number))
             self._advance(entry)
+        return True
+
+    @property
+    def _spent(self) -> Usage:
+        """What was spent on the run; calls in flight are spent, though no search has been billed for them yet."""
+        return self.earlier + replace(self.usage, agent_calls=self.calls)
+
+    def _rest(self, but: _Entry | None = None) -> Cost:
+        """Return what is neither spent nor granted to open searches other than ``but``."""
+        others = ((entry.granted, entry.spent) for entry in self._active.values() if entry is not but)
+        return self._allowance.rest(self._spent, others)
+
+    def _pays(self, searches: int) -> bool:
+        return self._allowance.pays(self._rest(), searches, alone=not self._active)
+
+    def _covers(self, entry: _Entry, wanted: int) -> bool:
+        """Whether the budget pays for more agent calls of a search, beside what is granted to the others."""
+        if not wanted or not self._allowance.limited:
+            return True
+        rest = self._rest(entry)
+        return rest.calls >= wanted and rest.tokens > 0
+
+    def _send_held(self) -> None:
+        """Send held requests that the budget pays for by now.
+
+        If all open searches have held requests, the one that has spent least is dropped, which frees its grant.
+        """
+        while held := [entry for entry in self._active.values() if entry.held is not None]:
+            for entry in held:
+                work = entry.held
+                if work is not None and self._covers(entry, work.wanted):
+                    entry.held = None
+                    self._advance(entry, work)
+            if any(entry.held is None for entry in self._active.values()):
+                return
+            least = min(self._active.values(), key=lambda entry: entry.asked)
+            assert least.held is not None
+            self._allowance.observe(least.asked + least.held.wanted, least.spent.tokens)
+            self.stopped = self.stopped or self._allowance.reason(self._spent)
+            self._drop(least.number, SearchError(f"the search was dropped: {self.stopped}"))
 
     def _drop(self, number: int, error: BaseException | None = None) -> None:
         """Forget a search with its open requests; its future, unless it was cancelled, raises ``error``."""
@@ -334,6 +402,7 @@ class Scheduler:
 
     def _release(self, entry: _Entry) -> None:
         """Cancel the open requests of a search."""
+        entry.held = None
         for key in entry.keys:
             _, call = self._open.pop(key)
             self._spans.answer(key, None)
@@ -347,37 +416,42 @@ class Scheduler:
 
     # ---- from planners to engines
 
-    def _advance(self, entry: _Entry) -> None:
-        """Run a search to its next requests and send them off."""
-        search = entry.search
-        while True:
-            work = search.advance()
+    def _advance(self, entry: _Entry, work: Work | None = None) -> None:
+        """Run a search to its next requests, or take those given, and send them off."""
+        again = True
+        while again:
+            work = work or entry.search.advance()
             if work is None:
                 self._end(entry)
                 return
-            self._grade(entry, work)
-            wanted = sum(len(call.request.seeds) for call in work.sampling)
-            if self._over_budget(wanted):
+            if not self._covers(entry, work.wanted):
+                entry.held = work
                 return
-            self.calls += wanted
-            self._run_program(entry, work.steps)
-            for call in work.sampling:
-                key = self._key(entry, call)
-                self._spans.ask(entry.number, key, self._engine.name, call.request)
-                self._policy.submit(key, call.request)
-            if not work.scoring:
-                return
-            if self._critic is not None:
-                key = self._key(entry, None)
-                self._spans.score(entry.number, key, self._critic.name, work.scoring)
-                self._critic.submit(key, work.scoring)
-                return
-            self._score_free(entry, work.scoring)
-            if search.plan is not None:
-                self._end(entry)
-                return
-            if search.waiting:
-                return
+            again, work = self._send(entry, work), None
+
+    def _send(self, entry: _Entry, work: Work) -> bool:
+        """Send the requests of a search; True if all were answered at once."""
+        search = entry.search
+        self._grade(entry, work)
+        self.calls += work.wanted
+        entry.asked += work.wanted
+        self._run_program(entry, work.steps)
+        for call in work.sampling:
+            key = self._key(entry, call)
+            self._spans.ask(entry.number, key, self._engine.name, call.request)
+            self._policy.submit(key, call.request)
+        if not work.scoring:
+            return False
+        if self._critic is not None:
+            key = self._key(entry, None)
+            self._spans.score(entry.number, key, self._critic.name, work.scoring)
+            self._critic.submit(key, work.scoring)
+            return False
+        self._score_free(entry, work.scoring)
+        if search.plan is not None:
+            self._end(entry)
+            return False
+        return not search.waiting
 
     def _grade(self, entry: _Entry, work: Work) -> None:
         """Have messages graded where that holds up no other search."""
@@ -415,12 +489,9 @@ class Scheduler:
         self._open[key] = (entry, call)
         return key
 
-    def _over_budget(self, wanted: int) -> bool:
-        """Stop if the budget of all searches forbids ``wanted`` more agent calls."""
-        if self._budget == Budget():
-            return False
-        # Calls in flight are spent, though no search has been billed for them yet.
-        reason = self._budget.spent(self._earlier + replace(self.usage, agent_calls=self.calls), wanted)
+    def _out_of_time(self) -> bool:
+        """Stop if the seconds of all searches are spent."""
+        reason = self._budget.spent(self._spent, 0)
         if reason:
             self.stop(reason)
         return bool(reason)
@@ -497,6 +568,8 @@ class Scheduler:
         self._active.pop(entry.number)
         self._spans.finish(entry.number, search.plan, search.failure)
         self._ended += 1
+        if search.failure is None:
+            self._allowance.observe(*entry.spent)
         future.samples, future.failure = search.samples, search.failure
         if future.set_running_or_notify_cancel():
             future.set_result(search.plan)
@@ -522,5 +595,5 @@ class Scheduler:
         moments = [] if timeout is None else [perf_counter() + timeout]
         moments += [self._deadlines[0][0]] if self._deadlines else []
         if self._budget.seconds is not None:
-            moments.append(self._started + self._budget.seconds - self._earlier.seconds)
+            moments.append(self._started + self._budget.seconds - self.earlier.seconds)
         return max(0.0, min(moments) - perf_counter()) if moments else None

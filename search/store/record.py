@@ -272,11 +272,11 @@ class RunRecord:
         try:
             with explained(path), transaction(self._connection):
                 self._start(name, config, text, facts)
+            self._policy, self._paid, self._money = policy, money_of(policy) or 0.0, self._facts.get("money", 0.0)
+            self.spent = Usage(**self._facts.get("spent", {}))
         except BaseException:
             self.close()
             raise
-        self._policy, self._paid, self._money = policy, money_of(policy) or 0.0, self._facts.get("money", 0.0)
-        self.spent = Usage(**self._facts.get("spent", {}))
         self._fresh, self._opened = Usage(), perf_counter()
 
     def _start(self, name: str | None, config: Mapping[str, Any], text: str, facts: Mapping[str, Any]) -> None:

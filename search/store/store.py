@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from importlib import import_module
 from itertools import islice
@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ConfigError, StoreError, UnknownNameError, need, shown
-from mas_gym.graph import MAS
+from mas_gym.graph import MAS, Agent
 from mas_gym.prompts import chat_messages
 from mas_gym.tasks.base import Problem, Same, rule_of, same_rule
 from search.plan import Plan
@@ -37,9 +37,9 @@ from search.tree import Node, Tree
 logger = logging.getLogger("search.store")
 T = TypeVar("T")
 
-SCHEMA = 1
+SCHEMA = 2
 BATCH = 10_000
-TEXT = {"problem", "question", "reference", "text", "finish", "answer"}
+TEXT = {"problem", "question", "reference", "speaker", "text", "finish", "answer"}
 NUMBER = {"total", "q", "value", "logprob", "score"}
 FLAG = {"terminal", "correct"}
 COLUMNS = [
@@ -375,22 +375,27 @@ def open_store(path: str | os.PathLike[str]) -> Store:
     return Store(path)
 
 
-def _rows(row: dict[str, Any], nodes: list[NodeRow], candidates: list[CandidateRow]) -> Iterator[list[Any]]:
+def _rows(
+    agents: Sequence[Agent], row: dict[str, Any], nodes: list[NodeRow], candidates: list[CandidateRow]
+) -> Iterator[list[Any]]:
     """Yield a search's nodes, one for each candidate at a node that has several."""
     ends: dict[int, list[CandidateRow]] = {}
     for candidate in candidates:
         ends.setdefault(candidate.node, []).append(candidate)
     for node in nodes:
-        said = [row["problem"], row["question"], row["reference"], node.node, node.parent, node.speaker]
+        # The root, the question, has no speaker.
+        speaker = agents[node.speaker].name if node.parent >= 0 else None
+        said = [row["problem"], row["question"], row["reference"], node.node, node.parent, speaker]
         said += [recipients_of(node), node.text, bool(node.terminal), *node[7:]]
         for end in ends.get(node.node, [None]):
             rank = [None] * 4 if end is None else [end.rank, end.score, end.answer, bool(end.correct)]
             yield [value if not isinstance(value, str) else _plain(value) for value in (*said, *rank)]
 
 
-def batches(searches: Iterable[ExportedSearch]) -> Iterator[dict[str, list[Any]]]:
-    """Yield the rows of searches by problem and node, as columns, a few thousand at a time."""
-    rows = (row for search in searches for row in _rows(*search))
+def batches(searches: Iterable[ExportedSearch], info: RunInfo) -> Iterator[dict[str, list[Any]]]:
+    """Yield the rows of a run's searches by problem and node, as columns, a few thousand at a time."""
+    agents = info.mas.agents
+    rows = (row for search in searches for row in _rows(agents, *search))
     while batch := list(islice(rows, BATCH)):
         yield dict(zip(COLUMNS, map(list, zip(*batch, strict=True)), strict=True))
 
@@ -426,7 +431,7 @@ def write_parquet(searches: Iterable[ExportedSearch], info: RunInfo, path: Path)
     schema, part, count = arrow_schema(info), path.with_name(path.name + ".part"), 0
     try:
         with parquet.ParquetWriter(part, schema) as writer:
-            for columns in batches(searches):
+            for columns in batches(searches, info):
                 table = pa.table(columns, schema=schema)
                 writer.write_table(table)
                 count += table.num_rows
@@ -440,7 +445,7 @@ def to_dataset(searches: Iterable[ExportedSearch], info: RunInfo) -> Any:
     """Return one run as a ``datasets.Dataset``."""
     pa, dataset = _pyarrow(), need("datasets", "a data set", "data").Dataset
     schema = arrow_schema(info)
-    tables = [pa.table(columns, schema=schema) for columns in batches(searches)]
+    tables = [pa.table(columns, schema=schema) for columns in batches(searches, info)]
     return dataset(pa.concat_tables(tables) if tables else schema.empty_table())
 
 

@@ -1,0 +1,88 @@
+"""Admission under a run's budget: a search starts only if the rest of the budget is expected to pay for all of it.
+
+Otherwise many concurrent searches would share a budget that pays for a few, and none of them would end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from search.plan import Usage
+from search.setup import Budget
+
+
+class Cost(NamedTuple):
+    """What a search costs, or is granted, in the two units that budgets limit."""
+
+    calls: float = 0.0
+    tokens: float = 0.0
+
+
+class Allowance:
+    """Divides a run's budget among its searches.
+
+    A search is expected to cost as much as the most expensive one that has ended. Until one has, a search runs alone,
+    unless the limits of each search bound its cost. Searches that run concurrently are granted a margin, which shrinks
+    as more searches have ended; what they leave of it pays for others.
+
+    Attributes:
+        limited: Whether the run has a budget of calls or tokens.
+    """
+
+    def __init__(self, budget: Budget, each: Budget) -> None:
+        """Take the limits of the run and those of each search."""
+        self._budget = budget
+        self._limit = Cost(*(math.inf if limit is None else limit for limit in (budget.calls, budget.tokens)))
+        self._bound = Cost(*(math.inf if limit is None else limit for limit in (each.calls, each.tokens)))
+        self._largest, self._observed = Cost(), 0
+        self.limited = min(self._limit) < math.inf
+
+    @property
+    def expected(self) -> Cost:
+        """The expected cost of the next search; infinite where nothing is known."""
+        return self._largest if self._observed else self._bound
+
+    @property
+    def grant(self) -> Cost:
+        """What is reserved for a search that starts."""
+        margin = 1 + 1 / max(self._observed, 1)
+        return Cost(*(min(margin * cost, bound) for cost, bound in zip(self.expected, self._bound, strict=True)))
+
+    def observe(self, calls: float, tokens: float) -> None:
+        """Learn what a search has cost."""
+        self._largest = Cost(max(self._largest.calls, calls), max(self._largest.tokens, tokens))
+        self._observed += 1
+
+    def rest(self, spent: Usage, open_searches: Iterable[tuple[Cost, Cost]]) -> Cost:
+        """Return what is neither spent nor granted to open searches, given as pairs of granted and spent."""
+        pairs = list(open_searches)
+        left: list[float] = []
+        for unit, used in enumerate((spent.agent_calls, spent.generated_tokens)):
+            held = sum(max(0.0, granted[unit] - own[unit]) for granted, own in pairs)
+            left.append(self._limit[unit] - used - held if self._limit[unit] < math.inf else math.inf)
+        return Cost(*left)
+
+    def pays(self, rest: Cost, searches: int, alone: bool) -> bool:
+        """Return whether the rest pays for more searches; ``alone`` if none is open."""
+        if rest.calls < 1 or rest.tokens <= 0:
+            return False
+        if alone and searches == 1:
+            return not self._observed or all(cost <= left for cost, left in zip(self.expected, rest, strict=True))
+        return all(searches * cost <= left for cost, left in zip(self.grant, rest, strict=True))
+
+    def exceeded(self, spent: Usage) -> str | None:
+        """Return which limit of the run was exceeded; None if none was."""
+        return self._budget.spent(replace(spent, agent_calls=spent.agent_calls - 1), 1)
+
+    def reason(self, spent: Usage) -> str:
+        """Return why no further search starts: the limit that is spent, or what its rest does not pay for."""
+        rest = self.rest(spent, ())
+        for name, limit, left, cost in zip(("calls", "tokens"), self._limit, rest, self.expected, strict=True):
+            if left < max(cost, 1) and limit < math.inf:
+                spent_up = f"budget of {limit:.0f} {name} spent"
+                more = f": the {left:.0f} left do not pay for another search, which takes up to {cost:.0f}"
+                return spent_up + (more if left >= 1 and cost < math.inf else "")
+        return "the budget does not pay for another search"

@@ -1,0 +1,141 @@
+"""Budgets of a run: searches start only if the rest of the budget pays for them, and as many at once as it pays for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from search_worlds import HashCritic, by_problem, chain, problems, talk, talker
+
+import search
+from mas_gym.errors import PolicyError
+from mas_gym.policies import ScriptedPolicy
+from search import Budget, Propose
+from search.engine.allowance import Allowance, Cost
+from search.plan import Usage
+
+MAS = chain(4)
+
+
+class Watched(ScriptedPolicy):
+    """Remembers the most searches that one batch had requests of."""
+
+    def __init__(self) -> None:
+        super().__init__(talk, "talker", 1000)
+        self.most = 0
+
+    def identity(self) -> str:
+        return "talker"
+
+    def sample(self, requests: Any) -> Any:
+        self.most = max(self.most, sum(request.messages[-1].content.startswith("Question") for request in requests))
+        return super().sample(requests)
+
+
+class Passes:
+    """Makes as many passes as the question's number says."""
+
+    def __init__(self, passes: dict[int, int], usual: int = 1) -> None:
+        self.passes, self.usual = passes, usual
+
+    def plan(self, model: Any, root: Any, rng: Any) -> Any:
+        number = int(root.question.split(":")[0].removeprefix("Question "))
+        leaves = []
+        for _ in range(self.passes.get(number, self.usual)):
+            state = root
+            while not model.is_terminal(state):
+                [[proposal]] = yield [Propose(state)]
+                state = model.transition(state, proposal.action)
+            leaves.append(state)
+        return search.Plan(tuple(search.Candidate(state) for state in leaves))
+
+
+def run(planner: Any, count: int, **options: Any) -> search.Run:
+    return search.run(planner, problems(count), **{"mas": MAS, "policy": talker(), **options})
+
+
+@pytest.mark.parametrize("concurrency", [1, 5, 64])
+@pytest.mark.parametrize(("limit", "expected"), [(150, 12), (144, 12), (12, 1), (11, 0), (288, 24)])
+def test_run_budget_ends_as_many_searches_as_it_pays_for(concurrency: int, limit: int, expected: int) -> None:
+    plans = run("sc:3", 24, run_budget=Budget(calls=limit), concurrency=concurrency)
+    found = by_problem(plans)
+    assert len(found) == expected and plans.usage.agent_calls <= limit
+    assert (plans.stopped is None) == (expected == 24)
+    everything = by_problem(run("sc:3", 24))
+    assert found.items() <= everything.items()
+
+
+def test_run_budget_runs_concurrently_what_it_pays_for(tmp_path: Path) -> None:
+    policy = Watched()
+    options: dict[str, Any] = {"policy": policy, "store": tmp_path / "runs.db"}
+    list(run("sc:3", 40, run_budget=Budget(calls=150), **options))
+    assert policy.most >= 5
+    # A resumed run knows from the stored searches what the next ones cost.
+    policy.most = 0
+    assert len(list(run("sc:3", 40, run_budget=Budget(calls=390), **options))) == 32
+    assert policy.most >= 15
+
+
+def test_run_budget_with_bounded_searches_starts_them_at_once() -> None:
+    policy = Watched()
+    options: dict[str, Any] = {"policy": policy, "budget": Budget(calls=12)}
+    assert len(list(run("sc:3", 24, run_budget=Budget(calls=150), **options))) == 12
+    assert policy.most == 12
+
+
+def test_a_loose_bound_of_searches_does_not_keep_the_first_from_starting() -> None:
+    plans = run("sc:3", 24, budget=Budget(calls=1000), run_budget=Budget(calls=150))
+    assert len(list(plans)) == 12
+
+
+@pytest.mark.parametrize("concurrency", [2, 64])
+def test_a_search_that_costs_more_than_expected_leaves_the_others_their_share(concurrency: int) -> None:
+    plans = run(Passes({3: 50}), 40, run_budget=Budget(calls=100), concurrency=concurrency)
+    found = by_problem(plans)
+    assert "toy/3" not in found and len(found) > 10
+    assert plans.usage.agent_calls <= 100 and "budget of 100 calls spent" in str(plans.stopped)
+
+
+def test_searches_that_outgrow_their_grants_end_with_what_others_leave() -> None:
+    # After the first, each is expected to make 4 calls and makes 8.
+    plans = run(Passes({0: 1}, usual=2), 40, run_budget=Budget(calls=84))
+    found = list(plans)
+    assert len(found) == 11 and plans.usage.agent_calls <= 84
+    assert all(plan.error is None for plan in found)
+
+
+def test_a_search_dropped_at_the_end_of_a_run_is_the_reason_that_it_stopped() -> None:
+    plans = run(Passes({1: 9}), 2, run_budget=Budget(calls=20))
+    assert [plan.problem_id for plan in plans] == ["toy/0"]
+    assert plans.stopped is not None and "budget of 20 calls spent" in plans.stopped
+
+
+def test_run_budget_of_tokens_ends_searches(tmp_path: Path) -> None:
+    plans = run("mcts:5,2", 40, critic=HashCritic(), run_budget=Budget(tokens=2000))
+    found = list(plans)
+    spent = sum(plan.usage.generated_tokens for plan in found)
+    largest = max(plan.usage.generated_tokens for plan in found)
+    assert spent >= 2000 - 2 * largest and "tokens spent" in str(plans.stopped)
+
+
+def test_failed_searches_do_not_lower_what_is_expected() -> None:
+    def script(request: Any, seed: int) -> str:
+        if "Question 0:" in request.messages[-1].content:
+            raise PolicyError("broken")
+        return talk(request, seed)
+
+    plans = list(run("sc:3", 24, policy=ScriptedPolicy(script, "t", 4), run_budget=Budget(calls=150)))
+    assert len([plan for plan in plans if plan.error is None]) >= 12 - 1
+
+
+def test_the_rest_of_a_budget_is_not_granted_twice() -> None:
+    allowance = Allowance(Budget(calls=100), Budget())
+    assert allowance.pays(allowance.rest(Usage(), []), 1, alone=True)
+    assert not allowance.pays(allowance.rest(Usage(), []), 1, alone=False)
+    for calls, tokens in ((10, 50), (8, 70)):
+        allowance.observe(calls, tokens)
+    assert allowance.expected == Cost(10, 70) and allowance.grant == Cost(15, 105)
+    rest = allowance.rest(Usage(agent_calls=45), [(Cost(10, 70), Cost(4, 9)), (Cost(10, 70), Cost(12, 9))])
+    assert rest.calls == 49
+    assert allowance.pays(rest, 3, alone=False) and not allowance.pays(rest, 4, alone=False)

@@ -1,0 +1,53 @@
+"""Every error class keeps its message and attributes when it is copied or sent to another process."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import mas_gym.user_code
+import search  # noqa: F401 - defines errors
+from mas_gym.errors import MASGymError, SearchError
+from mas_gym.processes import _portable
+from mas_gym.programs import Program  # noqa: F401 - defines errors
+
+
+def subclasses(base: type) -> Iterator[type]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from subclasses(kind)
+
+
+def sent(error: Any) -> Any:
+    return pickle.loads(pickle.dumps(error))
+
+
+KINDS = [kind for kind in subclasses(MASGymError) if kind.__module__.startswith(("mas_gym", "search", "rewardmodels"))]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("copied", [sent, copy.deepcopy, lambda error: sent(_portable(error))])
+def test_error_round_trip_keeps_message_and_faults(kind: Any, copied: Callable[[Any], Any]) -> None:
+    error = kind("message", ("a", "b")) if "faults" in inspect.signature(kind.__init__).parameters else kind("message")
+    error.add_note("note")
+    got = copied(error)
+    assert type(got) is kind and str(got) == "message"
+    assert vars(got) == vars(error) and got.__notes__ == ["note"]
+
+
+def test_portable_error_of_a_user_that_does_not_pickle() -> None:
+    class Odd(MASGymError):
+        def __init__(self, one: str, two: str) -> None:
+            super().__init__(f"{one} {two}")
+
+    got = _portable(Odd("a", "b"))
+    assert type(got) is SearchError and "Odd: a b" in str(got)
+
+
+def test_user_code_error_is_among_the_classes() -> None:
+    assert mas_gym.user_code.UserCodeError in KINDS
