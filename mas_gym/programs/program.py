@@ -17,7 +17,6 @@ from gymnasium import spaces
 from mas_gym.env import Info, MASEnv, Observation
 from mas_gym.errors import ConfigError, IllegalActionError, shown, whole_number
 from mas_gym.graph import FAILED, MAS, Agent
-from mas_gym.identity import identity_of
 from mas_gym.policies.base import SamplingRequest, spoken
 from mas_gym.programs.calls import Call
 from mas_gym.programs.execution import Execution, Failed, Outcome, Script, Waiting
@@ -178,9 +177,9 @@ class Program:
         Raises:
             IdentityError: A command or service does not state its files.
         """
-        stated = {"source": self.source.identity(), "max_calls": self.max_calls}
+        stated: dict[str, Any] = {"source": self.source.identity(), "max_calls": self.max_calls}
         if self.normalise is not None:
-            stated["normalise"] = identity_of(self.normalise)
+            stated["normalise"] = self.normalise
         if isinstance(self._given_agents, Mapping):
             stated["agents"] = dict(self._given_agents)
         return stated
