@@ -55,6 +55,7 @@ _TAGS = {"bytes", "class", "float", "function", "mapping", "method", "path", "se
 _STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _UNKNOWN = object()
+_NAMES = (ast.Name, ast.Attribute)
 _LONGEST_VALUE = 200
 """Longest variable of a module that is stated in full, in characters of JSON."""
 
@@ -286,9 +287,11 @@ def _code_behind(modules: Iterable[str]) -> dict[str, Any]:
     files: dict[str, str] = {}
     packages: dict[str, str] = {}
     values: dict[str, Any] = {}
-    left, seen = list(modules), set[str]()
-    while left:
-        module = left.pop()
+    # Variables of modules that functions import are left out: whether those are loaded differs between processes.
+    left, later, seen = list(modules), list[str](), set[str]()
+    while left or later:
+        loaded = bool(left)
+        module = (left or later).pop()
         file = None if module in seen or module.partition(".")[0] in _SHIPPED else _file_of(module)
         seen.add(module)
         if file is None or _is_standard(module, file):
@@ -300,8 +303,9 @@ def _code_behind(modules: Iterable[str]) -> dict[str, Any]:
         key = _shown_file(module, file)
         files[key] = blake2b(content, digest_size=16).hexdigest()
         code = _read_code(content) if file.endswith((".py", ".pyw")) else _NO_CODE
-        left += [module.rpartition(".")[0], *code.imported(module, file)]
-        for name, value in _variables(module, code).items():
+        (left if loaded else later).extend([module.rpartition(".")[0], *code.imported(module, file, code.imports)])
+        later += code.imported(module, file, code.later)
+        for name, value in (_variables(module, code) if loaded else {}).items():
             values[f"{key}: {name}"] = value
     stated = {"files": files, "packages": packages, "values": values}
     return {name: part for name, part in stated.items() if part}
@@ -385,17 +389,25 @@ def _recorded(folder: str) -> dict[str, list[metadata.Distribution]]:
     return found
 
 
-class _Code(NamedTuple):
-    """The imports of a file, the names that its functions use, and its variables whose values it spells out."""
+class _Import(NamedTuple):
+    level: int
+    module: str
+    names: tuple[str, ...]
 
-    imports: tuple[tuple[int, str, tuple[str, ...]], ...] = ()
+
+class _Code(NamedTuple):
+    """The imports of a file, and ``later`` those that may not run; names that functions use; values spelt out in it."""
+
+    imports: frozenset[_Import] = frozenset()
+    later: frozenset[_Import] = frozenset()
     used: frozenset[str] = frozenset()
     literals: Mapping[str, Any] = types.MappingProxyType({})
 
-    def imported(self, module: str, file: str) -> Iterator[str]:
-        """Yield the modules that are imported, and the names taken from them, which may be modules, too."""
+    @staticmethod
+    def imported(module: str, file: str, imports: Iterable[_Import]) -> Iterator[str]:
+        """Yield the modules that a module imports, and the names taken from them, which may be modules, too."""
         package = module if Path(file).stem == "__init__" else module.rpartition(".")[0]
-        for level, name, names in self.imports:
+        for level, name, names in imports:
             above = ".".join(package.split(".")[: len(package.split(".")) - level + 1]) if level else ""
             base = ".".join(filter(None, (above, name)))
             yield base
@@ -411,17 +423,22 @@ def _read_code(content: bytes) -> _Code:
         tree = ast.parse(content)
     except (SyntaxError, ValueError, RecursionError):
         return _NO_CODE
-    imports: list[tuple[int, str, tuple[str, ...]]] = []
-    used: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            imports += [(0, alias.name, ()) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            imports.append((node.level, node.module or "", tuple(alias.name for alias in node.names)))
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            used.update(inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name))
-            used.update(inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute))
-    return _Code(tuple(imports), frozenset(used), dict(_literals(tree)))
+    functions = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    ]
+    unsure = [node for node in ast.walk(tree) if isinstance(node, ast.If | ast.Try)]
+    within = {inner for node in functions for inner in ast.walk(node)}
+    used = {node.id if isinstance(node, ast.Name) else node.attr for node in within if isinstance(node, _NAMES)}
+    later = {found for node in (*functions, *unsure) for inner in ast.walk(node) for found in _imports(inner)}
+    imports = {found for node in ast.walk(tree) for found in _imports(node)} - later
+    return _Code(frozenset(imports), frozenset(later), frozenset(used), dict(_literals(tree)))
+
+
+def _imports(node: ast.AST) -> Iterator[_Import]:
+    if isinstance(node, ast.Import):
+        yield from (_Import(0, alias.name, ()) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield _Import(node.level, node.module or "", tuple(alias.name for alias in node.names))
 
 
 def _literals(tree: ast.Module) -> Iterator[tuple[str, Any]]:

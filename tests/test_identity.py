@@ -529,3 +529,17 @@ def test_editable_distribution_is_known_by_its_files(tmp_path: Path, monkeypatch
 def test_installed_class_states_its_distribution() -> None:
     stated = identity_of(np.zeros(1))
     assert stated["packages"] == {"numpy": np.__version__}
+
+
+def test_lazy_import_does_not_change_the_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "lazy_part.py").write_text("def plan():\n    import lazy_other\n    return lazy_other.plan()\n")
+    other = tmp_path / "lazy_other.py"
+    other.write_text("SIZE = len('four')\ndef plan():\n    return SIZE\n")
+    plan = importlib.import_module("lazy_part").plan
+    before = identity_of(plan)
+    assert plan() == 4 and identity_of(plan) == before
+    other.write_text("SIZE = 5\n")
+    assert identity_of(plan) != before
+    for name in ("lazy_part", "lazy_other"):
+        monkeypatch.delitem(sys.modules, name)
