@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from openai import OpenAI
 from search_worlds import noise
 
 import search
-from mas_gym.errors import StoreError
+from mas_gym.errors import ConfigError, StoreError
 from mas_gym.policies import Sample, SamplingReply, SamplingRequest
 from mas_gym.programs import Program
 from mas_gym.prompts import ToolCall, with_calls
@@ -121,3 +122,49 @@ def test_damaged_requests_are_reported(tmp_path: Path) -> None:
     assert len(list(search.run("single", problems(2), store=store, **options))) == 2
     with open_store(store) as opened:
         assert all(len(plan.requests) == 2 for plan in opened.plans())
+
+
+# ---- temperature
+
+
+def greedy(question: str, client: OpenAI) -> str:
+    said = question
+    for _ in range(2):
+        messages: list[Any] = [{"role": "system", "content": "You are the Solver."}, {"role": "user", "content": said}]
+        reply = client.chat.completions.create(model="m", messages=messages, temperature=0)
+        said = str(reply.choices[0].message.content)
+    return said
+
+
+class Listening(Caller):
+    """Answers, and records the temperatures that it is asked for."""
+
+    def __init__(self) -> None:
+        self.temperatures = set[float]()
+
+    def said(self, request: SamplingRequest, seed: int) -> str:
+        self.temperatures.add(request.temperature)
+        return f"Final Answer: {seed % 3}"
+
+
+def test_temperature_0_in_the_program_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    program, policy = Program(greedy, agents=["Solver"]), Listening()
+    list(search.run("single", problems(2), program=program, policy=policy))
+    assert not caplog.records
+    for planner in ("sc:3", "mcts:4,2"):
+        list(search.run(planner, problems(3), program=program, policy=policy, training=True))
+    [record] = caplog.records
+    assert "the calls of 'Solver' ask for temperature 0" in record.message
+    assert "Program(..., temperature=0.7) or --program-temperature 0.7" in record.message
+    assert policy.temperatures == {0.0}
+
+
+def test_temperature_of_the_program_replaces_that_of_its_calls(caplog: pytest.LogCaptureFixture) -> None:
+    plain, policy = Program(greedy, agents=["Solver"]), Listening()
+    program = Program(greedy, agents=["Solver"], temperature=0.9)
+    list(search.run("sc:3", problems(2), program=program, policy=policy))
+    assert policy.temperatures == {0.9} and not caplog.records
+    assert plain.identity() != program.identity() == {**plain.identity(), "temperature": 0.9}
+    assert pickle.loads(pickle.dumps(program)).temperature == 0.9
+    with pytest.raises(ConfigError, match="expected a temperature"):
+        Program(greedy, agents=["Solver"], temperature=-1)

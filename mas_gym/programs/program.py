@@ -17,7 +17,7 @@ from gymnasium import spaces
 from mas_gym.env import Info, MASEnv, Observation
 from mas_gym.errors import ConfigError, IllegalActionError, shown, whole_number
 from mas_gym.graph import FAILED, MAS, Agent
-from mas_gym.policies.base import SamplingRequest, spoken
+from mas_gym.policies.base import SamplingRequest, effective_temperature, spoken
 from mas_gym.programs.calls import Call
 from mas_gym.programs.execution import Execution, Failed, Outcome, Script, Waiting
 from mas_gym.programs.runner import ProgramError, Runner, Session
@@ -54,6 +54,8 @@ class Program:
         parked: See the arguments.
         running: See the arguments.
         normalise: See the arguments.
+        temperature: See the arguments.
+        greedy_reported: Whether a run has warned that the program's calls ask for temperature 0.
         spec: The string that it was loaded from; None if it was not.
     """
 
@@ -70,6 +72,7 @@ class Program:
         settle: float = 0.01,
         parked: int | None = None,
         running: int = 64,
+        temperature: float | None = None,
     ) -> None:
         """Describe a program; nothing of it runs yet.
 
@@ -89,6 +92,8 @@ class Program:
                 default 1,024 of asynchronous functions that take a client and no ``base_url``, and 256 of others,
                 because those hold a connection or a thread each.
             running: Maximum number of executions started at once, beside those kept waiting; at most 16 of commands.
+            temperature: The temperature of every call, in place of the one that the program asks for. By default the
+                program's own counts, and the run's where it asks for none.
 
         Raises:
             ConfigError: An argument does not fit.
@@ -110,12 +115,15 @@ class Program:
             if not isinstance(seconds, int | float) or not 0 < seconds < 1e7:
                 raise ConfigError(f"{name}: expected a positive number of seconds, got {shown(seconds)}")
         self.timeout, self.settle, self.normalise = float(timeout), float(settle), normalise
+        self.temperature = None if temperature is None else effective_temperature(temperature)
+        self.greedy_reported = False
         if mas is not None and agents is not None:
             raise ConfigError("expected mas= or agents=, got both: a system names its agents already")
         self._given_mas, self._given_agents = mas, agents
         self._arguments = {
             "agents": agents, "mas": mas, "files": tuple(files), "normalise": normalise, "max_calls": max_calls,
             "timeout": timeout, "settle": settle, "parked": parked, "running": running,
+            "temperature": temperature,
         }  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -180,6 +188,8 @@ class Program:
         stated: dict[str, Any] = {"source": self.source.identity(), "max_calls": self.max_calls}
         if self.normalise is not None:
             stated["normalise"] = self.normalise
+        if self.temperature is not None:
+            stated["temperature"] = self.temperature
         if isinstance(self._given_agents, Mapping):
             stated["agents"] = dict(self._given_agents)
         return stated

@@ -298,7 +298,9 @@ class ActiveSearch:
         for slot, request in enumerate(self._requests):
             match request:
                 case Propose(state=state, n=n):
-                    prompt, seeds = self._prompt(state), self._seeds(state, n)
+                    prompt, seeds = self._prompt(state), list(self._seeds(state, n))
+                    if self.session is not None and self._drawn[state.digest] > 1 and prompt[2].temperature == 0:
+                        self.session.report_greedy(prompt[1].name)
                     entry = merged.setdefault(prompt, ([], []))
                     entry[0].extend(seeds)
                     entry[1].append((slot, state, n))
