@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import pickle
 import sqlite3
+import sys
 from collections.abc import Sequence
+from contextvars import ContextVar
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import jsonschema
 import pytest
 from openai import OpenAI
 from search_worlds import noise
@@ -17,6 +22,7 @@ import search
 from mas_gym.errors import ConfigError, StoreError
 from mas_gym.policies import Sample, SamplingReply, SamplingRequest
 from mas_gym.programs import Program
+from mas_gym.programs.schemas import instance
 from mas_gym.prompts import ToolCall, with_calls
 from mas_gym.tasks.base import Problem
 from search import open_store
@@ -168,3 +174,119 @@ def test_temperature_of_the_program_replaces_that_of_its_calls(caplog: pytest.Lo
     assert pickle.loads(pickle.dumps(program)).temperature == 0.9
     with pytest.raises(ConfigError, match="expected a temperature"):
         Program(greedy, agents=["Solver"], temperature=-1)
+
+
+# ---- the dry run
+
+
+SCHEMAS: dict[str, Any] = {
+    "required properties": {
+        "type": "object",
+        "properties": {"grade": {"enum": ["good", "bad"]}, "note": {"type": "string"}, "more": {"type": "integer"}},
+        "required": ["grade", "note"],
+        "additionalProperties": False,
+    },
+    "definitions": {
+        "$defs": {"Section": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}},
+        "type": "object",
+        "properties": {"sections": {"type": "array", "items": {"$ref": "#/$defs/Section"}}},
+        "required": ["sections"],
+    },
+    "recursion": {
+        "$defs": {
+            "Node": {
+                "type": "object",
+                "properties": {
+                    "children": {"type": "array", "items": {"$ref": "#/$defs/Node"}},
+                    "next": {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]},
+                },
+                "required": ["children", "next"],
+            }
+        },
+        "$ref": "#/$defs/Node",
+    },
+    "all of": {
+        "allOf": [
+            {"type": "object", "properties": {"a": {"type": "number", "minimum": 3}}, "required": ["a"]},
+            {"properties": {"b": {"type": ["null", "boolean"]}}, "required": ["b"]},
+        ]
+    },
+    "bounds": {
+        "type": "array",
+        "prefixItems": [{"type": "integer", "exclusiveMinimum": 4, "multipleOf": 3}, {"type": "number", "maximum": -1}],
+        "items": {"type": "string", "minLength": 30, "maxLength": 31},
+        "minItems": 4,
+    },
+    "formats": {"type": "string", "format": "date"},
+    "a constant": {"const": {"x": 1}},
+    "anything": True,
+}
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
+def test_instance_is_valid(schema: Any) -> None:
+    jsonschema.Draft202012Validator(schema).validate(instance(schema))
+
+
+def test_dry_run_follows_structured_output(caplog: pytest.LogCaptureFixture) -> None:
+    plan = SCHEMAS["definitions"]
+    done: list[str] = []
+
+    def orchestrates(question: str, client: OpenAI) -> str:
+        def ask(system: str, **more: Any) -> Any:
+            messages: Any = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+            return client.chat.completions.create(model="m", messages=messages, **more).choices[0].message
+
+        form = {"type": "json_schema", "json_schema": {"name": "plan", "schema": plan, "strict": True}}
+        for section in json.loads(ask("You are the Planner.", response_format=form).content)["sections"]:
+            done.append(section["name"])
+            ask("You are the Writer.")
+        grade = {"name": "grade", "parameters": SCHEMAS["required properties"]}
+        choice = {"type": "function", "function": {"name": "grade"}}
+        said = ask("You are the Judge.", tools=[{"type": "function", "function": grade}], tool_choice=choice)
+        return str(json.loads(said.tool_calls[0].function.arguments)["grade"])
+
+    with caplog.at_level(logging.INFO):
+        agents = [agent.name for agent in Program(orchestrates).mas.agents]
+    assert agents == ["Planner", "Writer", "Judge", "other agents"] and len(done) >= 1
+    said = "dry run of orchestrates: 3 model calls by Planner, Writer, Judge; it returned an answer"
+    assert [(record.levelname, record.message) for record in caplog.records] == [("INFO", said)]
+
+
+def test_dry_run_reports_where_it_failed_and_that_no_agent_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    def unnamed(question: str, client: OpenAI) -> str:
+        for _ in range(2):
+            messages: Any = [{"role": "user", "content": question}]
+            said = client.chat.completions.create(model="m", messages=messages).choices[0].message.content
+        return str(json.loads(str(said))["answer"])
+
+    assert [agent.name for agent in Program(unnamed).mas.agents] == ["m", "other agents"]
+    end, hint = caplog.records
+    assert "dry run of unnamed: 2 model calls by m; it failed: JSONDecodeError" in end.message
+    assert "count as 'other agents' unless agents= names them" in end.message
+    assert "one agent, 'm', makes all of them" in hint.message and "X-MAS-Agent" in hint.message
+
+
+# ---- nodes of a graph
+
+
+def test_agents_without_a_system_prompt_are_named_by_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    running: ContextVar[dict[str, Any] | None] = ContextVar("running", default=None)
+    module = SimpleNamespace(var_child_runnable_config=running)
+    monkeypatch.setitem(sys.modules, "langchain_core.runnables.config", module)
+
+    def graph(question: str, client: OpenAI) -> str:
+        said = question
+        for node, inner in (("planner", ""), ("team", "model"), ("judge", "")):
+            path = "|".join(f"{part}:1f2e" for part in (node, inner) if part)
+            running.set({"metadata": {"langgraph_node": inner or node, "langgraph_checkpoint_ns": path}})
+            messages: Any = [{"role": "user", "content": said}]
+            if node == "judge":
+                messages.insert(0, {"role": "system", "content": "You are the Critic."})
+            said = str(client.chat.completions.create(model="m", messages=messages).choices[0].message.content)
+        return said
+
+    program = Program(graph)
+    assert [agent.name for agent in program.mas.agents] == ["planner", "team", "Critic", "other agents"]
+    [plan] = search.run("sc:3", problems(1), program=program, policy=Listening())
+    assert plan.best is not None and [turn.speaker for turn in plan.best.state.turns] == [0, 1, 2]

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from mas_gym.errors import ConfigError, DataNotFoundError, IdentityError
+from mas_gym.programs import frameworks
 from mas_gym.programs.execution import CURRENT, Ended, Execution, Failed, ProgramStopped
 
 _PAUSES = (0.05, 0.2, 0.4)
@@ -143,6 +144,7 @@ class FunctionSource:
         try:
             given = self._arguments(execution, stage)
             CURRENT.set(execution)
+            frameworks.listen()
             execution.finish(ended(await self.function(execution.question, **given)))
         except BaseException as error:
             # After a stop nobody listens.
@@ -153,6 +155,7 @@ class FunctionSource:
             execution.thread = threading.get_ident()
             given = self._arguments(execution, stage)
             CURRENT.set(execution)
+            frameworks.listen()
             execution.finish(ended(self.function(execution.question, **given)))
         except BaseException as error:
             execution.finish(failed(error))
