@@ -42,9 +42,12 @@ from functools import cache, lru_cache
 from hashlib import blake2b
 from importlib import metadata
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from mas_gym.errors import IdentityError, PolicyError
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _SHIPPED = ("mas_gym", "search", "rewardmodels")
 ADDED = "added later"
@@ -56,6 +59,7 @@ _STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _UNKNOWN = object()
 _NAMES = (ast.Name, ast.Attribute)
+_SCRIPT = "__name__ == '__main__'"
 _LONGEST_VALUE = 200
 """Longest variable of a module that is stated in full, in characters of JSON."""
 
@@ -87,11 +91,14 @@ def identity_of(part: object) -> Any:
     {'class': 'partial', 'function': 'builtins.round', 'args': [], 'keywords': {'ndigits': 2}}
     """
     path = type(part).__name__
+    token = _read.set({} if _read.get() is None else _read.get())
     try:
         stated = _state(part, path, ())
         return _Stated(stated) if isinstance(stated, dict) else stated
     except RecursionError as error:
         raise IdentityError(f"{path} is nested too deeply; {_REMEDY}") from error
+    finally:
+        _read.reset(token)
 
 
 class _Stated(dict[str, Any]):
@@ -149,8 +156,10 @@ def _object(value: Any, path: str, inside: tuple[int, ...]) -> Any:
         parts = {"function": value.func, "args": value.args, "keywords": value.keywords}
         return {"class": "partial"} | {name: _state(part, f"{path}.{name}", inside) for name, part in parts.items()}
     if isinstance(value, types.MethodType):
-        owner = _state(value.__self__, f"{path}.__self__", inside)
-        return _code_of(value.__func__) | {"of": owner}
+        owner, function = _state(value.__self__, f"{path}.__self__", inside), value.__func__
+        if isinstance(function, types.FunctionType):
+            return _code_of(function) | {"of": owner}
+        return {"method": _state(function, f"{path}.__func__", inside), "of": owner}
     if isinstance(value, types.FunctionType):
         return _function(value, path, inside)
     if isinstance(value, types.BuiltinFunctionType):
@@ -232,6 +241,9 @@ def _closure(function: types.FunctionType) -> dict[str, Any]:
 
 # ------------------------------------------------------------------ code
 
+_read: ContextVar[dict[Any, Any] | None] = ContextVar("read", default=None)
+"""What has been found out about modules for the identity that is being stated; files may change later."""
+
 _being_stated: ContextVar[tuple[int, ...]] = ContextVar("being_stated", default=())
 """Classes and functions that are being stated now, to stop at code that refers to itself."""
 
@@ -246,12 +258,12 @@ def _code_of(part: Any) -> dict[str, Any]:
     if module.partition(".")[0] in (*_SHIPPED, "builtins"):
         return name
     if not _is_users(module):
-        return name | {"module": module} | _code_behind([module])
+        return name | {"module": module} | _code_behind((module,))
     if id(part) in outer or _in_module.get():
         return name
     token = _being_stated.set((*outer, id(part)))
     try:
-        behind = _code_behind([module]) if _has_file(part) else _typed(part)
+        behind = _code_behind((module,)) if _has_file(part) else _typed(part)
         members = _members(part) if isinstance(part, type) else {"place": _place(part.__code__)}
         return name | behind | members
     finally:
@@ -262,6 +274,23 @@ def _module_of(part: Any) -> str:
     return str(getattr(part, "__module__", None) or "")
 
 
+def _once(find: Callable[[T], R]) -> Callable[[T], R]:
+    """Find something out about modules once per identity."""
+
+    @functools.wraps(find)
+    def found(about: T) -> R:
+        known, key = _read.get(), (find, about, _in_module.get())
+        if known is None:
+            return find(about)
+        if key not in known:
+            known[key] = find(about)
+        answer: R = known[key]
+        return answer
+
+    return found
+
+
+@_once
 def _is_users(module: str) -> bool:
     """Whether a module belongs neither to this project nor to Python nor to an installed distribution."""
     if module.partition(".")[0] in (*_SHIPPED, "builtins"):
@@ -276,11 +305,13 @@ def _has_file(part: Any) -> bool:
     return _file_of(_module_of(part)) is not None and (code is None or not code.co_filename.startswith("<"))
 
 
-def _code_behind(modules: Iterable[str]) -> dict[str, Any]:
+@_once
+def _code_behind(modules: tuple[str, ...]) -> dict[str, Any]:
     """Return what determines the behaviour of modules: their files, packages and variables.
 
     Returns:
-        ``files``: the digests of the user's files, those that they import included; ``packages``: the versions of
+        ``files``: the digests of the user's files without what they do when run as scripts, those that they import
+        included; ``packages``: the versions of
         the distributions that these import; ``values``: the variables that functions in these files use, as far as
         they are plain values or instances of the user's classes.
     """
@@ -301,8 +332,9 @@ def _code_behind(modules: Iterable[str]) -> dict[str, Any]:
             continue
         content = _content(file)
         key = _shown_file(module, file)
-        files[key] = blake2b(content, digest_size=16).hexdigest()
         code = _read_code(content) if file.endswith((".py", ".pyw")) else _NO_CODE
+        lines = (line for number, line in enumerate(content.splitlines(True), 1) if number not in code.script)
+        files[key] = blake2b(b"".join(lines), digest_size=16).hexdigest()
         (left if loaded else later).extend([module.rpartition(".")[0], *code.imported(module, file, code.imports)])
         later += code.imported(module, file, code.later)
         for name, value in (_variables(module, code) if loaded else {}).items():
@@ -396,12 +428,21 @@ class _Import(NamedTuple):
 
 
 class _Code(NamedTuple):
-    """The imports of a file, and ``later`` those that may not run; names that functions use; values spelt out in it."""
+    """What a file says of itself.
+
+    Attributes:
+        imports: Its imports.
+        later: Those that may not run, in functions and under conditions.
+        used: The names that its functions use.
+        literals: The variables whose values it spells out.
+        script: The lines under ``if __name__ == "__main__":``.
+    """
 
     imports: frozenset[_Import] = frozenset()
     later: frozenset[_Import] = frozenset()
     used: frozenset[str] = frozenset()
     literals: Mapping[str, Any] = types.MappingProxyType({})
+    script: frozenset[int] = frozenset()
 
     @staticmethod
     def imported(module: str, file: str, imports: Iterable[_Import]) -> Iterator[str]:
@@ -423,6 +464,9 @@ def _read_code(content: bytes) -> _Code:
         tree = ast.parse(content)
     except (SyntaxError, ValueError, RecursionError):
         return _NO_CODE
+    scripts = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == _SCRIPT]
+    script = {line for node in scripts for line in range(node.lineno, (node.end_lineno or 0) + 1)}
+    tree.body = [node for node in tree.body if node not in scripts]
     functions = [
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
     ]
@@ -431,7 +475,7 @@ def _read_code(content: bytes) -> _Code:
     used = {node.id if isinstance(node, ast.Name) else node.attr for node in within if isinstance(node, _NAMES)}
     later = {found for node in (*functions, *unsure) for inner in ast.walk(node) for found in _imports(inner)}
     imports = {found for node in ast.walk(tree) for found in _imports(node)} - later
-    return _Code(frozenset(imports), frozenset(later), frozenset(used), dict(_literals(tree)))
+    return _Code(frozenset(imports), frozenset(later), frozenset(used), dict(_literals(tree)), frozenset(script))
 
 
 def _imports(node: ast.AST) -> Iterator[_Import]:
@@ -519,7 +563,7 @@ def _place(code: types.CodeType) -> Any:
     places = [p for p in code.co_positions() if None not in p and p[2:] != (0, 0)]
     if not places:
         return blake2b(_compiled(code).encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
-    return [*min((p[0], p[2]) for p in places), *max((p[1], p[3]) for p in places)]  # type: ignore[type-var]
+    return [*min((p[0], p[2]) for p in places), *max((p[1], p[3]) for p in places)]
 
 
 def _typed(part: Any) -> dict[str, Any]:
@@ -551,7 +595,7 @@ def _typed(part: Any) -> dict[str, Any]:
                         values[name] = _short(_value(name, value))
         if code is not part and _has_file(code):
             modules.add(_module_of(code))
-    behind = _code_behind(sorted(modules))
+    behind = _code_behind(tuple(sorted(modules)))
     digest = blake2b("\0".join(sources).encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
     return behind | {"source": digest, "values": behind.get("values", {}) | values}
 

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -140,6 +141,7 @@ DIFFERENT = {
     "partials": (functools.partial(base, 1), functools.partial(base, 2)),
     "keywords of partials": (functools.partial(int, base=2), functools.partial(int, base=8)),
     "bound methods": ([1].append, [2].append),
+    "methods that are no functions": tuple(types.MethodType(functools.partial(base, k), 1) for k in (1, 2)),
     "decorated functions": (decorator(1)(base), decorator(2)(base)),
     "decorated and not": (base, decorator(0)(base)),
     "builtins": (len, max),
@@ -543,3 +545,23 @@ def test_lazy_import_does_not_change_the_identity(tmp_path: Path, monkeypatch: p
     assert identity_of(plan) != before
     for name in ("lazy_part", "lazy_other"):
         monkeypatch.delitem(sys.modules, name)
+
+
+def test_script_block_does_not_change_the_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file, start = tmp_path / "script_part.py", "def plan():\n    return 1\n\nif __name__ == '__main__':\n    "
+    file.write_text(start + "print(plan())\n")
+    plan = importlib.import_module("script_part").plan
+    before = identity_of(plan)
+    file.write_text(start + "import test_identity\n    print(test_identity, plan())\n")
+    assert identity_of(plan) == before
+    file.write_text(start + "print(plan())\nprint(2)\n")
+    assert identity_of(plan) != before
+    monkeypatch.delitem(sys.modules, "script_part")
+
+
+def test_file_is_read_once_for_many_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    monkeypatch.setattr("mas_gym.identity._content", lambda file: reads.append(file) or Path(file).read_bytes())
+    identity_of([Inner(i) for i in range(100)])
+    assert len(reads) == len(set(reads)) > 0
