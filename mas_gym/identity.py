@@ -12,8 +12,9 @@ sampling parameters are unchanged. Each part states what determines its results:
 
 Most parts need no such method, because `identity_of` derives their identity: from the
 fields of a dataclass, the attributes of another object, and for user-defined functions and
-classes from their source and everything that the source refers to, for those of an installed
-package from their module's file. It raises `IdentityError`
+classes from their file, the user's files that it imports, and the versions of the installed
+distributions that these import. A distribution is known by its metadata, wherever it is
+installed; one in editable mode counts as the user's files. `identity_of` raises `IdentityError`
 for what it cannot state, such as an open connection, and names the path to it. In that case
 define ``identity``, or run without a store.
 
@@ -30,7 +31,6 @@ import inspect
 import json
 import math
 import os
-import re
 import sys
 import sysconfig
 import types
@@ -38,12 +38,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import blake2b
+from importlib import metadata
 from pathlib import Path, PurePath
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from mas_gym.errors import IdentityError, PolicyError
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _SHIPPED = ("mas_gym", "search", "rewardmodels")
 ADDED = "added later"
@@ -51,9 +55,13 @@ ADDED = "added later"
 
 _REMEDY = "define identity() on the part that holds it, or run without a store"
 _TAGS = {"bytes", "class", "float", "function", "mapping", "method", "path", "set"}
-_CONSTANTS = (bool, int, float, str, bytes, tuple, list, dict, set, frozenset, re.Pattern, Enum, functools.partial)
-_PACKAGES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
-_INSTALLED = (*_PACKAGES, *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+_STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_UNKNOWN = object()
+_NAMES = (ast.Name, ast.Attribute)
+_SCRIPT = "__name__ == '__main__'"
+_LONGEST_VALUE = 200
+"""Longest variable of a module that is stated in full, in characters of JSON."""
 
 
 @runtime_checkable
@@ -85,10 +93,18 @@ def identity_of(part: object) -> Any:
     inner = getattr(part, "identical_to", None)
     part = part if inner is None else inner
     path = type(part).__name__
+    token = _read.set({} if _read.get() is None else _read.get())
     try:
-        return _state(part, path, ())
+        stated = _state(part, path, ())
+        return _Stated(stated) if isinstance(stated, dict) else stated
     except RecursionError as error:
         raise IdentityError(f"{path} is nested too deeply; {_REMEDY}") from error
+    finally:
+        _read.reset(token)
+
+
+class _Stated(dict[str, Any]):
+    """An identity, which other parts include in theirs as it is."""
 
 
 def digest_of(identity: Any) -> str:
@@ -110,6 +126,8 @@ def _state(value: object, path: str, inside: tuple[int, ...]) -> Any:
         return {"bytes": blake2b(value, digest_size=16).hexdigest()}
     if isinstance(value, PurePath):
         return {"path": os.fspath(value)}
+    if isinstance(value, _Stated):
+        return value
     if isinstance(value, Mapping):
         return _mapping(value, path, inside)
     if isinstance(value, set | frozenset):
@@ -134,12 +152,16 @@ def _mapping(value: Mapping[Any, Any], path: str, inside: tuple[int, ...]) -> An
 
 
 def _object(value: Any, path: str, inside: tuple[int, ...]) -> Any:
+    if _in_module.get() and not isinstance(value, _CODE) and not _is_users(_module_of(type(value))):
+        raise IdentityError(f"{path}: expected a plain value, got {type(value).__name__}; {_REMEDY}")
     if isinstance(value, functools.partial):
         parts = {"function": value.func, "args": value.args, "keywords": value.keywords}
         return {"class": "partial"} | {name: _state(part, f"{path}.{name}", inside) for name, part in parts.items()}
     if isinstance(value, types.MethodType):
-        owner = _state(value.__self__, f"{path}.__self__", inside)
-        return _code_of(value.__func__) | {"of": owner}
+        owner, function = _state(value.__self__, f"{path}.__self__", inside), value.__func__
+        if isinstance(function, types.FunctionType):
+            return _code_of(function) | {"of": owner}
+        return {"method": _state(function, f"{path}.__func__", inside), "of": owner}
     if isinstance(value, types.FunctionType):
         return _function(value, path, inside)
     if isinstance(value, types.BuiltinFunctionType):
@@ -219,90 +241,317 @@ def _closure(function: types.FunctionType) -> dict[str, Any]:
     return cells
 
 
-# ------------------------------------------------------------------ source of user code
+# ------------------------------------------------------------------ code
+
+_read: ContextVar[dict[Any, Any] | None] = ContextVar("read", default=None)
+"""What has been found out about modules for the identity that is being stated; files may change later."""
 
 _being_stated: ContextVar[tuple[int, ...]] = ContextVar("being_stated", default=())
 """Classes and functions that are being stated now, to stop at code that refers to itself."""
 
+_in_module: ContextVar[bool] = ContextVar("in_module", default=False)
+"""Whether the variables of a module are being stated, beside which stand the files of their classes."""
+
 
 def _code_of(part: Any) -> dict[str, Any]:
-    """Name a class or function, with a digest of the source it depends on; if installed, of its module's file."""
-    name = {"class" if isinstance(part, type) else "function": part.__qualname__}
-    outer = _being_stated.get()
-    if _is_users(part):
-        if id(part) not in outer:
-            token = _being_stated.set((*outer, id(part)))
-            try:
-                name["source"] = _digest(_sources(part, set()))
-            finally:
-                _being_stated.reset(token)
-    elif (module := _module_of(part)).partition(".")[0] not in _SHIPPED:
-        name["module"] = module
-        if (digest := _file_digest(getattr(sys.modules.get(module), "__file__", None))) is not None:
-            name["source"] = digest
-    return name
-
-
-@cache
-def _file_digest(file: str | None) -> str | None:
-    """Return a digest of an installed package's module, so that a store does not answer for another version of it."""
-    if file is None or not file.endswith(".py") or not os.path.abspath(file).startswith(_PACKAGES):
-        return None
-    return _digest([Path(file).read_text(encoding="utf-8", errors="backslashreplace")])
-
-
-def _digest(texts: Iterable[str]) -> str:
-    digest = blake2b(digest_size=16)
-    for text in texts:
-        digest.update(text.encode("utf-8", "backslashreplace") + b"\0")
-    return digest.hexdigest()
+    """Name a class or function, and state the code that it depends on; that of this project is left out."""
+    name: dict[str, Any] = {"class" if isinstance(part, type) else "function": part.__qualname__}
+    module, outer = _module_of(part), _being_stated.get()
+    if module.partition(".")[0] in (*_SHIPPED, "builtins"):
+        return name
+    if not _is_users(module):
+        return name | {"module": module} | _code_behind((module,))
+    if id(part) in outer or _in_module.get():
+        return name
+    token = _being_stated.set((*outer, id(part)))
+    try:
+        behind = _code_behind((module,)) if _has_file(part) else _typed(part)
+        members = _members(part) if isinstance(part, type) else {"place": _place(part.__code__)}
+        return name | behind | members
+    finally:
+        _being_stated.reset(token)
 
 
 def _module_of(part: Any) -> str:
     return str(getattr(part, "__module__", None) or "")
 
 
-def _is_users(part: Any) -> bool:
-    """Whether a class, function or module belongs neither to this project nor to an installed package."""
-    name = part.__name__ if isinstance(part, types.ModuleType) else _module_of(part)
-    if name.partition(".")[0] in (*_SHIPPED, "builtins"):
+def _once(find: Callable[[T], R]) -> Callable[[T], R]:
+    """Find something out about modules once per identity."""
+
+    @functools.wraps(find)
+    def found(about: T) -> R:
+        known, key = _read.get(), (find, about, _in_module.get())
+        if known is None:
+            return find(about)
+        if key not in known:
+            known[key] = find(about)
+        answer: R = known[key]
+        return answer
+
+    return found
+
+
+@_once
+def _is_users(module: str) -> bool:
+    """Whether a module belongs neither to this project nor to Python nor to an installed distribution."""
+    if module.partition(".")[0] in (*_SHIPPED, "builtins"):
         return False
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return file is None or not os.path.abspath(file).startswith(_INSTALLED)
+    file = _file_of(module)
+    return not _is_standard(module, file) and (file is None or not _distributions_of(file))
 
 
-def _sources(part: Any, seen: set[int]) -> Iterator[str]:
-    """Yield the source of a class or function, then of the user code and constants that it refers to."""
-    if id(part) in seen or not _is_users(part):
-        return
-    seen.add(id(part))
-    if isinstance(part, types.FunctionType):
-        yield from _function_sources(part, seen)
-        return
-    yield _source(part)
-    for base in part.__mro__[1:]:
-        yield from _sources(base, seen)
-    for name, member in sorted(vars(part).items()):
-        functions = _functions(member)
-        for function in functions:
-            # The class's source is not enough: a class can be changed after its definition, or built by a function.
-            yield from _sources(function, seen)
-            for variable, value in _closure(function).items():
-                yield from _variable(f"{name}.{variable}", value, seen, strict=True)
-        if not functions and not (name.startswith("__") and name.endswith("__")):
-            yield from _variable(name, member, seen)
+def _has_file(part: Any) -> bool:
+    """Whether a class or function comes from its module's file, and not from a prompt, a notebook or ``exec``."""
+    code = getattr(part, "__code__", None)
+    return _file_of(_module_of(part)) is not None and (code is None or not code.co_filename.startswith("<"))
 
 
-def _function_sources(function: types.FunctionType, seen: set[int]) -> Iterator[str]:
-    yield _source(function)
-    names = sorted(_names(function.__code__))
-    for name in names:
-        value = function.__globals__.get(name)
-        if isinstance(value, types.ModuleType) and _is_users(value):
-            for attribute in names:
-                yield from _variable(f"{name}.{attribute}", vars(value).get(attribute), seen)
+@_once
+def _code_behind(modules: tuple[str, ...]) -> dict[str, Any]:
+    """Return what determines the behaviour of modules: their files, packages and variables.
+
+    Returns:
+        ``files``: the digests of the user's files without what they do when run as scripts, those that they import
+        included; ``packages``: the versions of
+        the distributions that these import; ``values``: the variables that functions in these files use, as far as
+        they are plain values or instances of the user's classes.
+    """
+    files: dict[str, str] = {}
+    packages: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    # Variables of modules that functions import are left out: whether those are loaded differs between processes.
+    left, later, seen = list(modules), list[str](), set[str]()
+    while left or later:
+        loaded = bool(left)
+        module = (left or later).pop()
+        file = None if module in seen or module.partition(".")[0] in _SHIPPED else _file_of(module)
+        seen.add(module)
+        if file is None or _is_standard(module, file):
+            continue
+        if found := _distributions_of(file):
+            packages |= found
+            continue
+        content = _content(file)
+        key = _shown_file(module, file)
+        code = _read_code(content) if file.endswith((".py", ".pyw")) else _NO_CODE
+        lines = (line for number, line in enumerate(content.splitlines(True), 1) if number not in code.script)
+        files[key] = blake2b(b"".join(lines), digest_size=16).hexdigest()
+        (left if loaded else later).extend([module.rpartition(".")[0], *code.imported(module, file, code.imports)])
+        later += code.imported(module, file, code.later)
+        for name, value in (_variables(module, code) if loaded else {}).items():
+            values[f"{key}: {name}"] = value
+    stated = {"files": files, "packages": packages, "values": values}
+    return {name: part for name, part in stated.items() if part}
+
+
+def _content(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise IdentityError(f"the file {file} cannot be read ({error.strerror}); {_REMEDY}") from error
+
+
+def _shown_file(module: str, file: str) -> str:
+    """Return a file's name below the folder that it is imported from, wherever that lies."""
+    path = Path(file)
+    parts = module.split(".")
+    return "/".join([*(parts if path.stem == "__init__" else parts[:-1]), path.name])
+
+
+def _file_of(module: str) -> str | None:
+    """Return a module's file without importing it; None if it has none."""
+    loaded = sys.modules.get(module)
+    if loaded is not None:
+        file = getattr(loaded, "__file__", None)
+        return os.path.abspath(file) if isinstance(file, str) and os.path.isfile(file) else None
+    spec = _spec_of(module)
+    return spec.origin if spec is not None and spec.has_location and spec.origin else None
+
+
+def _spec_of(module: str) -> Any:
+    """Find a module as an import would, but import none of its packages."""
+    package = module.rpartition(".")[0]
+    folders = None
+    if package:
+        above: Any = sys.modules.get(package) or _spec_of(package)
+        folders = getattr(above, "__path__", None) or getattr(above, "submodule_search_locations", None)
+        if folders is None:
+            return None
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        if module and find is not None and (spec := find(module, folders)) is not None:
+            return spec
+    return None
+
+
+def _is_standard(module: str, file: str | None) -> bool:
+    """Whether a module is part of Python; a user's file may have the same name."""
+    known = module.partition(".")[0] in sys.stdlib_module_names
+    return known and (file is None or file.startswith(_STANDARD))
+
+
+def _distributions_of(file: str) -> dict[str, str]:
+    """Return the versions of the installed distributions that a file belongs to, wherever they are installed.
+
+    A distribution that is installed in editable mode does not list its code, which counts as the user's.
+    """
+    for folder in Path(file).parents:
+        top = file[len(str(folder)) :].strip(os.sep).split(os.sep)[0]
+        found = _recorded(str(folder)).get(top)
+        if found:
+            return {str(dist.name): str(dist.version) for dist in found}
+    return {}
+
+
+@cache
+def _recorded(folder: str) -> dict[str, list[metadata.Distribution]]:
+    """Return the distributions installed in a folder, by the files and folders that they put there."""
+    found: dict[str, list[metadata.Distribution]] = {}
+    for dist in metadata.distributions(path=[folder]):
+        record = dist.read_text("RECORD")
+        if record is not None:
+            tops = {line.partition(",")[0].strip('"').partition("/")[0] for line in record.splitlines()}
+        elif os.path.basename(folder) in ("site-packages", "dist-packages"):
+            # Packages of the operating system have no record.
+            names = (dist.read_text("top_level.txt") or str(dist.name).replace("-", "_")).split()
+            tops = {*names, *(f"{name}.py" for name in names)}
         else:
-            yield from _variable(name, value, seen)
+            tops = set()
+        for top in tops - {"..", "__pycache__"}:
+            found.setdefault(top, []).append(dist)
+    return found
+
+
+class _Import(NamedTuple):
+    level: int
+    module: str
+    names: tuple[str, ...]
+
+
+class _Code(NamedTuple):
+    """What a file says of itself.
+
+    Attributes:
+        imports: Its imports.
+        later: Those that may not run, in functions and under conditions.
+        used: The names that its functions use.
+        literals: The variables whose values it spells out.
+        script: The lines under ``if __name__ == "__main__":``.
+    """
+
+    imports: frozenset[_Import] = frozenset()
+    later: frozenset[_Import] = frozenset()
+    used: frozenset[str] = frozenset()
+    literals: Mapping[str, Any] = types.MappingProxyType({})
+    script: frozenset[int] = frozenset()
+
+    @staticmethod
+    def imported(module: str, file: str, imports: Iterable[_Import]) -> Iterator[str]:
+        """Yield the modules that a module imports, and the names taken from them, which may be modules, too."""
+        package = module if Path(file).stem == "__init__" else module.rpartition(".")[0]
+        for level, name, names in imports:
+            above = ".".join(package.split(".")[: len(package.split(".")) - level + 1]) if level else ""
+            base = ".".join(filter(None, (above, name)))
+            yield base
+            yield from (f"{base}.{part}" for part in names)
+
+
+_NO_CODE = _Code()
+
+
+@lru_cache(maxsize=1024)
+def _read_code(content: bytes) -> _Code:
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError):
+        return _NO_CODE
+    scripts = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == _SCRIPT]
+    script = {line for node in scripts for line in range(node.lineno, (node.end_lineno or 0) + 1)}
+    tree.body = [node for node in tree.body if node not in scripts]
+    functions = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    ]
+    unsure = [node for node in ast.walk(tree) if isinstance(node, ast.If | ast.Try)]
+    within = {inner for node in functions for inner in ast.walk(node)}
+    used = {node.id if isinstance(node, ast.Name) else node.attr for node in within if isinstance(node, _NAMES)}
+    later = {found for node in (*functions, *unsure) for inner in ast.walk(node) for found in _imports(inner)}
+    imports = {found for node in ast.walk(tree) for found in _imports(node)} - later
+    return _Code(frozenset(imports), frozenset(later), frozenset(used), dict(_literals(tree)), frozenset(script))
+
+
+def _imports(node: ast.AST) -> Iterator[_Import]:
+    if isinstance(node, ast.Import):
+        yield from (_Import(0, alias.name, ()) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield _Import(node.level, node.module or "", tuple(alias.name for alias in node.names))
+
+
+def _literals(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    for node in tree.body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            value = ast.literal_eval(node.value)
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from ((target.id, value) for target in targets if isinstance(target, ast.Name))
+
+
+def _variables(module: str, code: _Code) -> dict[str, Any]:
+    """Return the variables of a module that functions use and that its file alone does not determine."""
+    if _in_module.get():
+        return {}
+    loaded, found = vars(sys.modules[module]) if module in sys.modules else {}, {}
+    for name in sorted(code.used & loaded.keys()):
+        value, literal = loaded[name], code.literals.get(name, _UNKNOWN)
+        # A container that has been filled since is often a cache, which is no reason to search again.
+        in_file = type(value) is type(literal) and (isinstance(value, list | dict | set) or value == literal)
+        if name.startswith("__") or isinstance(value, _CODE) or in_file:
+            continue
+        with suppress(IdentityError, RecursionError):
+            found[name] = _short(_value(name, value))
+    return found
+
+
+def _value(name: str, value: Any) -> Any:
+    """State a plain value, or an instance of a user's class. Raises `IdentityError` for anything else."""
+    token = _in_module.set(True)
+    try:
+        return _state(value, name, ())
+    finally:
+        _in_module.reset(token)
+
+
+def _short(value: Any) -> Any:
+    """Return a stated value, or its digest if it is long."""
+    return value if len(_text(value)) <= _LONGEST_VALUE else {"digest": digest_of(value)}
+
+
+def _members(part: type) -> dict[str, Any]:
+    """State what a class has got since its file was written: variables of functions around it, changed attributes."""
+    places: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    for base in part.__mro__:
+        if not _is_users(_module_of(base)):
+            continue
+        for name, member in sorted(vars(base).items()):
+            functions = _functions(member)
+            for function in (function for function in functions if not _has_file(base) or _is_written(function)):
+                places[f"{base.__qualname__}.{name}"] = _place(function.__code__)
+                for variable, value in _closure(function).items():
+                    if value is not base:
+                        path = f"{name}.{variable}"
+                        values[f"{base.__qualname__}.{path}"] = _state(value, path, ())
+            if not functions and not (name.startswith("__") and name.endswith("__")):
+                with suppress(IdentityError, RecursionError):
+                    values[f"{base.__qualname__}.{name}"] = _short(_value(name, member))
+    return {"places": places, "members": values}
+
+
+def _is_written(function: types.FunctionType) -> bool:
+    """Whether a user wrote a function; dataclasses and decorators of packages make others."""
+    file = function.__code__.co_filename
+    return not (file.startswith(("<", *_STANDARD)) or _distributions_of(file))
 
 
 def _functions(member: Any) -> list[types.FunctionType]:
@@ -311,64 +560,51 @@ def _functions(member: Any) -> list[types.FunctionType]:
     return [part for part in parts if isinstance(part, types.FunctionType)]
 
 
-def _variable(name: str, value: Any, seen: set[int], strict: bool = False) -> Iterator[str]:
-    """Yield what a name means to the code that uses it: source if it is code, else its identity.
+def _place(code: types.CodeType) -> Any:
+    """Return where code stands in its file, which tells it from other code with its name."""
+    places = [p for p in code.co_positions() if None not in p and p[2:] != (0, 0)]
+    if not places:
+        return blake2b(_compiled(code).encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
+    return [*min((p[0], p[2]) for p in places), *max((p[1], p[3]) for p in places)]
 
-    Args:
-        name: The name.
-        value: Its value; None if there is none.
-        seen: Ids of the code already visited.
-        strict: Whether a value that cannot be stated is an error; globals may be caches or clients.
 
-    Raises:
-        IdentityError: ``strict``, and the value cannot be stated.
-    """
-    value = inspect.unwrap(value) if callable(value) else value
-    if isinstance(value, type | types.FunctionType):
-        yield from _sources(value, seen)
-        return
-    if value is None or not (strict or isinstance(value, _CONSTANTS) or _is_users(type(value))):
-        return
-    try:
-        yield f"{name}={_text(_state(value, name, ()))}"
-    except IdentityError:
-        if strict:
-            raise
+def _typed(part: Any) -> dict[str, Any]:
+    """State code without a file: its compiled form, and everything that its names refer to."""
+    sources: list[str] = []
+    modules: set[str] = set()
+    values: dict[str, Any] = {}
+    left, seen = [part], set[int]()
+    while left:
+        code = left.pop()
+        if id(code) in seen:
+            continue
+        seen.add(id(code))
+        bases = code.__mro__ if isinstance(code, type) else ()
+        members = [member for base in bases if _is_users(_module_of(base)) for member in vars(base).values()]
+        for function in [code] if isinstance(code, types.FunctionType) else [f for m in members for f in _functions(m)]:
+            sources.append(_compiled(function.__code__))
+            for name in sorted(_names(function.__code__) & function.__globals__.keys()):
+                value = function.__globals__[name]
+                value = inspect.unwrap(value) if isinstance(value, types.FunctionType) else value
+                if isinstance(value, types.ModuleType):
+                    modules.add(value.__name__)
+                elif isinstance(value, type | types.FunctionType) and _is_users(_module_of(value)):
+                    left.append(value)
+                elif isinstance(value, type | types.FunctionType):
+                    modules.add(_module_of(value))
+                else:
+                    with suppress(IdentityError, RecursionError):
+                        values[name] = _short(_value(name, value))
+        if code is not part and _has_file(code):
+            modules.add(_module_of(code))
+    behind = _code_behind(tuple(sorted(modules)))
+    digest = blake2b("\0".join(sources).encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
+    return behind | {"source": digest, "values": behind.get("values", {}) | values}
 
 
 def _names(code: types.CodeType) -> set[str]:
     inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
     return set(code.co_names).union(*map(_names, inner))
-
-
-def _source(part: Any) -> str:
-    code = getattr(part, "__code__", None)
-    try:
-        if code is not None and code.co_name == "<lambda>":
-            return _lambda_source(code)
-        # From the code object: for a decorated function, getsource would return the inner function's source.
-        return inspect.getsource(part if code is None else code)
-    except (OSError, TypeError, SyntaxError):
-        # Typed at a prompt, or executed from a string: use the compiled code instead.
-        return "" if code is None else _compiled(code)
-
-
-def _lambda_source(code: types.CodeType) -> str:
-    """Return the expression of a lambda, whose lines may contain others.
-
-    Raises:
-        OSError: It cannot be found.
-    """
-    lines, _ = inspect.findsource(code)
-    places = [p for p in code.co_positions() if None not in p and p[2:] != (0, 0)]
-    span = (min((p[0], p[2]) for p in places), max((p[1], p[3]) for p in places)) if places else None
-    text = "".join(lines)
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Lambda):
-            body: Any = node.body
-            if ((body.lineno, body.col_offset), (body.end_lineno, body.end_col_offset)) == span:
-                return ast.get_source_segment(text, node) or ""
-    raise OSError("no such lambda")
 
 
 def _compiled(code: types.CodeType) -> str:

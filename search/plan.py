@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from html import escape
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from mas_gym.errors import whole_number
 from mas_gym.graph import MAS
 from mas_gym.policies.base import AsyncPolicy
-from mas_gym.prompts import current_answer
+from mas_gym.prompts import ChatMessage, current_answer
 from mas_gym.state import MASState
 from mas_gym.tasks.base import Grade, Problem, Task
 from search.tree import Tree
@@ -146,6 +146,8 @@ class Plan:
         error: Why the search failed; None if it did not.
         error_details: The traceback of that failure; not stored.
         mas: The system that was searched; filled in by the driver.
+        requests: For a program, the prompt that each message of the chosen path replies to, by the message's node;
+            long ones are cut.
     """
 
     candidates: tuple[Candidate, ...] = ()
@@ -159,6 +161,7 @@ class Plan:
     error: str | None = None
     error_details: str | None = field(default=None, repr=False, compare=False)
     mas: MAS | None = field(default=None, repr=False, compare=False)
+    requests: Mapping[int, tuple[ChatMessage, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def single(cls, state: MASState, score: float | None = None) -> Plan:

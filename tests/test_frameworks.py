@@ -69,6 +69,40 @@ def program(request: pytest.FixtureRequest) -> Iterator[Program]:
 SCRIPTED = ScriptedPolicy(said)
 
 
+def test_langgraph_agents_are_named_by_their_nodes() -> None:
+    pytest.importorskip("langgraph", reason="langgraph is not installed")
+    from langchain.agents import create_agent
+    from langchain_openai import ChatOpenAI
+    from langgraph.graph import END, START, MessagesState, StateGraph
+    from pydantic import BaseModel
+
+    class Outline(BaseModel):
+        sections: list[str]
+
+    def build(base_url: str) -> Any:
+        model = ChatOpenAI(model="m", base_url=base_url, api_key="any")  # type: ignore[arg-type]
+
+        async def outline(state: Any) -> Any:
+            found = await model.with_structured_output(Outline).ainvoke(state["messages"])
+            return {"messages": [("assistant", str(found))]}
+
+        def write(state: Any) -> Any:
+            return {"messages": [model.invoke(state["messages"])]}
+
+        graph = StateGraph(MessagesState)
+        steps = {"outline": outline, "write": write, "review": create_agent(model, tools=[])}
+        for (name, step), before in zip(steps.items(), [START, *steps], strict=False):
+            graph.add_node(name, step)
+            graph.add_edge(before, name)
+        graph.add_edge("review", END)
+        return graph.compile()
+
+    async def solve(question: str, base_url: str) -> str:
+        return str((await build(base_url).ainvoke({"messages": [("user", question)]}))["messages"][-1].content)
+
+    assert [agent.name for agent in Program(solve).mas.agents] == ["outline", "write", "review", "other agents"]
+
+
 @pytest.mark.parametrize("planner", COUNTS)
 def test_a_framework_gives_the_transcripts_of_the_mas(planner: str, program: Program) -> None:
     count = COUNTS[planner] * TIMES

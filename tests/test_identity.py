@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+import os
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -139,6 +141,7 @@ DIFFERENT = {
     "partials": (functools.partial(base, 1), functools.partial(base, 2)),
     "keywords of partials": (functools.partial(int, base=2), functools.partial(int, base=8)),
     "bound methods": ([1].append, [2].append),
+    "methods that are no functions": tuple(types.MethodType(functools.partial(base, k), 1) for k in (1, 2)),
     "decorated functions": (decorator(1)(base), decorator(2)(base)),
     "decorated and not": (base, decorator(0)(base)),
     "builtins": (len, max),
@@ -404,18 +407,161 @@ def test_a_shared_part_is_no_cycle() -> None:
     assert identity_of([part, part]) == [identity_of(part)] * 2
 
 
-def test_another_version_of_an_installed_package_is_another_planner(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    code = "class Wide:\n    def plan(self, model, root, rng):\n        yield []\n"
-    ask = (
-        "import sys; from mas_gym import identity; sys.path.insert(0, sys.argv[1]); "
-        "identity._PACKAGES = identity._INSTALLED = (sys.argv[1],); import wide; "
-        "print(identity.digest_of(identity.identity_of(wide.Wide())))"
-    )
+# ---- installed distributions, wherever they lie
+
+WIDGETS = """
+class Graph:
+    def __init__(self):
+        self.nodes, self.ids = {}, {id(self), id(type(self))}
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Graph
+"""
+AGENTS = """
+import os
+import widgets
+from prompts import PLAN
+
+GRAPH = widgets.Graph()
+MODEL = os.environ.get("MODEL", "small")
+CACHE = {}
+
+class Node(widgets.Graph):
+    graph = GRAPH
+    make = widgets.Graph().anything
+
+def solve(question, client):
+    CACHE[question] = MODEL, GRAPH, Node
+    messages = [{"role": "user", "content": PLAN + question}]
+    return client.chat.completions.create(model="m", messages=messages).choices[0].message.content
+"""
+SEARCHES = """
+import site, sys
+site.addsitedir(sys.argv[1])
+import search
+from mas_gym.policies import ScriptedPolicy
+from mas_gym.programs import Program
+from mas_gym.tasks.base import Problem
+
+policy = ScriptedPolicy(lambda request, seed: f"Final Answer: {seed % 3}")
+program = Program("agents.py:solve", agents=["Agent"])
+plans = search.run("sc:3", [Problem("a", "What?", "1")], program=program, policy=policy, store="runs.db")
+assert list(plans)[0].error is None
+print(plans.usage.agent_calls)
+"""
+
+
+def install(folder: Path, code: str, version: str, record: bool = True) -> None:
+    """Put a distribution of one package into a folder, as installers do."""
+    info = folder / "widgets_dist.dist-info"
+    for path in (folder / "widgets", info):
+        path.mkdir(parents=True, exist_ok=True)
+    (folder / "widgets" / "__init__.py").write_text(code)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: widgets-dist\nVersion: {version}\n")
+    if record:
+        (info / "RECORD").write_text("widgets/__init__.py,,\nwidgets_dist.dist-info/METADATA,,\n")
+    else:
+        (info / "top_level.txt").write_text("widgets\n")
+
+
+@pytest.mark.parametrize("where", ["PYTHONPATH", "a .pth file", "without a record"])
+def test_overlay_distribution_keeps_the_store(tmp_path: Path, where: str) -> None:
+    folder, sites = tmp_path / "overlay" / "site-packages", tmp_path / "sites"
+    install(folder, WIDGETS, "1.0", record=where != "without a record")
+    sites.mkdir()
+    (sites / "overlay.pth").write_text("" if where == "PYTHONPATH" else f"{folder}\n")
+    (tmp_path / "agents.py").write_text(AGENTS)
+    (tmp_path / "prompts.py").write_text("PLAN = 'Plan: '")
+    path = [str(Path(__file__).parents[1]), *([str(folder)] if where == "PYTHONPATH" else [])]
+
+    def searched(**environment: str) -> tuple[int, str]:
+        run = subprocess.run(
+            [sys.executable, "-B", "-c", SEARCHES, str(sites)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert run.returncode == 0, run.stderr
+        return int(run.stdout), run.stderr
+
+    assert searched(PYTHONHASHSEED="1") == (3, "")
+    assert searched(PYTHONHASHSEED="2") == (0, "")
+    if where != "PYTHONPATH":
+        return
+    install(folder, WIDGETS + "\nEDITED = 1\n", "1.0")
+    assert searched() == (0, "")
+    calls, said = searched(MODEL="large")
+    assert calls == 3 and "because the program's variable agents.py: MODEL was 'small', now 'large'" in said
+    (tmp_path / "prompts.py").write_text("PLAN = 'Plan it: '")
+    calls, said = searched()
+    assert calls == 3 and said.endswith("because the program's file prompts.py changed\n")
+    install(folder, WIDGETS, "1.1")
+    calls, said = searched()
+    assert calls == 3 and said.endswith("because the program's package widgets-dist was '1.0', now '1.1'\n")
+
+
+def test_editable_distribution_is_known_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "site-packages", "", "1.0")
+    (tmp_path / "site-packages" / "widgets" / "__init__.py").unlink()
+    (tmp_path / "site-packages" / "widgets").rmdir()
+    record = tmp_path / "site-packages" / "widgets_dist.dist-info" / "RECORD"
+    record.write_text("__editable__.widgets.pth,,\nwidgets_dist.dist-info/METADATA,,\n")
+    source = tmp_path / "project"
+    (source / "widgets_dev").mkdir(parents=True)
+    (source / "widgets_dist.egg-info").mkdir()
+    (source / "widgets_dist.egg-info" / "PKG-INFO").write_text("Name: widgets-dist\nVersion: 1.0\n")
+    (source / "widgets_dist.egg-info" / "top_level.txt").write_text("widgets_dev\n")
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    monkeypatch.syspath_prepend(source)
     found = []
-    for text in (code, code, code.replace("yield []", "yield [None]")):
-        (site / "wide.py").write_text(text, encoding="utf-8")
-        run = subprocess.run([sys.executable, "-B", "-c", ask, str(site)], capture_output=True, text=True, check=True)
-        found.append(run.stdout)
+    for bound in (1, 1, 2):
+        (source / "widgets_dev" / "__init__.py").write_text("from .inner import Wide")
+        (source / "widgets_dev" / "inner.py").write_text(f"class Wide:\n    bound = {bound}\n")
+        importlib.invalidate_caches()
+        found.append(identity_of(importlib.import_module("widgets_dev").Wide()))
+        for name in ("widgets_dev", "widgets_dev.inner"):
+            monkeypatch.delitem(sys.modules, name)
     assert found[0] == found[1] != found[2]
+    assert found[0]["files"].keys() == {"widgets_dev/__init__.py", "widgets_dev/inner.py"}
+    assert "packages" not in found[0]
+
+
+def test_installed_class_states_its_distribution() -> None:
+    stated = identity_of(np.zeros(1))
+    assert stated["packages"] == {"numpy": np.__version__}
+
+
+def test_lazy_import_does_not_change_the_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "lazy_part.py").write_text("def plan():\n    import lazy_other\n    return lazy_other.plan()\n")
+    other = tmp_path / "lazy_other.py"
+    other.write_text("SIZE = len('four')\ndef plan():\n    return SIZE\n")
+    plan = importlib.import_module("lazy_part").plan
+    before = identity_of(plan)
+    assert plan() == 4 and identity_of(plan) == before
+    other.write_text("SIZE = 5\n")
+    assert identity_of(plan) != before
+    for name in ("lazy_part", "lazy_other"):
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_script_block_does_not_change_the_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file, start = tmp_path / "script_part.py", "def plan():\n    return 1\n\nif __name__ == '__main__':\n    "
+    file.write_text(start + "print(plan())\n")
+    plan = importlib.import_module("script_part").plan
+    before = identity_of(plan)
+    file.write_text(start + "import test_identity\n    print(test_identity, plan())\n")
+    assert identity_of(plan) == before
+    file.write_text(start + "print(plan())\nprint(2)\n")
+    assert identity_of(plan) != before
+    monkeypatch.delitem(sys.modules, "script_part")
+
+
+def test_file_is_read_once_for_many_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    monkeypatch.setattr("mas_gym.identity._content", lambda file: reads.append(file) or Path(file).read_bytes())
+    identity_of([Inner(i) for i in range(100)])
+    assert len(reads) == len(set(reads)) > 0

@@ -500,6 +500,22 @@ def test_an_address_without_http_is_refused(address: str) -> None:
     assert split_address("claude@20250101") == ("claude@20250101", None)
 
 
+def test_openai_service_without_a_key_is_rejected_at_construction(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "MY_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(
+        ConfigError, match=r"openai:gpt: .*OPENAI_API_KEY, which is not set; export OPENAI_API_KEY=\.\.\."
+    ):
+        load_openai("gpt")
+    with pytest.raises(ConfigError, match="export MY_KEY="):
+        load_openai("gpt#key_env=MY_KEY")
+    assert load_openai("gpt@http://127.0.0.1:9/v1").base_url
+    monkeypatch.setenv("MY_KEY", "any")
+    assert load_openai("gpt#key_env=MY_KEY").base_url is None
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    assert load_openai("gpt").base_url == "http://127.0.0.1:9/v1"
+
+
 def test_options_in_the_string_and_beside_it() -> None:
     written = "a/b@https://h/v1#api=completions&price=1,0.5,2&logprobs=false&max_concurrency=9&extra_body={top_k: -1}"
     policy = load_openai(written, timeout=7)

@@ -127,8 +127,9 @@ class TestPerAgent:
         policies: dict[str, Policy] = policy.policies  # type: ignore[union-attr]
         assert policies["A"] is policies["B"]
 
-    def test_a_mapping_may_be_written_as_a_string(self) -> None:
+    def test_a_mapping_may_be_written_as_a_string(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("openai", reason="the openai package is not installed")
+        monkeypatch.setenv("OPENAI_API_KEY", "any")
         policy = load_policy("{Solver: 'openai:m@http://127.0.0.1:9/v1#timeout=3', '*': 'openai:m'}")
         assert policy.name == "Solver=openai:m, *=openai:m"
         for wrong in ("{Solver", "{Solver: 3}", "{3: tiny}"):

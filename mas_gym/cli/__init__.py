@@ -110,12 +110,14 @@ def front(
     if traces is not None:
         opt.check_folder(Path(traces))
         context.with_resource(telemetry.traces(traces, content=trace_content))
-    tasks = logging.getLogger("mas_gym.tasks")
-    if not tasks.handlers:
-        # What loading a task decided, such as the kind of its answers, is said in one line.
-        tasks.addHandler(console.NoteHandler())
-        tasks.setLevel(logging.INFO)
-        tasks.propagate = False
+    # What loading decided, such as the kind of a task's answers or a program's agents, and why a run is not resumed.
+    levels = {"mas_gym.tasks": logging.INFO, "mas_gym.programs": logging.INFO, "search.store": logging.WARNING}
+    for name, level in levels.items():
+        noted = logging.getLogger(name)
+        if not noted.handlers:
+            noted.addHandler(console.NoteHandler())
+            noted.setLevel(level)
+            noted.propagate = False
     searches = logging.getLogger("search")
     if debug:
         logging.basicConfig(level=logging.INFO, handlers=[console.log_handler(logging.INFO)])

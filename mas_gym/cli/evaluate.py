@@ -61,6 +61,7 @@ def evaluate(
     mas: opt.MASName = None,
     program: opt.ProgramSpec = None,
     program_file: opt.ProgramFiles = None,
+    program_temperature: opt.ProgramTemperature = None,
     policy: opt.PolicyName = None,
     critic: opt.CriticNames = None,
     planner: opt.PlannerNames = None,
@@ -98,7 +99,7 @@ def evaluate(
     arms = pair_arms(planner or ["single"], critic, lazy=True)
     _check_baseline(arms, baseline)
     problems = source.load()
-    system, code = opt.read_system(mas, program, program_file, problems)
+    system, code = opt.read_system(mas, program, program_file, program_temperature, problems)
     spec = opt.chosen_policy(policy, system)
     opt.warn_of_misuse(spec, source.task, system)
     alone = {"--ray": ray, "--cache": cache, "--log-json": log_json, "--match": match, "--traces": tracing.current()}

@@ -116,6 +116,10 @@ ProgramFiles = Annotated[
     list[str] | None,
     typer.Option("--program-file", help="File that a command or service depends on; needed for --store. Repeatable."),
 ]
+ProgramTemperature = Annotated[
+    float | None,
+    typer.Option("--program-temperature", help="Temperature of all calls, in place of what the program asks for."),
+]
 PolicyName = Annotated[
     str | None,
     typer.Option(
@@ -269,7 +273,12 @@ def with_task(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., 
 
 
 def read_system(
-    mas: str | None, program: str | None, files: Sequence[str] | None, task: Task | None, kind: str | None = None
+    mas: str | None,
+    program: str | None,
+    files: Sequence[str] | None,
+    temperature: float | None,
+    task: Task | None,
+    kind: str | None = None,
 ) -> tuple[MAS, Program | None]:
     """Load a program with the MAS that search sees in its place, which ``mas`` may name; or a MAS and no program.
 
@@ -280,11 +289,12 @@ def read_system(
     from mas_gym.tasks.loading import default_mas, mas_of_kind
 
     if program is not None:
-        more = {"mas": mas, "files": files}
-        loaded = load_program(program, **{name: value for name, value in more.items() if value})
+        more: dict[str, Any] = {"mas": mas or None, "files": files or None, "temperature": temperature}
+        loaded = load_program(program, **{name: value for name, value in more.items() if value is not None})
         return loaded.mas, loaded
-    if files:
-        raise ConfigError("--program-file: expected --program, too")
+    if files or temperature is not None:
+        option = "--program-file" if files else "--program-temperature"
+        raise ConfigError(f"{option}: expected --program, too")
     if mas is not None:
         return load_mas(mas), None
     return load_mas(mas_of_kind(kind or "number") if task is None else default_mas(task)), None

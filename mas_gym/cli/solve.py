@@ -39,6 +39,7 @@ def solve(
     mas: opt.MASName = None,
     program: opt.ProgramSpec = None,
     program_file: opt.ProgramFiles = None,
+    program_temperature: opt.ProgramTemperature = None,
     seed: opt.Seed = 42,
     tree: Annotated[Path | None, typer.Option("--tree", help="Write the search tree as an HTML page.")] = None,
     problem_id: Annotated[
@@ -58,7 +59,9 @@ def solve(
         problems = _own(sys.stdin.read() if question == "-" else question, source.kind)
     else:
         problems = _known(source.load(), problem_id)
-    system, code = opt.read_system(mas, program, program_file, None if task is None else problems, source.kind)
+    system, code = opt.read_system(
+        mas, program, program_file, program_temperature, None if task is None else problems, source.kind
+    )
     spec = opt.chosen_policy(policy, system)
     opt.warn_of_misuse(spec, task, system, problems[0].question)
     [arm] = pair_arms([planner], [critic] if critic else None)

@@ -153,11 +153,18 @@ class OpenAIPolicy:
 
         Raises:
             MissingDependencyError: The ``openai`` package is not installed.
+            ConfigError: There is no API key for the OpenAI service.
         """
         need("openai", "an openai: policy", "openai")
         self.options = options or OpenAIOptions()
         self.model = model
         self.base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
+        if self.base_url is None and not os.environ.get(self.options.key_env, "").strip():
+            raise ConfigError(
+                f"policy openai:{model}: expected the API key of the OpenAI service in the environment variable "
+                f"{self.options.key_env}, which is not set; export {self.options.key_env}=..., or name your server, as "
+                f"in openai:{model}@http://127.0.0.1:8000/v1"
+            )
         self.name = f"openai:{model}"
         self.independent_samples = self.options.choices == "seeds"
         self.takes_extra_body = self.options.api == "chat"

@@ -213,6 +213,7 @@ class Execution:
         place: The loop that it runs on, if it shares one; set by its runner.
         thread: The only thread that it is known to run on; set by its source.
         alone: Whether it has started no task beside its first; set by that loop.
+        nodes: The nodes of a graph that send requests, by the contents of the messages.
     """
 
     def __init__(
@@ -243,6 +244,7 @@ class Execution:
         self.place: Place | None = None
         self.thread: int | None = None
         self.alone = True
+        self.nodes: dict[tuple[str, ...], str] = {}
         self._host, self._report = host, report
         self._steps, self._order = deque(script.steps), list(script.beside)
         self._taken: list[Step] = []

@@ -27,6 +27,7 @@ from weakref import WeakValueDictionary
 from mas_gym.errors import MissingDependencyError, PolicyError
 from mas_gym.programs.calls import AGENT_HEADER, Call, CallError, Reply, completion, parsed_call, read_call, reply_to
 from mas_gym.programs.execution import Execution, L, ProgramStopped, Quiet, answer_use, given, in_thread
+from mas_gym.programs.frameworks import with_node
 
 MAX_BODY = 16 * 2**20
 MAX_HEAD = 2**16
@@ -128,7 +129,7 @@ class Gateway:
                 raise CallError(f"{method} /{route[:100]}: the gateway answers /v1/chat/completions alone", 404)
             if method != "POST":
                 raise CallError(f"expected POST, got {method}", 405)
-            call = self.read(body, headers)
+            call = self.read(body, with_node(execution, headers, body))
         except CallError as error:
             return Reply(error.status, "application/json", error.body())
         return call, execution.ask(call, quiet, later), execution
@@ -422,7 +423,8 @@ def _plain(gateway: Gateway, execution: Execution, named: dict[str, Any]) -> Cal
         return None
     # Omitted values of openai, and messages that are objects; a refusal becomes an exception of openai.
     with suppress(TypeError, ValueError, CallError):
-        return gateway.read(marshal.dumps(named, 0), headers, partial(_asked, gateway, named))
+        told = with_node(execution, headers, named)
+        return gateway.read(marshal.dumps(named, 0), told, partial(_asked, gateway, named))
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,17 +18,19 @@ from gymnasium import spaces
 from mas_gym.env import Info, MASEnv, Observation
 from mas_gym.errors import ConfigError, IllegalActionError, shown, whole_number
 from mas_gym.graph import FAILED, MAS, Agent
-from mas_gym.identity import identity_of
-from mas_gym.policies.base import SamplingRequest, spoken
+from mas_gym.policies.base import SamplingRequest, effective_temperature, spoken
 from mas_gym.programs.calls import Call
-from mas_gym.programs.execution import Execution, Failed, Outcome, Script, Waiting
+from mas_gym.programs.execution import Ended, Execution, Failed, Outcome, Script, Waiting
 from mas_gym.programs.runner import ProgramError, Runner, Session
+from mas_gym.programs.schemas import structured_reply
 from mas_gym.programs.sources import CommandSource, FunctionSource, ServiceSource, Source
 from mas_gym.prompts import ChatMessage, ToolCall, with_calls
 from mas_gym.spaces import Records
 from mas_gym.state import MASState
 from mas_gym.user_code import find_user_code, is_user_code, user_file
 from mas_gym.validation import MAX_NEW_TOKENS, MAX_TURNS
+
+logger = logging.getLogger("mas_gym.programs")
 
 OTHERS = "other agents"
 """The last agent of a program whose agents were found in a rehearsal: whoever calls and was not seen there."""
@@ -55,6 +58,8 @@ class Program:
         parked: See the arguments.
         running: See the arguments.
         normalise: See the arguments.
+        temperature: See the arguments.
+        greedy_reported: Whether a run has warned that the program's calls ask for temperature 0.
         spec: The string that it was loaded from; None if it was not.
     """
 
@@ -71,6 +76,7 @@ class Program:
         settle: float = 0.01,
         parked: int | None = None,
         running: int = 64,
+        temperature: float | None = None,
     ) -> None:
         """Describe a program; nothing of it runs yet.
 
@@ -90,6 +96,8 @@ class Program:
                 default 1,024 of asynchronous functions that take a client and no ``base_url``, and 256 of others,
                 because those hold a connection or a thread each.
             running: Maximum number of executions started at once, beside those kept waiting; at most 16 of commands.
+            temperature: The temperature of every call, in place of the one that the program asks for. By default the
+                program's own counts, and the run's where it asks for none.
 
         Raises:
             ConfigError: An argument does not fit.
@@ -111,12 +119,15 @@ class Program:
             if not isinstance(seconds, int | float) or not 0 < seconds < 1e7:
                 raise ConfigError(f"{name}: expected a positive number of seconds, got {shown(seconds)}")
         self.timeout, self.settle, self.normalise = float(timeout), float(settle), normalise
+        self.temperature = None if temperature is None else effective_temperature(temperature)
+        self.greedy_reported = False
         if mas is not None and agents is not None:
             raise ConfigError("expected mas= or agents=, got both: a system names its agents already")
         self._given_mas, self._given_agents = mas, agents
         self._arguments = {
             "agents": agents, "mas": mas, "files": tuple(files), "normalise": normalise, "max_calls": max_calls,
             "timeout": timeout, "settle": settle, "parked": parked, "running": running,
+            "temperature": temperature,
         }  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -178,9 +189,11 @@ class Program:
         Raises:
             IdentityError: A command or service does not state its files.
         """
-        stated = {"source": self.source.identity(), "max_calls": self.max_calls}
+        stated: dict[str, Any] = {"source": self.source.identity(), "max_calls": self.max_calls}
         if self.normalise is not None:
-            stated["normalise"] = identity_of(self.normalise)
+            stated["normalise"] = self.normalise
+        if self.temperature is not None:
+            stated["temperature"] = self.temperature
         if isinstance(self._given_agents, Mapping):
             stated["agents"] = dict(self._given_agents)
         return stated
@@ -254,18 +267,21 @@ def agent_name(call: Call) -> str:
 def rehearse(program: Program) -> list[str]:
     """Run a program once with a fixed reply to every call, and return the names of its agents in order.
 
-    Only tools that hand over to another agent are called, each of them once: others may have effects.
+    A call that demands a structure gets a small instance of it. Only tools that hand over to another agent are called,
+    each of them once: others may have effects. The log says where the run ended.
 
     Raises:
         ProgramError: It ended before its first call.
     """
     names: list[str] = []
+    unnamed: list[bool] = []
     handed: list[str] = []
     done = Event()
     ends: list[Outcome | Exception] = []
 
     def report(execution: Execution, outcome: Outcome | Exception) -> None:
         calls = outcome.calls if isinstance(outcome, Waiting) else ()
+        unnamed.extend(not call.agent and not call.system for call in calls[:1])
         names.extend(name for call in calls if (name := agent_name(call)) not in names)
         if not calls or left.pop() == 0:
             ends.append(outcome)
@@ -279,7 +295,7 @@ def rehearse(program: Program) -> list[str]:
         names = (tool["function"]["name"] for tool in offered)
         tool = next((name for name in names if name.startswith(_HANDOFF) and name not in handed), None)
         if tool is None:
-            return _REHEARSED_REPLY
+            return structured_reply(call, _REHEARSED_REPLY) or _REHEARSED_REPLY
         handed.append(tool)
         return with_calls("", [ToolCall(tool, "{}")])
 
@@ -300,7 +316,36 @@ def rehearse(program: Program) -> list[str]:
         end = ends[0]
         what = f"failed: {end.error}" if isinstance(end, Failed) else "returned"
         raise ProgramError(f"the program {program.name} {what} before its first model call")
+    _log_rehearsal(program.name, names, unnamed, ends[0])
     return names
+
+
+def _log_rehearsal(name: str, names: Sequence[str], unnamed: Sequence[bool], end: Outcome | Exception) -> None:
+    """Log who called and where the program ended.
+
+    Args:
+        name: The program's name.
+        names: Its agents.
+        unnamed: For each call, whether nothing in it names its agent.
+        end: The last outcome.
+    """
+    if isinstance(end, Ended):
+        how = "returned an answer"
+    elif isinstance(end, Waiting):
+        how = f"was stopped after {_REHEARSED_CALLS} calls"
+    else:
+        how = f"failed: {' '.join(str(end.error if isinstance(end, Failed) else end).split())[:300]}"
+    if not isinstance(end, Ended):
+        how += f"; agents that it did not reach count as {OTHERS!r} unless agents= names them"
+    level = logging.INFO if isinstance(end, Ended) else logging.WARNING
+    logger.log(level, "dry run of %s: %d model calls by %s; it %s", name, len(unnamed), ", ".join(names), how)
+    if len(names) == 1 and len(unnamed) > 1 and all(unnamed):
+        logger.warning(
+            "dry run of %s: no call names its agent, so one agent, %r, makes all of them, and figures per agent are "
+            "those of the whole program; give each agent a system prompt, or have it send the header X-MAS-Agent",
+            name,
+            names[0],
+        )
 
 
 _MOST_MESSAGES = 10_000

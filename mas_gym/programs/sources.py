@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 
 from mas_gym.errors import ConfigError, DataNotFoundError, IdentityError
 from mas_gym.guard import guard, kill
-from mas_gym.identity import identity_of
+from mas_gym.programs import frameworks
 from mas_gym.programs.execution import CURRENT, Ended, Execution, Failed, ProgramStopped
 
 _PAUSES = (0.05, 0.2, 0.4)
@@ -122,8 +122,8 @@ class FunctionSource:
         return "api_key" in self._named or "client" in self._named
 
     def identity(self) -> Any:
-        """Return the identity of the function: its source, and what that refers to."""
-        return {"function": identity_of(self.function)}
+        """Return the function."""
+        return {"code": self.function}
 
     def start(self, execution: Execution, stage: Stage) -> Callable[[], None]:
         """Run the function on the loop of programs or on a thread."""
@@ -147,6 +147,7 @@ class FunctionSource:
         try:
             given = self._arguments(execution, stage)
             CURRENT.set(execution)
+            frameworks.listen()
             execution.finish(ended(await self.function(execution.question, **given)))
         except BaseException as error:
             # After a stop nobody listens.
@@ -157,6 +158,7 @@ class FunctionSource:
             execution.thread = threading.get_ident()
             given = self._arguments(execution, stage)
             CURRENT.set(execution)
+            frameworks.listen()
             execution.finish(ended(self.function(execution.question, **given)))
         except BaseException as error:
             execution.finish(failed(error))
@@ -194,7 +196,7 @@ class CommandSource:
                 f"the command {shlex.join(self.words)!r} does not say which files determine what it does: name them "
                 "with Program(..., files=[...]) or --program-file, or run without a store"
             )
-        return {"command": self.words, "files": [path.read_bytes() for path in self.files]}
+        return {"command": self.words, "files": contents(self.files)}
 
     def start(self, execution: Execution, stage: Stage) -> Callable[[], None]:
         """Start a process in a group of its own; stopping kills the group."""
@@ -294,7 +296,7 @@ class ServiceSource:
                 f"the service {self.url} does not say which files determine what it does: name them with "
                 "Program(..., files=[...]) or --program-file, or run without a store"
             )
-        return {"service": self._parts.path, "files": [path.read_bytes() for path in self.files]}
+        return {"service": self._parts.path, "files": contents(self.files)}
 
     def start(self, execution: Execution, stage: Stage) -> Callable[[], None]:
         """Send the request on a thread; stopping closes the connection."""
@@ -345,6 +347,15 @@ class ServiceSource:
             reply = json.loads(body)
             return ended(reply.get("answer") if isinstance(reply, dict) else reply)
         return ended(body.decode("utf-8", "replace").strip())
+
+
+def contents(files: Sequence[Path]) -> dict[str, bytes]:
+    """Return the files' contents by name; equal names are numbered, because where files lie does not matter."""
+    found: dict[str, bytes] = {}
+    for place, path in enumerate(files):
+        alike = sum(other.name == path.name for other in files[:place])
+        found[f"{path.name} {alike + 1}" if alike else path.name] = path.read_bytes()
+    return found
 
 
 def stated_files(files: Sequence[str | os.PathLike[str]]) -> tuple[Path, ...]:

@@ -90,6 +90,8 @@ class TreePage:
         facts: Further names and values for the head of the page, such as planner and usage.
         title: Title of the page.
         program: Whether a program wrote the prompts, so that only it knows what an agent saw.
+        requests: Role and text of the messages that a program sent for a node's message, by node, as far as they are
+            known.
     """
 
     question: str
@@ -103,6 +105,7 @@ class TreePage:
     facts: Mapping[str, str] = field(default_factory=dict)
     title: str = "Search tree"
     program: bool = False
+    requests: Mapping[int, Sequence[tuple[str, str]]] = field(default_factory=dict)
 
 
 def tree_page(view: TreePage) -> str:
@@ -185,6 +188,7 @@ def tree_view(
         reference=reference,
         facts={**facts, **{name: f"{number:,}" for name, number in costs.items()}},
         program=plan.mas.program,
+        requests=plan.requests,
         title=", ".join(facts[name] for name in ("problem", "planner") if name in facts) or "Search tree",
     )
 
@@ -238,8 +242,18 @@ def _data(view: TreePage) -> str:
     columns = {name: _plain(column) for name, column in view.nodes.columns().items()}
     pool: dict[str, int] = {}
     columns["text"] = [pool.setdefault(text, len(pool)) for text in view.nodes.text]
+    requests = {
+        node: [(role, pool.setdefault(text, len(pool))) for role, text in messages]
+        for node, messages in view.requests.items()
+    }
     document = {name: value for name, value in vars(view).items() if name not in ("nodes", "title")}
-    document |= {"schema": SCHEMA, "facts": list(view.facts.items()), "texts": list(pool), "nodes": columns}
+    document |= {
+        "requests": requests,
+        "schema": SCHEMA,
+        "facts": list(view.facts.items()),
+        "texts": list(pool),
+        "nodes": columns,
+    }
     # Without "<" the text can neither close the script element nor open a comment in it. A lone surrogate, which
     # models can emit, is not a valid character.
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))

@@ -263,6 +263,14 @@
     return parts.length ? parts : [element("p", "dim", "Nothing: this agent received no message.")];
   }
 
+  // What a program sent to the model, tool results included; known on the chosen path.
+  function request(messages) {
+    const box = element("details", "request");
+    box.append(element("summary", "", `Request: ${messages.length} message${messages.length === 1 ? "" : "s"}`));
+    for (const [role, words] of messages) box.append(...message(role === "tool" ? "tool result" : role, -1, data.texts[words]));
+    return box;
+  }
+
   function showDetail() {
     const i = picked;
     const path = pathTo(i);
@@ -276,6 +284,7 @@
       parts.push(title, ...stats(i), element("h3", "", "Message"), ...message("", nodes.speaker[i], text(i)).slice(1));
     } else parts.push(element("h2", "", "Root"), ...stats(0), element("h3", "", "Question"), ...message("", -1, data.question).slice(1));
     if (data.program) {
+      if (data.requests[i]) parts.push(request(data.requests[i]));
       if (i) parts.push(element("h3", "", "The run before it"), ...localView(path.slice(0, -1), null));
     } else if (data.agents.length) {
       const agent = viewer ?? (i ? nodes.speaker[i] : 0);

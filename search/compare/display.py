@@ -189,7 +189,7 @@ def caption(rows: Sequence[ResultRow], shown: bool = True) -> str:
     sizes = sorted({row.problems for row in rows})
     problems = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
     seeds = sorted({seed for row in rows for seed in row.seeds})
-    deviations = any("±" in cell for row in rows for cell in cells(row, shown))
+    deviations = any("±" in cell for line in table_cells(rows, shown) for cell in line)
     over = f"mean{' ± std' * deviations} over seeds {', '.join(map(str, seeds))}"
     averaged = over if len(seeds) > 1 else f"seed {seeds[0]}"
     return (

@@ -119,7 +119,15 @@ CREATE TABLE grades (
     PRIMARY KEY (search, grading)
 ) WITHOUT ROWID;
 """
-TABLES += GRADINGS.lstrip() + GRADER_COSTS.lstrip()
+REQUESTS = """
+CREATE TABLE requests (             -- what programs asked for the messages of chosen paths
+    search INTEGER NOT NULL REFERENCES searches,
+    node INTEGER NOT NULL,          -- the reply
+    messages TEXT NOT NULL,         -- JSON: role and id of the text of each message
+    PRIMARY KEY (search, node)
+) WITHOUT ROWID;
+"""
+TABLES += GRADINGS.lstrip() + GRADER_COSTS.lstrip() + REQUESTS.lstrip()
 PARTS = {"nodes": "node", "candidates": "rank", "moments": "step"}
 """The tables that hold parts of a search, with the column that orders them."""
 COSTS = {
@@ -193,12 +201,21 @@ def checksum(rows: Sequence[Any]) -> bytes:
 
 
 def part_rows(connection: sqlite3.Connection, search: int) -> list[list[tuple[Any, ...]]]:
-    """Return a search's rows in each of `PARTS`, all columns, in order; then those in `COSTS`, if any."""
+    """Return a search's rows in each of `PARTS`, all columns, in order; then those in `COSTS` and requests, if any."""
     rows = [
         connection.execute(f"SELECT * FROM {table} WHERE search = ? ORDER BY {order}", (search,)).fetchall()
         for table, order in PARTS.items()
     ]
-    return [*rows, *([row] for row in cost_rows(connection, search).values())]
+    requests = request_rows(connection, search)
+    return [*rows, *([row] for row in cost_rows(connection, search).values()), *([requests] if requests else [])]
+
+
+def request_rows(connection: sqlite3.Connection, search: int) -> list[tuple[Any, ...]]:
+    """Return a search's rows in ``requests``, all columns, in order. Stores of older schemas lack this table."""
+    [version] = connection.execute("PRAGMA user_version").fetchone()
+    if version < 6:
+        return []
+    return connection.execute("SELECT * FROM requests WHERE search = ? ORDER BY node", (search,)).fetchall()
 
 
 def cost_rows(connection: sqlite3.Connection, search: int) -> dict[str, tuple[Any, ...]]:
@@ -304,16 +321,22 @@ def _upgrade_3(connection: sqlite3.Connection) -> None:
 def _upgrade_4(connection: sqlite3.Connection) -> None:
     """Add what schema 4 lacks: what judges cost that grade."""
     connection.execute(GRADER_COSTS)
+    _upgrade_5(connection)
+
+
+def _upgrade_5(connection: sqlite3.Connection) -> None:
+    """Add what schema 5 lacks: requests of programs."""
+    connection.execute(REQUESTS)
 
 
 FORMAT = Format(
     name="store",
     application=0x4D415347,
-    schema=5,
+    schema=6,
     tables=TABLES,
     error=StoreError,
     origin="a run with --store FILE or store=FILE writes one",
-    upgrades={1: _upgrade_1, 2: _upgrade_2, 3: _upgrade_3, 4: _upgrade_4},
+    upgrades={1: _upgrade_1, 2: _upgrade_2, 3: _upgrade_3, 4: _upgrade_4, 5: _upgrade_5},
 )
 
 

@@ -35,7 +35,9 @@ from search.store.store import Store
 FORM = 2
 """The form of a run's config. In form 1, planners, policies and critics stated only a part of their identity."""
 
-_PARTS = ("planner", "policy", "critic", "grading", "program")
+_FOLLOWING = {"place", "places", "values"}
+_TOLD = 4
+"""Most differences that are listed between a run and the stored one of the same name."""
 
 
 def run_config(setup: Setup, problems: Iterable[Problem], policy: Any) -> dict[str, Any]:
@@ -105,25 +107,50 @@ def run_facts(setup: Setup, problems: Iterable[Problem]) -> dict[str, Any]:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return what differs between two configs, ``"planner.fields.width was 1, now 8"``."""
-    found: list[str] = []
-    for key in dict.fromkeys((*new, *old)):
-        pairs = _unequal(old.get(key), new.get(key), key) if key in _PARTS else [(key, old.get(key), new.get(key))]
-        found += [f"{path} was {_brief(was)}, now {_brief(now)}" for path, was, now in pairs if was != now]
-    return found
+    """Return what differs between two configs, ``"planner.fields.width was 1, now 8"``.
+
+    >>> differences({"program": {"files": {"agents.py": "1f"}}}, {"program": {"files": {"agents.py": "2e"}}})
+    ["the program's file agents.py changed"]
+    """
+    found = list(_unequal(dict(old), dict(new), ()))
+    # The places of code in a changed file, and the values of its variables, usually follow from the change.
+    edited = {path[0] for path, *_ in found if "files" in path}
+    kept = [entry for entry in found if not (entry[0][0] in edited and _FOLLOWING & set(entry[0]))]
+    return list(dict.fromkeys(_told(*entry) for entry in kept))
 
 
-def _unequal(old: Any, new: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(old, dict) and isinstance(new, dict):
+def _unequal(old: Any, new: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    if isinstance(old, dict) and isinstance(new, dict) and path != ("mas",):
         for key in dict.fromkeys((*new, *old)):
-            yield from _unequal(old.get(key), new.get(key), f"{path}.{key}")
+            yield from _unequal(old.get(key), new.get(key), (*path, key))
     elif old != new:
         yield path, old, new
 
 
+def _told(path: tuple[str, ...], old: Any, new: Any) -> str:
+    for kind, noun in (("files", "file"), ("packages", "package"), ("values", "variable")):
+        if kind in path[1:-1]:
+            what = f"the {path[0]}'s {noun} {path[path.index(kind) + 1]}"
+            if kind == "files" and old is not None and new is not None:
+                return f"{what} changed"
+            return f"{what} was {_brief(old)}, now {_brief(new)}"
+    return f"{'.'.join(path)} was {_brief(old)}, now {_brief(new)}"
+
+
 def _brief(value: object) -> str:
-    text = ascii(value)
+    text = "absent" if value is None else ascii(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _named_alike(old: RunInfo, config: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """Whether a stored run has the planner, critic, seed, policy, system and task of another one, by their names."""
+
+    def names(config: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Any]:
+        parts = [(config.get(key) or {}).get("name") for key in ("policy", "critic", "mas")]
+        settings = [config.get(key) for key in ("schema", "seed", "training")]
+        return [*parts, *settings, *(facts.get(key) for key in ("planner", "task", "split"))]
+
+    return names(old.config, old.facts) == names(config, facts)
 
 
 def continues(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
@@ -284,7 +311,7 @@ class RunRecord:
         self._check_name(name, config)
         found = self._known()
         if found is None:
-            self._announce(config)
+            self._announce(config, facts)
             row = (self.run, name, text, json.dumps(facts, sort_keys=True))
             self._connection.execute("INSERT OR REPLACE INTO runs (run, name, config, facts) VALUES (?, ?, ?, ?)", row)
         elif name is not None and found.name is None:
@@ -331,10 +358,11 @@ class RunRecord:
             "use the same settings, another name, or another store"
         )
 
-    def _announce(self, config: Mapping[str, Any]) -> None:
-        """Name the runs that this one would have resumed before identities were stated in full."""
+    def _announce(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        """Name the runs that this one would have resumed but for its form of identity, or for some of its parts."""
         if "schema" not in config:
             return
+        alike: list[tuple[int, str, RunInfo, list[str]]] = []
         for (run,) in self._connection.execute("SELECT run FROM runs").fetchall():
             try:
                 info = read_run(self._connection, run)
@@ -348,6 +376,20 @@ class RunRecord:
                     ascii(info.name or run[:8]),
                     ascii(info.label),
                 )
+            elif info is not None and _named_alike(info, config, facts):
+                changed = differences(info.config, config)
+                alike.append((len(changed), run, info, changed))
+        if alike:
+            _, run, info, changed = min(alike, key=lambda entry: entry[:2])
+            more = f"; and {len(changed) - _TOLD} more" if len(changed) > _TOLD else ""
+            logger.warning(
+                "store %s: this run does not resume the stored run %s (%s), because %s%s",
+                self.path,
+                ascii(info.name or run[:8]),
+                ascii(info.label),
+                "; ".join(changed[:_TOLD]),
+                more,
+            )
 
     def _note(self, **facts: Any) -> None:
         """Write the run's row."""

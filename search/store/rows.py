@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -14,6 +14,7 @@ from mas_gym.database import is_damage, transaction
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ConfigError, MASGymError
 from mas_gym.graph import MAS
+from mas_gym.prompts import ChatMessage
 from mas_gym.state import MASState
 from mas_gym.tasks.base import Problem
 from search.plan import AnytimePoint, Candidate, Plan, Usage
@@ -27,6 +28,7 @@ from search.store.file import (
     cost_rows,
     digest,
     part_rows,
+    request_rows,
     seal_search,
 )
 from search.tree import SCHEMA as TREE_SCHEMA
@@ -111,7 +113,7 @@ class Writer:
     def search(self, run: str, problem: Problem, plan: Plan, seeds: Seeds) -> bytes:
         """Store a plan with its tree, in place of an earlier one of the same problem, and return its checksum."""
         key = search_id(run, problem.id)
-        for table in (*PARTS, *COSTS, "grades"):
+        for table in (*PARTS, *COSTS, "grades", "requests"):
             self._connection.execute(f"DELETE FROM {table} WHERE search = ?", (key,))
         row = {
             "id": key,
@@ -140,6 +142,7 @@ class Writer:
             self._many("nodes", self._nodes(key, plan.tree, seeds))
         self._many("candidates", (self._candidate(key, rank, c) for rank, c in enumerate(plan.candidates, 1)))
         self._many("moments", (self._moment(key, step, m) for step, m in enumerate(plan.anytime)))
+        self._many("requests", (self._request(key, *request) for request in sorted(plan.requests.items())))
         return seal_search(self._connection, key)
 
     def _many(self, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
@@ -175,6 +178,10 @@ class Writer:
 
     def _candidate(self, key: int, rank: int, candidate: Candidate) -> tuple[Any, ...]:
         return key, rank, candidate.node, candidate.score, self.text(candidate.answer), int(bool(candidate.correct))
+
+    def _request(self, key: int, node: int, messages: Sequence[ChatMessage]) -> tuple[Any, ...]:
+        texts = [(message.role, self.text(message.content)) for message in messages]
+        return key, node, json.dumps([[role, text.hex()] for role, text in texts if text is not None])
 
     def _moment(self, key: int, step: int, moment: AnytimePoint) -> tuple[Any, ...]:
         answer = self.text(moment.answer)
@@ -267,11 +274,13 @@ class Reader:
         tree: Tree | None = None
         candidates: tuple[Candidate, ...] = ()
         moments: tuple[AnytimePoint, ...] = ()
+        requests: dict[int, tuple[ChatMessage, ...]] = {}
         if dynamics is not None and row["error"] is None:
             nodes, found, curve = self.parts(row)
             tree = _tree(row["question"], nodes, dynamics)
             candidates = tuple(_candidate(tree, entry) for entry in found)
             moments = tuple(_moment(tree, *entry[2:]) for entry in curve)
+            requests = self._requests(row["id"])
         return Plan(
             candidates=candidates,
             tree=tree,
@@ -283,7 +292,17 @@ class Reader:
             stopped=row["stopped"],
             error=row["error"],
             mas=None if dynamics is None else dynamics.mas,
+            requests=requests,
         )
+
+    def _requests(self, search: int) -> dict[int, tuple[ChatMessage, ...]]:
+        """Return the prompts of a search's chosen path by node; `parts` has checked their digest."""
+        found: dict[int, tuple[ChatMessage, ...]] = {}
+        for row in request_rows(self._connection, search):
+            check_types("requests", row)
+            messages = [(role, self._text(bytes.fromhex(text))) for role, text in json.loads(row[2])]
+            found[row[1]] = tuple(ChatMessage(role, text or "") for role, text in messages)
+        return found
 
     def parts(self, row: Mapping[str, Any]) -> tuple[list[NodeRow], list[CandidateRow], list[tuple[Any, ...]]]:
         """Return a search's nodes, candidates and points of its curve, texts resolved."""

@@ -1,0 +1,292 @@
+"""What programs send: requests kept for the chosen path, agents named by a graph's nodes, temperatures, the dry run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import sqlite3
+import sys
+from collections.abc import Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import pytest
+from openai import OpenAI
+from search_worlds import noise
+
+import search
+from mas_gym.errors import ConfigError, StoreError
+from mas_gym.policies import Sample, SamplingReply, SamplingRequest
+from mas_gym.programs import Program
+from mas_gym.programs.schemas import instance
+from mas_gym.prompts import ToolCall, with_calls
+from mas_gym.tasks.base import Problem
+from search import open_store
+
+SEARCH = {"type": "function", "function": {"name": "search_web", "parameters": {"type": "object"}}}
+LONG = "You are the Researcher. " + "Cite every source that you use. " * 400
+FOUND = "Paris </script><b>has</b> 2,102,650 inhabitants"
+
+
+class Caller:
+    """A policy that calls a tool first and then answers."""
+
+    name, max_batch, takes_extra_body = "caller", 64, True
+
+    def identity(self) -> str:
+        return "caller"
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
+        return [SamplingReply(tuple(Sample(self.said(r, s), 5, -1.0, "stop") for s in r.seeds)) for r in requests]
+
+    def said(self, request: SamplingRequest, seed: int) -> str:
+        if request.messages[-1].role == "tool":
+            return f"Final Answer: {int(noise(request.messages, seed) * 3)}"
+        return with_calls("", [ToolCall("search_web", json.dumps({"query": f"q{seed % 3}"}))])
+
+
+def researches(question: str, client: OpenAI) -> str:
+    """Agentic retrieval: the model calls a search tool until it answers."""
+    messages: list[Any] = [{"role": "system", "content": LONG}, {"role": "user", "content": question}]
+    while True:
+        reply = client.chat.completions.create(model="m", messages=messages, tools=[SEARCH])  # type: ignore[list-item]
+        message = reply.choices[0].message
+        if not message.tool_calls:
+            return str(message.content)
+        messages.append(message.model_dump(exclude_none=True))
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": FOUND} for call in message.tool_calls]
+
+
+def problems(count: int) -> list[Problem]:
+    return [Problem(f"p{i}", f"How many live in Paris ({i})?", "1", "number") for i in range(count)]
+
+
+# ---- requests of the chosen path
+
+
+def test_tree_page_shows_requests_and_tool_results(tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    options: dict[str, Any] = {"program": Program(researches, agents=["Researcher"]), "policy": Caller()}
+    [fresh] = search.run("sc:3", problems(1), store=store, **options)
+    assert fresh.error is None, fresh.error_details
+    with open_store(store) as opened:
+        [stored] = opened.plans()
+    assert stored.requests == fresh.requests and len(fresh.requests) == 2
+    path = []
+    node = fresh.best.node if fresh.best is not None else None
+    while node:
+        path.append(node)
+        node = fresh.tree[node].parent if fresh.tree is not None else None
+    assert fresh.requests.keys() == set(path)
+    roles = [[message.role for message in fresh.requests[node]] for node in reversed(path)]
+    assert roles == [["system", "user"], ["system", "user", "assistant", "tool"]]
+    page = stored.write_page(tmp_path / "tree.html").read_text(encoding="utf-8")
+    assert FOUND.replace("<", "\\u003c") in page and FOUND not in page
+    data = json.loads(page.partition('type="application/json">')[2].partition("</script>")[0])
+    shown = {role: data["texts"][text] for role, text in data["requests"][str(max(path))]}
+    assert (shown["tool"], shown["system"]) == (FOUND, LONG)
+
+
+def test_store_keeps_a_shared_system_prompt_once(tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    program = Program(researches, agents=["Researcher"])
+    plans = list(search.run("sc:2", problems(20), program=program, policy=Caller(), store=store))
+    assert all(plan.error is None and plan.requests for plan in plans)
+    connection = sqlite3.connect(store)
+    assert connection.execute("SELECT count(*) FROM requests").fetchone() == (40,)
+    [(texts,)] = connection.execute("SELECT count(*) FROM texts WHERE length(text) > 5000").fetchall()
+    [(size,)] = connection.execute("SELECT sum(length(messages)) FROM requests").fetchall()
+    connection.close()
+    assert texts == 1 and size < 40 * 300
+
+
+def test_long_requests_are_cut(tmp_path: Path) -> None:
+    def talks(question: str, client: OpenAI) -> str:
+        turns = [{"role": "user", "content": f"{i} " + "x" * (30_000 if i == 250 else 1)} for i in range(300)]
+        return str(client.chat.completions.create(model="m", messages=turns).choices[0].message.content)  # type: ignore[arg-type]
+
+    [plan] = search.run("single", problems(1), program=Program(talks, agents=["A"]), policy=Caller())
+    [request] = plan.requests.values()
+    assert [message.content.split()[0] for message in request] == ["0", *map(str, range(101, 300))]
+    assert max(len(message.content) for message in request) == 20_006
+
+
+def test_damaged_requests_are_reported(tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    options: dict[str, Any] = {"program": Program(researches, agents=["Researcher"]), "policy": Caller()}
+    list(search.run("single", problems(2), store=store, **options))
+    connection = sqlite3.connect(store)
+    connection.execute("UPDATE requests SET messages = '[]' WHERE node = 1 AND search = (SELECT min(id) FROM searches)")
+    connection.commit()
+    connection.close()
+    with open_store(store) as opened, pytest.raises(StoreError, match="its tree is not what was written"):
+        list(opened.plans())
+    assert len(list(search.run("single", problems(2), store=store, **options))) == 2
+    with open_store(store) as opened:
+        assert all(len(plan.requests) == 2 for plan in opened.plans())
+
+
+# ---- temperature
+
+
+def greedy(question: str, client: OpenAI) -> str:
+    said = question
+    for _ in range(2):
+        messages: list[Any] = [{"role": "system", "content": "You are the Solver."}, {"role": "user", "content": said}]
+        reply = client.chat.completions.create(model="m", messages=messages, temperature=0)
+        said = str(reply.choices[0].message.content)
+    return said
+
+
+class Listening(Caller):
+    """Answers, and records the temperatures that it is asked for."""
+
+    def __init__(self) -> None:
+        self.temperatures = set[float]()
+
+    def said(self, request: SamplingRequest, seed: int) -> str:
+        self.temperatures.add(request.temperature)
+        return f"Final Answer: {seed % 3}"
+
+
+def test_temperature_0_in_the_program_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    program, policy = Program(greedy, agents=["Solver"]), Listening()
+    list(search.run("single", problems(2), program=program, policy=policy))
+    assert not caplog.records
+    for planner in ("sc:3", "mcts:4,2"):
+        list(search.run(planner, problems(3), program=program, policy=policy, training=True))
+    [record] = caplog.records
+    assert "the calls of 'Solver' ask for temperature 0" in record.message
+    assert "Program(..., temperature=0.7) or --program-temperature 0.7" in record.message
+    assert policy.temperatures == {0.0}
+
+
+def test_temperature_of_the_program_replaces_that_of_its_calls(caplog: pytest.LogCaptureFixture) -> None:
+    plain, policy = Program(greedy, agents=["Solver"]), Listening()
+    program = Program(greedy, agents=["Solver"], temperature=0.9)
+    list(search.run("sc:3", problems(2), program=program, policy=policy))
+    assert policy.temperatures == {0.9} and not caplog.records
+    assert plain.identity() != program.identity() == {**plain.identity(), "temperature": 0.9}
+    assert pickle.loads(pickle.dumps(program)).temperature == 0.9
+    with pytest.raises(ConfigError, match="expected a temperature"):
+        Program(greedy, agents=["Solver"], temperature=-1)
+
+
+# ---- the dry run
+
+
+SCHEMAS: dict[str, Any] = {
+    "required properties": {
+        "type": "object",
+        "properties": {"grade": {"enum": ["good", "bad"]}, "note": {"type": "string"}, "more": {"type": "integer"}},
+        "required": ["grade", "note"],
+        "additionalProperties": False,
+    },
+    "definitions": {
+        "$defs": {"Section": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}},
+        "type": "object",
+        "properties": {"sections": {"type": "array", "items": {"$ref": "#/$defs/Section"}}},
+        "required": ["sections"],
+    },
+    "recursion": {
+        "$defs": {
+            "Node": {
+                "type": "object",
+                "properties": {
+                    "children": {"type": "array", "items": {"$ref": "#/$defs/Node"}},
+                    "next": {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]},
+                },
+                "required": ["children", "next"],
+            }
+        },
+        "$ref": "#/$defs/Node",
+    },
+    "all of": {
+        "allOf": [
+            {"type": "object", "properties": {"a": {"type": "number", "minimum": 3}}, "required": ["a"]},
+            {"properties": {"b": {"type": ["null", "boolean"]}}, "required": ["b"]},
+        ]
+    },
+    "bounds": {
+        "type": "array",
+        "prefixItems": [{"type": "integer", "exclusiveMinimum": 4, "multipleOf": 3}, {"type": "number", "maximum": -1}],
+        "items": {"type": "string", "minLength": 30, "maxLength": 31},
+        "minItems": 4,
+    },
+    "formats": {"type": "string", "format": "date"},
+    "a constant": {"const": {"x": 1}},
+    "anything": True,
+}
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
+def test_instance_is_valid(schema: Any) -> None:
+    jsonschema.Draft202012Validator(schema).validate(instance(schema))
+
+
+def test_dry_run_follows_structured_output(caplog: pytest.LogCaptureFixture) -> None:
+    plan = SCHEMAS["definitions"]
+    done: list[str] = []
+
+    def orchestrates(question: str, client: OpenAI) -> str:
+        def ask(system: str, **more: Any) -> Any:
+            messages: Any = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+            return client.chat.completions.create(model="m", messages=messages, **more).choices[0].message
+
+        form = {"type": "json_schema", "json_schema": {"name": "plan", "schema": plan, "strict": True}}
+        for section in json.loads(ask("You are the Planner.", response_format=form).content)["sections"]:
+            done.append(section["name"])
+            ask("You are the Writer.")
+        grade = {"name": "grade", "parameters": SCHEMAS["required properties"]}
+        choice = {"type": "function", "function": {"name": "grade"}}
+        said = ask("You are the Judge.", tools=[{"type": "function", "function": grade}], tool_choice=choice)
+        return str(json.loads(said.tool_calls[0].function.arguments)["grade"])
+
+    with caplog.at_level(logging.INFO):
+        agents = [agent.name for agent in Program(orchestrates).mas.agents]
+    assert agents == ["Planner", "Writer", "Judge", "other agents"] and len(done) >= 1
+    said = "dry run of orchestrates: 3 model calls by Planner, Writer, Judge; it returned an answer"
+    assert [(record.levelname, record.message) for record in caplog.records] == [("INFO", said)]
+
+
+def test_dry_run_reports_where_it_failed_and_that_no_agent_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    def unnamed(question: str, client: OpenAI) -> str:
+        for _ in range(2):
+            messages: Any = [{"role": "user", "content": question}]
+            said = client.chat.completions.create(model="m", messages=messages).choices[0].message.content
+        return str(json.loads(str(said))["answer"])
+
+    assert [agent.name for agent in Program(unnamed).mas.agents] == ["m", "other agents"]
+    end, hint = caplog.records
+    assert "dry run of unnamed: 2 model calls by m; it failed: JSONDecodeError" in end.message
+    assert "count as 'other agents' unless agents= names them" in end.message
+    assert "one agent, 'm', makes all of them" in hint.message and "X-MAS-Agent" in hint.message
+
+
+# ---- nodes of a graph
+
+
+def test_agents_without_a_system_prompt_are_named_by_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    running: ContextVar[dict[str, Any] | None] = ContextVar("running", default=None)
+    module = SimpleNamespace(var_child_runnable_config=running)
+    monkeypatch.setitem(sys.modules, "langchain_core.runnables.config", module)
+
+    def graph(question: str, client: OpenAI) -> str:
+        said = question
+        for node, inner in (("planner", ""), ("team", "model"), ("judge", "")):
+            path = "|".join(f"{part}:1f2e" for part in (node, inner) if part)
+            running.set({"metadata": {"langgraph_node": inner or node, "langgraph_checkpoint_ns": path}})
+            messages: Any = [{"role": "user", "content": said}]
+            if node == "judge":
+                messages.insert(0, {"role": "system", "content": "You are the Critic."})
+            said = str(client.chat.completions.create(model="m", messages=messages).choices[0].message.content)
+        return said
+
+    program = Program(graph)
+    assert [agent.name for agent in program.mas.agents] == ["planner", "team", "Critic", "other agents"]
+    [plan] = search.run("sc:3", problems(1), program=program, policy=Listening())
+    assert plan.best is not None and [turn.speaker for turn in plan.best.state.turns] == [0, 1, 2]
