@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import IO, Literal, NamedTuple, cast, get_args
 
 from mas_gym.errors import ConfigError, choice
+from mas_gym.guard import guard, kill
 from mas_gym.identity import ADDED
 from mas_gym.render import one_line
 from mas_gym.tasks.syscalls import seccomp_program, supported
@@ -175,11 +176,10 @@ def _started(sandbox: Sandbox, folder: str, job: IO[bytes], complaints: IO[bytes
         except OSError as error:
             raise _cannot_isolate(sandbox, str(error)) from error
     try:
+        guard(process.pid)
         yield process
     finally:
-        # The leader is not reaped yet, so its number cannot belong to another group.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill(process.pid)
         assert process.stdout is not None
         process.stdout.close()
         process.wait()

@@ -246,13 +246,14 @@ def _wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-@isolated
-def test_code_ends_with_the_process_that_grades_it() -> None:
-    grading = "from mas_gym.tasks.sandbox import *; run_tests('import time; time.sleep(999)', '', Limits(seconds=999))"
+@both
+def test_code_ends_with_the_process_that_grades_it(sandbox: Sandbox) -> None:
+    limits = Limits(seconds=999, sandbox=sandbox)
+    grading = f"from mas_gym.tasks.sandbox import *; run_tests('import time; time.sleep(999)', '', {limits})"
     parent = subprocess.Popen([sys.executable, "-c", grading], env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
-        # bubblewrap inside and outside of the namespace, and Python.
-        _wait_for(lambda: len(_descendants(parent.pid)) == 3)
+        # The guard; bubblewrap inside and outside of the namespace; Python.
+        _wait_for(lambda: len(_descendants(parent.pid)) == (4 if sandbox == "bubblewrap" else 2))
         code = _descendants(parent.pid)
     finally:
         parent.kill()
