@@ -24,7 +24,6 @@ part that it wraps, and so shares its identity.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 import inspect
@@ -32,19 +31,17 @@ import json
 import math
 import os
 import sys
-import sysconfig
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from enum import Enum
-from functools import cache, lru_cache
 from hashlib import blake2b
-from importlib import metadata
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from mas_gym.errors import IdentityError, PolicyError
+from mas_gym.source_files import NO_CODE, STANDARD, Code, distributions_of, file_of, is_standard, read_code, shown_file
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -55,11 +52,8 @@ ADDED = "added later"
 
 _REMEDY = "define identity() on the part that holds it, or run without a store"
 _TAGS = {"bytes", "class", "float", "function", "mapping", "method", "path", "set"}
-_STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _UNKNOWN = object()
-_NAMES = (ast.Name, ast.Attribute)
-_SCRIPT = "__name__ == '__main__'"
 _LONGEST_VALUE = 200
 """Longest variable of a module that is stated in full, in characters of JSON."""
 
@@ -297,14 +291,14 @@ def _is_users(module: str) -> bool:
     """Whether a module belongs neither to this project nor to Python nor to an installed distribution."""
     if module.partition(".")[0] in (*_SHIPPED, "builtins"):
         return False
-    file = _file_of(module)
-    return not _is_standard(module, file) and (file is None or not _distributions_of(file))
+    file = file_of(module)
+    return not is_standard(module, file) and (file is None or not distributions_of(file))
 
 
 def _has_file(part: Any) -> bool:
     """Whether a class or function comes from its module's file, and not from a prompt, a notebook or ``exec``."""
     code = getattr(part, "__code__", None)
-    return _file_of(_module_of(part)) is not None and (code is None or not code.co_filename.startswith("<"))
+    return file_of(_module_of(part)) is not None and (code is None or not code.co_filename.startswith("<"))
 
 
 @_once
@@ -325,16 +319,16 @@ def _code_behind(modules: tuple[str, ...]) -> dict[str, Any]:
     while left or later:
         loaded = bool(left)
         module = (left or later).pop()
-        file = None if module in seen or module.partition(".")[0] in _SHIPPED else _file_of(module)
+        file = None if module in seen or module.partition(".")[0] in _SHIPPED else file_of(module)
         seen.add(module)
-        if file is None or _is_standard(module, file):
+        if file is None or is_standard(module, file):
             continue
-        if found := _distributions_of(file):
+        if found := distributions_of(file):
             packages |= found
             continue
         content = _content(file)
-        key = _shown_file(module, file)
-        code = _read_code(content) if file.endswith((".py", ".pyw")) else _NO_CODE
+        key = shown_file(module, file)
+        code = read_code(content) if file.endswith((".py", ".pyw")) else NO_CODE
         lines = (line for number, line in enumerate(content.splitlines(True), 1) if number not in code.script)
         files[key] = blake2b(b"".join(lines), digest_size=16).hexdigest()
         (left if loaded else later).extend([module.rpartition(".")[0], *code.imported(module, file, code.imports)])
@@ -352,152 +346,7 @@ def _content(file: str) -> bytes:
         raise IdentityError(f"the file {file} cannot be read ({error.strerror}); {_REMEDY}") from error
 
 
-def _shown_file(module: str, file: str) -> str:
-    """Return a file's name below the folder that it is imported from, wherever that lies."""
-    path = Path(file)
-    parts = module.split(".")
-    return "/".join([*(parts if path.stem == "__init__" else parts[:-1]), path.name])
-
-
-def _file_of(module: str) -> str | None:
-    """Return a module's file without importing it; None if it has none."""
-    loaded = sys.modules.get(module)
-    if loaded is not None:
-        file = getattr(loaded, "__file__", None)
-        return os.path.abspath(file) if isinstance(file, str) and os.path.isfile(file) else None
-    spec = _spec_of(module)
-    return spec.origin if spec is not None and spec.has_location and spec.origin else None
-
-
-def _spec_of(module: str) -> Any:
-    """Find a module as an import would, but import none of its packages."""
-    package = module.rpartition(".")[0]
-    folders = None
-    if package:
-        above: Any = sys.modules.get(package) or _spec_of(package)
-        folders = getattr(above, "__path__", None) or getattr(above, "submodule_search_locations", None)
-        if folders is None:
-            return None
-    for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)
-        if module and find is not None and (spec := find(module, folders)) is not None:
-            return spec
-    return None
-
-
-def _is_standard(module: str, file: str | None) -> bool:
-    """Whether a module is part of Python; a user's file may have the same name."""
-    known = module.partition(".")[0] in sys.stdlib_module_names
-    return known and (file is None or file.startswith(_STANDARD))
-
-
-def _distributions_of(file: str) -> dict[str, str]:
-    """Return the versions of the installed distributions that a file belongs to, wherever they are installed.
-
-    A distribution that is installed in editable mode does not list its code, which counts as the user's.
-    """
-    for folder in Path(file).parents:
-        top = file[len(str(folder)) :].strip(os.sep).split(os.sep)[0]
-        found = _recorded(str(folder)).get(top)
-        if found:
-            return {str(dist.name): str(dist.version) for dist in found}
-    return {}
-
-
-@cache
-def _recorded(folder: str) -> dict[str, list[metadata.Distribution]]:
-    """Return the distributions installed in a folder, by the files and folders that they put there."""
-    found: dict[str, list[metadata.Distribution]] = {}
-    for dist in metadata.distributions(path=[folder]):
-        record = dist.read_text("RECORD")
-        if record is not None:
-            tops = {line.partition(",")[0].strip('"').partition("/")[0] for line in record.splitlines()}
-        elif os.path.basename(folder) in ("site-packages", "dist-packages"):
-            # Packages of the operating system have no record.
-            names = (dist.read_text("top_level.txt") or str(dist.name).replace("-", "_")).split()
-            tops = {*names, *(f"{name}.py" for name in names)}
-        else:
-            tops = set()
-        for top in tops - {"..", "__pycache__"}:
-            found.setdefault(top, []).append(dist)
-    return found
-
-
-class _Import(NamedTuple):
-    level: int
-    module: str
-    names: tuple[str, ...]
-
-
-class _Code(NamedTuple):
-    """What a file says of itself.
-
-    Attributes:
-        imports: Its imports.
-        later: Those that may not run, in functions and under conditions.
-        used: The names that its functions use.
-        literals: The variables whose values it spells out.
-        script: The lines under ``if __name__ == "__main__":``.
-    """
-
-    imports: frozenset[_Import] = frozenset()
-    later: frozenset[_Import] = frozenset()
-    used: frozenset[str] = frozenset()
-    literals: Mapping[str, Any] = types.MappingProxyType({})
-    script: frozenset[int] = frozenset()
-
-    @staticmethod
-    def imported(module: str, file: str, imports: Iterable[_Import]) -> Iterator[str]:
-        """Yield the modules that a module imports, and the names taken from them, which may be modules, too."""
-        package = module if Path(file).stem == "__init__" else module.rpartition(".")[0]
-        for level, name, names in imports:
-            above = ".".join(package.split(".")[: len(package.split(".")) - level + 1]) if level else ""
-            base = ".".join(filter(None, (above, name)))
-            yield base
-            yield from (f"{base}.{part}" for part in names)
-
-
-_NO_CODE = _Code()
-
-
-@lru_cache(maxsize=1024)
-def _read_code(content: bytes) -> _Code:
-    try:
-        tree = ast.parse(content)
-    except (SyntaxError, ValueError, RecursionError):
-        return _NO_CODE
-    scripts = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == _SCRIPT]
-    script = {line for node in scripts for line in range(node.lineno, (node.end_lineno or 0) + 1)}
-    tree.body = [node for node in tree.body if node not in scripts]
-    functions = [
-        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-    ]
-    unsure = [node for node in ast.walk(tree) if isinstance(node, ast.If | ast.Try)]
-    within = {inner for node in functions for inner in ast.walk(node)}
-    used = {node.id if isinstance(node, ast.Name) else node.attr for node in within if isinstance(node, _NAMES)}
-    later = {found for node in (*functions, *unsure) for inner in ast.walk(node) for found in _imports(inner)}
-    imports = {found for node in ast.walk(tree) for found in _imports(node)} - later
-    return _Code(frozenset(imports), frozenset(later), frozenset(used), dict(_literals(tree)), frozenset(script))
-
-
-def _imports(node: ast.AST) -> Iterator[_Import]:
-    if isinstance(node, ast.Import):
-        yield from (_Import(0, alias.name, ()) for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        yield _Import(node.level, node.module or "", tuple(alias.name for alias in node.names))
-
-
-def _literals(tree: ast.Module) -> Iterator[tuple[str, Any]]:
-    for node in tree.body:
-        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
-            continue
-        with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            value = ast.literal_eval(node.value)
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from ((target.id, value) for target in targets if isinstance(target, ast.Name))
-
-
-def _variables(module: str, code: _Code) -> dict[str, Any]:
+def _variables(module: str, code: Code) -> dict[str, Any]:
     """Return the variables of a module that functions use and that its file alone does not determine."""
     if _in_module.get():
         return {}
@@ -551,7 +400,7 @@ def _members(part: type) -> dict[str, Any]:
 def _is_written(function: types.FunctionType) -> bool:
     """Whether a user wrote a function; dataclasses and decorators of packages make others."""
     file = function.__code__.co_filename
-    return not (file.startswith(("<", *_STANDARD)) or _distributions_of(file))
+    return not (file.startswith(("<", *STANDARD)) or distributions_of(file))
 
 
 def _functions(member: Any) -> list[types.FunctionType]:

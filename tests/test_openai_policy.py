@@ -553,7 +553,7 @@ def test_meter_without_price_has_no_money() -> None:
 
 
 def test_calls_share_few_connections_and_open_more_as_they_need() -> None:
-    from mas_gym.policies.openai import POOL_SIZE, Connections
+    from mas_gym.policies.connections import POOL_SIZE, Connections
 
     class Client:
         async def close(self) -> None:

@@ -107,8 +107,7 @@ def evaluate(
     shared = _workers(workers, alone, partial(opt.read_workers, workers, spec, arms, len(problems), len(numbers)))
     fleet = opt.read_fleet(ray, actors, gpus_per_actor)
     local, remote = engines(spec, cache, fleet) if shared is None else (None, None)
-    if local is not None:
-        opt.load_weights(arms)
+    opt.load_weights(arms if local is not None else [])
     bench = Bench(problems, system, local, numbers, concurrency, store, remote, *limits, workers=shared, program=code)
     if target is not None:
         arms, baseline = _resize(arms, bench, target, _dev(source, problems), baseline)

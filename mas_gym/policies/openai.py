@@ -15,8 +15,7 @@ import os
 import random
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -27,7 +26,7 @@ from mas_gym.errors import (
     PromptTooLongError,
     need,
 )
-from mas_gym.policies.adapters import close_at_exit, engine_loop, on_engine_loop
+from mas_gym.policies.adapters import engine_loop, on_engine_loop
 from mas_gym.policies.base import Choice, Meter, Price, SamplingReply, SamplingRequest, log_sum, spellings
 from mas_gym.policies.completions import (
     Api,
@@ -45,6 +44,7 @@ from mas_gym.policies.completions import (
     read_body,
     reply_limit,
 )
+from mas_gym.policies.connections import Connections
 from mas_gym.policies.registry import build, written_options
 from mas_gym.prompts import ChatMessage
 
@@ -57,7 +57,6 @@ _LISTED = 20
 _CHANGES = 16
 _FAULTS_TO_REPORT = 4
 _CONNECT_SECONDS = 20.0
-POOL_SIZE = 8
 _LIST_BYTES = 2**24
 _NO_LIST = (400, 404, 405, 501)
 _CAP_TOO_HIGH = re.compile(r"max_(?:completion_)?tokens\b.*(?:greater than|too large|at most|exceed)", re.DOTALL)
@@ -590,40 +589,3 @@ def split_address(argument: str) -> tuple[str, str | None]:
     if url is None and (bare := re.search(r"@((?:localhost|[\w.-]+:\d+)(?:/\S*)?)$", argument)):
         raise ConfigError(f"openai:{argument}: expected an address with http:// or https://, as in http://{bare[1]}")
     return model, url
-
-
-class Connections:
-    """Many small connection pools to one server; used on the engine loop only.
-
-    The client's pool scans its connections at each call, which dominates the cost of a call when a hundred are open.
-    Pools of a few connections, opened on demand, avoid that; a call takes the fullest pool that has room, so that
-    few connections are open when there is little to do.
-    """
-
-    def __init__(self, open_client: Callable[[], Any]) -> None:
-        """Open nothing yet.
-
-        Args:
-            open_client: Returns a client with a connection pool of its own.
-        """
-        self._open_client = open_client
-        self._pools: list[Any] = []
-        self._used: list[int] = []
-
-    @contextmanager
-    def one(self) -> Iterator[Any]:
-        """Lend a client for one call."""
-        free = [i for i, used in enumerate(self._used) if used < POOL_SIZE]
-        if free:
-            chosen = max(free, key=self._used.__getitem__)
-        else:
-            chosen = len(self._pools)
-            client = self._open_client()
-            self._pools.append(client)
-            self._used.append(0)
-            close_at_exit(client.close)
-        self._used[chosen] += 1
-        try:
-            yield self._pools[chosen]
-        finally:
-            self._used[chosen] -= 1

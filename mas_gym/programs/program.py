@@ -59,7 +59,6 @@ class Program:
         running: See the arguments.
         normalise: See the arguments.
         temperature: See the arguments.
-        greedy_reported: Whether a run has warned that the program's calls ask for temperature 0.
         spec: The string that it was loaded from; None if it was not.
     """
 
@@ -109,18 +108,13 @@ class Program:
         self.max_calls = whole_number("max_calls", max_calls, at_least=1)
         if max_calls > MAX_TURNS:
             raise ConfigError(f"max_calls: expected at most {MAX_TURNS:,}, got {shown(max_calls)}")
-        light = isinstance(self.source, FunctionSource) and self.source.light
-        default = _PARKED_LIGHT if light else _PARKED
-        self.parked = default if parked is None else whole_number("parked", parked, at_least=0)
-        self.running = whole_number("running", running, at_least=1)
-        if isinstance(self.source, CommandSource):
-            self.parked, self.running = min(self.parked, 16), min(self.running, 16)
+        self._limit(parked, running)
         for name, seconds in (("timeout", timeout), ("settle", settle)):
             if not isinstance(seconds, int | float) or not 0 < seconds < 1e7:
                 raise ConfigError(f"{name}: expected a positive number of seconds, got {shown(seconds)}")
         self.timeout, self.settle, self.normalise = float(timeout), float(settle), normalise
         self.temperature = None if temperature is None else effective_temperature(temperature)
-        self.greedy_reported = False
+        self._greedy = False
         if mas is not None and agents is not None:
             raise ConfigError("expected mas= or agents=, got both: a system names its agents already")
         self._given_mas, self._given_agents = mas, agents
@@ -129,6 +123,26 @@ class Program:
             "timeout": timeout, "settle": settle, "parked": parked, "running": running,
             "temperature": temperature,
         }  # fmt: skip
+
+    def _limit(self, parked: int | None, running: int) -> None:
+        """Set how many executions there are at once."""
+        light = isinstance(self.source, FunctionSource) and self.source.light
+        default = _PARKED_LIGHT if light else _PARKED
+        self.parked = default if parked is None else whole_number("parked", parked, at_least=0)
+        self.running = whole_number("running", running, at_least=1)
+        if isinstance(self.source, CommandSource):
+            self.parked, self.running = min(self.parked, 16), min(self.running, 16)
+
+    def report_greedy(self, agent: str) -> None:
+        """Warn, once, that an agent's calls ask for temperature 0 where a search needs several samples."""
+        told, self._greedy = self._greedy, True
+        if not told:
+            logger.warning(
+                "program %s: the calls of %s ask for temperature 0, so all samples of a call are equal and a search "
+                "has nothing to choose from; set it with Program(..., temperature=0.7) or --program-temperature 0.7",
+                self.name,
+                ascii(agent),
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it was made from, for other processes."""

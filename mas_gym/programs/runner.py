@@ -8,7 +8,6 @@ execution that is parked there, or starts the program again and replays the repl
 from __future__ import annotations
 
 import itertools
-import logging
 import secrets
 import threading
 from collections import OrderedDict, deque
@@ -43,8 +42,6 @@ from mas_gym.programs.gateway import Clients, Gateway, Server
 from mas_gym.programs.sources import Loop, Source
 from mas_gym.state import Action, MASState
 
-logger = logging.getLogger("mas_gym.programs")
-
 _SWEEP_SECONDS = 0.2
 _STOPPED_SECONDS = 2.0
 
@@ -61,7 +58,6 @@ class Described(Protocol):
     parked: int
     running: int
     temperature: float | None
-    greedy_reported: bool
 
     @property
     def mas(self) -> MAS:
@@ -210,18 +206,6 @@ class Runner:
         """Take the execution that waits at a state, if there is one."""
         with self._lock:
             return self._parked.pop((session, digest), None)
-
-    def report_greedy(self, agent: str) -> None:
-        """Warn, once per program, that an agent's calls ask for temperature 0 where a search needs other samples."""
-        with self._lock:
-            told, self.program.greedy_reported = self.program.greedy_reported, True
-        if not told:
-            logger.warning(
-                "program %s: the calls of %s ask for temperature 0, so all samples of a call are equal and a search "
-                "has nothing to choose from; set it with Program(..., temperature=0.7) or --program-temperature 0.7",
-                self.program.name,
-                ascii(agent),
-            )
 
     def forget(self, session: int) -> None:
         """Drop what a search has parked."""
@@ -422,10 +406,6 @@ class Session:
     def call(self, state: MASState) -> Call:
         """Return the call that is the decision at a state of this session."""
         return self._waiting[state.digest][0]
-
-    def report_greedy(self, agent: str) -> None:
-        """Report that an agent's calls ask for temperature 0 and several samples of one were wanted."""
-        self._runner.report_greedy(agent)
 
     def reach(self, state: MASState) -> None:
         """Run the program to a state of an earlier session, and wait; it is then known here like any other.

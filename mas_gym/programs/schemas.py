@@ -121,7 +121,7 @@ class _Builder:
     def _number(self, schema: Mapping[str, Any], depth: int, step: float = 0.5) -> float:
         low = max(schema.get("minimum", -math.inf), schema.get("exclusiveMinimum", -math.inf) + step)
         high = min(schema.get("maximum", math.inf), schema.get("exclusiveMaximum", math.inf) - step)
-        value = min(max(0, low), high)
+        value: float = min(max(0, low), high)
         unit = schema.get("multipleOf")
         return math.ceil(value / unit) * unit if unit else value
 

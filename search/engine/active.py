@@ -20,7 +20,7 @@ from mas_gym.prompts import ChatMessage, chat_messages
 from mas_gym.state import Action, MASState
 from mas_gym.tasks.base import Problem
 from mas_gym.user_code import place_of
-from search.plan import Grader, Plan, Usage, final_text
+from search.plan import Grader, Plan, Usage, chosen_requests, final_text
 from search.protocol import (
     Evaluate,
     Extract,
@@ -39,9 +39,6 @@ from search.tree import Proposal, Tree
 
 _RNG = b"planner"
 _NO_BUDGET = Budget()
-
-_MOST_MESSAGES, _LONGEST_MESSAGE = 200, 20_000
-"""How much of a program's request is kept with its plan: messages, and characters of each."""
 
 MAX_LOCAL_ROUNDS = 100_000
 """Rounds in a row that ask neither policy nor critic, after which a planner counts as endless."""
@@ -306,8 +303,8 @@ class ActiveSearch:
             match request:
                 case Propose(state=state, n=n):
                     prompt, seeds = self._prompt(state), list(self._seeds(state, n))
-                    if self.session is not None and self._drawn[state.digest] > 1 and prompt[2].temperature == 0:
-                        self.session.report_greedy(prompt[1].name)
+                    if self.setup.program and prompt[2].temperature == 0 and self._drawn[state.digest] > 1:
+                        self.setup.program.report_greedy(prompt[1].name)
                     entry = merged.setdefault(prompt, ([], []))
                     entry[0].extend(seeds)
                     entry[1].append((slot, state, n))
@@ -509,19 +506,8 @@ class ActiveSearch:
             self.fail(error)
         else:
             self._bill_grades()
-            self.plan = replace(graded, usage=self.usage, stopped=self._stopped, requests=self._requests_of(graded))
-
-    def _requests_of(self, plan: Plan) -> dict[int, Messages]:
-        """Return what a program asked on the chosen path, by the node of each reply."""
-        node = plan.best.node if plan.best is not None else None
-        if self.session is None or plan.tree is None or node is None:
-            return {}
-        found = {}
-        while node > 0:
-            parent = plan.tree[node].parent
-            found[node] = _cut(self.session.call(plan.tree.states[parent]).messages)
-            node = parent
-        return found
+            requests = {} if self.session is None else chosen_requests(graded, self.session.call)
+            self.plan = replace(graded, usage=self.usage, stopped=self._stopped, requests=requests)
 
     def _bill_grades(self) -> None:
         cost = self.grader.cost
@@ -596,14 +582,6 @@ def _sampling_request(prompt: Prompt, seeds: list[int]) -> SamplingRequest:
     messages, agent, sampling, extra = prompt
     cap = min(agent.max_new_tokens, sampling.max_new_tokens)
     return SamplingRequest(messages, tuple(seeds), cap, sampling.temperature, sampling.top_p, agent.name, extra)
-
-
-def _cut(messages: Messages) -> Messages:
-    kept = messages if len(messages) <= _MOST_MESSAGES else (messages[0], *messages[1 - _MOST_MESSAGES :])
-    return tuple(
-        m if len(m.content) <= _LONGEST_MESSAGE else m._replace(content=m.content[:_LONGEST_MESSAGE] + " [...]")
-        for m in kept
-    )
 
 
 def _checked(requests: object) -> Sequence[Request]:

@@ -1,0 +1,48 @@
+"""Connection pools of an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mas_gym.policies.adapters import close_at_exit
+
+POOL_SIZE = 8
+
+
+class Connections:
+    """Many small connection pools to one server; used on the engine loop only.
+
+    The client's pool scans its connections at each call, which dominates the cost of a call when a hundred are open.
+    Pools of a few connections, opened on demand, avoid that; a call takes the fullest pool that has room, so that
+    few connections are open when there is little to do.
+    """
+
+    def __init__(self, open_client: Callable[[], Any]) -> None:
+        """Open nothing yet.
+
+        Args:
+            open_client: Returns a client with a connection pool of its own.
+        """
+        self._open_client = open_client
+        self._pools: list[Any] = []
+        self._used: list[int] = []
+
+    @contextmanager
+    def one(self) -> Iterator[Any]:
+        """Lend a client for one call."""
+        free = [i for i, used in enumerate(self._used) if used < POOL_SIZE]
+        if free:
+            chosen = max(free, key=self._used.__getitem__)
+        else:
+            chosen = len(self._pools)
+            client = self._open_client()
+            self._pools.append(client)
+            self._used.append(0)
+            close_at_exit(client.close)
+        self._used[chosen] += 1
+        try:
+            yield self._pools[chosen]
+        finally:
+            self._used[chosen] -= 1

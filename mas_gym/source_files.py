@@ -1,0 +1,167 @@
+"""Where code comes from: a module's file, its distribution, and its imports, without importing anything."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache, lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+_NAMES = (ast.Name, ast.Attribute)
+_SCRIPT = "__name__ == '__main__'"
+
+
+def shown_file(module: str, file: str) -> str:
+    """Return a file's name below the folder that it is imported from, wherever that lies."""
+    path = Path(file)
+    parts = module.split(".")
+    return "/".join([*(parts if path.stem == "__init__" else parts[:-1]), path.name])
+
+
+def file_of(module: str) -> str | None:
+    """Return a module's file without importing it; None if it has none."""
+    loaded = sys.modules.get(module)
+    if loaded is not None:
+        file = getattr(loaded, "__file__", None)
+        return os.path.abspath(file) if isinstance(file, str) and os.path.isfile(file) else None
+    spec = _spec_of(module)
+    return spec.origin if spec is not None and spec.has_location and spec.origin else None
+
+
+def _spec_of(module: str) -> Any:
+    """Find a module as an import would, but import none of its packages."""
+    package = module.rpartition(".")[0]
+    folders = None
+    if package:
+        above: Any = sys.modules.get(package) or _spec_of(package)
+        folders = getattr(above, "__path__", None) or getattr(above, "submodule_search_locations", None)
+        if folders is None:
+            return None
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        if module and find is not None and (spec := find(module, folders)) is not None:
+            return spec
+    return None
+
+
+def is_standard(module: str, file: str | None) -> bool:
+    """Whether a module is part of Python; a user's file may have the same name."""
+    known = module.partition(".")[0] in sys.stdlib_module_names
+    return known and (file is None or file.startswith(STANDARD))
+
+
+def distributions_of(file: str) -> dict[str, str]:
+    """Return the versions of the installed distributions that a file belongs to, wherever they are installed.
+
+    A distribution that is installed in editable mode does not list its code, which counts as the user's.
+    """
+    for folder in Path(file).parents:
+        top = file[len(str(folder)) :].strip(os.sep).split(os.sep)[0]
+        found = _recorded(str(folder)).get(top)
+        if found:
+            return {str(dist.name): str(dist.version) for dist in found}
+    return {}
+
+
+@cache
+def _recorded(folder: str) -> dict[str, list[metadata.Distribution]]:
+    """Return the distributions installed in a folder, by the files and folders that they put there."""
+    found: dict[str, list[metadata.Distribution]] = {}
+    for dist in metadata.distributions(path=[folder]):
+        record = dist.read_text("RECORD")
+        if record is not None:
+            tops = {line.partition(",")[0].strip('"').partition("/")[0] for line in record.splitlines()}
+        elif os.path.basename(folder) in ("site-packages", "dist-packages"):
+            # Packages of the operating system have no record.
+            names = (dist.read_text("top_level.txt") or str(dist.name).replace("-", "_")).split()
+            tops = {*names, *(f"{name}.py" for name in names)}
+        else:
+            tops = set()
+        for top in tops - {"..", "__pycache__"}:
+            found.setdefault(top, []).append(dist)
+    return found
+
+
+class Import(NamedTuple):
+    """An import: its level if it is relative, its module, and the names taken from it."""
+
+    level: int
+    module: str
+    names: tuple[str, ...]
+
+
+class Code(NamedTuple):
+    """What a file says of itself.
+
+    Attributes:
+        imports: Its imports.
+        later: Those that may not run, in functions and under conditions.
+        used: The names that its functions use.
+        literals: The variables whose values it spells out.
+        script: The lines under ``if __name__ == "__main__":``.
+    """
+
+    imports: frozenset[Import] = frozenset()
+    later: frozenset[Import] = frozenset()
+    used: frozenset[str] = frozenset()
+    literals: Mapping[str, Any] = types.MappingProxyType({})
+    script: frozenset[int] = frozenset()
+
+    @staticmethod
+    def imported(module: str, file: str, imports: Iterable[Import]) -> Iterator[str]:
+        """Yield the modules that a module imports, and the names taken from them, which may be modules, too."""
+        package = module if Path(file).stem == "__init__" else module.rpartition(".")[0]
+        for level, name, names in imports:
+            above = ".".join(package.split(".")[: len(package.split(".")) - level + 1]) if level else ""
+            base = ".".join(filter(None, (above, name)))
+            yield base
+            yield from (f"{base}.{part}" for part in names)
+
+
+NO_CODE = Code()
+
+
+@lru_cache(maxsize=1024)
+def read_code(content: bytes) -> Code:
+    """Read a file; one that is no Python says nothing."""
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError):
+        return NO_CODE
+    scripts = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == _SCRIPT]
+    script = {line for node in scripts for line in range(node.lineno, (node.end_lineno or 0) + 1)}
+    tree.body = [node for node in tree.body if node not in scripts]
+    functions = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    ]
+    unsure = [node for node in ast.walk(tree) if isinstance(node, ast.If | ast.Try)]
+    within = {inner for node in functions for inner in ast.walk(node)}
+    used = {node.id if isinstance(node, ast.Name) else node.attr for node in within if isinstance(node, _NAMES)}
+    later = {found for node in (*functions, *unsure) for inner in ast.walk(node) for found in _imports(inner)}
+    imports = {found for node in ast.walk(tree) for found in _imports(node)} - later
+    return Code(frozenset(imports), frozenset(later), frozenset(used), dict(_literals(tree)), frozenset(script))
+
+
+def _imports(node: ast.AST) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        yield from (Import(0, alias.name, ()) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield Import(node.level, node.module or "", tuple(alias.name for alias in node.names))
+
+
+def _literals(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    for node in tree.body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            value = ast.literal_eval(node.value)
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from ((target.id, value) for target in targets if isinstance(target, ast.Name))
