@@ -71,7 +71,7 @@ def import_models() -> None:
     Every process saves 100 MiB and a second. Only transformers is told that scikit-learn is missing, and only while
     its assisted decoding is imported, so other threads import scikit-learn as usual.
     """
-    utils = import_module("transformers.utils")
+    utils: Any = import_module("transformers.utils")
     with _importing:
         available, loaded = utils.is_sklearn_available, "sklearn" in sys.modules
         utils.is_sklearn_available = lambda: loaded

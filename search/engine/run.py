@@ -12,7 +12,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -186,6 +186,7 @@ class Run(Iterator[Plan]):
         self._engine, self._source = engine, source
         self._raise_errors = raise_errors
         self._closed = self._leaving = False
+        self._owner = os.getpid()
         self._turning = threading.RLock()
         self._ended: deque[SearchFuture] = deque()
         self._ready: deque[SearchFuture] = deque()
@@ -305,7 +306,12 @@ class Run(Iterator[Plan]):
             self.close()
 
     def leave(self) -> None:
-        """Close the run because the interpreter exits; another thread may be waiting for its next plan."""
+        """Close the run because the interpreter exits; another thread may be waiting for its next plan.
+
+        In a forked child nothing is done: the run belongs to its parent.
+        """
+        if os.getpid() != self._owner:
+            return
         self._leaving = True
         self._engine.wake()
         if self._turning.acquire(timeout=_EXIT_SECONDS):
@@ -322,7 +328,9 @@ _OPEN: WeakSet[Run] = WeakSet()
 
 def _close_open() -> None:
     for run in list(_OPEN):
-        run.leave()
+        # Nobody is left to handle an error.
+        with suppress(Exception):
+            run.leave()
 
 
 before_engines_close(_close_open)
