@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -255,6 +256,46 @@ def test_a_wide_report_scrolls(browser: Browser, report: str) -> None:
     page.press("ArrowRight")
     page.until("document.activeElement.scrollLeft > 0")
     page.close()
+
+
+def test_pages_fit_a_phone_after_grading_again(browser: Browser, made: Path, tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    shutil.copy(made / "runs.db", store)
+    assert CliRunner().invoke(app, ["regrade", str(store), "--kind", "text"]).exit_code == 0
+    page = browser.page("about:blank", 390)
+    server = make_server(store, 0)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    page.go(f"http://127.0.0.1:{server.server_port}")
+    page.until("document.querySelector('table.regraded')")
+    assert page.js("document.documentElement.scrollWidth") == 390
+    assert page.js("document.querySelector('table.regraded').scrollWidth") <= 390
+    page.close()
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_detail_leaves_the_list_free_until_a_message_is_picked(browser: Browser, address: str) -> None:
+    page = browser.page(address, 390)
+    page.go(tree_address(address, page))
+    place = "getComputedStyle(document.querySelector('.detail')).position"
+    assert page.js(place) == "static"
+    page.js("document.querySelector('.row').click()")
+    assert page.js(place) == "sticky"
+    page.close()
+
+
+def test_figures_of_the_report_are_dark_in_the_dark(browser: Browser, report: str) -> None:
+    corner = """(async () => {
+        const image = document.querySelector("img"), canvas = document.createElement("canvas");
+        await image.decode();
+        const paint = canvas.getContext("2d");
+        paint.drawImage(image, 0, 0);
+        return paint.getImageData(3, 3, 1, 1).data[0];
+    })()"""
+    for scheme, dark in (("light", False), ("dark", True)):
+        page = browser.page(report, 390, scheme=scheme)
+        assert (page.js(corner) < 128) is dark
+        page.close()
 
 
 @pytest.fixture(scope="module")

@@ -232,7 +232,7 @@ def _of(report: SettingReport, row: ResultRow) -> list[Outcome]:
     return [one for one in report.comparison.outcomes if (one.planner, one.critic) == (row.planner, row.critic)]
 
 
-def _looks() -> Iterator[dict[str, str]]:
+def _looks() -> Iterator[dict[str, Any]]:
     """Yield colour and line style of one curve after another."""
     return ({"color": colour, "linestyle": style} for style in cycle(("-", "--", ":", "-.")) for colour in COLOURS)
 

@@ -109,8 +109,8 @@ class Store:
                 found += [info] if info is not None else []
             held = {run for (run,) in self._connection.execute("SELECT DISTINCT run FROM searches").fetchall()}
             self.damaged += [f"the run {name_of(run)} is damaged: its row is missing" for run in held - listed]
-        for damage in self.damaged:
-            logger.warning("store %s: %s", self.path, damage)
+        for text in self.damaged:
+            logger.warning("store %s: %s", self.path, text)
         if self.damaged and not found:
             raise StoreError(
                 f"store {self.path}: no run can be read: {self.damaged[0]}; recover the file with sqlite3's .recover, "
