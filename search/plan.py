@@ -145,6 +145,7 @@ class Plan:
         error: Why the search failed; None if it did not.
         error_details: The traceback of that failure; not stored.
         mas: The system that was searched; filled in by the driver.
+        order_varied: Whether concurrent calls of an agent program came too late to be ordered by content; not stored.
     """
 
     candidates: tuple[Candidate, ...] = ()
@@ -158,6 +159,7 @@ class Plan:
     error: str | None = None
     error_details: str | None = field(default=None, repr=False, compare=False)
     mas: MAS | None = field(default=None, repr=False, compare=False)
+    order_varied: bool = field(default=False, repr=False, compare=False)
 
     @classmethod
     def single(cls, state: MASState, score: float | None = None) -> Plan:

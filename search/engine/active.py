@@ -498,7 +498,8 @@ class ActiveSearch:
             self.fail(error)
         else:
             self._bill_grades()
-            self.plan = replace(graded, usage=self.usage, stopped=self._stopped)
+            varied = self.session is not None and self.session.order_varied
+            self.plan = replace(graded, usage=self.usage, stopped=self._stopped, order_varied=varied)
 
     def _bill_grades(self) -> None:
         cost = self.grader.cost
