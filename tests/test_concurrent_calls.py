@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from openai import AsyncOpenAI, OpenAI
 from search_worlds import noise
 
 import search
+from mas_gym.cli import options as opt
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from mas_gym.programs import Program
 from mas_gym.tasks.base import Problem
@@ -163,3 +166,63 @@ def test_concurrent_calls_have_the_same_order_in_each_run(kind: str) -> None:
     assert found[0] == found[1] == found[2]
     # Calls that are open at once are ordered by agent.
     assert [speaker for speaker, _ in found[0][0][1][:1]] == [NAMES.index("Adam")]
+
+
+# ---- programs that cannot be observed
+
+
+COMMAND = """
+import json, os, sys, threading, time
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+def ask(name, text):
+    messages = [{"role": "system", "content": f"You are {name}."}, {"role": "user", "content": text}]
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    with urlopen(Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)) as reply:
+        return json.load(reply)["choices"][0]["message"]["content"]
+
+question = sys.stdin.read()
+found = {}
+
+def late():
+    # Later than any decision that does not wait for it: the marker appears once the policy is asked.
+    while not Path(sys.argv[1]).exists():
+        time.sleep(0.005)
+    found["Adam"] = ask("Adam", question)
+
+threads = [threading.Thread(target=late), threading.Thread(target=lambda: found.update(Zoe=ask("Zoe", question)))]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(found["Zoe"], found["Adam"])
+"""
+
+
+def test_a_call_that_comes_too_late_is_reported_and_raises_settle(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script, marker = tmp_path / "late.py", tmp_path / "asked"
+    script.write_text(COMMAND)
+
+    class Slow(ScriptedPolicy):
+        """A policy that answers once the late call has come."""
+
+        def sample(self, requests: Any) -> Any:
+            marker.touch()
+            deadline = time.monotonic() + 60
+            while not caplog.records and time.monotonic() < deadline:
+                time.sleep(0.01)
+            return super().sample(requests)
+
+    program = Program(f"{sys.executable} -S {script} {marker}", agents=["Adam", "Zoe"])
+    [plan] = search.run("single", [Problem("p", "Question?", "1", "number")], program=program, policy=Slow(said))
+    assert plan.error is None and plan.order_varied
+    assert "settle" in caplog.text
+
+
+def test_the_command_line_says_in_how_many_searches_the_order_varied(capsys: pytest.CaptureFixture[str]) -> None:
+    opt.note_order(0)
+    assert not capsys.readouterr().err
+    opt.note_order(3)
+    assert "varied in 3 searches" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,9 @@ from loopback import serving
 from openai import AsyncOpenAI
 
 import search
+from mas_gym.errors import ConfigError
 from mas_gym.policies import ScriptedPolicy
-from mas_gym.programs import Program
+from mas_gym.programs import Program, ProgramError
 from mas_gym.service.app import make_app
 from mas_gym.service.requests import Service
 from mas_gym.tasks.base import Problem
@@ -129,3 +131,78 @@ def test_service_answers_others_after_programs_broke_the_loop() -> None:
             with pytest.raises(openai.InternalServerError, match="the program failed"):
                 ask(CULPRIT)
             assert ask(f"What is 3 + 4, after {harm.__name__}?") == "Final Answer: 7"
+
+
+# ---- state that outlives a run
+
+
+LEAKING = """
+import mas_gym
+
+MEMORY = {}
+
+@mas_gym.recorded
+def draw(question):
+    MEMORY["draws"] = MEMORY.get("draws", 0) + 1
+    with open("DRAWS", "a") as log:
+        print(question, file=log)
+    return ("any", "picklable")
+
+async def solve(question, client):
+    print("this is no answer")
+    thread = MEMORY.setdefault("1", [])
+    thread.append({"role": "user", "content": f"{question} {draw(question)[0]}"})
+    reply = await client.chat.completions.create(model="m", messages=[{"role": "system", "content": "You are Ann."}, *thread])
+    thread.append({"role": "assistant", "content": reply.choices[0].message.content})
+    if "fail" in question:
+        raise ValueError("no such thing")
+    reply = await client.chat.completions.create(model="m", messages=[{"role": "system", "content": "You are Bob."}, *thread])
+    return reply.choices[0].message.content
+"""
+
+
+@pytest.fixture
+def leaking(tmp_path: Path) -> str:
+    (tmp_path / "leaking.py").write_text(LEAKING.replace("DRAWS", str(tmp_path / "draws")))
+    return f"{tmp_path}/leaking.py:solve"
+
+
+def test_state_that_outlives_a_run_is_reported_before_the_search(leaking: str) -> None:
+    asked: list[Any] = []
+    policy = ScriptedPolicy(lambda request, seed: asked.append(request) or "Final Answer: 7")
+    with pytest.raises(ProgramError, match="asks something else when it is run again") as caught:
+        search.run("single", [Problem("p", "q?", "7", "number")], program=leaking, policy=policy)
+    assert "isolate=True" in str(caught.value) and "APPROVED" in str(caught.value) and not asked
+
+
+@pytest.mark.slow
+def test_isolated_searches_do_not_see_each_other(leaking: str, tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def say(request: Any, seed: int) -> str:
+        asked.append(request.messages)
+        return f"I say {seed}. Final Answer: 7"
+
+    problems = [Problem(f"p{i}", text, "7", "number") for i, text in enumerate(["One?", "Why fail?"])]
+    program = Program(leaking, isolate=True)
+    assert [agent.name for agent in pickle.loads(pickle.dumps(program)).mas.agents] == ["Ann", "Bob", "other agents"]
+    plans = {p.problem_id: p for p in search.run("sc:2", problems, program=program, policy=ScriptedPolicy(say))}
+    assert [plans[id_].correct for id_ in ("p0", "p1")] == [True, False]
+    best = plans["p1"].best
+    assert best is not None and best.text.endswith("ValueError: no such thing")
+    assert {len(messages) for messages in asked} == {2, 3}
+    for messages in asked:
+        assert sum("?" in message.content for message in messages) == 1
+    # Recorded tools run once per branch, as they do in one process: the rehearsals and each search begin anew.
+    draws = (tmp_path / "draws").read_text().split("\n")
+    assert [draws.count(problem.question) for problem in problems] == [1, 1]
+
+
+def test_isolate_rejects_what_cannot_be_imported() -> None:
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        return question
+
+    with pytest.raises(ConfigError, match="top level of a file"):
+        Program(solve, isolate=True)
+    with pytest.raises(ConfigError, match="a process already"):
+        Program("python my_agents.py", isolate=True)

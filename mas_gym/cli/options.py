@@ -108,6 +108,10 @@ ProgramFiles = Annotated[
     list[str] | None,
     typer.Option("--program-file", help="File that a command or service depends on; needed for --store. Repeatable."),
 ]
+Isolate = Annotated[
+    bool,
+    typer.Option("--isolate", help="Run a program's function in a new process each time, so that no state is shared."),
+]
 PolicyName = Annotated[
     str | None,
     typer.Option(
@@ -258,7 +262,12 @@ def with_task(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., 
 
 
 def read_system(
-    mas: str | None, program: str | None, files: Sequence[str] | None, task: Task | None, kind: str | None = None
+    mas: str | None,
+    program: str | None,
+    files: Sequence[str] | None,
+    task: Task | None,
+    kind: str | None = None,
+    isolate: bool = False,
 ) -> tuple[MAS, Program | None]:
     """Load a program with the MAS that search sees in its place, which ``mas`` may name; or a MAS and no program.
 
@@ -269,11 +278,13 @@ def read_system(
     from mas_gym.tasks.loading import default_mas, mas_of_kind
 
     if program is not None:
-        more = {"mas": mas, "files": files}
+        more = {"mas": mas, "files": files, "isolate": isolate}
         loaded = load_program(program, **{name: value for name, value in more.items() if value})
         return loaded.mas, loaded
     if files:
         raise ConfigError("--program-file: expected --program, too")
+    if isolate:
+        raise ConfigError("--isolate: expected --program, too")
     if mas is not None:
         return load_mas(mas), None
     return load_mas(mas_of_kind(kind or "number") if task is None else default_mas(task)), None
@@ -381,6 +392,16 @@ def read_policy(spec: PolicySpec, cache: Path | None = None, **options: Any) -> 
 
     check_folder(cache)
     return load_policy(spec, **options) if cache is None else load_policy(spec, cache=str(cache), **options)
+
+
+def note_order(searches: int) -> None:
+    """Print in how many searches the order of a program's concurrent calls depended on their speed."""
+    if searches:
+        note(
+            f"The order of concurrent calls varied in {searches:,} searches, so another run may give other results; "
+            "set Program(..., settle=1.0)",
+            "yellow",
+        )
 
 
 def note_costs(policy: Policy | AsyncPolicy | None) -> None:

@@ -26,6 +26,7 @@ def serve(
     mas: opt.MASName = None,
     program: opt.ProgramSpec = None,
     program_file: opt.ProgramFiles = None,
+    isolate: opt.Isolate = False,
     planner: opt.PlannerName = "mcts:10,3",
     policy: opt.PolicyName = None,
     cache: opt.Cache = None,
@@ -64,7 +65,7 @@ def serve(
     opt.check_folder(log_json)
     algorithm, guide = _search(planner, critic)
     grader, task, kind = _grading(source)
-    system, code = opt.read_system(mas, program, program_file, task, kind)
+    system, code = opt.read_system(mas, program, program_file, task, kind, isolate=isolate)
     service = make_service(
         planner=algorithm,
         mas=system,

@@ -28,7 +28,9 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import pickle
 import threading
+from base64 import b64decode, b64encode
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -36,6 +38,7 @@ from contextlib import suppress
 from enum import Enum
 from time import monotonic
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from urllib.request import Request, urlopen
 
 from mas_gym.errors import MASGymError
 from mas_gym.programs.activity import CURRENT, Activity
@@ -538,6 +541,45 @@ class Execution:
                     item.reply.set_result([])
 
 
+class _RemoteUse:
+    """One use of a recorded tool in a process of its own, which asks the gateway for the result."""
+
+    def __init__(self, base_url: str, api_key: str, key: str) -> None:
+        self._url, self._sent = f"{base_url}/recorded", {"tool": key, "arguments": None}
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        reply = self._send("POST", self._sent)
+        self.found = bool(reply["recorded"])
+        self.result = pickle.loads(b64decode(reply["result"])) if self.found else None
+
+    def keep(self, result: Any) -> Any:
+        """Record the result, and return it."""
+        self._send("PUT", {**self._sent, "result": b64encode(pickle.dumps(result)).decode()})
+        return result
+
+    def _send(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
+        request = Request(self._url, json.dumps(body).encode(), self._headers, method=method)
+        with urlopen(request) as reply:
+            found: dict[str, Any] = json.load(reply)
+        return found
+
+
+_gateway: tuple[str, str] | None = None
+
+
+def record_at(base_url: str, api_key: str) -> None:
+    """Have `recorded` tools of this process ask a gateway, because its only program was started by another process."""
+    global _gateway
+    _gateway = base_url, api_key
+
+
+def _use(key: str) -> Use | _RemoteUse | None:
+    """Return the next use of a recorded tool; None outside of programs."""
+    execution = CURRENT.get()
+    if execution is not None:
+        return execution.use(key)
+    return None if _gateway is None else _RemoteUse(*_gateway, key)
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -553,20 +595,18 @@ def recorded(tool: F) -> F:
 
     @functools.wraps(tool)
     def run(*args: Any, **named: Any) -> Any:
-        execution = CURRENT.get()
-        if execution is None:
+        use = _use(key_of(name, (args, named)))
+        if use is None:
             return tool(*args, **named)
-        use = execution.use(key_of(name, (args, named)))
         if use.found:
             return use.result
         return use.keep(tool(*args, **named))
 
     @functools.wraps(tool)
     async def run_async(*args: Any, **named: Any) -> Any:
-        execution = CURRENT.get()
-        if execution is None:
+        use = _use(key_of(name, (args, named)))
+        if use is None:
             return await tool(*args, **named)
-        use = execution.use(key_of(name, (args, named)))
         if use.found:
             return use.result
         return use.keep(await tool(*args, **named))

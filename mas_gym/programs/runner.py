@@ -8,6 +8,7 @@ execution that is parked there, or starts the program again and replays the repl
 from __future__ import annotations
 
 import itertools
+import logging
 import secrets
 import sys
 import threading
@@ -42,6 +43,8 @@ from mas_gym.programs.execution import (
 from mas_gym.programs.gateway import Clients, Gateway, Server
 from mas_gym.programs.sources import Loop, Source
 from mas_gym.state import Action, MASState
+
+logger = logging.getLogger("mas_gym.programs")
 
 _SWEEP_SECONDS = 0.2
 _POLL_SECONDS = 0.002
@@ -119,7 +122,8 @@ class Runner:
         self._unknown: set[str] = set()
         self._polling, self._polls, self._put_off = False, 0, 0
         self._look_next = 0.0
-        self._settle = program.settle
+        self._late = False
+        self.settle = program.settle
         self._queue: deque[Execution] = deque()
         self._busy: set[Execution] = set()
         self._stops: dict[Execution, Callable[[], None]] = {}
@@ -258,7 +262,16 @@ class Runner:
 
     def late(self, seconds: float) -> None:
         """Wait longer for calls that cannot be foreseen: one came some seconds after the decision."""
-        self._settle = min(max(2 * self._settle, 2 * seconds), max(_LONGEST_SETTLE, self._settle))
+        if not self._late:
+            logger.warning(
+                "program %s: a call came %.2g s after the decision for which it should have been ordered, so another "
+                "run may give other results; settle is raised, set Program(..., settle=%.2g) or more",
+                self.program.name,
+                seconds,
+                max(0.1, 2 * seconds),
+            )
+        self._late = True
+        self.settle = min(max(2 * self.settle, 2 * seconds), max(_LONGEST_SETTLE, self.settle))
 
     def _poll_soon(self) -> None:
         if not self._polling:
@@ -329,10 +342,10 @@ class Runner:
             watch.rounds, watch.poll = watch.rounds + 1, self._polls
         seconds = watch.seconds
         if state is State.UNKNOWN:
-            seconds = max(seconds, self._settle)
+            seconds = max(seconds, self.settle)
         elif ours:
             # A request on its way: the event loop has polled its connections in between.
-            seconds = max(seconds, min(self._settle, _IN_FLIGHT_SECONDS))
+            seconds = max(seconds, min(self.settle, _IN_FLIGHT_SECONDS))
         enough = watch.rounds >= _ROUNDS or not ours
         return enough and now - max(watch.busy, execution.touched) >= seconds
 

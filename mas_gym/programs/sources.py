@@ -13,6 +13,7 @@ import selectors
 import shlex
 import signal
 import socket
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -87,6 +88,13 @@ class FunctionSource:
     """A Python function, called as ``solve(question, base_url=...)`` or ``solve(question, client=...)``.
 
     An asynchronous function runs on one event loop with others; a synchronous one has a thread of its own.
+
+    Attributes:
+        function: The function.
+        name: Its name in reports.
+        named: Those of ``client``, ``base_url`` and ``api_key`` that it takes.
+        asynchronous: Whether it is a coroutine function.
+        async_client: Whether its client is an `openai.AsyncOpenAI`.
     """
 
     def __init__(self, function: Callable[..., Any], name: str = "") -> None:
@@ -96,27 +104,27 @@ class FunctionSource:
             parameters = inspect.signature(function).parameters
         except (TypeError, ValueError) as error:
             raise ConfigError(f"program {self.name}: expected a function with a signature ({error})") from error
-        self._named = {name for name in ("client", "base_url", "api_key") if name in parameters}
-        rest = [p for name, p in parameters.items() if name not in self._named and p.default is inspect.Parameter.empty]
+        self.named = {name for name in ("client", "base_url", "api_key") if name in parameters}
+        rest = [p for name, p in parameters.items() if name not in self.named and p.default is inspect.Parameter.empty]
         rest = [p for p in rest if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-        if len(rest) != 1 or not {"client", "base_url"} & self._named:
+        if len(rest) != 1 or not {"client", "base_url"} & self.named:
             raise ConfigError(
                 f"program {self.name}: expected a function of (question, base_url) or (question, client), "
                 f"got {inspect.signature(function)}"
             )
-        self._asynchronous = inspect.iscoroutinefunction(function)
+        self.asynchronous = inspect.iscoroutinefunction(function)
         hint = str(parameters["client"].annotation) if "client" in parameters else ""
-        self._async_client = "Async" in hint or (self._asynchronous and "OpenAI" not in hint)
+        self.async_client = "Async" in hint or (self.asynchronous and "OpenAI" not in hint)
 
     @property
     def light(self) -> bool:
         """Whether an execution that waits holds neither a thread nor a connection."""
-        return self._asynchronous and self._async_client and "base_url" not in self._named
+        return self.asynchronous and self.async_client and "base_url" not in self.named
 
     @property
     def needs_key(self) -> bool:
         """Whether the program has a parameter for the key; a base URL alone is unguessable, too."""
-        return "api_key" in self._named or "client" in self._named
+        return "api_key" in self.named or "client" in self.named
 
     def identity(self) -> Any:
         """Return the identity of the function: its source, and what that refers to."""
@@ -124,7 +132,7 @@ class FunctionSource:
 
     def start(self, execution: Execution, stage: Stage) -> Callable[[], None]:
         """Run the function on the loop of programs or on a thread."""
-        if self._asynchronous:
+        if self.asynchronous:
             return stage.on_loop(execution, lambda: self._awaited(execution, stage))
         thread = threading.Thread(target=self._called, args=(execution, stage), name="mas-gym-program", daemon=True)
         thread.start()
@@ -132,12 +140,12 @@ class FunctionSource:
 
     def _arguments(self, execution: Execution, stage: Stage) -> dict[str, Any]:
         given: dict[str, Any] = {}
-        if "base_url" in self._named:
+        if "base_url" in self.named:
             given["base_url"] = stage.url(execution)
-        if "api_key" in self._named:
+        if "api_key" in self.named:
             given["api_key"] = execution.key
-        if "client" in self._named:
-            given["client"] = stage.client(execution, self._async_client)
+        if "client" in self.named:
+            given["client"] = stage.client(execution, self.async_client)
         return given
 
     async def _awaited(self, execution: Execution, stage: Stage) -> None:
@@ -205,7 +213,7 @@ class CommandSource:
         words = [word.replace("{question}", execution.question) for word in self.words]
         given = {"OPENAI_BASE_URL": stage.url(execution), "OPENAI_API_KEY": execution.key}
         # Otherwise the sets of a Python program have another order in each replay.
-        environment = {"PYTHONHASHSEED": "0"} | os.environ | given
+        environment = {"PYTHONHASHSEED": "0"} | os.environ | self.environment() | given
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
@@ -220,7 +228,62 @@ class CommandSource:
             )
         finally:
             await _killed(process)
-        execution.finish(outcome)
+        execution.finish(self.read(outcome))
+
+    def environment(self) -> dict[str, str]:
+        """Return further variables of the command's environment."""
+        return {}
+
+    def read(self, outcome: Ended | Failed) -> Ended | Failed:
+        """Return the outcome that the output means."""
+        return outcome
+
+
+class IsolatedSource(CommandSource):
+    """A Python function that runs in a process of its own each time, so that no state outlives it."""
+
+    def __init__(self, function: Callable[..., Any], spec: str | None = None, name: str = "") -> None:
+        """Find the function's file. Raises `ConfigError`."""
+        self.function = function
+        self._inner = FunctionSource(function, name)
+        super().__init__([sys.executable, "-P", "-m", "mas_gym.programs.isolated", spec or _spec_of(function)])
+        self.name = self._inner.name
+
+    @property
+    def needs_key(self) -> bool:  # type: ignore[override]
+        """Whether the program has a parameter for the key."""
+        return self._inner.needs_key
+
+    def identity(self) -> Any:
+        """Return the identity of the function, which no earlier execution changes."""
+        return {"function": identity_of(self.function), "isolate": True}
+
+    def environment(self) -> dict[str, str]:
+        """Return variables with which the process imports what this one can."""
+        return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+    def read(self, outcome: Ended | Failed) -> Ended | Failed:
+        """Return what the function answered, or how it failed."""
+        if isinstance(outcome, Failed):
+            return outcome
+        try:
+            said = json.loads(outcome.answer)
+        except ValueError:
+            return Failed("its process ended without an answer")
+        return Ended(said["answer"]) if "answer" in said else Failed(said["error"])
+
+
+def _spec_of(function: Callable[..., Any]) -> str:
+    """Return ``FILE.py:NAME`` of a function. Raises `ConfigError`."""
+    name, found = getattr(function, "__qualname__", ""), None
+    with suppress(TypeError, OSError):
+        found = inspect.getsourcefile(inspect.unwrap(function))
+    if not found or not name.isidentifier():
+        raise ConfigError(
+            f"isolate: expected FILE.py:NAME or a function at the top level of a file, got {name or function!r}; other "
+            "processes cannot import it"
+        )
+    return f"{Path(found).resolve()}:{name}"
 
 
 async def _talked(process: asyncio.subprocess.Process, text: bytes) -> Ended | Failed:
