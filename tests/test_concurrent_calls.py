@@ -149,8 +149,11 @@ def said(request: SamplingRequest, seed: int) -> str:
 
 def trees(program: Program, planner: str = "bon:2") -> list[Any]:
     problems = [Problem(f"p{i}", f"Question {i}?", "1", "number") for i in range(3)]
-    plans = list(search.run(planner, problems, program=program, policy=ScriptedPolicy(said), seed=3,
-                            critic=search.PolicyLikelihood()))
+    plans = list(
+        search.run(
+            planner, problems, program=program, policy=ScriptedPolicy(said), seed=3, critic=search.PolicyLikelihood()
+        )
+    )
     found = []
     for plan in sorted(plans, key=lambda plan: plan.problem_id):
         assert plan.error is None and plan.tree is not None, plan.error_details

@@ -152,11 +152,13 @@ async def solve(question, client):
     print("this is no answer")
     thread = MEMORY.setdefault("1", [])
     thread.append({"role": "user", "content": f"{question} {draw(question)[0]}"})
-    reply = await client.chat.completions.create(model="m", messages=[{"role": "system", "content": "You are Ann."}, *thread])
+    messages = [{"role": "system", "content": "You are Ann."}, *thread]
+    reply = await client.chat.completions.create(model="m", messages=messages)
     thread.append({"role": "assistant", "content": reply.choices[0].message.content})
     if "fail" in question:
         raise ValueError("no such thing")
-    reply = await client.chat.completions.create(model="m", messages=[{"role": "system", "content": "You are Bob."}, *thread])
+    messages = [{"role": "system", "content": "You are Bob."}, *thread]
+    reply = await client.chat.completions.create(model="m", messages=messages)
     return reply.choices[0].message.content
 """
 

@@ -59,7 +59,9 @@ def solve(
         problems = _own(sys.stdin.read() if question == "-" else question, source.kind)
     else:
         problems = _known(source.load(), problem_id)
-    system, code = opt.read_system(mas, program, program_file, None if task is None else problems, source.kind, isolate=isolate)
+    system, code = opt.read_system(
+        mas, program, program_file, None if task is None else problems, source.kind, isolate=isolate
+    )
     spec = opt.chosen_policy(policy, system)
     opt.warn_of_misuse(spec, task, system, problems[0].question)
     [arm] = pair_arms([planner], [critic] if critic else None)

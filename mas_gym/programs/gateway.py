@@ -14,7 +14,6 @@ import importlib
 import json
 import marshal
 import socket
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress

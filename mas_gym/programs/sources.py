@@ -635,18 +635,27 @@ class Loop:
         """Return whether the loop is busy, and for how many seconds it has run nothing but one task.
 
         Both are seen in repeated calls of this: a loop is busy that has not called a function for `_BUSY_SECONDS`.
+        Seconds in which its thread waited for a processor do not count for the task.
         """
 
         def here() -> None:
             self._asked = None
 
         now, running = monotonic(), self.running
+        own = now - self._queued()
         if self._asked is None:
-            self._asked, self._running, self._since = now, running, now
+            self._asked, self._running, self._since = now, running, own
             self.soon(here)
         elif running != self._running:
-            self._running, self._since = running, now
-        return now - (self._asked or now) > _BUSY_SECONDS, now - self._since
+            self._running, self._since = running, own
+        return now - (self._asked or now) > _BUSY_SECONDS, own - self._since
+
+    def _queued(self) -> float:
+        """Return for how many seconds the thread has waited for a processor; 0 where the system does not say."""
+        with suppress(OSError):
+            _, queued, _ = Path(f"/proc/self/task/{self._thread.native_id}/schedstat").read_text().split()
+            return int(queued) / 1e9
+        return 0.0
 
     def wait_longer(self, seconds: float) -> None:
         """Leave some seconds out of what `look` says."""
