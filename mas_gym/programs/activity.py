@@ -185,7 +185,8 @@ def track() -> None:
     """Track the threads and thread pools that programs start; safe to call twice."""
     if getattr(ThreadPoolExecutor.submit, "tracked", False):
         return
-    submit, start = ThreadPoolExecutor.submit, threading.Thread.start
+    submit: Any = ThreadPoolExecutor.submit
+    start = threading.Thread.start
 
     @functools.wraps(submit)
     def submit_job(pool: ThreadPoolExecutor, function: Any, /, *args: Any, **named: Any) -> Future[Any]:
@@ -225,5 +226,5 @@ def track() -> None:
             start(thread)
 
     submit_job.tracked = True  # type: ignore[attr-defined]
-    ThreadPoolExecutor.submit = submit_job  # type: ignore[method-assign]
-    threading.Thread.start = start_job  # type: ignore[method-assign]
+    ThreadPoolExecutor.submit = submit_job  # type: ignore[method-assign,assignment]
+    threading.Thread.start = start_job  # type: ignore[method-assign,assignment]

@@ -498,13 +498,15 @@ class _SelectorLoop(asyncio.SelectorEventLoop):
         finally:
             connected.cancel()
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
         execution = CURRENT.get()
         if execution is not None and callback is _WAKE:
             execution.activity.sleeps(args[0], when - self.time())
         return super().call_at(when, callback, *args, context=context)
 
-    def run_in_executor(self, executor: Any, function: Any, *args: Any) -> Any:
+    def run_in_executor(self, executor: Any, function: Any, *args: Any) -> Any:  # type: ignore[override]
         execution = CURRENT.get()
         if execution is None:
             return super().run_in_executor(executor, function, *args)
