@@ -149,6 +149,7 @@ class Plan:
         mas: The system that was searched; filled in by the driver.
         requests: For a program, the prompt that each message of the chosen path replies to, by the message's node;
             long ones are cut.
+        order_varied: Whether concurrent calls of an agent program came too late to be ordered by content; not stored.
     """
 
     candidates: tuple[Candidate, ...] = ()
@@ -163,6 +164,7 @@ class Plan:
     error_details: str | None = field(default=None, repr=False, compare=False)
     mas: MAS | None = field(default=None, repr=False, compare=False)
     requests: Mapping[int, tuple[ChatMessage, ...]] = field(default_factory=dict, repr=False, compare=False)
+    order_varied: bool = field(default=False, repr=False, compare=False)
 
     @classmethod
     def single(cls, state: MASState, score: float | None = None) -> Plan:

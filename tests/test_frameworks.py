@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
+import operator
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import pytest
 from search_worlds import noise
@@ -49,6 +52,7 @@ def shapes(planner: str, count: int, policy: Any, **system: Any) -> dict[str, tu
     found = {}
     for plan in search.run(planner, task, policy=policy, critic=ByText(), seed=7, **system):
         assert plan.error is None and plan.tree is not None, plan.error_details
+        assert not plan.order_varied
         transcripts = tuple(state.transcript for state in plan.tree.states)
         found[plan.problem_id] = plan.answer, plan.correct, plan.usage.agent_calls, transcripts, tuple(plan.tree.visits)
     return found
@@ -117,3 +121,69 @@ def tiny() -> Any:
 def test_so_it_does_with_the_tiny_agents(program: Program) -> None:
     pytest.importorskip("torch", reason="the tiny agents need the extra 'local'")
     assert shapes("sc:3", 2, tiny(), program=program) == native("sc:3", 2, tiny())
+
+
+# ---- concurrent nodes
+
+
+class Notes(TypedDict, total=False):
+    """The state of a graph whose workers write at the same time."""
+
+    question: str
+    notes: Annotated[list[str], operator.add]
+    answer: str
+
+
+DRAWS = itertools.count()
+
+
+def fan_out(base_url: str, work: Callable[[], None]) -> Any:
+    """Return a graph with four workers started by `Send`; each works locally before its call."""
+    from langchain_openai import ChatOpenAI
+    from langgraph.graph import END, START, StateGraph
+    from langgraph.types import Send
+
+    model = ChatOpenAI(model="agent", base_url=base_url, api_key="any")
+
+    def ask(name: str, text: str) -> str:
+        return str(model.invoke([("system", f"You are {name}."), ("user", text)]).content)
+
+    def research(state: dict[str, str]) -> Notes:
+        work()
+        return {"notes": [ask(state["name"], state["question"])]}
+
+    def write(state: Notes) -> Notes:
+        return {"answer": ask("Writer", f"{state['question']} {state['notes']}")}
+
+    def assign(state: Notes) -> list[Any]:
+        return [
+            Send("research", {"name": name, "question": state["question"]}) for name in ("Zoe", "Adam", "Mia", "Bob")
+        ]
+
+    graph = StateGraph(Notes)
+    graph.add_node("research", research)
+    graph.add_node("write", write)
+    graph.add_conditional_edges(START, assign, ["research"])
+    graph.add_edge("research", "write")
+    graph.add_edge("write", END)
+    return graph.compile()
+
+
+def uneven() -> None:
+    time.sleep(0.08 * noise("delay", next(DRAWS)))
+
+
+def in_threads(question: str, base_url: str) -> str:
+    return str(fan_out(base_url, uneven).invoke({"question": question})["answer"])
+
+
+async def on_the_loop(question: str, base_url: str) -> str:
+    return str((await fan_out(base_url, uneven).ainvoke({"question": question}))["answer"])
+
+
+@pytest.mark.parametrize("solve", [in_threads, on_the_loop])
+def test_nodes_started_by_send_have_the_same_order_in_each_run(solve: Callable[[str, str], Any]) -> None:
+    pytest.importorskip("langgraph", reason="langgraph is not installed")
+    agents = ["Adam", "Bob", "Mia", "Writer", "Zoe"]
+    found = [shapes("sc:3", 2, SCRIPTED, program=Program(solve, agents=agents)) for _ in range(3)]
+    assert found[0] == found[1] == found[2]

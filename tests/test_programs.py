@@ -731,6 +731,34 @@ def test_a_command_records_over_its_base_url() -> None:
     assert plan.error is None and len(runs) == 1
 
 
+def test_recorded_uses_open_at_the_same_time_are_recorded_apart() -> None:
+    runs: list[int] = []
+
+    def solve(question: str, base_url: str) -> str:
+        def send(method: str, url: str, body: Any) -> Any:
+            sent = Request(f"{base_url}/{url}", json.dumps(body).encode(), method=method)
+            with urlopen(sent) as reply:
+                return json.load(reply)
+
+        def say(text: str) -> str:
+            reply = send("POST", "chat/completions", {"model": "m", "messages": [{"role": "user", "content": text}]})
+            return str(reply["choices"][0]["message"]["content"])
+
+        use = {"tool": "dice", "arguments": [6]}
+        found = [send("POST", "recorded", use) for _ in range(2)]
+        for entry in found:
+            if not entry["recorded"]:
+                runs.append(1)
+                send("PUT", "recorded", {**use, "result": len(runs)})
+                entry["result"] = len(runs)
+        # Uses with equal arguments are interchangeable.
+        return say(say(f"{question} {sorted(entry['result'] for entry in found)}"))
+
+    plan = searched(Program(solve, agents=["Solver"], parked=0), "mcts:6,3", tasks=problems(1))["p0"]
+    assert plan.error is None, plan.error_details
+    assert len(runs) == 2
+
+
 # ---- examples
 
 

@@ -62,6 +62,7 @@ def evaluate(
     program: opt.ProgramSpec = None,
     program_file: opt.ProgramFiles = None,
     program_temperature: opt.ProgramTemperature = None,
+    isolate: opt.Isolate = False,
     policy: opt.PolicyName = None,
     critic: opt.CriticNames = None,
     planner: opt.PlannerNames = None,
@@ -99,7 +100,7 @@ def evaluate(
     arms = pair_arms(planner or ["single"], critic, lazy=True)
     _check_baseline(arms, baseline)
     problems = source.load()
-    system, code = opt.read_system(mas, program, program_file, program_temperature, problems)
+    system, code = opt.read_system(mas, program, program_file, program_temperature, problems, isolate=isolate)
     spec = opt.chosen_policy(policy, system)
     opt.warn_of_misuse(spec, source.task, system)
     alone = {"--ray": ray, "--cache": cache, "--log-json": log_json, "--match": match, "--traces": tracing.current()}
@@ -275,6 +276,7 @@ def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[st
     kinds = {reason.partition(":")[0] for row in rows for reason in row.failures}
     if any(not hasattr(errors, kind) for kind in kinds):
         note("--debug shows the traceback of each failure", "yellow")
+    opt.note_order(sum(outcome.order_varied for outcome in outcomes))
     forms = {
         files.json: table.to_json,
         files.csv: table.to_csv,

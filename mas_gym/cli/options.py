@@ -120,6 +120,10 @@ ProgramTemperature = Annotated[
     float | None,
     typer.Option("--program-temperature", help="Temperature of all calls, in place of what the program asks for."),
 ]
+Isolate = Annotated[
+    bool,
+    typer.Option("--isolate", help="Run a program's function in a new process each time, so that no state is shared."),
+]
 PolicyName = Annotated[
     str | None,
     typer.Option(
@@ -279,6 +283,8 @@ def read_system(
     temperature: float | None,
     task: Task | None,
     kind: str | None = None,
+    *,
+    isolate: bool = False,
 ) -> tuple[MAS, Program | None]:
     """Load a program with the MAS that search sees in its place, which ``mas`` may name; or a MAS and no program.
 
@@ -290,11 +296,13 @@ def read_system(
 
     if program is not None:
         more: dict[str, Any] = {"mas": mas or None, "files": files or None, "temperature": temperature}
+        more["isolate"] = isolate or None
         loaded = load_program(program, **{name: value for name, value in more.items() if value is not None})
         return loaded.mas, loaded
-    if files or temperature is not None:
-        option = "--program-file" if files else "--program-temperature"
-        raise ConfigError(f"{option}: expected --program, too")
+    given = {"--program-file": bool(files), "--program-temperature": temperature is not None, "--isolate": isolate}
+    for option, typed in given.items():
+        if typed:
+            raise ConfigError(f"{option}: expected --program, too")
     if mas is not None:
         return load_mas(mas), None
     return load_mas(mas_of_kind(kind or "number") if task is None else default_mas(task)), None
@@ -408,6 +416,16 @@ def read_policy(spec: PolicySpec, cache: Path | None = None, **options: Any) -> 
 
     check_folder(cache)
     return load_policy(spec, **options) if cache is None else load_policy(spec, cache=str(cache), **options)
+
+
+def note_order(searches: int) -> None:
+    """Print in how many searches the order of a program's concurrent calls depended on their speed."""
+    if searches:
+        note(
+            f"The order of concurrent calls varied in {searches:,} searches, so another run may give other results; "
+            "set Program(..., settle=1.0)",
+            "yellow",
+        )
 
 
 def note_costs(policy: Policy | AsyncPolicy | None) -> None:

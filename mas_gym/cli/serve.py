@@ -27,6 +27,7 @@ def serve(
     program: opt.ProgramSpec = None,
     program_file: opt.ProgramFiles = None,
     program_temperature: opt.ProgramTemperature = None,
+    isolate: opt.Isolate = False,
     planner: opt.PlannerName = "mcts:10,3",
     policy: opt.PolicyName = None,
     cache: opt.Cache = None,
@@ -65,7 +66,7 @@ def serve(
     opt.check_folder(log_json)
     algorithm, guide = _search(planner, critic)
     grader, task, kind = _grading(source)
-    system, code = opt.read_system(mas, program, program_file, program_temperature, task, kind)
+    system, code = opt.read_system(mas, program, program_file, program_temperature, task, kind, isolate=isolate)
     service = make_service(
         planner=algorithm,
         mas=system,

@@ -40,6 +40,7 @@ def solve(
     program: opt.ProgramSpec = None,
     program_file: opt.ProgramFiles = None,
     program_temperature: opt.ProgramTemperature = None,
+    isolate: opt.Isolate = False,
     seed: opt.Seed = 42,
     tree: Annotated[Path | None, typer.Option("--tree", help="Write the search tree as an HTML page.")] = None,
     problem_id: Annotated[
@@ -60,7 +61,13 @@ def solve(
     else:
         problems = _known(source.load(), problem_id)
     system, code = opt.read_system(
-        mas, program, program_file, program_temperature, None if task is None else problems, source.kind
+        mas,
+        program,
+        program_file,
+        program_temperature,
+        None if task is None else problems,
+        source.kind,
+        isolate=isolate,
     )
     spec = opt.chosen_policy(policy, system)
     opt.warn_of_misuse(spec, task, system, problems[0].question)
@@ -120,6 +127,7 @@ def show(plan: Plan, bench: Bench, graded: bool) -> None:
         answer.append(f"  ({verdict[0]})", style=verdict[1])
     console.print(answer)
     console.print(Text(_cost(plan), style="dim"))
+    opt.note_order(plan.order_varied)
 
 
 def _cost(plan: Plan) -> str:

@@ -25,11 +25,12 @@ replies ``{"recorded": true, "result": ...}``, or ``{"recorded": false}``; then 
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import inspect
 import json
+import pickle
 import threading
+from base64 import b64decode, b64encode
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -37,8 +38,10 @@ from contextlib import suppress
 from enum import Enum
 from time import monotonic
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from urllib.request import Request, urlopen
 
 from mas_gym.errors import MASGymError
+from mas_gym.programs.activity import CURRENT, Activity
 from mas_gym.programs.calls import Call, CallError, Reply, difference
 
 
@@ -50,12 +53,14 @@ class ProgramStopped(BaseException):
     """Raised inside a program whose execution is over; not an `Exception`, so that programs do not catch it."""
 
 
-class Quiet(Enum):
-    """How to find out that a program makes no more calls before it gets a reply."""
+class Origin(Enum):
+    """How a call reaches its execution."""
 
-    NOW = "the thread or task that calls is the only one of the program"
-    IDLE = "the program's event loop is idle"
-    SETTLED = "no call has come for a while"
+    CLIENT = "from a client in this process"
+    LOOP = "from a client in this process, whose thread has the program's event loop"
+    THREAD = "over HTTP, from a thread that waits for the reply"
+    TASK = "over HTTP, from a task of an event loop"
+    HTTP = "over HTTP, from anything"
 
 
 class Waiting(NamedTuple):
@@ -97,8 +102,14 @@ Report = Callable[["Execution", Outcome | Exception], None]
 """Takes an execution's outcome, or the `DivergenceError` that ended it."""
 
 
-Tape = dict[str, list[tuple[tuple[str, ...], Any]]]
-"""The recorded results of a search's tools: by use, the replies given before it and the result."""
+class Tape(dict[str, list[tuple[tuple[str, ...], Any]]]):
+    """The recorded results of a search's tools: by use, the replies given before it and the result.
+
+    Attributes:
+        varied: Whether a call came after the decision that it should have been ordered for.
+    """
+
+    varied = False
 
 
 def key_of(tool: str, arguments: Any) -> str:
@@ -131,12 +142,12 @@ class Use:
 class Host(Protocol):
     """What an execution needs from its runner."""
 
-    def watch(self, execution: Execution, quiet: Quiet) -> None:
-        """Call `Execution.settle` when the program is quiet."""
+    def watch(self, execution: Execution, seconds: float = 0.0) -> None:
+        """Call `Execution.settle` when the program is quiet, and has been for some seconds."""
         ...
 
-    def look_again(self, execution: Execution, seconds: float) -> None:
-        """Call `Execution.settle` after some time."""
+    def late(self, seconds: float) -> None:
+        """Wait longer for calls from now on: one came some seconds after the decision."""
         ...
 
     def rests(self, execution: Execution) -> None:
@@ -189,10 +200,10 @@ L = TypeVar("L", bound=Later)
 class _Open:
     """A call without its replies."""
 
-    __slots__ = ("call", "reply", "texts")
+    __slots__ = ("call", "origin", "reply", "texts")
 
-    def __init__(self, call: Call) -> None:
-        self.call, self.texts = call, list[str]()
+    def __init__(self, call: Call, origin: Origin) -> None:
+        self.call, self.origin, self.texts = call, origin, list[str]()
         self.reply: Later | None = None
 
 
@@ -211,8 +222,8 @@ class Execution:
         touched: When it last made a call or got a reply, on the clock of `time.monotonic`.
         deadline: When the program counts as hung, on the clock of `time.monotonic`; None while it waits for a reply.
         place: The loop that it runs on, if it shares one; set by its runner.
-        thread: The only thread that it is known to run on; set by its source.
-        alone: Whether it has started no task beside its first; set by that loop.
+        observed: Whether its threads and tasks can be observed; set by its source.
+        activity: What it does beside its open calls.
         nodes: The nodes of a graph that send requests, by the contents of the messages.
     """
 
@@ -242,21 +253,22 @@ class Execution:
         self.token, self.key, self.question = token, key, question
         self.bearer = f"Bearer {key}".encode()
         self.place: Place | None = None
-        self.thread: int | None = None
-        self.alone = True
+        self.observed = False
+        self.activity = Activity()
         self.nodes: dict[tuple[str, ...], str] = {}
         self._host, self._report = host, report
         self._steps, self._order = deque(script.steps), list(script.beside)
         self._taken: list[Step] = []
         self._tape, self._uses = tape, dict[str, int]()
-        self._last_use: dict[str, Use] = {}
+        self._open_uses: dict[str, list[Use]] = defaultdict(list)
         self._limit, self._timeout = limits
         self._lock = threading.RLock()
         self._open: list[_Open] = []
         self._asked = self._answered = 0
         self._parked: Call | None = None
+        self._parked_at = 0.0
+        self._withdrawn: set[bytes] = set()
         self._over = False
-        self._quiet = Quiet.SETTLED
         self._stuck: float | None = None
         self.touched = monotonic()
         self.deadline: float | None = None
@@ -284,7 +296,33 @@ class Execution:
 
     # ---- the program's side
 
-    def ask(self, call: Call, quiet: Quiet, later: Callable[[Execution], L]) -> list[str] | L:
+    @property
+    def waits(self) -> bool:
+        """Whether it has open calls and no decision yet."""
+        return bool(self._open) and self._parked is None and not self._over
+
+    @property
+    def origins(self) -> list[Origin]:
+        """Where its open calls come from."""
+        return [item.origin for item in list(self._open)]
+
+    @property
+    def exact(self) -> bool:
+        """Whether its open call is the only one that it can make."""
+        origins = self.origins
+        if Origin.LOOP in origins:
+            return True
+        only = self.observed and self.activity.alone and len(origins) == 1
+        return only and (self.place is not None or origins[0] in (Origin.CLIENT, Origin.THREAD))
+
+    def open_over_http(self) -> tuple[int, int, int]:
+        """Return how many calls wait over HTTP: of threads, of its own event loop's tasks, and of either."""
+        origins = self.origins
+        tasks = origins.count(Origin.TASK)
+        ours = tasks if self.place is not None else 0
+        return origins.count(Origin.THREAD), ours, origins.count(Origin.HTTP) + tasks - ours
+
+    def ask(self, call: Call, origin: Origin, later: Callable[[Execution], L]) -> list[str] | L:
         """Take a call of the program; return one text per choice, or what ``later`` returns, which gets them.
 
         Raises:
@@ -294,20 +332,24 @@ class Execution:
             if self._over:
                 raise ProgramStopped
             self._asked += 1
-            self._quiet, item = quiet, _Open(call)
+            item = _Open(call, origin)
             self.touched = monotonic()
+            if self._parked is not None and call.digest not in self._withdrawn:
+                self._late(self.touched - self._parked_at)
             if self._asked <= self._limit:
                 self._open.append(item)
                 self._drain()
                 if len(item.texts) < call.n:
                     item.reply = reply = later(self)
+                    # It waits for its reply now, and the wait is bounded.
+                    self.deadline = None
         if self._asked > self._limit:
             most = f"more than {self._limit} calls; raise max_calls if the program needs them"
             self.finish(Failed(f"the program made {most}"))
             raise ProgramStopped
         if item.reply is None:
             return item.texts
-        self._host.watch(self, quiet)
+        self._host.watch(self)
         return reply
 
     def use(self, key: str) -> Use:
@@ -316,19 +358,30 @@ class Execution:
             number = self._uses[key] = self._uses.get(key, 0) + 1
             taken = tuple(step.text for step in self._taken)
             path = (*taken, *(step.text for step in self._steps))
-            found = self._last_use[key] = Use(self._tape, f"{number} {key}", taken, path)
-            return found
+            return Use(self._tape, f"{number} {key}", taken, path)
 
-    def pending_use(self, key: str) -> Use:
-        """Return the last use of a recorded tool with these arguments."""
+    def look_up(self, key: str) -> Use:
+        """Return the next use of a tool in another language; without a result it stays open for `record`."""
+        use = self.use(key)
+        if not use.found:
+            with self._lock:
+                self._open_uses[key].append(use)
+        return use
+
+    def record(self, key: str, result: Any) -> None:
+        """Record the result of the last open use, or of a new one: uses that are open at once are interchangeable."""
         with self._lock:
-            found = self._last_use.get(key)
-        return found if found is not None else self.use(key)
+            uses = self._open_uses[key]
+            use = uses.pop() if uses else None
+        (self.use(key) if use is None else use).keep(result)
 
     def withdraw(self, reply: Later) -> None:
         """Forget a call whose client has left; the same call may come again."""
         with self._lock:
+            self._withdrawn.update(item.call.digest for item in self._open if item.reply is reply)
             self._open = [item for item in self._open if item.reply is not reply]
+            if not self._open and not self._over:
+                self.deadline = monotonic() + self._timeout
 
     def finish(self, outcome: Ended | Failed) -> None:
         """Take the program's end."""
@@ -364,8 +417,10 @@ class Execution:
             self.deadline = monotonic() + self._timeout
             self._drain()
             waits = bool(self._open)
+            if waits:
+                self.deadline = None
         if waits:
-            self._host.watch(self, self._quiet)
+            self._host.watch(self)
         return True
 
     def drop(self) -> None:
@@ -383,7 +438,7 @@ class Execution:
     def settle(self) -> None:
         """Note that the program is quiet: go on with the script, or report the decision."""
         with self._lock:
-            if self._over or self._parked is not None or not self._open:
+            if not self.waits:
                 return
             ordered = self._ordered()
             if self._steps:
@@ -394,7 +449,7 @@ class Execution:
             else:
                 error = None
                 self._order = [item.call.digest for item in ordered[1:]]
-                self._parked, self.deadline = ordered[0].call, None
+                self._parked, self._parked_at, self.deadline = ordered[0].call, monotonic(), None
         self._host.rests(self)
         if error is not None:
             self._report(self, error)
@@ -423,6 +478,8 @@ class Execution:
 
     def _give(self, item: _Open) -> None:
         step = self._steps.popleft()
+        if self._stuck is not None:
+            self._late(0.0)
         self._taken.append(step if step.call is item.call else Step(item.call, step.text))
         item.texts.append(step.text)
         self._answered += 1
@@ -457,12 +514,12 @@ class Execution:
         step = self._steps[0]
         if step.call is None:
             self._give(ordered[0])
-            self._host.watch(self, self._quiet)
+            self._host.watch(self)
             return None
         now = monotonic()
         self._stuck = now if self._stuck is None else self._stuck
         if now - self._stuck < PATIENCE:
-            self._host.look_again(self, PATIENCE)
+            self._host.watch(self, PATIENCE)
             return None
         got = ordered[0].call
         return DivergenceError(
@@ -471,8 +528,14 @@ class Execution:
             "ids and the order of sets; mask what does not matter with normalise="
         )
 
+    def _late(self, seconds: float) -> None:
+        """Note that a call came after the decision that it should have been ordered for."""
+        self._tape.varied = True
+        self._host.late(seconds)
+
     def _end(self) -> None:
         self._over, self.deadline = True, None
+        self.activity.clear()
         waiting, self._open = self._open, []
         for item in waiting:
             if item.reply is not None:
@@ -480,8 +543,43 @@ class Execution:
                     item.reply.set_result([])
 
 
-CURRENT: contextvars.ContextVar[Execution | None] = contextvars.ContextVar("mas_gym_program", default=None)
-"""The execution that a function runs in."""
+class _RemoteUse:
+    """One use of a recorded tool in a process of its own, which asks the gateway for the result."""
+
+    def __init__(self, base_url: str, api_key: str, key: str) -> None:
+        self._url, self._sent = f"{base_url}/recorded", {"tool": key, "arguments": None}
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        reply = self._send("POST", self._sent)
+        self.found = bool(reply["recorded"])
+        self.result = pickle.loads(b64decode(reply["result"])) if self.found else None
+
+    def keep(self, result: Any) -> Any:
+        """Record the result, and return it."""
+        self._send("PUT", {**self._sent, "result": b64encode(pickle.dumps(result)).decode()})
+        return result
+
+    def _send(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
+        request = Request(self._url, json.dumps(body).encode(), self._headers, method=method)
+        with urlopen(request) as reply:
+            found: dict[str, Any] = json.load(reply)
+        return found
+
+
+_gateway: tuple[str, str] | None = None
+
+
+def record_at(base_url: str, api_key: str) -> None:
+    """Have `recorded` tools of this process ask a gateway, because its only program was started by another process."""
+    global _gateway
+    _gateway = base_url, api_key
+
+
+def _use(key: str) -> Use | _RemoteUse | None:
+    """Return the next use of a recorded tool; None outside of programs."""
+    execution = CURRENT.get()
+    if execution is not None:
+        return execution.use(key)
+    return None if _gateway is None else _RemoteUse(*_gateway, key)
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -499,20 +597,18 @@ def recorded(tool: F) -> F:
 
     @functools.wraps(tool)
     def run(*args: Any, **named: Any) -> Any:
-        execution = CURRENT.get()
-        if execution is None:
+        use = _use(key_of(name, (args, named)))
+        if use is None:
             return tool(*args, **named)
-        use = execution.use(key_of(name, (args, named)))
         if use.found:
             return use.result
         return use.keep(tool(*args, **named))
 
     @functools.wraps(tool)
     async def run_async(*args: Any, **named: Any) -> Any:
-        execution = CURRENT.get()
-        if execution is None:
+        use = _use(key_of(name, (args, named)))
+        if use is None:
             return await tool(*args, **named)
-        use = execution.use(key_of(name, (args, named)))
         if use.found:
             return use.result
         return use.keep(await tool(*args, **named))
@@ -529,9 +625,9 @@ def answer_use(execution: Execution, method: str, body: bytes) -> Reply:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise CallError('expected {"tool": ..., "arguments": ...}, and with PUT "result"') from None
     if method == "PUT":
-        execution.pending_use(key).keep(result)
+        execution.record(key, result)
         content: dict[str, Any] = {"recorded": True}
     else:
-        use = execution.use(key)
+        use = execution.look_up(key)
         content = {"recorded": use.found} | ({"result": use.result} if use.found else {})
     return Reply(200, "application/json", json.dumps(content).encode())

@@ -14,8 +14,9 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
+from mas_gym.programs.activity import CURRENT
 from mas_gym.programs.calls import AGENT_HEADER
-from mas_gym.programs.execution import CURRENT, Execution
+from mas_gym.programs.execution import Execution
 
 _INNER = ("model", "agent")
 """Nodes of prebuilt agents, whose own names say nothing; the node that holds the agent has the name."""

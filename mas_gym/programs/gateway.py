@@ -14,10 +14,10 @@ import importlib
 import json
 import marshal
 import socket
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 
 from mas_gym.errors import MissingDependencyError, PolicyError
 from mas_gym.programs.calls import AGENT_HEADER, Call, CallError, Reply, completion, parsed_call, read_call, reply_to
-from mas_gym.programs.execution import Execution, L, ProgramStopped, Quiet, answer_use, given, in_thread
+from mas_gym.programs.execution import Execution, L, Origin, ProgramStopped, answer_use, given, in_thread
 from mas_gym.programs.frameworks import with_node
 
 MAX_BODY = 16 * 2**20
@@ -97,7 +97,7 @@ class Gateway:
         path: str,
         headers: Mapping[str, str],
         body: bytes,
-        quiet: Quiet,
+        origin: Origin,
         later: Callable[[Execution], L],
     ) -> Reply | tuple[Call, list[str] | L, Execution]:
         """Take a request: answer it, or hand it to its execution.
@@ -107,7 +107,7 @@ class Gateway:
             path: The path, which begins with the execution's token.
             headers: Names in lower case.
             body: The body.
-            quiet: How to find out that the program makes no more calls.
+            origin: How the request came.
             later: Returns what gets the reply when it is there.
 
         Raises:
@@ -132,7 +132,7 @@ class Gateway:
             call = self.read(body, with_node(execution, headers, body))
         except CallError as error:
             return Reply(error.status, "application/json", error.body())
-        return call, execution.ask(call, quiet, later), execution
+        return call, execution.ask(call, origin, later), execution
 
 
 # ---- over HTTP
@@ -201,7 +201,7 @@ class Server:
         try:
             head = await self._head(reader, last)
             method, path, headers, body = await _request(head, reader, writer)
-            got = self._gateway.receive(method, path, headers, body, Quiet.SETTLED, in_thread)
+            got = self._gateway.receive(method, path, headers, body, _origin(headers), in_thread)
         except CallError as error:
             await _send(writer, Reply(error.status, "application/json", error.body()), False)
             # A connection that is closed with unread data is reset, and its client does not see the reply.
@@ -231,6 +231,14 @@ class Server:
             texts = given(texts)
         await _send(writer, reply_to(call, texts), stays)
         return path if stays else None
+
+
+def _origin(headers: Mapping[str, str]) -> Origin:
+    """Return what sent a request, which clients of openai say."""
+    kind = headers.get("x-stainless-async", "")
+    if kind == "false":
+        return Origin.THREAD
+    return Origin.TASK if kind.startswith("async") else Origin.HTTP
 
 
 async def _request(
@@ -364,7 +372,7 @@ def _async_chat() -> Any:
             call = None if args else _plain(self._clients.gateway, execution, named)
             if call is None:
                 return await super().create(*args, **named)
-            texts = execution.ask(call, _quiet_on_loop(execution), _Awaited)
+            texts = execution.ask(call, _of_task(execution), _Awaited)
             if isinstance(texts, _Awaited):
                 texts = await texts.texts()
             return ChatCompletion.model_validate(completion(call, texts))
@@ -393,7 +401,7 @@ def _chat() -> Any:
             call = None if args else _plain(self._clients.gateway, execution, named)
             if call is None:
                 return super().create(*args, **named)
-            texts = execution.ask(call, _quiet_in_thread(execution), in_thread)
+            texts = execution.ask(call, _of_thread(execution), in_thread)
             return ChatCompletion.model_validate(completion(call, given(texts)))
 
     class Chat(WholeChat):
@@ -433,30 +441,32 @@ def _asked(gateway: Gateway, named: dict[str, Any]) -> dict[str, Any]:
     return named if gateway.normalise is None else json.loads(json.dumps(named))
 
 
-def _quiet_on_loop(execution: Execution) -> Quiet:
-    if execution.place is None or not execution.place.here:
-        return Quiet.SETTLED
-    return Quiet.NOW if execution.alone else Quiet.IDLE
+def _of_task(execution: Execution | None) -> Origin:
+    ours = execution is not None and execution.place is not None and execution.place.here
+    return Origin.CLIENT if ours else Origin.HTTP
 
 
-def _quiet_in_thread(execution: Execution) -> Quiet:
-    return Quiet.NOW if threading.get_ident() == execution.thread else Quiet.SETTLED
+def _of_thread(execution: Execution | None) -> Origin:
+    ours = execution is not None and execution.place is not None and execution.place.here
+    return Origin.LOOP if ours else Origin.CLIENT
 
 
 class _Awaited:
     """A reply that a task of the running loop awaits."""
 
-    __slots__ = ("_execution", "_here", "_soon")
+    __slots__ = ("_context", "_execution", "_here", "_soon")
 
     def __init__(self, execution: Execution) -> None:
         loop, place = asyncio.get_running_loop(), execution.place
         self._execution = execution
         self._here: asyncio.Future[list[str]] = loop.create_future()
         self._soon = place.soon if place is not None and place.here else loop.call_soon_threadsafe
+        # So that the loop knows whose reply it is.
+        self._context = copy_context()
 
     def set_result(self, texts: list[str]) -> None:
         """Take the texts, on any thread."""
-        self._soon(_done, self._here, texts)
+        self._context.copy().run(self._soon, _done, self._here, texts)
 
     async def texts(self) -> list[str]:
         """Wait for them; a call whose client leaves is withdrawn. Raises `ProgramStopped`."""
@@ -482,10 +492,9 @@ def _async_http(http: Any, gateway: Gateway) -> Any:
         async def handle_async_request(self, request: Any) -> Any:
             token = request.headers.get(_EXECUTION_HEADER, "")
             execution = gateway.at(token)
-            quiet = Quiet.SETTLED if execution is None else _quiet_on_loop(execution)
             path = f"/{token}{request.url.path}"
             body = await request.aread()
-            got = gateway.receive(request.method, path, request.headers, body, quiet, _Awaited)
+            got = gateway.receive(request.method, path, request.headers, body, _of_task(execution), _Awaited)
             if isinstance(got, Reply):
                 return _response(http, got)
             call, texts, execution = got
@@ -507,9 +516,8 @@ def _http(http: Any, gateway: Gateway) -> Any:
         def handle_request(self, request: Any) -> Any:
             token = request.headers.get(_EXECUTION_HEADER, "")
             execution = gateway.at(token)
-            quiet = Quiet.SETTLED if execution is None else _quiet_in_thread(execution)
-            path = f"/{token}{request.url.path}"
-            got = gateway.receive(request.method, path, request.headers, request.read(), quiet, in_thread)
+            path, origin = f"/{token}{request.url.path}", _of_thread(execution)
+            got = gateway.receive(request.method, path, request.headers, request.read(), origin, in_thread)
             if isinstance(got, Reply):
                 return _response(http, got)
             call, texts, _ = got

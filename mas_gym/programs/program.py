@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -19,11 +20,11 @@ from mas_gym.env import Info, MASEnv, Observation
 from mas_gym.errors import ConfigError, IllegalActionError, shown, whole_number
 from mas_gym.graph import FAILED, MAS, Agent
 from mas_gym.policies.base import SamplingRequest, effective_temperature, spoken
-from mas_gym.programs.calls import Call
+from mas_gym.programs.calls import Call, difference
 from mas_gym.programs.execution import Ended, Execution, Failed, Outcome, Script, Waiting
 from mas_gym.programs.runner import ProgramError, Runner, Session
 from mas_gym.programs.schemas import structured_reply
-from mas_gym.programs.sources import CommandSource, FunctionSource, ServiceSource, Source
+from mas_gym.programs.sources import CommandSource, FunctionSource, IsolatedSource, ServiceSource, Source
 from mas_gym.prompts import ChatMessage, ToolCall, with_calls
 from mas_gym.spaces import Records
 from mas_gym.state import MASState
@@ -72,10 +73,11 @@ class Program:
         normalise: Callable[[dict[str, Any]], Any] | None = None,
         max_calls: int = 50,
         timeout: float = 60.0,
-        settle: float = 0.01,
+        settle: float = 0.05,
         parked: int | None = None,
         running: int = 64,
         temperature: float | None = None,
+        isolate: bool = False,
     ) -> None:
         """Describe a program; nothing of it runs yet.
 
@@ -89,21 +91,23 @@ class Program:
             normalise: Maps a request to what must be equal on replay, to mask what may differ.
             max_calls: Maximum number of model calls in one execution; one more is a failure of the program.
             timeout: Seconds without a call or an answer after which the program has hung.
-            settle: Seconds without a new call after which concurrent calls of threads and other processes are ordered.
-                Functions on one event loop do not need it.
+            settle: Seconds without a new call after which concurrent calls are ordered if it cannot be observed whether
+                the program makes another one: in commands, services, and functions that wait for other servers. It is
+                raised if a call comes too late.
             parked: Maximum number of executions kept waiting, which need not be replayed; at most 16 of commands. By
                 default 1,024 of asynchronous functions that take a client and no ``base_url``, and 256 of others,
                 because those hold a connection or a thread each.
             running: Maximum number of executions started at once, beside those kept waiting; at most 16 of commands.
             temperature: The temperature of every call, in place of the one that the program asks for. By default the
                 program's own counts, and the run's where it asks for none.
+            isolate: Whether a function runs in a new process each time, so that no state outlives an execution.
 
         Raises:
             ConfigError: An argument does not fit.
             DataNotFoundError: A file does not exist.
         """
         self.spec = source if isinstance(source, str) else None
-        self.source = _read_source(source, files)
+        self.source = _read_source(source, files, isolate)
         self.name = self.source.name
         self.max_calls = whole_number("max_calls", max_calls, at_least=1)
         if max_calls > MAX_TURNS:
@@ -122,6 +126,7 @@ class Program:
             "agents": agents, "mas": mas, "files": tuple(files), "normalise": normalise, "max_calls": max_calls,
             "timeout": timeout, "settle": settle, "parked": parked, "running": running,
             "temperature": temperature,
+            "isolate": isolate,
         }  # fmt: skip
 
     def _limit(self, parked: int | None, running: int) -> None:
@@ -146,7 +151,7 @@ class Program:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it was made from, for other processes."""
-        own = self.source.function if isinstance(self.source, FunctionSource) else self.source
+        own = self.source.function if isinstance(self.source, FunctionSource | IsolatedSource) else self.source
         return _again, (self.spec or own, self._arguments)
 
     @cached_property
@@ -246,7 +251,13 @@ def _named(source: str) -> Any:
     return found
 
 
-def _read_source(source: Any, files: Sequence[str | os.PathLike[str]]) -> Source:
+def _read_source(source: Any, files: Sequence[str | os.PathLike[str]], isolate: bool) -> Source:
+    if isolate:
+        if isinstance(source, str) and _is_function(source):
+            return IsolatedSource(_named(source), source, user_file(source).stem)
+        if isinstance(source, str) or not callable(source):
+            raise ConfigError(f"isolate: expected a function or FILE.py:NAME, got {shown(source)}, a process already")
+        return IsolatedSource(source)
     if isinstance(source, str):
         if source.startswith(("http://", "https://")):
             return ServiceSource(source, files)
@@ -279,25 +290,59 @@ def agent_name(call: Call) -> str:
 
 
 def rehearse(program: Program) -> list[str]:
-    """Run a program once with a fixed reply to every call, and return the names of its agents in order.
+    """Run a program twice with a fixed reply to every call, and return the names of its agents in order.
 
     A call that demands a structure gets a small instance of it. Only tools that hand over to another agent are called,
     each of them once: others may have effects. The log says where the run ended.
 
     Raises:
-        ProgramError: It ended before its first call.
+        ProgramError: It ended before its first call, or asks something else in the second run.
     """
-    names: list[str] = []
-    unnamed: list[bool] = []
+    calls, end = _rehearsed(program)
+    again, _ = _rehearsed(program)
+    if [call.text for call in calls] != [call.text for call in again]:
+        if Counter(call.text for call in calls) == Counter(call.text for call in again):
+            # In another order.
+            program.settle = max(program.settle, _LONG_SETTLE)
+        else:
+            raise ProgramError(f"the program {program.name} {_change(calls, again)}\n{_CHANGES}")
+    names = list(dict.fromkeys(agent_name(call) for call in calls))
+    _log_rehearsal(program.name, names, [not call.agent and not call.system for call in calls], end)
+    return names
+
+
+_LONG_SETTLE = 0.5
+_CHANGES = (
+    "It gets equal replies both times, so its requests depend on state that outlives a run (a checkpointer, a global "
+    "list, a cache), on the time or on random ids. Make the state inside the program for each run, mask what does not "
+    "matter with normalise=, or run each execution in a new process with isolate=True (--isolate)"
+)
+
+
+def _change(calls: Sequence[Call], again: Sequence[Call]) -> str:
+    """Describe the first difference between two rehearsals."""
+    for number, (before, now) in enumerate(zip(calls, again, strict=False), 1):
+        if before.text != now.text:
+            changed = difference(before.text, now.text)
+            return (
+                f"asks something else when it is run again before the search, at call {number}; - is the first run, "
+                f"+ the second:\n{changed}"
+            )
+    return f"made {len(calls)} calls in a first run before the search and {len(again)} in a second one"
+
+
+def _rehearsed(program: Program) -> tuple[list[Call], Outcome | Exception]:
+    """Run a program with a fixed reply to every call; return the calls in order and the end. Raises `ProgramError`."""
+    seen: list[Call] = []
     handed: list[str] = []
     done = Event()
     ends: list[Outcome | Exception] = []
 
     def report(execution: Execution, outcome: Outcome | Exception) -> None:
         calls = outcome.calls if isinstance(outcome, Waiting) else ()
-        unnamed.extend(not call.agent and not call.system for call in calls[:1])
-        names.extend(name for call in calls if (name := agent_name(call)) not in names)
-        if not calls or left.pop() == 0:
+        more = left.pop() > 0
+        seen.extend(calls[:1] if more else calls)
+        if not calls or not more:
             ends.append(outcome)
             done.set()
         else:
@@ -326,12 +371,12 @@ def rehearse(program: Program) -> list[str]:
                 execution.answer(reply(call), report)
     finally:
         runner.close()
-    if not names:
+    program.settle = max(program.settle, runner.settle)
+    if not seen:
         end = ends[0]
         what = f"failed: {end.error}" if isinstance(end, Failed) else "returned"
         raise ProgramError(f"the program {program.name} {what} before its first model call")
-    _log_rehearsal(program.name, names, unnamed, ends[0])
-    return names
+    return seen, ends[0]
 
 
 def _log_rehearsal(name: str, names: Sequence[str], unnamed: Sequence[bool], end: Outcome | Exception) -> None:

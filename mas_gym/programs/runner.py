@@ -8,30 +8,32 @@ execution that is parked there, or starts the program again and replays the repl
 from __future__ import annotations
 
 import itertools
+import logging
 import secrets
+import sys
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from queue import SimpleQueue
-from time import monotonic, process_time
+from time import monotonic, process_time, thread_time
 from typing import Any, Protocol
 
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import MASGymError, SearchError
 from mas_gym.graph import FAILED, MAS, RETURNED
 from mas_gym.policies.base import fitted
+from mas_gym.programs.activity import BUSY_SECONDS, CURRENT, Frames, State, track
 from mas_gym.programs.calls import Call
 from mas_gym.programs.execution import (
-    CURRENT,
     DivergenceError,
     Execution,
     Failed,
+    Origin,
     Outcome,
-    Quiet,
     Report,
     Script,
     Step,
@@ -42,7 +44,18 @@ from mas_gym.programs.gateway import Clients, Gateway, Server
 from mas_gym.programs.sources import Loop, Source
 from mas_gym.state import Action, MASState
 
+logger = logging.getLogger("mas_gym.programs")
+
 _SWEEP_SECONDS = 0.2
+_POLL_SECONDS = 0.002
+_LOAD = 0.1
+"""Largest part of the time that observing programs may take."""
+_IN_FLIGHT_SECONDS = 0.01
+"""How long a request of an idle event loop may be in the hands of the operating system."""
+_ROUNDS = 3
+"""How often both loops must have read their connections before no request is on its way."""
+_MOST_PUT_OFF = 100
+_LONGEST_SETTLE = 1.0
 _STOPPED_SECONDS = 2.0
 
 
@@ -73,6 +86,24 @@ class ProgramError(MASGymError, RuntimeError):
     """A program cannot be searched: it fails or returns before its first call."""
 
 
+class _Watch:
+    """An execution whose open calls are about to be ordered.
+
+    Attributes:
+        seconds: For how long it must be quiet at least.
+        began: When the wait began.
+        busy: When something of it ran for the last time.
+        rounds: How often nothing of it ran, in a row, while the gateway had no request to read.
+        poll: The number of the last such round.
+    """
+
+    __slots__ = ("began", "busy", "poll", "rounds", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.rounds, self.poll = seconds, 0, 0
+        self.began = self.busy = monotonic()
+
+
 class Runner:
     """Runs one program for many searches; thread-safe."""
 
@@ -88,7 +119,12 @@ class Runner:
         self._programs: Loop | None = None
         self._side: Loop | None = None
         self._server: Server | None = None
-        self._quiet: list[Execution] = []
+        self._watched: dict[Execution, _Watch] = {}
+        self._unknown: set[str] = set()
+        self._polling, self._polls, self._put_off = False, 0, 0
+        self._look_next = 0.0
+        self._late = False
+        self.settle = program.settle
         self._queue: deque[Execution] = deque()
         self._busy: set[Execution] = set()
         self._stops: dict[Execution, Callable[[], None]] = {}
@@ -96,6 +132,7 @@ class Runner:
         self._swept, self._worked = monotonic(), process_time()
         self._context = copy_context()
         self._context.run(CURRENT.set, None)
+        track()
         self._secret, self._numbers = secrets.token_bytes(32), itertools.count()
 
     def session(self, question: str) -> Session:
@@ -129,7 +166,7 @@ class Runner:
             execution.drop()
         if self._programs is not None:
             self._programs.close()
-        self._quiet.clear()
+        self._watched.clear()
         if self._side is not None:
             self._side.close(self._server.close if self._server is not None else None)
 
@@ -137,7 +174,7 @@ class Runner:
 
     def start(self, question: str, script: Script, report: Report, tape: Tape | None = None) -> Execution:
         """Start the program on a question; ``report`` is called with every outcome, on any thread."""
-        tape = {} if tape is None else tape
+        tape = Tape() if tape is None else tape
         program = self.program
         # One call of the operating system per runner, because each takes longer than a replayed call.
         secret = blake2b(next(self._numbers).to_bytes(8), key=self._secret, digest_size=32).hexdigest()
@@ -217,38 +254,121 @@ class Runner:
 
     # ---- what executions need
 
-    def watch(self, execution: Execution, quiet: Quiet) -> None:
-        """Call `Execution.settle` when the program is quiet."""
-        if quiet is Quiet.NOW:
+    def watch(self, execution: Execution, seconds: float = 0.0) -> None:
+        """Call `Execution.settle` when the program is quiet, and has been for some seconds."""
+        if not seconds and execution.exact:
             execution.settle()
-        elif quiet is Quiet.IDLE and self._programs is not None:
-            if self._programs.here:
-                self._quiet.append(execution)
-            else:
-                self._programs.soon(self._quiet.append, execution)
-        else:
-            self.look_again(execution, self.program.settle)
+            return
+        self._watched[execution] = _Watch(seconds)
+        if execution.place is None or not execution.place.here:
+            self._poll_soon()
 
-    def look_again(self, execution: Execution, seconds: float) -> None:
-        """Call `Execution.settle` when the program has been quiet for some time."""
+    def late(self, seconds: float) -> None:
+        """Wait longer for calls that cannot be foreseen: one came some seconds after the decision."""
+        if not self._late:
+            logger.warning(
+                "program %s: a call came %.2g s after the decision for which it should have been ordered, so another "
+                "run may give other results; settle is raised, set Program(..., settle=%.2g) or more",
+                self.program.name,
+                seconds,
+                max(0.1, 2 * seconds),
+            )
+        self._late = True
+        self.settle = min(max(2 * self.settle, 2 * seconds), max(_LONGEST_SETTLE, self.settle))
 
-        def look() -> None:
-            left = execution.touched + seconds - monotonic()
-            if left > 0.001 and not execution.over:
-                loop.call_later(left, look)
-            else:
-                execution.settle()
+    def _poll_soon(self) -> None:
+        if not self._polling:
+            self._polling = True
+            self._side_loop().soon(self._poll)
 
-        loop = self._side_loop().loop
-        self._side_loop().soon(loop.call_later, seconds, look)
+    def _poll(self) -> None:
+        """Look at the programs that run on threads, and have the loop of the others look at those."""
+        began = thread_time()
+        programs, side = self._programs, self._side_loop()
+        if side.pending() and self._put_off < _MOST_PUT_OFF:
+            # Requests that have arrived are read first.
+            self._put_off += 1
+            side.loop.call_soon(self._poll)
+            return
+        self._put_off = 0
+        self._polls += 1
+        on_threads = []
+        for execution in list(self._watched):
+            if execution.place is None:
+                on_threads.append(execution)
+            elif execution.place is not programs or (
+                Origin.THREAD in execution.origins and programs.running == execution.token
+            ):
+                # Its loop waits for the call, or is gone.
+                on_threads.append(execution)
+        self._look(on_threads)
+        if programs is not None and len(on_threads) < len(self._watched):
+            programs.soon(programs.poll)
+        self._polling = bool(self._watched)
+        if self._polling:
+            side.loop.call_later(max(_POLL_SECONDS, (thread_time() - began) / _LOAD), self._poll)
 
-    def _idle(self) -> bool:
-        if not self._quiet:
-            return False
-        quiet, self._quiet = self._quiet, []
+    def _look(self, executions: list[Execution], running: Container[Execution | None] = ()) -> None:
+        """Order the calls of those programs that cannot make another one.
+
+        Args:
+            executions: The programs.
+            running: Those among them that have something to run on their event loop.
+        """
+        quiet = []
+        frames = sys._current_frames() if any(execution.activity.jobs for execution in executions) else {}
+        for execution in executions:
+            watch = self._watched.get(execution)
+            if watch is not None and self._is_quiet(execution, watch, frames, execution in running):
+                self._watched.pop(execution, None)
+                quiet.append(execution)
+        # Frames keep alive what their threads hold.
+        del frames
         for execution in quiet:
             execution.settle()
-        return True
+
+    def _is_quiet(self, execution: Execution, watch: _Watch, frames: Frames, running: bool) -> bool:
+        if not execution.waits:
+            return True
+        blocked, ours, perhaps = execution.open_over_http()
+        state, busy = State.UNKNOWN, set[str]()
+        if execution.observed:
+            state, busy = execution.activity.state(frames, blocked, perhaps, self._unknown)
+        now = monotonic()
+        if running or state is State.BUSY:
+            if now - max(watch.began, execution.touched) < BUSY_SECONDS:
+                watch.busy, watch.rounds = now, 0
+                return False
+            self._unknown |= busy
+            state = State.UNKNOWN
+        if watch.poll != self._polls:
+            watch.rounds, watch.poll = watch.rounds + 1, self._polls
+        seconds = watch.seconds
+        if state is State.UNKNOWN:
+            seconds = max(seconds, self.settle)
+        elif ours:
+            # A request on its way: the event loop has polled its connections in between.
+            seconds = max(seconds, min(self.settle, _IN_FLIGHT_SECONDS))
+        enough = watch.rounds >= _ROUNDS or not ours
+        return enough and now - max(watch.busy, execution.touched) >= seconds
+
+    def _idle(self, running: Callable[[], Container[Execution | None]]) -> bool:
+        """Look at the programs of the event loop, before it waits or polls; return whether one was quiet."""
+        watched = [execution for execution in list(self._watched) if execution.place is self._programs]
+        if not watched:
+            return False
+        began = thread_time()
+        if monotonic() < self._look_next:
+            looked = [execution for execution in watched if not execution.activity.jobs]
+        else:
+            looked = watched
+        self._look(looked, running())
+        if len(looked) == len(watched):
+            self._look_next = monotonic() + (thread_time() - began) / _LOAD
+        left = sum(execution in self._watched for execution in watched)
+        if left:
+            self._poll_soon()
+        return left < len(watched)
 
     # ---- what sources need
 
@@ -258,6 +378,7 @@ class Runner:
             if self._server is None:
                 self._server = Server(self.gateway)
                 self._side_loop().task(self._server.start)
+        execution.activity.port = self._server.port
         return f"http://127.0.0.1:{self._server.port}/{execution.token}/v1"
 
     def client(self, execution: Execution, asynchronous: bool) -> Any:
@@ -268,9 +389,9 @@ class Runner:
         """Run a coroutine on the loop of programs."""
         with self._lock:
             if self._programs is None:
-                self._programs = Loop("mas-gym-programs")
-                self._programs.selector.idle = self._idle
-            execution.place = programs = self._programs
+                self._programs = loop = Loop("mas-gym-programs")
+                loop.selector.idle = lambda: self._idle(loop.pending)
+            programs = execution.place = self._programs
         # Waking the loop lets other threads run, which would then wait for the lock.
         return programs.task(work, execution.token)
 
@@ -316,7 +437,7 @@ class Runner:
         culprit = blocked.running
         with self._lock:
             stranded = [execution for execution in self._open if execution.place is blocked]
-            self._programs, self._quiet = None, []
+            self._programs = None
         known = any(execution.token == culprit for execution in stranded)
         # Before the loop is closed, which ends every program on it with an error.
         moved: list[tuple[str, tuple[Any, ...]]] = []
@@ -369,7 +490,7 @@ class Session:
         self._paths: dict[bytes, tuple[Step, ...]] = {}
         self._agents: dict[tuple[str, ...], int] = {}
         self._next: dict[_Key, MASState | Exception | list[Then]] = {}
-        self._tape: Tape = {}
+        self._tape = Tape()
         self._running: set[Execution] = set()
         self._lock = threading.RLock()
         self._closed = False
@@ -474,6 +595,11 @@ class Session:
         assert isinstance(waiting, list)
         for then in waiting:
             then(found)
+
+    @property
+    def order_varied(self) -> bool:
+        """Whether a call came after the decision that it should have been ordered for."""
+        return self._tape.varied
 
     def close(self) -> None:
         """Drop every execution of this search."""

@@ -12,6 +12,7 @@ import os
 import selectors
 import shlex
 import socket
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,12 +23,13 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Protocol
 from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary
 
 from mas_gym.errors import ConfigError, DataNotFoundError, IdentityError
 from mas_gym.guard import guard, kill
+from mas_gym.identity import identity_of
 from mas_gym.programs import frameworks
-from mas_gym.programs.execution import CURRENT, Ended, Execution, Failed, ProgramStopped
+from mas_gym.programs.activity import CURRENT, Job
+from mas_gym.programs.execution import Ended, Execution, Failed, ProgramStopped
 
 _PAUSES = (0.05, 0.2, 0.4)
 """Seconds between attempts to reach a service."""
@@ -90,6 +92,13 @@ class FunctionSource:
     """A Python function, called as ``solve(question, base_url=...)`` or ``solve(question, client=...)``.
 
     An asynchronous function runs on one event loop with others; a synchronous one has a thread of its own.
+
+    Attributes:
+        function: The function.
+        name: Its name in reports.
+        named: Those of ``client``, ``base_url`` and ``api_key`` that it takes.
+        asynchronous: Whether it is a coroutine function.
+        async_client: Whether its client is an `openai.AsyncOpenAI`.
     """
 
     def __init__(self, function: Callable[..., Any], name: str = "") -> None:
@@ -99,27 +108,27 @@ class FunctionSource:
             parameters = inspect.signature(function).parameters
         except (TypeError, ValueError) as error:
             raise ConfigError(f"program {self.name}: expected a function with a signature ({error})") from error
-        self._named = {name for name in ("client", "base_url", "api_key") if name in parameters}
-        rest = [p for name, p in parameters.items() if name not in self._named and p.default is inspect.Parameter.empty]
+        self.named = {name for name in ("client", "base_url", "api_key") if name in parameters}
+        rest = [p for name, p in parameters.items() if name not in self.named and p.default is inspect.Parameter.empty]
         rest = [p for p in rest if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-        if len(rest) != 1 or not {"client", "base_url"} & self._named:
+        if len(rest) != 1 or not {"client", "base_url"} & self.named:
             raise ConfigError(
                 f"program {self.name}: expected a function of (question, base_url) or (question, client), "
                 f"got {inspect.signature(function)}"
             )
-        self._asynchronous = inspect.iscoroutinefunction(function)
+        self.asynchronous = inspect.iscoroutinefunction(function)
         hint = str(parameters["client"].annotation) if "client" in parameters else ""
-        self._async_client = "Async" in hint or (self._asynchronous and "OpenAI" not in hint)
+        self.async_client = "Async" in hint or (self.asynchronous and "OpenAI" not in hint)
 
     @property
     def light(self) -> bool:
         """Whether an execution that waits holds neither a thread nor a connection."""
-        return self._asynchronous and self._async_client and "base_url" not in self._named
+        return self.asynchronous and self.async_client and "base_url" not in self.named
 
     @property
     def needs_key(self) -> bool:
         """Whether the program has a parameter for the key; a base URL alone is unguessable, too."""
-        return "api_key" in self._named or "client" in self._named
+        return "api_key" in self.named or "client" in self.named
 
     def identity(self) -> Any:
         """Return the function."""
@@ -127,7 +136,7 @@ class FunctionSource:
 
     def start(self, execution: Execution, stage: Stage) -> Callable[[], None]:
         """Run the function on the loop of programs or on a thread."""
-        if self._asynchronous:
+        if self.asynchronous:
             return stage.on_loop(execution, lambda: self._awaited(execution, stage))
         thread = threading.Thread(target=self._called, args=(execution, stage), name="mas-gym-program", daemon=True)
         thread.start()
@@ -135,15 +144,16 @@ class FunctionSource:
 
     def _arguments(self, execution: Execution, stage: Stage) -> dict[str, Any]:
         given: dict[str, Any] = {}
-        if "base_url" in self._named:
+        if "base_url" in self.named:
             given["base_url"] = stage.url(execution)
-        if "api_key" in self._named:
+        if "api_key" in self.named:
             given["api_key"] = execution.key
-        if "client" in self._named:
-            given["client"] = stage.client(execution, self._async_client)
+        if "client" in self.named:
+            given["client"] = stage.client(execution, self.async_client)
         return given
 
     async def _awaited(self, execution: Execution, stage: Stage) -> None:
+        execution.observed = True
         try:
             given = self._arguments(execution, stage)
             CURRENT.set(execution)
@@ -154,8 +164,11 @@ class FunctionSource:
             execution.finish(failed(error))
 
     def _called(self, execution: Execution, stage: Stage) -> None:
+        job = Job(execution, self.function)
+        job.thread = threading.get_ident()
+        execution.activity.begin(job)
+        execution.observed = True
         try:
-            execution.thread = threading.get_ident()
             given = self._arguments(execution, stage)
             CURRENT.set(execution)
             frameworks.listen()
@@ -206,7 +219,7 @@ class CommandSource:
         words = [word.replace("{question}", execution.question) for word in self.words]
         given = {"OPENAI_BASE_URL": stage.url(execution), "OPENAI_API_KEY": execution.key}
         # Otherwise the sets of a Python program have another order in each replay.
-        environment = {"PYTHONHASHSEED": "0"} | os.environ | given
+        environment = {"PYTHONHASHSEED": "0"} | os.environ | self.environment() | given
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
@@ -222,7 +235,62 @@ class CommandSource:
             )
         finally:
             await _killed(process)
-        execution.finish(outcome)
+        execution.finish(self.read(outcome))
+
+    def environment(self) -> dict[str, str]:
+        """Return further variables of the command's environment."""
+        return {}
+
+    def read(self, outcome: Ended | Failed) -> Ended | Failed:
+        """Return the outcome that the output means."""
+        return outcome
+
+
+class IsolatedSource(CommandSource):
+    """A Python function that runs in a process of its own each time, so that no state outlives it."""
+
+    def __init__(self, function: Callable[..., Any], spec: str | None = None, name: str = "") -> None:
+        """Find the function's file. Raises `ConfigError`."""
+        self.function = function
+        self._inner = FunctionSource(function, name)
+        super().__init__([sys.executable, "-P", "-m", "mas_gym.programs.isolated", spec or _spec_of(function)])
+        self.name = self._inner.name
+
+    @property
+    def needs_key(self) -> bool:  # type: ignore[override]
+        """Whether the program has a parameter for the key."""
+        return self._inner.needs_key
+
+    def identity(self) -> Any:
+        """Return the identity of the function, which no earlier execution changes."""
+        return {"function": identity_of(self.function), "isolate": True}
+
+    def environment(self) -> dict[str, str]:
+        """Return variables with which the process imports what this one can."""
+        return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+    def read(self, outcome: Ended | Failed) -> Ended | Failed:
+        """Return what the function answered, or how it failed."""
+        if isinstance(outcome, Failed):
+            return outcome
+        try:
+            said = json.loads(outcome.answer)
+        except ValueError:
+            return Failed("its process ended without an answer")
+        return Ended(said["answer"]) if "answer" in said else Failed(said["error"])
+
+
+def _spec_of(function: Callable[..., Any]) -> str:
+    """Return ``FILE.py:NAME`` of a function. Raises `ConfigError`."""
+    name, found = getattr(function, "__qualname__", ""), None
+    with suppress(TypeError, OSError):
+        found = inspect.getsourcefile(inspect.unwrap(function))
+    if not found or not name.isidentifier():
+        raise ConfigError(
+            f"isolate: expected FILE.py:NAME or a function at the top level of a file, got {name or function!r}; other "
+            "processes cannot import it"
+        )
+    return f"{Path(found).resolve()}:{name}"
 
 
 async def _talked(process: asyncio.subprocess.Process, text: bytes) -> Ended | Failed:
@@ -389,12 +457,12 @@ _CLOSE_SECONDS = 10.0
 
 
 class _IdleSelector(selectors.DefaultSelector):
-    """Calls ``idle`` before its loop would wait, that is, when no task can run."""
+    """Calls ``idle`` before its loop looks for events; if it returns true, the loop does not wait for them."""
 
     idle: Callable[[], bool] = staticmethod(lambda: False)
 
     def select(self, timeout: float | None = None) -> Any:
-        if (timeout is None or timeout > 0) and self.idle():
+        if self.idle():
             timeout = 0
         return super().select(timeout)
 
@@ -407,9 +475,119 @@ class _Transport(asyncio.selector_events._SelectorSocketTransport):  # type: ign
         super().__del__(*args)
 
 
+class _Task(asyncio.Task[Any]):
+    token = ""
+    """Of the execution that started it; empty if none did."""
+
+    @property
+    def owner(self) -> str:
+        """The token of the execution that it belongs to, which is the name of an execution's first task."""
+        return self.token or self.get_name()
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Cancel the task, unless another program wants to."""
+        execution = CURRENT.get()
+        if execution is not None and execution.token != self.owner:
+            execution.fail("the program cancelled a task that it did not start: the event loop is shared by programs")
+            return False
+        return super().cancel(msg)
+
+
 class _SelectorLoop(asyncio.SelectorEventLoop):
-    def _make_socket_transport(self, *args: Any, **named: Any) -> Any:
-        return _Transport(self, *args, **named)
+    """An event loop that programs share: none can end it for the others, and each one's activity is known."""
+
+    def _make_socket_transport(self, sock: Any, *args: Any, **named: Any) -> Any:
+        return self._observed(_Transport(self, sock, *args, **named), sock)
+
+    def _make_ssl_transport(self, sock: Any, *args: Any, **named: Any) -> Any:
+        made = super()._make_ssl_transport(sock, *args, **named)  # type: ignore[misc]
+        return self._observed(made, sock)
+
+    def _observed(self, transport: Any, sock: socket.socket) -> Any:
+        execution = CURRENT.get()
+        if execution is not None:
+            with suppress(OSError):
+                execution.activity.connected(transport, sock.getpeername())
+        return transport
+
+    async def sock_connect(self, sock: Any, address: Any) -> None:
+        execution = CURRENT.get()
+        if execution is None:
+            return await super().sock_connect(sock, address)
+        connected = self.create_future()
+        execution.activity.awaits(connected)
+        try:
+            return await super().sock_connect(sock, address)
+        finally:
+            connected.cancel()
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        execution = CURRENT.get()
+        if execution is not None and callback is _WAKE:
+            execution.activity.sleeps(args[0], when - self.time())
+        return super().call_at(when, callback, *args, context=context)
+
+    def run_in_executor(self, executor: Any, function: Any, *args: Any) -> Any:  # type: ignore[override]
+        execution = CURRENT.get()
+        if execution is None:
+            return super().run_in_executor(executor, function, *args)
+        pool = executor or execution.activity.executor or self._default_executor  # type: ignore[attr-defined]
+        future = pool.submit(function, *args)
+        result = asyncio.wrap_future(future, loop=self)
+        execution.activity.awaits(result, getattr(future, "job", None))
+        return result
+
+    def set_default_executor(self, executor: Any) -> None:
+        execution = CURRENT.get()
+        if execution is None:
+            super().set_default_executor(executor)
+        else:
+            execution.activity.executor = executor
+
+    def stop(self) -> None:
+        if not _blamed("loop.stop()"):
+            super().stop()
+
+    async def shutdown_default_executor(self, *args: Any, **named: Any) -> None:
+        if not _blamed("loop.shutdown_default_executor()"):
+            await super().shutdown_default_executor(*args, **named)
+
+    async def shutdown_asyncgens(self) -> None:
+        if not _blamed("loop.shutdown_asyncgens()"):
+            await super().shutdown_asyncgens()
+
+    def set_task_factory(self, factory: Any) -> None:
+        if not _blamed("loop.set_task_factory()"):
+            super().set_task_factory(factory)
+
+    def set_exception_handler(self, handler: Any) -> None:
+        # Frameworks set one; those of the others would get its errors.
+        if CURRENT.get() is None:
+            super().set_exception_handler(handler)
+
+
+_WAKE = asyncio.futures._set_result_unless_cancelled  # type: ignore[attr-defined]
+"""What ends `asyncio.sleep`."""
+
+
+def _blamed(call: str) -> bool:
+    """Fail the program that calls a method which would harm other programs; False if no program calls it."""
+    execution = CURRENT.get()
+    if execution is not None:
+        execution.fail(f"the program called {call}: the event loop is shared by programs")
+    return execution is not None
+
+
+def _owner(error: BaseException) -> Execution | None:
+    """Return the program whose callback raised an error that ended the event loop."""
+    trace, found = error.__traceback__, None
+    while trace is not None:
+        if trace.tb_frame.f_code is asyncio.Handle._run.__code__:
+            found = trace.tb_frame.f_locals["self"]._context.get(CURRENT)
+        trace = trace.tb_next
+    return found
 
 
 class _Started:
@@ -433,9 +611,9 @@ class _Started:
 
 
 def _handled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report what a task of nobody raised, but for tasks that were stopped, and clients of earlier runs."""
+    """Report unhandled task errors, except of tasks that were stopped or failed, and of clients of earlier runs."""
     error = context.get("exception")
-    stopped = isinstance(error, ProgramStopped)
+    stopped = isinstance(error, ProgramStopped | SystemExit | KeyboardInterrupt)
     if not stopped and not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
         loop.default_exception_handler(context)
 
@@ -451,44 +629,58 @@ class Loop:
         self.loop.set_default_executor(ThreadPoolExecutor(_MAX_THREADS, "mas-gym-program"))
         self.loop.set_exception_handler(_handled)
         self.loop.set_task_factory(self._task)
-        self._owners: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
         self._asked: float | None = None
         self._running, self._since = "", 0.0
         self._inbox: deque[tuple[contextvars.Context, Callable[..., Any], tuple[Any, ...]]] = deque()
-        self._awake = False
+        self._awake = self._ends = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        while not self._ends:
+            # SystemExit and KeyboardInterrupt of a task or callback leave the loop.
+            try:
+                self.loop.run_forever()
+            except BaseException as error:
+                execution = _owner(error)
+                if execution is not None:
+                    execution.finish(failed(error))
         self.loop.close()
 
     def _task(self, loop: asyncio.AbstractEventLoop, work: Any, **named: Any) -> asyncio.Task[Any]:
         """Make a task, and remember the execution that it belongs to."""
-        task = asyncio.Task(work, loop=loop, **named)
+        task = _Task(work, loop=loop, **named)
         execution = CURRENT.get()
         if execution is not None:
-            execution.alone = False
-            self._owners[task] = execution.token
+            execution.activity.alone, task.token = False, execution.token
         return task
 
     def look(self) -> tuple[bool, float]:
         """Return whether the loop is busy, and for how many seconds it has run nothing but one task.
 
         Both are seen in repeated calls of this: a loop is busy that has not called a function for `_BUSY_SECONDS`.
+        Seconds in which its thread waited for a processor do not count for the task.
         """
 
         def here() -> None:
             self._asked = None
 
         now, running = monotonic(), self.running
+        own = now - self._queued()
         if self._asked is None:
-            self._asked, self._running, self._since = now, running, now
+            self._asked, self._running, self._since = now, running, own
             self.soon(here)
         elif running != self._running:
-            self._running, self._since = running, now
-        return now - (self._asked or now) > _BUSY_SECONDS, now - self._since
+            self._running, self._since = running, own
+        return now - (self._asked or now) > _BUSY_SECONDS, own - self._since
+
+    def _queued(self) -> float:
+        """Return for how many seconds the thread has waited for a processor; 0 where the system does not say."""
+        with suppress(OSError):
+            _, queued, _ = Path(f"/proc/self/task/{self._thread.native_id}/schedstat").read_text().split()
+            return int(queued) / 1e9
+        return 0.0
 
     def wait_longer(self, seconds: float) -> None:
         """Leave some seconds out of what `look` says."""
@@ -496,11 +688,20 @@ class Loop:
         if self._asked is not None:
             self._asked += seconds
 
+    def pending(self) -> set[Execution | None]:
+        """Return the programs that have something to run. Only for the loop's thread."""
+        contexts = [handle._context for handle in list(self.loop._ready)]  # type: ignore[attr-defined]
+        contexts += [context for context, *_ in list(self._inbox)]
+        return {context.get(CURRENT) for context in contexts}
+
+    def poll(self) -> None:
+        """Run once, so that the selector is asked."""
+
     @property
     def running(self) -> str:
         """The token of the execution that runs now, or the name of a task that belongs to none."""
         task = asyncio.current_task(self.loop)
-        return "" if task is None else self._owners.get(task) or task.get_name()
+        return task.owner if isinstance(task, _Task) else ""
 
     @property
     def here(self) -> bool:
@@ -545,9 +746,16 @@ class Loop:
             await self.loop.shutdown_default_executor()
 
         def begin() -> None:
-            self.loop.create_task(finish()).add_done_callback(lambda done: self.loop.stop())
+            self.loop.create_task(finish()).add_done_callback(end)
 
-        self.soon(begin)
+        def end(done: asyncio.Task[None]) -> None:
+            self._ends = True
+            self.loop.stop()
+
+        # Not in the context of a program, which may not stop the loop.
+        context = contextvars.copy_context()
+        context.run(CURRENT.set, None)
+        context.run(self.soon, begin)
         if not wait:
             interrupt(self._thread)
         else:

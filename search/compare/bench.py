@@ -360,6 +360,7 @@ def outcome_of(plan: Plan, planner: str, critic: str, seed: int) -> Outcome:
         seconds=plan.usage.seconds,
         critic_tokens=plan.usage.critic_tokens,
         grader_tokens=plan.usage.grader_tokens,
+        order_varied=plan.order_varied,
     )
 
 

@@ -42,6 +42,7 @@ class Outcome:
         error: Why the search failed; None if it did not.
         anytime: The anytime curve: tokens spent at each change of the answer, and whether that answer was right.
         seconds: Wall-clock seconds from start to end, including time spent on concurrent searches.
+        order_varied: Whether concurrent calls of a program came too late to be ordered by content: see `search.Plan`.
     """
 
     planner: str
@@ -59,6 +60,7 @@ class Outcome:
     seconds: float = 0.0
     critic_tokens: int = 0
     grader_tokens: int = 0
+    order_varied: bool = False
 
     def hit(self, k: int) -> bool:
         """Return whether the chosen answer or one of the first ``k`` candidates was right."""

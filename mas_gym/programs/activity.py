@@ -1,0 +1,230 @@
+"""What a program does beside its open calls: jobs on threads, sleeps and connections.
+
+The order of concurrent calls must not depend on their speed, so a decision waits until nothing of the program can make
+another call. A thread cannot if it waits for another thread, which its innermost frame shows, or for a reply.
+Standard-library threads and thread pools that a program starts are tracked; nothing changes outside of programs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
+from enum import Enum
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet
+
+if TYPE_CHECKING:
+    from mas_gym.programs.execution import Execution
+
+CURRENT: ContextVar[Execution | None] = ContextVar("mas_gym_program", default=None)
+"""The execution that a function runs in."""
+
+BUSY_SECONDS = 3.0
+"""How long a decision waits for jobs and sleeps; what takes longer counts as unknown from then on."""
+
+Frames = Mapping[int, FrameType]
+_JOINS = {
+    method.__code__
+    for name in ("join", "_wait_for_tstate_lock")
+    if (method := getattr(threading.Thread, name, None)) is not None
+}
+
+
+class State(Enum):
+    """Whether a program can make another call before it gets a reply."""
+
+    IDLE = "it cannot"
+    UNKNOWN = "it may: parts of it cannot be observed"
+    BUSY = "it runs code or sleeps"
+
+
+class Job:
+    """A function of a program on a thread.
+
+    Attributes:
+        name: The function's name.
+        pool: The thread pool that runs it, if any.
+        handle: The thread, if it was started for this job.
+        thread: The identifier of the thread; None until the job runs.
+    """
+
+    __slots__ = ("__weakref__", "execution", "handle", "name", "pool", "thread")
+
+    def __init__(self, execution: Execution, function: Any, pool: ThreadPoolExecutor | None = None) -> None:
+        """Describe a job that has not begun."""
+        inner = function.func if isinstance(function, functools.partial) else function
+        self.name = f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+        self.execution, self.pool = execution, pool
+        self.handle: threading.Thread | None = None
+        self.thread: int | None = None
+
+    def run(self, function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
+        """Call the function as a part of the program."""
+        if self.pool is not None:
+            _RUNNING.setdefault(self.pool, WeakSet()).add(self)
+        self.thread = threading.get_ident()
+        token = CURRENT.set(self.execution)
+        try:
+            return function(*args, **named)
+        finally:
+            CURRENT.reset(token)
+
+    def active(self, frames: Frames) -> bool:
+        """Whether it runs, or will without a reply; False if it waits for another thread."""
+        if self.handle is not None and self.thread is not None and not self.handle.is_alive():
+            self.execution.activity.end(self)
+            return False
+        if self.thread is None:
+            # A job that waits for a place in a full pool depends on the jobs that run there.
+            full = self.pool is not None and len(_RUNNING.get(self.pool, ())) >= self.pool._max_workers
+            return not full
+        frame = frames.get(self.thread)
+        return frame is not None and not _waits(frame)
+
+
+_RUNNING: WeakKeyDictionary[ThreadPoolExecutor, WeakSet[Job]] = WeakKeyDictionary()
+
+
+def _waits(frame: FrameType) -> bool:
+    """Whether a thread waits for another one."""
+    if frame.f_code is threading.Condition.wait.__code__:
+        # It is released by the thread that wakes this one.
+        waiter = frame.f_locals.get("waiter")
+        return waiter is not None and waiter.locked()
+    return frame.f_code in _JOINS and frame.f_locals["self"].is_alive()
+
+
+class Activity:
+    """The jobs, sleeps and connections of one execution; thread-safe under the interpreter's lock.
+
+    Attributes:
+        alone: Whether only one thread or task of the program was ever started.
+        port: The port of the program's gateway; None if it was not given an address.
+        executor: The default executor that the program has set on its loop.
+    """
+
+    def __init__(self) -> None:
+        """Start idle."""
+        self.alone = True
+        self.port: int | None = None
+        self.executor: Any = None
+        self._jobs: set[Job] = set()
+        self._results: dict[asyncio.Future[Any], Job | None] = {}
+        self._sleeps: dict[asyncio.Future[Any], str] = {}
+        self._connections: WeakSet[Any] = WeakSet()
+
+    def begin(self, job: Job) -> None:
+        """Note a job; all but the one that is the program itself run beside it."""
+        self.alone = self.alone and job.thread is not None
+        self._jobs.add(job)
+
+    @property
+    def jobs(self) -> bool:
+        """Whether `state` needs the frames of threads."""
+        return bool(self._jobs)
+
+    def clear(self) -> None:
+        """Forget the jobs of an execution that is over."""
+        self._jobs.clear()
+
+    def end(self, job: Job) -> None:
+        """Note that those who wait for a job have been woken."""
+        self._jobs.discard(job)
+        if job.pool is not None:
+            _RUNNING.get(job.pool, WeakSet[Job]()).discard(job)
+
+    def awaits(self, result: asyncio.Future[Any], job: Job | None = None) -> None:
+        """Note a result that arrives on the program's event loop."""
+        self._results[result] = job
+        result.add_done_callback(lambda done: self._results.pop(done, None))
+
+    def sleeps(self, timer: asyncio.Future[Any], seconds: float) -> None:
+        """Note a task that sleeps."""
+        task = asyncio.current_task()
+        coroutine = None if task is None else task.get_coro()
+        name = getattr(coroutine, "__qualname__", "") if seconds <= BUSY_SECONDS else ""
+        self._sleeps[timer] = name
+        timer.add_done_callback(lambda done: self._sleeps.pop(done, None))
+
+    def connected(self, transport: Any, address: Any) -> None:
+        """Note a connection; those to the gateway are no activity of their own."""
+        if not (isinstance(address, tuple) and address[1] == self.port):
+            self._connections.add(transport)
+
+    def state(self, frames: Frames, blocked: int, perhaps: int, unknown: set[str]) -> tuple[State, set[str]]:
+        """Return whether another call may come, and the names of what is busy.
+
+        Args:
+            frames: The innermost frame of each thread.
+            blocked: Number of threads that wait for a reply over HTTP.
+            perhaps: Number of other open calls over HTTP, which threads may wait for.
+            unknown: Names of what runs for too long to be waited for.
+        """
+        active = [job.name for job in list(self._jobs) if job.active(frames)]
+        known = [name for name in active if name not in unknown]
+        busy = set(known) if len(known) > blocked + perhaps else set()
+        late = [name for name in list(self._sleeps.values())]
+        late += [_RESULT for result, job in list(self._results.items()) if not result.done() and job not in self._jobs]
+        busy.update(name for name in late if name and name not in unknown)
+        if busy:
+            return State.BUSY, busy
+        connected = any(not transport.is_closing() for transport in list(self._connections))
+        hidden = len(active) != blocked or late or connected
+        return (State.UNKNOWN if hidden else State.IDLE), busy
+
+
+_RESULT = "a result on the event loop"
+
+
+def track() -> None:
+    """Track the threads and thread pools that programs start; safe to call twice."""
+    if getattr(ThreadPoolExecutor.submit, "tracked", False):
+        return
+    submit: Any = ThreadPoolExecutor.submit
+    start = threading.Thread.start
+
+    @functools.wraps(submit)
+    def submit_job(pool: ThreadPoolExecutor, function: Any, /, *args: Any, **named: Any) -> Future[Any]:
+        execution = CURRENT.get()
+        if execution is None:
+            return submit(pool, function, *args, **named)
+        job = Job(execution, function, pool)
+        execution.activity.begin(job)
+        # The pool's threads outlive the job.
+        token = CURRENT.set(None)
+        try:
+            future: Future[Any] = submit(pool, job.run, function, *args, **named)
+        except BaseException:
+            execution.activity.end(job)
+            raise
+        finally:
+            CURRENT.reset(token)
+        # Callbacks run after those who wait for the future have been woken.
+        future.add_done_callback(lambda _: execution.activity.end(job))
+        future.job = job  # type: ignore[attr-defined]
+        return future
+
+    @functools.wraps(start)
+    def start_job(thread: threading.Thread) -> None:
+        execution = CURRENT.get()
+        if execution is not None and not thread.ident:
+            job = Job(execution, getattr(thread, "_target", None) or thread.run)
+            job.handle = thread
+            thread.run = functools.partial(job.run, thread.run)  # type: ignore[method-assign]
+            execution.activity.begin(job)
+            try:
+                start(thread)
+            except RuntimeError:
+                execution.activity.end(job)
+                raise
+        else:
+            start(thread)
+
+    submit_job.tracked = True  # type: ignore[attr-defined]
+    ThreadPoolExecutor.submit = submit_job  # type: ignore[method-assign,assignment]
+    threading.Thread.start = start_job  # type: ignore[method-assign,assignment]

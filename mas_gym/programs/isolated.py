@@ -1,0 +1,58 @@
+"""Run a function program once in this process: ``python -m mas_gym.programs.isolated FILE.py:NAME``.
+
+The question comes on standard input; a JSON object with the answer or the error goes to standard output. What the
+program itself prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from typing import Any
+
+from mas_gym.errors import MissingDependencyError
+from mas_gym.programs.execution import Ended, Failed, record_at
+from mas_gym.programs.sources import FunctionSource, ended, failed
+from mas_gym.user_code import find_user_code
+
+
+def run(spec: str, question: str, base_url: str, api_key: str) -> Ended | Failed:
+    """Return what a function answers, or how it failed."""
+    record_at(base_url, api_key)
+    try:
+        found = find_user_code("program", spec)[0]
+        source = FunctionSource(found)
+        given: dict[str, Any] = {"base_url": base_url, "api_key": api_key}
+        if "client" in source.named:
+            given["client"] = _client(source.async_client, base_url, api_key)
+        answer = found(question, **{name: value for name, value in given.items() if name in source.named})
+        return ended(asyncio.run(answer) if source.asynchronous else answer)
+    except BaseException as error:
+        return failed(error)
+
+
+def _client(asynchronous: bool, base_url: str, api_key: str) -> Any:
+    try:
+        import openai
+    except ImportError as error:
+        raise MissingDependencyError("a program with client= needs openai: pip install 'mas-gym[openai]'") from error
+    kind: Any = openai.AsyncOpenAI if asynchronous else openai.OpenAI
+    return kind(base_url=base_url, api_key=api_key or "none", max_retries=0, timeout=None)
+
+
+def main() -> None:
+    """Run the program of the command line."""
+    question = sys.stdin.buffer.read().decode("utf-8", "replace")
+    with os.fdopen(os.dup(1), "w", encoding="ascii") as output:
+        os.dup2(2, 1)
+        outcome = run(sys.argv[1], question, os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"])
+        output.write(json.dumps(outcome._asdict()))
+        output.flush()
+        # Threads that the program has left behind hold up nothing.
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

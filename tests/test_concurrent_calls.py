@@ -1,0 +1,231 @@
+"""Concurrent calls of a program are ordered by their content, however long the work before each call takes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from search_worlds import noise
+
+import search
+from mas_gym.cli import options as opt
+from mas_gym.policies import SamplingRequest, ScriptedPolicy
+from mas_gym.programs import Program
+from mas_gym.tasks.base import Problem
+
+NAMES = ["Zoe", "Adam", "Mia", "Bob"]
+DRAWS = itertools.count()
+
+
+def delay() -> float:
+    """Return another delay at each call, up to 40 ms."""
+    return 0.04 * noise("delay", next(DRAWS))
+
+
+def spin(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def messages(name: str, text: str) -> Any:
+    return [{"role": "system", "content": f"You are {name}."}, {"role": "user", "content": text}]
+
+
+def ask(client: OpenAI, name: str, text: str) -> str:
+    reply = client.chat.completions.create(model="m", messages=messages(name, text))
+    return str(reply.choices[0].message.content)
+
+
+async def ask_async(client: AsyncOpenAI, name: str, text: str) -> str:
+    reply = await client.chat.completions.create(model="m", messages=messages(name, text))
+    return str(reply.choices[0].message.content)
+
+
+async def after_sleep(name: str) -> None:
+    await asyncio.sleep(delay())
+
+
+async def after_sleep_in_thread(name: str) -> None:
+    await asyncio.to_thread(time.sleep, delay())
+
+
+async def after_work_in_thread(name: str) -> None:
+    await asyncio.to_thread(spin, delay() / 2)
+
+
+async def after_turns(name: str) -> None:
+    for _ in range(int(4000 * delay())):
+        await asyncio.sleep(0)
+
+
+def gathered(work: Callable[[str], Any]) -> Callable[..., Any]:
+    async def solve(question: str, client: AsyncOpenAI) -> str:
+        async def branch(name: str) -> str:
+            await work(name)
+            first = await ask_async(client, name, question)
+            await work(name)
+            return await ask_async(client, name, first)
+
+        return " ".join(await asyncio.gather(*map(branch, NAMES)))
+
+    return solve
+
+
+def over_http(work: Callable[[str], Any]) -> Callable[..., Any]:
+    async def solve(question: str, base_url: str) -> str:
+        async with AsyncOpenAI(base_url=base_url, api_key="any") as client:
+            return str(await gathered(work)(question, client))
+
+    return solve
+
+
+async def in_threads_of_the_loop(question: str, base_url: str) -> str:
+    with OpenAI(base_url=base_url, api_key="any") as client:
+
+        def branch(name: str) -> str:
+            time.sleep(delay())
+            return ask(client, name, question)
+
+        return " ".join(await asyncio.gather(*(asyncio.to_thread(branch, name) for name in NAMES)))
+
+
+def pooled(question: str, client: OpenAI) -> str:
+    def branch(name: str) -> str:
+        time.sleep(delay())
+        first = ask(client, name, question)
+        spin(delay() / 2)
+        return ask(client, name, first)
+
+    with ThreadPoolExecutor(len(NAMES)) as pool:
+        return " ".join(pool.map(branch, NAMES))
+
+
+def pooled_over_http(question: str, base_url: str) -> str:
+    with OpenAI(base_url=base_url, api_key="any") as client:
+        return pooled(question, client)
+
+
+def in_own_threads(question: str, client: OpenAI) -> str:
+    found: dict[str, str] = {}
+
+    def branch(name: str) -> None:
+        time.sleep(delay())
+        found[name] = ask(client, name, question)
+
+    threads = [threading.Thread(target=branch, args=(name,)) for name in NAMES]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return " ".join(found[name] for name in NAMES)
+
+
+PROGRAMS = {
+    "sleep": gathered(after_sleep),
+    "sleep in a thread": gathered(after_sleep_in_thread),
+    "work in a thread": gathered(after_work_in_thread),
+    "turns of the loop": gathered(after_turns),
+    "over HTTP": over_http(after_sleep_in_thread),
+    "threads of the loop": in_threads_of_the_loop,
+    "pool": pooled,
+    "pool over HTTP": pooled_over_http,
+    "own threads": in_own_threads,
+}
+
+
+def said(request: SamplingRequest, seed: int) -> str:
+    return f"{request.agent} says {int(1000 * noise(request.messages, seed))}. Final Answer: 1"
+
+
+def trees(program: Program, planner: str = "bon:2") -> list[Any]:
+    problems = [Problem(f"p{i}", f"Question {i}?", "1", "number") for i in range(3)]
+    plans = list(
+        search.run(
+            planner, problems, program=program, policy=ScriptedPolicy(said), seed=3, critic=search.PolicyLikelihood()
+        )
+    )
+    found = []
+    for plan in sorted(plans, key=lambda plan: plan.problem_id):
+        assert plan.error is None and plan.tree is not None, plan.error_details
+        assert not plan.order_varied
+        turns = tuple((turn.speaker, turn.text) for turn in plan.tree.states[-1].turns)
+        found.append((plan.answer, turns, tuple(state.transcript for state in plan.tree.states)))
+    return found
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_concurrent_calls_have_the_same_order_in_each_run(kind: str) -> None:
+    found = [trees(Program(PROGRAMS[kind], agents=NAMES)) for _ in range(3)]
+    assert found[0] == found[1] == found[2]
+    # Calls that are open at once are ordered by agent.
+    assert [speaker for speaker, _ in found[0][0][1][:1]] == [NAMES.index("Adam")]
+
+
+# ---- programs that cannot be observed
+
+
+COMMAND = """
+import json, os, sys, threading, time
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+def ask(name, text):
+    messages = [{"role": "system", "content": f"You are {name}."}, {"role": "user", "content": text}]
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    with urlopen(Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)) as reply:
+        return json.load(reply)["choices"][0]["message"]["content"]
+
+question = sys.stdin.read()
+found = {}
+
+def late():
+    # Later than any decision that does not wait for it: the marker appears once the policy is asked.
+    while not Path(sys.argv[1]).exists():
+        time.sleep(0.005)
+    found["Adam"] = ask("Adam", question)
+
+threads = [threading.Thread(target=late), threading.Thread(target=lambda: found.update(Zoe=ask("Zoe", question)))]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(found["Zoe"], found["Adam"])
+"""
+
+
+def test_a_call_that_comes_too_late_is_reported_and_raises_settle(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script, marker = tmp_path / "late.py", tmp_path / "asked"
+    script.write_text(COMMAND)
+
+    class Slow(ScriptedPolicy):
+        """A policy that answers once the late call has come."""
+
+        def sample(self, requests: Any) -> Any:
+            marker.touch()
+            deadline = time.monotonic() + 60
+            while not caplog.records and time.monotonic() < deadline:
+                time.sleep(0.01)
+            return super().sample(requests)
+
+    program = Program(f"{sys.executable} -S {script} {marker}", agents=["Adam", "Zoe"])
+    [plan] = search.run("single", [Problem("p", "Question?", "1", "number")], program=program, policy=Slow(said))
+    assert plan.error is None and plan.order_varied
+    assert "settle" in caplog.text
+
+
+def test_the_command_line_says_in_how_many_searches_the_order_varied(capsys: pytest.CaptureFixture[str]) -> None:
+    opt.note_order(0)
+    assert not capsys.readouterr().err
+    opt.note_order(3)
+    assert "varied in 3 searches" in capsys.readouterr().err
