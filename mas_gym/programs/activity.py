@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from enum import Enum
 from types import FrameType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 if TYPE_CHECKING:
     from mas_gym.programs.execution import Execution
@@ -116,7 +116,7 @@ class Activity:
         self._jobs: set[Job] = set()
         self._results: dict[asyncio.Future[Any], Job | None] = {}
         self._sleeps: dict[asyncio.Future[Any], str] = {}
-        self._connections: WeakSet[Any] = WeakSet()
+        self._connections: list[ref[Any]] = []
 
     def begin(self, job: Job) -> None:
         """Note a job; all but the one that is the program itself run beside it."""
@@ -154,7 +154,7 @@ class Activity:
     def connected(self, transport: Any, address: Any) -> None:
         """Note a connection; those to the gateway are no activity of their own."""
         if not (isinstance(address, tuple) and address[1] == self.port):
-            self._connections.add(transport)
+            self._connections.append(ref(transport))
 
     def state(self, frames: Frames, blocked: int, perhaps: int, unknown: set[str]) -> tuple[State, set[str]]:
         """Return whether another call may come, and the names of what is busy.
@@ -173,7 +173,8 @@ class Activity:
         busy.update(name for name in late if name and name not in unknown)
         if busy:
             return State.BUSY, busy
-        connected = any(not transport.is_closing() for transport in list(self._connections))
+        transports = [connection() for connection in list(self._connections)]
+        connected = any(transport is not None and not transport.is_closing() for transport in transports)
         hidden = len(active) != blocked or late or connected
         return (State.UNKNOWN if hidden else State.IDLE), busy
 

@@ -121,6 +121,7 @@ class Runner:
         self._server: Server | None = None
         self._watched: dict[Execution, _Watch] = {}
         self._unknown: set[str] = set()
+        self._poll_lock = threading.Lock()
         self._polling, self._polls, self._put_off = False, 0, 0
         self._look_next = 0.0
         self._late = False
@@ -260,7 +261,7 @@ class Runner:
             execution.settle()
             return
         self._watched[execution] = _Watch(seconds)
-        if execution.place is None or not execution.place.here:
+        if execution.place is None or not execution.place.here or Origin.LOOP in execution.origins:
             self._poll_soon()
 
     def late(self, seconds: float) -> None:
@@ -277,8 +278,9 @@ class Runner:
         self.settle = min(max(2 * self.settle, 2 * seconds), max(_LONGEST_SETTLE, self.settle))
 
     def _poll_soon(self) -> None:
-        if not self._polling:
-            self._polling = True
+        with self._poll_lock:
+            begins, self._polling = not self._polling, True
+        if begins:
             self._side_loop().soon(self._poll)
 
     def _poll(self) -> None:
@@ -297,14 +299,16 @@ class Runner:
             if execution.place is None:
                 on_threads.append(execution)
             elif execution.place is not programs or (
-                Origin.THREAD in execution.origins and programs.running == execution.token
+                programs.running == execution.token and not {Origin.THREAD, Origin.LOOP}.isdisjoint(execution.origins)
             ):
                 # Its loop waits for the call, or is gone.
                 on_threads.append(execution)
         self._look(on_threads)
         if programs is not None and len(on_threads) < len(self._watched):
             programs.soon(programs.poll)
-        self._polling = bool(self._watched)
+        with self._poll_lock:
+            # Whoever adds one from now on begins anew.
+            self._polling = bool(self._watched)
         if self._polling:
             side.loop.call_later(max(_POLL_SECONDS, (thread_time() - began) / _LOAD), self._poll)
 

@@ -639,10 +639,10 @@ class Loop:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         while not self._ends:
-            # SystemExit and KeyboardInterrupt of a task or callback leave the loop.
+            # Those of a task or callback leave the loop.
             try:
                 self.loop.run_forever()
-            except BaseException as error:
+            except (SystemExit, KeyboardInterrupt) as error:
                 execution = _owner(error)
                 if execution is not None:
                     execution.finish(failed(error))
