@@ -37,8 +37,6 @@ from mas_gym.user_code import UserCodeError, blame, find_user_code, is_user_code
 GRADER_SECONDS = 60.0
 """Time that a grader of one's own may take for one message."""
 
-_MOST_TOKENS = 10**12
-
 Function = Callable[[Problem, str], "bool | Grade"]
 
 
@@ -250,15 +248,10 @@ def call(function: Function, problem: Problem, text: str, answer: str | None) ->
         answer: The answer in it as read for the problem's kind, for a result that names none.
 
     Raises:
-        UserCodeError: The result is neither a bool nor a `Grade`, or its tokens are no counts.
+        UserCodeError: The result is neither a bool nor a `Grade`.
     """
     result: Any = function(problem, text)
     if isinstance(result, Grade) and type(result.correct) is bool and isinstance(result.reason, str):
-        tokens = result.tokens, result.prompt_tokens
-        if any(type(number) is not int or not 0 <= number <= _MOST_TOKENS for number in tokens):
-            raise UserCodeError(
-                f"grader {_name(function)}: expected tokens from 0 to {_MOST_TOKENS:,} as int, got {shown(tokens)}"
-            )
         return result if isinstance(result.extracted, str) else result._replace(extracted=answer)
     if isinstance(result, bool) or type(result).__name__ == "bool_":
         return Grade(bool(result), answer, "equal" if result else "different")

@@ -508,8 +508,7 @@ class ActiveSearch:
             self._bill_grades()
             requests = {} if self.session is None else chosen_requests(graded, self.session.call)
             varied = self.session is not None and self.session.order_varied
-            more = {"requests": requests, "order_varied": varied}
-            self.plan = replace(graded, usage=self.usage, stopped=self._stopped, **more)
+            self.plan = replace(graded, usage=self.usage, stopped=self._stopped, requests=requests, order_varied=varied)
 
     def _bill_grades(self) -> None:
         cost = self.grader.cost

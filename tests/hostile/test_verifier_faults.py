@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="local models need the extra 'local'")
 pytest.importorskip("transformers", reason="local models need the extra 'local'")
 
 import torch
+from search_worlds import verdict
 from test_reward_models import (
     CONTEXTS,
     RPSV,
@@ -48,7 +49,11 @@ NONSENSE = (
     "A or B",
     "ja",
     "{}{0}{question}",
+    "yes",
+    "A",
     "Verdict:",
+    "Verdict: yes",
+    "Verdict 00000000: A",
     "verdict: maybe",
     "y" * 100_000,
 )
@@ -89,7 +94,7 @@ def test_nonsense_is_no_verdict(text: str, mode: str) -> None:
     one.siblings = (context("b").state,)
     scores = critic.score([one])
     assert math.isnan(scores[0]) and scores.unread == ((2 if mode == "share" else 4),)
-    assert "none of 2 verdicts" in scores.reasons[0]
+    assert "none of 2 replies" in scores.reasons[0]
 
 
 def test_a_judge_that_fails_fails_its_search_alone() -> None:
@@ -98,7 +103,7 @@ def test_a_judge_that_fails_fails_its_search_alone() -> None:
     def script(request: SamplingRequest, seed: int) -> Sample:
         if task[0].question in request.messages[0].content:
             raise mas_gym.errors.PromptTooLongError("too long for me")
-        return Sample("yes", 1, None, "stop")
+        return Sample(verdict(request, "yes"), 1, None, "stop")
 
     critic = Judge(ScriptedPolicy(script, name="brittle"))
     plans = {
