@@ -1,12 +1,12 @@
-"""SQLite files of this project: creating, recognising, upgrading and opening them, and explaining their errors."""
+"""SQLite files of this project: creating, recognising and opening them, and explaining their errors."""
 
 from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from mas_gym.errors import MASGymError
@@ -28,7 +28,6 @@ class Format:
         tables: The statements that create its tables, each ended by ``;`` and a line break.
         error: The error class for every problem with a file.
         origin: How such a file is created, for the message about a missing one.
-        upgrades: For each older schema that can be read, the function that upgrades it, called in a transaction.
     """
 
     name: str
@@ -37,7 +36,6 @@ class Format:
     tables: str
     error: type[MASGymError]
     origin: str
-    upgrades: Mapping[int, Callable[[sqlite3.Connection], None]] = field(default_factory=dict)
 
     @contextmanager
     def explained(self, path: Path) -> Iterator[None]:
@@ -52,8 +50,7 @@ class Format:
 
         Args:
             path: The file.
-            create: Create the file if it is missing or empty, and upgrade an older schema. Otherwise a readable
-                older schema stays as it is, and the file may lie where nothing can be written.
+            create: Create the file if it is missing or empty. Otherwise it may lie where nothing can be written.
 
         Raises:
             MASGymError: As `error`, if the file is missing, of another kind or schema, or cannot be opened.
@@ -101,7 +98,6 @@ class Format:
             raise self.error(f"{self.name} {path}: an empty file; {self.origin}")
         if version is None:
             _write_ahead(connection)
-        if version != self.schema and create:
             with transaction(connection):
                 self._create(connection, path)
         # In WAL mode this survives a crash of the process at any time; only a power cut can lose the last commits.
@@ -109,12 +105,9 @@ class Format:
 
     def _create(self, connection: sqlite3.Connection, path: Path) -> None:
         # Read the version again: another process may have created the tables while we waited for the lock.
-        version = self._version(connection, path)
-        if version is None:
+        if self._version(connection, path) is None:
             for statement in self.tables.split(";\n"):
                 connection.execute(statement)
-        elif version != self.schema:
-            self.upgrades[version](connection)
         connection.execute(f"PRAGMA application_id={self.application}")
         connection.execute(f"PRAGMA user_version={self.schema}")
 
@@ -134,7 +127,7 @@ class Format:
                 f"{self.name} {path}: expected plain tables, got {strange[0]!a}, which would run as code while it is "
                 "read; use a file from a source that you trust"
             )
-        if version != self.schema and version not in self.upgrades:
+        if version != self.schema:
             raise self.error(
                 f"{self.name} {path}: expected schema {self.schema}, got {version}; read it with the version that "
                 "wrote it, or use another path"

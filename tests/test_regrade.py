@@ -1,7 +1,6 @@
-"""Grading stored searches again: no model call, the old grades stay, damage is reported, old stores are upgraded."""
+"""Grading stored searches again: no model call, the old grades stay, damage is reported."""
 
 import json
-import shutil
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from mas_gym.tasks.graders import FunctionGrader, KindGrader
 from search.critics import ConstantCritic
 from search.store import regrade
 
-OLD = Path(__file__).parent / "data" / "store_schema1.sqlite"
 PROBLEMS = [Problem(f"p{n}", f"What is {n}?", str(n)) for n in range(6)]
 
 
@@ -119,20 +117,6 @@ def test_a_grader_that_fails_on_one_search_leaves_the_others(store: Path) -> Non
 
     result = regrade(store, run_of(store), FunctionGrader(picky, KindGrader()), "picky")
     assert result.searches == 5 and list(result.failed) == ["'p0'"] and "ZeroDivisionError" in result.failed["'p0'"]
-
-
-def test_stores_of_the_first_schema_are_upgraded(tmp_path: Path) -> None:
-    path = tmp_path / "old.db"
-    shutil.copy(OLD, path)
-    with search.open_store(path) as opened:
-        runs = opened.runs()
-        assert opened.gradings(runs[0].run) == []
-    before = plans(path, run=runs[0].run)
-    result = regrade(path, runs[0], KindGrader(), "new")
-    assert result.searches == len(before) > 0
-    with search.open_store(path) as opened:
-        assert plans(path, run=runs[0].run) == before
-        assert [g.label for g in opened.gradings(runs[0].run)] == ["new"]
 
 
 def test_the_command_lists_the_differences(store: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import random
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -728,48 +727,6 @@ def test_metadata_that_no_store_can_keep(tmp_path: Path) -> None:
         list(search.run(SinglePass(), [odd], store=tmp_path / "a.db", **options))
 
 
-# ---- stores of earlier versions
-
-OLD = Path(__file__).parent / "data" / "store_schema1.sqlite"
-
-
-def test_an_old_store_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "old.db"
-    shutil.copy(OLD, path)
-    with open_store(path) as store:
-        named, votes = store.runs()
-        assert (named.name, named.searches, named.failed, votes.searches) == ("rollouts", 3, 1, 2)
-        plans = {plan.problem_id: plan for plan in store.plans("rollouts", failed=True)}
-        assert plans["toy/2"].error == "PolicyError: not now"
-        fresh = search.run(MCTS(4, 2), problems(2), mas=chain(2), policy=talker(), training=True)
-        assert by_problem([plans["toy/0"], plans["toy/1"]]) == by_problem(fresh)
-        assert [problem.metadata for problem in store.problems(votes.run)] == [{}, {}]
-        assert len(store.spans(votes.run)) == 2
-    connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
-    connection.close()
-
-
-def test_an_old_store_is_upgraded_and_its_runs_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "old.db"
-    shutil.copy(OLD, path)
-    with open_store(path) as store:
-        before = [(info, by_problem(store.plans(info.run, failed=True))) for info in store.runs()]
-    options: dict[str, Any] = {"mas": chain(2), "policy": talker(), "training": True, "store": path}
-    with pytest.raises(StoreError, match=r"'rollouts' was made with an earlier form of identity.* stays readable"):
-        search.run(MCTS(4, 2), problems(3), run_name="rollouts", **options)
-    assert "the run 'rollouts' ('mcts:4,2, seed 42') was made with an earlier form" not in caplog.text
-    plans = search.run(MCTS(4, 2), problems(3), **options)
-    assert len(list(plans)) == 3 and plans.usage.agent_calls > 0
-    assert "the run 'rollouts' ('mcts:4,2, seed 42') was made with an earlier form of identity" in caplog.text
-    caplog.clear()
-    list(search.run(MCTS(5, 2), problems(1), **options))
-    assert "earlier form" not in caplog.text
-    with open_store(path) as store:
-        after = [(info, by_problem(store.plans(info.run, failed=True))) for info in store.runs()]
-        assert after[:2] == before and len(after) == 4
-
-
 # ---- a full disk
 
 
@@ -873,9 +830,9 @@ def test_a_store_of_another_schema(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=1))
     execute(path, "PRAGMA user_version=99")
-    with pytest.raises(StoreError, match="expected schema 5, got 99"):
+    with pytest.raises(StoreError, match="expected schema 6, got 99"):
         open_store(path)
-    with pytest.raises(StoreError, match="expected schema 5, got 99"):
+    with pytest.raises(StoreError, match="expected schema 6, got 99"):
         run(path)
 
 

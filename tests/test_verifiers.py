@@ -316,25 +316,6 @@ def test_changed_critic_costs_are_damage(tmp_path: Path, caplog: pytest.LogCaptu
     assert again.usage.critic_tokens == plan.usage.critic_tokens
 
 
-def test_a_store_of_schema_2_is_read_and_upgraded(tmp_path: Path) -> None:
-    path = tmp_path / "a.db"
-    options: dict[str, Any] = {"mas": "rpsv", "policy": load_policy("tiny"), "critic": search.PolicyLikelihood()}
-    plans = {plan.problem_id: plan.usage for plan in search.run("sbs:2,1", problems(2), store=path, **options)}
-    with sqlite3.connect(path) as connection:
-        for later in ("critic_costs", "grades", "gradings", "grader_costs"):
-            connection.execute(f"DROP TABLE IF EXISTS {later}")
-        connection.execute("PRAGMA user_version = 2")
-    connection.close()
-    with search.open_store(path) as store:
-        assert {plan.problem_id: plan.usage for plan in store.plans()} == plans
-    again = search.run("sbs:2,1", problems(2), store=path, **options)
-    assert {plan.problem_id: plan.usage for plan in again} == plans and again.usage.agent_calls == 0
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone()[0] > 2
-        assert connection.execute("SELECT count(*) FROM critic_costs").fetchone() == (0,)
-    connection.close()
-
-
 def test_a_search_without_a_readable_verdict_fails_alone_and_pays() -> None:
     def script(request: SamplingRequest, seed: int) -> Sample:
         unsure = task[0].question in request.messages[0].content
@@ -474,22 +455,3 @@ def test_caches_and_recordings_keep_certainty(tmp_path: Path, folder: Path) -> N
     RecordingPolicy(policy, tmp_path / "r.jsonl").sample([asked])
     [recorded] = RecordedPolicy(tmp_path / "r.jsonl").sample([asked])
     assert recorded.samples == fresh.samples
-
-
-def test_a_cache_of_an_earlier_version_is_upgraded(tmp_path: Path) -> None:
-    import asyncio
-
-    from mas_gym.policies.replay import CachedPolicy
-
-    cache = CachedPolicy(talker("hello"), tmp_path / "c.db")
-    asked = SamplingRequest((ChatMessage("user", "?"),), (1,), 8)
-    first = asyncio.run(cache.sample_async(asked))
-    cache.close()
-    with sqlite3.connect(tmp_path / "c.db") as connection:
-        for column in Certainty._fields:
-            connection.execute(f"ALTER TABLE samples DROP COLUMN {column}")
-        connection.execute("PRAGMA user_version = 1")
-    connection.close()
-    cache = CachedPolicy(talker("hello"), tmp_path / "c.db")
-    assert asyncio.run(cache.sample_async(asked)).samples == first.samples and cache.hits == 1
-    cache.close()

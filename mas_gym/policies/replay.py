@@ -49,12 +49,6 @@ _FORMAT = "mas-gym-recording"
 _COLUMNS = "text, tokens, logprob, finish_reason, prompt_tokens, dropped_tokens, least, entropy, self_certainty"
 
 
-def _add_certainty(connection: sqlite3.Connection) -> None:
-    """Add what schema 1 lacks; its samples have no certainty."""
-    for column in Certainty._fields:
-        connection.execute(f"ALTER TABLE samples ADD COLUMN {column} REAL")
-
-
 _CACHE = Format(
     name="response cache",
     application=0x4D415343,
@@ -67,7 +61,6 @@ CREATE TABLE samples (
 """,
     error=DataError,
     origin="a CachedPolicy creates one",
-    upgrades={1: _add_certainty},
 )
 
 logger = logging.getLogger("mas_gym.policies")

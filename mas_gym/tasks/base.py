@@ -115,7 +115,7 @@ class Grade(_Grade):
         return super().__new__(cls, bool(correct), extracted, reason, *counts)
 
     @classmethod
-    def _make(cls, iterable: Iterable[Any]) -> Self:
+    def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]
         """Check the fields of `_replace` too."""
         return cls(*iterable)
 

@@ -1,4 +1,4 @@
-"""The store's file: its tables, the digests that guard its rows, and the upgrade from older schemas."""
+"""The store's file: its tables and the digests that guard its rows."""
 
 from __future__ import annotations
 
@@ -211,21 +211,16 @@ def part_rows(connection: sqlite3.Connection, search: int) -> list[list[tuple[An
 
 
 def request_rows(connection: sqlite3.Connection, search: int) -> list[tuple[Any, ...]]:
-    """Return a search's rows in ``requests``, all columns, in order. Stores of older schemas lack this table."""
-    [version] = connection.execute("PRAGMA user_version").fetchone()
-    if version < 6:
-        return []
+    """Return a search's rows in ``requests``, all columns, in order."""
     return connection.execute("SELECT * FROM requests WHERE search = ? ORDER BY node", (search,)).fetchall()
 
 
 def cost_rows(connection: sqlite3.Connection, search: int) -> dict[str, tuple[Any, ...]]:
-    """Return a search's row in each of `COSTS` that has one, all columns. Stores of older schemas lack these tables."""
+    """Return a search's row in each of `COSTS` that has one, all columns."""
     found: dict[str, tuple[Any, ...]] = {}
-    [version] = connection.execute("PRAGMA user_version").fetchone()
-    for table, since in (("critic_costs", 3), ("grader_costs", 5)):
-        if version >= since:
-            row = connection.execute(f"SELECT * FROM {table} WHERE search = ?", (search,)).fetchone()
-            found |= {table: row} if row is not None else {}
+    for table in ("critic_costs", "grader_costs"):
+        row = connection.execute(f"SELECT * FROM {table} WHERE search = ?", (search,)).fetchone()
+        found |= {table: row} if row is not None else {}
     return found
 
 
@@ -292,43 +287,6 @@ def seal_run(connection: sqlite3.Connection, run: str, held: Held) -> None:
     connection.execute("UPDATE runs SET checksum = ? WHERE run = ?", (checksum(row[:-1]), run))
 
 
-def _upgrade_1(connection: sqlite3.Connection) -> None:
-    """Add what schema 1 lacks: metadata, digests."""
-    columns = {"runs": ("held BLOB", "checksum BLOB"), "searches": ("metadata TEXT", "parts BLOB", "checksum BLOB")}
-    for table, added in columns.items():
-        for column in added:
-            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
-    for (search,) in connection.execute("SELECT id FROM searches").fetchall():
-        seal_search(connection, search)
-    for (run,) in connection.execute("SELECT run FROM runs").fetchall():
-        seal_run(connection, run, Held.of(connection, run))
-    _upgrade_2(connection)
-
-
-def _upgrade_2(connection: sqlite3.Connection) -> None:
-    """Add what schema 2 lacks: what critics cost beside their forwards."""
-    connection.execute(next(table for table in TABLES.split(";\n") if "critic_costs" in table))
-    _upgrade_3(connection)
-
-
-def _upgrade_3(connection: sqlite3.Connection) -> None:
-    """Add what schema 3 lacks: gradings."""
-    for statement in GRADINGS.split(";\n"):
-        connection.execute(statement)
-    _upgrade_4(connection)
-
-
-def _upgrade_4(connection: sqlite3.Connection) -> None:
-    """Add what schema 4 lacks: what judges cost that grade."""
-    connection.execute(GRADER_COSTS)
-    _upgrade_5(connection)
-
-
-def _upgrade_5(connection: sqlite3.Connection) -> None:
-    """Add what schema 5 lacks: requests of programs."""
-    connection.execute(REQUESTS)
-
-
 FORMAT = Format(
     name="store",
     application=0x4D415347,
@@ -336,7 +294,6 @@ FORMAT = Format(
     tables=TABLES,
     error=StoreError,
     origin="a run with --store FILE or store=FILE writes one",
-    upgrades={1: _upgrade_1, 2: _upgrade_2, 3: _upgrade_3, 4: _upgrade_4, 5: _upgrade_5},
 )
 
 

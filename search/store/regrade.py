@@ -92,7 +92,7 @@ def regrade(
     """Grade every finished search of a run again.
 
     Args:
-        path: The store, which is upgraded if it is of an older schema.
+        path: The store.
         run: The run.
         grader: Grades the messages.
         label: The name of the grading.
@@ -217,9 +217,7 @@ def regraded(connection: sqlite3.Connection, run: RunInfo) -> list[Regraded]:
 
 
 def gradings(connection: sqlite3.Connection, run: str) -> list[Grading]:
-    """Return the gradings of a run, oldest first; none for a store of an older schema."""
-    if not _has_gradings(connection):
-        return []
+    """Return the gradings of a run, oldest first."""
     query = (
         "SELECT g.grading, g.label, g.identity, g.made, g.checksum, count(*) FROM gradings g "
         "JOIN grades USING (grading) JOIN searches s ON s.id = grades.search WHERE s.run = ? GROUP BY g.grading"
@@ -272,8 +270,3 @@ def apply(connection: sqlite3.Connection, plan: Plan, search: int, grading: str)
 
 def _nodes(text: str) -> Iterable[Node]:
     return ((node, answer, correct, reason) for node, answer, correct, reason in json.loads(text))
-
-
-def _has_gradings(connection: sqlite3.Connection) -> bool:
-    [version] = connection.execute("PRAGMA user_version").fetchone()
-    return bool(version > 3)

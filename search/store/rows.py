@@ -189,7 +189,7 @@ class Writer:
 
 
 class Reader:
-    """Reads searches back, each in one snapshot, and checks them against their digests; stores of schema 1 have none.
+    """Reads searches back, each in one snapshot, and checks them against their digests.
 
     Rows that cannot be read, or differ from what was written, raise `Damage`.
     """
@@ -197,18 +197,15 @@ class Reader:
     def __init__(self, connection: sqlite3.Connection) -> None:
         """Read through a connection."""
         self._connection = connection
-        [version] = connection.execute("PRAGMA user_version").fetchone()
-        self.sealed = version > 1
 
     def searches(self, run: str) -> tuple[list[tuple[int, str]], str]:
         """Return the keys and names of a run's searches by problem id, and a message if some are damaged.
 
         The names are only for messages; no checksum covers them.
         """
-        columns = "s.checksum, s.error IS NOT NULL, r.held" if self.sealed else "NULL, 0, NULL"
         query = (
-            f"SELECT s.id, s.problem, {columns} FROM runs r LEFT JOIN searches s ON s.run = r.run WHERE r.run = ? "
-            "ORDER BY s.problem"
+            "SELECT s.id, s.problem, s.checksum, s.error IS NOT NULL, r.held "
+            "FROM runs r LEFT JOIN searches s ON s.run = r.run WHERE r.run = ? ORDER BY s.problem"
         )
         try:
             rows = self._connection.execute(query, (run,)).fetchall()
@@ -221,7 +218,7 @@ class Reader:
             return [(key, name_of(problem)) for key, problem in keys], f"the list of its searches is damaged: {error}"
         found = [(key, name_of(problem)) for key, problem, *_ in rows if key is not None]
         stored = rows[0][4] if rows else None
-        held = Held.unpack(stored if isinstance(stored, bytes) else b"") if self.sealed and rows else None
+        held = Held.unpack(stored if isinstance(stored, bytes) else b"") if rows else None
         if held is not None and held != Held.of_rows(row[2:4] for row in rows if row[0] is not None):
             return found, f"expected {held.searches} searches as they were written, found {len(found)} or others"
         return found, ""
@@ -251,7 +248,7 @@ class Reader:
         if values is None:
             return None
         check_types("searches", values)
-        if self.sealed and checksum(values[:-1]) != values[-1]:
+        if checksum(values[:-1]) != values[-1]:
             raise Damage("its row is not what was written")
         row = dict(zip(names, values, strict=True))
         for name in ("question", "reference", "answer"):
@@ -265,8 +262,7 @@ class Reader:
 
     def problem(self, row: Mapping[str, Any]) -> Problem:
         """Return the problem of a row."""
-        # Stores of schema 1 have none.
-        metadata = json.loads(row["metadata"]) if self.sealed and row["metadata"] is not None else {}
+        metadata = json.loads(row["metadata"]) if row["metadata"] is not None else {}
         return Problem(row["problem"], row["question"], row["reference"], row["kind"], metadata)
 
     def plan(self, row: Mapping[str, Any], dynamics: Dynamics | None) -> Plan:
@@ -310,7 +306,7 @@ class Reader:
         for table, values in zip(PARTS, rows, strict=False):
             for value in values:
                 check_types(table, value)
-        if self.sealed and checksum(rows) != row["parts"]:
+        if checksum(rows) != row["parts"]:
             raise Damage("its tree is not what was written")
         texts = {None: None} | self._texts(row["id"])
         nodes = [NodeRow._make((*values[:5], texts[values[5]], *values[6:])) for values in rows[0]]

@@ -65,7 +65,7 @@ class Store:
 
         Args:
             path: The file.
-            create: Create it if it is missing, and upgrade one of an older schema.
+            create: Create it if it is missing.
 
         Raises:
             StoreError: It is missing, of another kind or schema, or cannot be read.

@@ -19,13 +19,12 @@ from search_worlds import HashCritic, by_problem, chain, comparable, execute, pr
 
 import search
 from mas_gym.cli import app
-from mas_gym.errors import DataError, MASGymError, StoreError
+from mas_gym.errors import DataError, StoreError
 from mas_gym.tasks.base import Problem
 from search import open_store
 from search.store.file import explained
 
 COUNT = 4
-OLD = Path(__file__).parents[1] / "data" / "store_schema1.sqlite"
 
 
 def asked(count: int = COUNT) -> list[Problem]:
@@ -175,38 +174,30 @@ def test_every_region_flipped(whole: Path, tmp_path: Path, told: Told) -> None:
     assert noticed > tried / 3
 
 
-COLUMNS = {
-    table: list(sqlite3.connect(OLD).execute(f"PRAGMA table_info({table})"))
-    for table in ("runs", "texts", "searches", "nodes", "candidates", "moments")
-}
+TABLES = ("runs", "texts", "searches", "nodes", "candidates", "moments")
 
 
-@pytest.mark.parametrize("table", COLUMNS)
-@pytest.mark.parametrize("old", [False, True], ids=["current", "schema1"])
-def test_values_of_the_wrong_type(table: str, old: bool, whole: Path, tmp_path: Path, told: Told) -> None:
+@pytest.mark.parametrize("table", TABLES)
+def test_values_of_the_wrong_type(table: str, whole: Path, tmp_path: Path, told: Told) -> None:
     """SQLite stores any type in any column, and one damaged byte can change a value's type."""
-    source, path = OLD if old else whole, tmp_path / "a.db"
-    with open_store(source) as store:
+    path = tmp_path / "a.db"
+    with open_store(whole) as store:
         expected = {reader.__name__: reader(store) for reader in READERS}
-    for _, column, declared, *_ in COLUMNS[table]:
+    with sqlite3.connect(whole) as database:
+        columns = database.execute(f"PRAGMA table_info({table})").fetchall()
+    database.close()
+    for _, column, declared, *_ in columns:
         if (table, column) == ("searches", "id"):
             # An INTEGER PRIMARY KEY is the one column whose type SQLite enforces.
             continue
         wrong = {"BLOB": f"hex(coalesce({column}, 'a'))", "": "5"}.get(
             declared, f"coalesce(CAST({column} AS BLOB), X'61')"
         )
-        shutil.copy(source, path)
+        shutil.copy(whole, path)
         with sqlite3.connect(path) as database:
             database.execute(f"UPDATE {table} SET {column} = {wrong}")
         database.close()
-        try:
-            noticed = check(path, expected, told, READERS)
-        except AssertionError:
-            # Nothing guards the values of the old schema.
-            assert old
-            noticed = 1
-        # Texts of the old schema that hold bytes are read as the texts they are.
-        assert noticed or (old and column in ("problem", "error")), f"{table}.{column}"
+        assert check(path, expected, told, READERS), f"{table}.{column}"
         remove(path)
 
 
@@ -334,22 +325,6 @@ def test_a_damaged_run_leaves_the_others(whole: Path, tmp_path: Path, told: Told
     assert len(list(votes(path))) == 2
     with open_store(path) as store:
         assert store.find("votes").facts["problems"] == 2
-
-
-def test_old_stores_raise_our_errors_alone(tmp_path: Path, told: Told) -> None:
-    data, path = OLD.read_bytes(), tmp_path / "a.db"
-    for _, changed in flips(data, 131):
-        path.write_bytes(changed)
-        try:
-            with open_store(path) as store:
-                for reader in READERS:
-                    try:
-                        reader(store)
-                    except MASGymError:
-                        continue
-        except StoreError:
-            pass
-        remove(path)
 
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT"
