@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from mas_gym.errors import whole_number
+from mas_gym.errors import ConfigError, shown, whole_number
 from mas_gym.graph import MAS
 from mas_gym.policies.base import AsyncPolicy
 from mas_gym.prompts import current_answer
@@ -261,9 +261,16 @@ class Grader:
         return self._extract(text)
 
     def grade(self, text: str) -> Grade:
-        """Compare the answer in a message with the reference."""
+        """Compare the answer in a message with the reference.
+
+        Raises:
+            ConfigError: The task's grader returned something else than a `Grade`.
+        """
         if text not in self._grades:
-            self._grades[text] = self._ask(text)
+            grade = self._ask(text)
+            if not isinstance(grade, Grade):
+                raise ConfigError(f"grader: expected a mas_gym.tasks.Grade, got {shown(grade)}; return Grade(correct)")
+            self._grades[text] = grade
         return self._grades[text]
 
     def ungraded(self, texts: Iterable[str]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import StoreError
 from mas_gym.graph import MAS, Agent, Edge
-from mas_gym.policies import ScriptedPolicy
+from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from mas_gym.programs import Program
 from mas_gym.state import Action, MASState
 from mas_gym.tasks.base import Problem
@@ -41,6 +41,12 @@ def execute(path: Path, *statements: str) -> None:
 def way(state: MASState) -> str:
     """The texts on the way to a state, with slashes."""
     return "/".join(turn.text for turn in state.turns)
+
+
+def verdict(request: SamplingRequest, word: str) -> str:
+    """The line by which a judge states a word, as its prompt asks for it."""
+    [line] = [line for line in request.messages[-1].content.splitlines()[-2:] if line.endswith(f": {word}")]
+    return line
 
 
 def noise(*parts: object) -> float:

@@ -3,11 +3,12 @@
 import os
 import signal
 import threading
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError, MissingDependencyError
@@ -174,6 +175,71 @@ NUMBERS = [
     ("Final Answer: - 18 eggs", "18"),
     ("Final Answer: \uff11\uff18", "18"),
     ("Final Answer: \u0661\u0668", "18"),
+    # separators of thousands
+    ("Final Answer: $1\\,000$", "1000"),
+    ("\\boxed{1\\,000}", "1000"),
+    ("Final Answer: 1\\, 000", "1000"),
+    ("Final Answer: 1\\thinspace 000", "1000"),
+    ("Final Answer: 1{\\,}000", "1000"),
+    ("Final Answer: 1\\text{,}000", "1000"),
+    ("Final Answer: 12 000 dollars", "12000"),
+    ("They paid 12 000 dollars.", "12000"),
+    ("#### 12 000", "12000"),
+    ("Final Answer: 12 345.67", "12345.67"),
+    ("Final Answer: -$12 000", "-12000"),
+    ("Final Answer: 1'000.50", "1000.5"),
+    ("Final Answer: 1.000.000", "1000000"),
+    ("Final Answer: 1.234.567,89", "1234567.89"),
+    ("Final Answer: 7 100", "7100"),
+    # digits that are no groups of one number
+    ("Final Answer: 7 10", None),
+    ("Final Answer: 1234 567", None),
+    ("Final Answer: 1 0000", None),
+    ("Final Answer: 1 000 00", None),
+    ("Final Answer: 1,000 000", None),
+    ("Final Answer: 0 100", None),
+    ("Final Answer: 3 000 and 5", None),
+    ("Final Answer: 1 000, 2 000", None),
+    ("Final Answer: 1.2.3", None),
+    ("Final Answer: 1 100/200", "1.5"),
+    ("Final Answer: 5 100-gram bars", "5"),
+    ("Final Answer: 18 4-minute videos", "18"),
+    ("Final Answer: 30^\\circ 15'", None),
+    # magnitudes
+    ("Final Answer: 1.5 million", "1500000"),
+    ("The cost is $1.5 million.", "1500000"),
+    ("Final Answer: $1.5$ million dollars", "1500000"),
+    ("Final Answer: $1.5\\text{ million}$", "1500000"),
+    ("Final Answer: **1.5** million", "1500000"),
+    ("\\boxed{1.5} million", "1500000"),
+    ("$\\boxed{1.5}$ million", "1500000"),
+    ("#### 1.5 million", "1500000"),
+    ("Final Answer: 2 1/2 million", "2500000"),
+    ("Final Answer: \\frac{3}{4} Billion", "750000000"),
+    ("Final Answer: 5 hundred thousand", "500000"),
+    ("Final Answer: 1 000 million", "1000000000"),
+    ("Final Answer: 5 thousandths", None),
+    ("Final Answer: 3-5 million", None),
+    ("Final Answer: 1 or 2 million", None),
+    ("Final Answer: 1,5 million", None),
+    ("Final Answer: 5k", "5000"),
+    ("Final Answer: 5 k", "5000"),
+    ("Final Answer: 5M", "5000000"),
+    ("Final Answer: 5 bn", "5000000000"),
+    ("Final Answer: $5m", "5000000"),
+    ("Final Answer: US$5 M per year", "5000000"),
+    ("Final Answer: 5 m euros", "5000000"),
+    ("Final Answer: \u20ac1.2B", "1200000000"),
+    # units
+    ("Final Answer: 5 km", "5"),
+    ("Final Answer: 5 kg", "5"),
+    ("Final Answer: 5 m", "5"),
+    ("Final Answer: 5m", "5"),
+    ("Final Answer: $5m$", "5"),
+    ("Final Answer: $3 m/s$", "3"),
+    ("Final Answer: 300 K", "300"),
+    ("Final Answer: 300^\\circ K", "300"),
+    ("Final Answer: 0.1 M", "0.1"),
     # hostile text
     ("Final Answer: 18\x00", "18"),
     ("Final Answer: \u202e18", "18"),
@@ -295,8 +361,12 @@ EQUAL = [
     (r"\frac{20000}{\pi}", "6366.1977"),
     ("3:30 p.m.", r"3:30 \text{ PM}"),
     (r"50\%", "50"),
+    ("1500000", "$1.5$ million"),
+    ("1500000", r"1.5 \text{ million}"),
+    ("1'000", r"1\,000"),
 ]
 DIFFERENT = [
+    ("1.5", "1.5 million"),
     (r"2\sqrt{5}", "25"),
     (r"3\pi", "3"),
     ("12", r"12\pi"),
@@ -607,6 +677,68 @@ def test_decimals_with_separators_come_back_exactly(value: object) -> None:
     answer = extract_answer(NUMBER, f"It costs 3.\nFinal Answer: ${value:,} per day")
     assert answer is not None
     assert parse_number(answer) == Fraction(str(value))
+
+
+SEPARATORS = [
+    ",",
+    "{,}",
+    ",\\!",
+    "\\text{,}",
+    " ",
+    "\\,",
+    "\\ ",
+    "\\;",
+    "\\:",
+    "{\\,}",
+    "\\thinspace ",
+    "~",
+    "'",
+    "\u2019",
+]
+SEPARATORS += ["\u2009", "\u202f", "\u00a0", "\u2007", "\uff0c", "\u066c", "."]
+STATEMENTS = ["Final Answer: {}", "Final Answer: {} dollars", "Final Answer: ${}$", "so \\boxed{{{}}}", "#### {}"]
+STATEMENTS += ["the answer is {}.", "They paid {} in total.", "Final Answer: 9 + 1 = {}", "Final Answer: \u20ac{}"]
+
+
+def grouped(value: int, separator: str, indian: bool) -> str:
+    digits = str(abs(value))
+    head, groups = digits[:-3], [digits[-3:]]
+    size = 2 if indian else 3
+    while head:
+        head, groups = head[:-size], [head[-size:], *groups]
+    return f"{'-' if value < 0 else ''}{separator.join(groups)}"
+
+
+@given(
+    st.integers(-(10**18), 10**18),
+    st.sampled_from(SEPARATORS),
+    st.booleans(),
+    st.sampled_from(STATEMENTS),
+)
+def test_integers_grouped_by_any_separator_keep_their_value(
+    value: int, separator: str, indian: bool, statement: str
+) -> None:
+    # One point is a decimal point.
+    assume(separator != "." or (abs(value) >= 10**6 and not indian))
+    text = grouped(value, separator, indian)
+    assert extract_answer(NUMBER, statement.format(text)) == str(value)
+    assert parse_number(text) == value
+    if statement.startswith("Final Answer: {}"):
+        assert extract_answer(EXPRESSION, statement.format(text)) == str(value)
+
+
+@given(st.decimals("0.001", 999, places=3), st.sampled_from(["thousand", "million", "billion", "trillion"]))
+def test_magnitude_words_multiply(value: Decimal, word: str) -> None:
+    size = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}[word]
+    for problem in (NUMBER, EXPRESSION):
+        answer = extract_answer(problem, f"Final Answer: {value} {word}")
+        assert answer is not None and parse_number(answer) == Fraction(value) * size
+        assert not answers_equal(str(value), answer)
+
+
+def test_paper_mode_reads_neither_spaced_thousands_nor_magnitudes() -> None:
+    read = [extract_answer(NUMBER, f"Final Answer: {text}", "paper") for text in ("12 000 dollars", "1.5 million")]
+    assert read == ["12000", "1.5"]
 
 
 @given(st.fractions(), st.fractions())

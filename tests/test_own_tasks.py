@@ -16,6 +16,7 @@ import gymnasium as gym
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from search_worlds import verdict
 from typer.testing import CliRunner
 
 import mas_gym
@@ -377,23 +378,25 @@ def test_code_is_tested_only_if_allowed(rows: Rows) -> None:
 
 
 def test_a_judge_decides_and_its_tokens_are_counted_apart(rows: Rows) -> None:
-    def verdict(request: Any, seed: int) -> str:
+    def decide(request: Any, seed: int) -> str:
         said = request.messages[1].content
         if "Lima" in said:
             return "I cannot say."
-        return "They agree.\nVerdict: correct" if said.count("Vienna") == 2 else "Verdict: **incorrect**"
+        if said.count("Vienna") == 2:
+            return f"They agree.\n{verdict(request, 'correct')}"
+        return f"**{verdict(request, 'incorrect')}**\n"
 
-    judge = Judge(ScriptedPolicy(verdict, name="judge"))
+    judge = Judge(ScriptedPolicy(decide, name="judge"))
     task = load_task(rows(capitals()), kind="judge", judge=judge)
     policy = ScriptedPolicy(lambda request, seed: "Final Answer: Vienna", name="writer")
     plans = list(search.run("sc:3", task[:2], mas="single", policy=policy))
     assert [plan.correct for plan in plans] == [True, False]
     assert [plan.usage.generated_tokens for plan in plans] == [9, 9]
-    assert (judge.spent.calls, judge.spent.generated_tokens, judge.spent.prompt_tokens > 20) == (2, 6, True)
-    with pytest.raises(PolicyError, match="no line 'Verdict: correct'"):
+    assert (judge.spent.calls, judge.spent.generated_tokens, judge.spent.prompt_tokens > 20) == (2, 8, True)
+    with pytest.raises(PolicyError, match="expected the last line 'Verdict "):
         task.grade(task[2], "Lima")
     assert judge.spent.faults == {"no verdict": 3}
-    other = load_task(rows(capitals()), kind="judge", judge=Judge(ScriptedPolicy(verdict, name="another")))
+    other = load_task(rows(capitals()), kind="judge", judge=Judge(ScriptedPolicy(decide, name="another")))
     assert identity_of(task) != identity_of(other)
     with pytest.raises(ConfigError, match="--judge"):
         load_task(rows(capitals()), kind="judge")
@@ -553,7 +556,7 @@ def test_commands_take_ones_own_file(command: Callable[..., tuple[int, str]], tm
     code, said = command("rollouts", *MINE, *policy, "--split", "train", "--store", "t.db", "--planner", "mcts:2,2")
     assert code == 0 and "it has no split column, so train is 95% of it" in said
     code, said = command("eval", *MINE, *policy, "--kind", "judge", "--judge", "my.py:make")
-    assert "no line 'Verdict: correct'" in said
+    assert "expected the last line 'Verdict " in said
 
 
 def test_a_policy_out_of_place_is_named_once(command: Callable[..., tuple[int, str]]) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 import sqlite3
 import threading
 from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
-from search_worlds import by_problem, problems, talker
+from search_worlds import by_problem, problems, talker, verdict
 
 import search
 from mas_gym.errors import BudgetError, PolicyError, SearchError, StoreError
@@ -28,6 +32,14 @@ SECONDS = 20.0
 def graded_by(grader: Any, count: int = 4, kind: Any = "text") -> ProblemTask:
     items = [Problem(f"p{i}", f"question {i}", f"answer {i}", kind) for i in range(count)]
     return ProblemTask.of(items, grader=grader)
+
+
+def import_file(path: Path) -> ModuleType:
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def answer(request: SamplingRequest, seed: int) -> str:
@@ -152,10 +164,63 @@ def test_what_is_quick_is_graded_at_once(task: Any, kind: str, threads: int) -> 
     assert grading_threads(task, kind) == threads
 
 
+BAD_GRADES = [
+    ("Grade(True, tokens=math.nan)", "expected tokens from 0 to 1,000,000,000,000 as int, got nan"),
+    ("Grade(True, tokens='3')", "expected tokens from 0 to 1,000,000,000,000 as int, got '3'"),
+    ("Grade(True, tokens=10**30)", "expected tokens from 0 to 1,000,000,000,000 as int, got 1000"),
+    ("Grade(True, tokens=10**5000)", "expected tokens from 0 to 1,000,000,000,000 as int, got"),
+    ("Grade(True, prompt_tokens=-1)", "expected prompt_tokens from 0 to 1,000,000,000,000 as int, got -1"),
+    ("Grade(True)._replace(tokens=math.inf)", "expected tokens from 0 to 1,000,000,000,000 as int, got inf"),
+    ("Grade(0.7)", "expected correct to be True or False, got 0.7; compare a score with a threshold"),
+    ("Grade(True, 5)", "expected extracted to be a str or None, got 5"),
+    ("Grade(True, '5', None)", "expected reason to be a str, got None"),
+    ("None", "Grade, got None"),
+]
+BAD_GRADER = """
+import math
+from mas_gym.tasks import Grade
+BAD = [{grades}]
+def grade(problem, text):
+    place = int(problem.id[1:])
+    return BAD[place]() if place < len(BAD) else Grade(True)
+class Grader:
+    def identity(self):
+        return "bad"
+    def extract(self, problem, text):
+        return text
+    def grade(self, problem, text):
+        return grade(problem, text)
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "function", "object"])
+def test_invalid_grades_fail_their_searches_alone(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(BAD_GRADER.format(grades=", ".join(f"lambda: {grade}" for grade, _ in BAD_GRADES)))
+    module = vars(import_file(file))
+    grader = {"file": f"{file}:grade", "function": module["grade"], "object": module["Grader"]()}[kind]
+    task = graded_by(grader, len(BAD_GRADES) + 1)
+    found = search.run("single", task, mas="single", policy=talker(), store=tmp_path / "runs.db")
+    plans = {plan.problem_id: plan for plan in found}
+    for place, (grade, complaint) in enumerate(BAD_GRADES):
+        assert complaint in str(plans.pop(f"p{place}").error), grade
+    assert [(plan.correct, plan.error) for plan in plans.values()] == [(True, None)]
+
+
+def test_grades_take_numpy_values() -> None:
+    grade = Grade(np.bool_(True), tokens=np.int64(5))  # type: ignore[arg-type]
+    assert grade == (True, None, "", 5, 0) and [type(grade.correct), type(grade.tokens)] == [bool, int]
+    assert pickle.loads(pickle.dumps(grade)) == grade == grade._replace(tokens=5)
+
+
 # ----------------------------------------------------------------- what a judge spends
 
 
-def judged(said: Callable[[SamplingRequest, int], str] = lambda request, seed: "Verdict: correct") -> tuple[Any, Judge]:
+def agrees(request: SamplingRequest, seed: int) -> str:
+    return verdict(request, "correct")
+
+
+def judged(said: Callable[[SamplingRequest, int], str] = agrees) -> tuple[Any, Judge]:
     judge = Judge(ScriptedPolicy(said, name="judge"))
     return graded_by(KindGrader(judge=judge), kind="judge"), judge
 
@@ -167,8 +232,8 @@ def test_a_judges_tokens_are_kept_with_each_search(tmp_path: Path) -> None:
     plans = {plan.problem_id: plan for plan in search.run("sc:5", task, **common)}
     for plan in plans.values():
         answers = {candidate.text for candidate in plan.candidates}
-        # Two tokens a verdict, one verdict for each answer.
-        assert plan.usage.grader_tokens == 2 * len(answers) > 0
+        # Three tokens a verdict, one verdict for each answer.
+        assert plan.usage.grader_tokens == 3 * len(answers) > 0
         assert plan.usage.grader_prompt_tokens > 10 * len(answers)
         assert plan.usage.generated_tokens == 15
     total = sum(plan.usage.grader_tokens for plan in plans.values())
@@ -200,7 +265,7 @@ def test_compare_shows_a_judges_tokens() -> None:
 def test_verdicts_that_cannot_be_read_fail_the_search_and_are_counted() -> None:
     task, judge = judged(lambda request, seed: "I cannot say.")
     plans = list(search.run("single", task[:1], mas="single", policy=talker()))
-    assert "no line 'Verdict: correct'" in (plans[0].error or "")
+    assert "expected the last line 'Verdict " in (plans[0].error or "")
     assert judge.spent.faults == {"no verdict": 3}
 
 
@@ -211,7 +276,7 @@ def test_equal_answers_on_two_threads_are_judged_once() -> None:
     def said(request: SamplingRequest, seed: int) -> str:
         asked.append(seed)
         threading.Event().wait(0.05)
-        return "Verdict: incorrect"
+        return verdict(request, "incorrect")
 
     task, _ = judged(said)
     grades: list[Grade] = []
@@ -235,7 +300,7 @@ def test_a_judge_that_fails_is_asked_again() -> None:
         if down:
             down.clear()
             raise PolicyError("down")
-        return "Verdict: correct"
+        return verdict(request, "correct")
 
     task, _ = judged(said)
     with pytest.raises(PolicyError, match="down"):

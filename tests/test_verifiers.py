@@ -16,6 +16,7 @@ pytest.importorskip("transformers", reason="local models need the extra 'local'"
 
 import local_models
 import torch
+from search_worlds import verdict
 
 import mas_gym
 import search
@@ -27,7 +28,7 @@ from mas_gym.policies.base import Certainty, Choice, Sample, first_tokens
 from mas_gym.prompts import ChatMessage
 from mas_gym.testing import check_critic
 from rewardmodels import Ensemble, load_critic
-from rewardmodels.verifiers.judge import Judge, read_verdict
+from rewardmodels.verifiers.judge import Judge
 from search import Proposal, Score, ScoringContext
 from search.critics import Agreement, RandomCritic, Uncertainty
 from search.protocol import PeerContext
@@ -188,10 +189,11 @@ class Chooser:
 
 
 def talker(*texts: str) -> ScriptedPolicy:
-    """A judge whose n verdicts are the texts."""
+    """A judge whose n replies are the texts; a text that is a word of a verdict is stated as one."""
 
     def script(request: SamplingRequest, seed: int) -> Sample:
-        return Sample(texts[request.seeds.index(seed) % len(texts)], 3, None, "stop")
+        text = texts[request.seeds.index(seed) % len(texts)]
+        return Sample(verdict(request, text) if text in ("yes", "no", "A", "B") else text, 3, None, "stop")
 
     return ScriptedPolicy(script, name="talker")
 
@@ -228,7 +230,7 @@ def test_spellings_of_one_token_count_together() -> None:
 
 @pytest.mark.parametrize(
     ("texts", "value", "unread"),
-    [(("yes", "No.", "YES!"), 1 / 3, 0), (("yes", "hm", "It holds. Verdict: no"), 0.0, 1), (("perhaps",), None, 3)],
+    [(("yes", "no", "yes"), 1 / 3, 0), (("yes", "hm", "no"), 0.0, 1), (("perhaps",), None, 3)],
 )
 def test_sampled_verdicts_are_shares_and_the_unread_are_counted(
     texts: tuple[str, ...], value: float | None, unread: int
@@ -239,25 +241,9 @@ def test_sampled_verdicts_are_shares_and_the_unread_are_counted(
         assert critic.mode == "share" and critic.concurrent == (policy.__class__ is not ScriptedPolicy)
         assert (score.tokens, score.unread) == (9, unread)
         if value is None:
-            assert math.isnan(score) and score.reason == "none of 3 verdicts says yes or no"
+            assert math.isnan(score) and score.reason == "none of 3 replies ends with a verdict, yes or no"
         else:
             assert score == pytest.approx(value, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("text", "verdict"),
-    [
-        ("yes", 0),
-        ("**No**, because", 1),
-        ("Verdict: yes. Verdict: NO", 1),
-        ("not sure", None),
-        ("yesterday", None),
-        ("The answer is no", None),
-        ("", None),
-    ],
-)
-def test_only_a_verdict_is_read(text: str, verdict: int | None) -> None:
-    assert read_verdict(text, ("yes", "no")) == verdict
 
 
 def test_pairs_are_compared_in_both_orders() -> None:
@@ -351,14 +337,16 @@ def test_a_store_of_schema_2_is_read_and_upgraded(tmp_path: Path) -> None:
 
 def test_a_search_without_a_readable_verdict_fails_alone_and_pays() -> None:
     def script(request: SamplingRequest, seed: int) -> Sample:
-        return Sample("hm" if task[0].question in request.messages[0].content else "yes", 2, None, "stop")
+        unsure = task[0].question in request.messages[0].content
+        return Sample("hm" if unsure else verdict(request, "yes"), 2, None, "stop")
 
     task = problems(3)
     judge = Judge(ScriptedPolicy(script, name="half"), n=2)
     plans = {p.problem_id: p for p in search.run("sbs:2,1", task, mas="rpsv", policy=load_policy("tiny"), critic=judge)}
     failed = plans.pop(task[0].id)
     assert failed.error == (
-        "CriticError: critic 'judge:half' has no value for the state after turn 1: none of 2 verdicts says yes or no"
+        "CriticError: critic 'judge:half' has no value for the state after turn 1: none of 2 replies ends with a "
+        "verdict, yes or no"
     )
     assert failed.usage.unread_verdicts == failed.usage.critic_tokens / 2 > 0
     assert all(plan.error is None and plan.usage.unread_verdicts == 0 for plan in plans.values())
@@ -417,7 +405,11 @@ def test_judges_keep_the_contract_of_critics() -> None:
 def test_a_judge_written_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from mas_gym.policies.adapters import ScriptedPolicy\n"
-        "def make(word):\n    return ScriptedPolicy(lambda request, seed: word, name=word)\n"
+        "def make(word):\n"
+        "    def write(request, seed):\n"
+        "        lines = request.messages[-1].content.splitlines()\n"
+        "        return next(line for line in lines if line.startswith('Verdict') and line.endswith(word))\n"
+        "    return ScriptedPolicy(write, name=word)\n"
     )
     [score] = load_critic(f"judge:{tmp_path / 'mine.py'}:make:no").score([context("a")])
     assert score == -1.0

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import index
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol, get_args, overload, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, Self, get_args, overload, runtime_checkable
 
 from mas_gym.errors import ConfigError, UnknownNameError, choice, shown
 
@@ -68,7 +69,19 @@ class Problem:
         return self
 
 
-class Grade(NamedTuple):
+MAX_TOKENS = 10**12
+"""Most tokens of one grade."""
+
+
+class _Grade(NamedTuple):
+    correct: bool
+    extracted: str | None
+    reason: str
+    tokens: int
+    prompt_tokens: int
+
+
+class Grade(_Grade):
     """The outcome of grading one final message.
 
     Attributes:
@@ -79,13 +92,42 @@ class Grade(NamedTuple):
             code the result of its tests.
         tokens: Tokens that a judge generated for it.
         prompt_tokens: Prompt tokens that the judge read.
+
+    Raises:
+        ConfigError: A field has the wrong type, or tokens are out of range.
     """
 
-    correct: bool
-    extracted: str | None = None
-    reason: str = ""
-    tokens: int = 0
-    prompt_tokens: int = 0
+    __slots__ = ()
+
+    def __new__(
+        cls, correct: bool, extracted: str | None = None, reason: str = "", tokens: int = 0, prompt_tokens: int = 0
+    ) -> Self:
+        """Check the fields: graders of users make grades too, and a search keeps them."""
+        if type(correct).__name__ not in ("bool", "bool_"):
+            raise ConfigError(
+                f"Grade: expected correct to be True or False, got {shown(correct)}; compare a score with a threshold"
+            )
+        if not isinstance(extracted, str | None):
+            raise ConfigError(f"Grade: expected extracted to be a str or None, got {shown(extracted)}; use str()")
+        if not isinstance(reason, str):
+            raise ConfigError(f"Grade: expected reason to be a str, got {shown(reason)}; use str()")
+        counts = _count("tokens", tokens), _count("prompt_tokens", prompt_tokens)
+        return super().__new__(cls, bool(correct), extracted, reason, *counts)
+
+    @classmethod
+    def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]
+        """Check the fields of `_replace` too."""
+        return cls(*iterable)
+
+
+def _count(name: str, value: object) -> int:
+    # NumPy's integers are counts too.
+    number = index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else -1
+    if not 0 <= number <= MAX_TOKENS:
+        raise ConfigError(
+            f"Grade: expected {name} from 0 to {MAX_TOKENS:,} as int, got {shown(value)}; leave it out if unknown"
+        )
+    return number
 
 
 @runtime_checkable

@@ -26,7 +26,7 @@ from typing import Literal
 
 from mas_gym.tasks import paper
 from mas_gym.tasks.base import GradingMode, Kind
-from mas_gym.tasks.numerals import MAX_CHARS, format_number, parse_number, plain
+from mas_gym.tasks.numerals import MAX_CHARS, format_number, in_digits, parse_number, plain
 
 # ---------------------------------------------------------- canonical form
 
@@ -74,7 +74,6 @@ _NAMES = re.compile(r"(?<![\\a-zA-Z])(pi|infinity|inf|infty)(?![a-zA-Z])")
 _MEMBER = re.compile(r"^\s*([A-Za-z])\s+in\s+(?=[\[({\\])")
 _SYNONYMS = (("\\le ", "\\leq "), ("\\ge ", "\\geq "), ("\\cdotp", "\\cdot"), ("\\ast", "\\cdot"))
 _SCRIPT = re.compile(r"([\^_])\{([0-9a-zA-Z])\}")
-_GROUPED = re.compile(r"(?<![\d.])\d{1,3}(?:\s\d{3})+(?![\d/])", re.ASCII)
 _PLAIN_SPACE = re.compile(
     r"(?<![A-Za-z\d\s])\s++|(?<!\s)\s++(?![A-Za-z\d])|(?<=[A-Za-z])\s++(?=\d)|(?<=\d)\s++(?=[A-Za-z])"
 )
@@ -107,7 +106,7 @@ def normalise(text: str) -> str:
     """
     if len(text) > MAX_CHARS:
         return ""
-    text = _WRAPPER.sub(r"\\text", _QUOTES.sub("", " ".join(plain(text).split())).rstrip(" .,;:"))
+    text = _WRAPPER.sub(r"\\text", _QUOTES.sub("", " ".join(in_digits(plain(text)).split())).rstrip(" .,;:"))
     text = _SIZE.sub("", _SMALL_FRAC.sub(r"\\frac", _JOINED.sub(",", text)))
     text = _CURRENCY.sub("", _PERCENT.sub("", _DEGREES.sub("", text)))
     text = _DELIMITERS.sub("", text).strip().rstrip(".,;:")
@@ -118,7 +117,6 @@ def normalise(text: str) -> str:
     if letter is not None:
         return letter[1]
     text = _without_units(text)
-    text = _GROUPED.sub(lambda m: "".join(m[0].split()), text)
     number = parse_number(text)
     if number is not None:
         return format_number(number)
@@ -165,7 +163,7 @@ def read_expression(span: str) -> str | None:
     """
     if len(span) > MAX_CHARS:
         return None
-    text = plain(span).strip()
+    text = in_digits(plain(span)).strip()
     found = list(_MATH.finditer(text))
     formulas = [next(part for part in m.groups() if part is not None) for m in found]
     if formulas and not (len(formulas) == 1 and _is_price(text, found[0])):

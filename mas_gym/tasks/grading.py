@@ -36,7 +36,7 @@ from mas_gym.graph import matcher
 from mas_gym.tasks import paper
 from mas_gym.tasks.base import GRADING_MODES, Grade, GradingMode, Kind, Problem
 from mas_gym.tasks.equality import compare, read_expression
-from mas_gym.tasks.numerals import MAX_CHARS, last_number, plain, read_number
+from mas_gym.tasks.numerals import MAGNITUDE, MAX_CHARS, last_number, plain, read_number
 
 # --------------------------------------- where a message states its answer
 
@@ -59,7 +59,11 @@ class Statement(NamedTuple):
 
 
 _MARK = re.compile(r"\banswer\b|\\(?:boxed|fbox)(?![a-zA-Z])|^####(?!#)", re.IGNORECASE | re.MULTILINE)
-_HASHED = re.compile(r"####[ \t]{0,4}([-+$]{0,3}[\d.,]{1,40})[ \t]{0,40}$", re.MULTILINE)
+_HASHED = re.compile(
+    r"####[ \t]{0,4}([-+$]{0,3}[\d.][\d.,'\u2018\u2019\u02bc\u00a0\u2009\u202f \\{}:;!]{0,60}"
+    rf"(?:[kKM]|{MAGNITUDE.pattern})?)[ \t]{{0,40}}$",
+    re.MULTILINE | re.IGNORECASE,
+)
 _FINAL = re.compile(r"final[\s*_]{1,6}$", re.IGNORECASE)
 _LINE_OPENING = re.compile(
     r"[\s*#>_\"'(\[{-]*(?:(?:so|thus|therefore|hence|the|my|our|correct|final|best|right)[\s,:*_]{1,4}){0,4}$",
@@ -164,7 +168,7 @@ def _line(text: str, start: int) -> str:
 
 
 def _box_content(text: str, start: int) -> str | None:
-    r"""Return what ``\boxed`` holds, or None if it never closes or holds too much."""
+    r"""Return what ``\boxed`` holds, with a magnitude behind it, or None if it never closes or holds too much."""
     start += len(text[start : start + 4]) - len(text[start : start + 4].lstrip())
     if text[start : start + 1] != "{":
         return text[start : start + 1] or None
@@ -175,7 +179,8 @@ def _box_content(text: str, start: int) -> str | None:
         elif text[place] == "}":
             depth -= 1
             if depth == 0:
-                return text[start + 1 : place]
+                magnitude = MAGNITUDE.match(text, place + 1)
+                return text[start + 1 : place] + (magnitude[0] if magnitude is not None else "")
     return None
 
 

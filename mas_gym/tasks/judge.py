@@ -1,14 +1,14 @@
 """A policy as a grader: it is shown question, reference and answer, and ends with a verdict.
 
 The judge's tokens are counted in `Judge.spent` and never in a search's TOK: they are a cost of
-measuring, not of answering. A reply without a readable verdict is asked for again with another
-seed, counted, and never taken for a verdict; after `ATTEMPTS` the grading fails.
+measuring, not of answering. The verdict is the last line of a reply, in the form of
+`mas_gym.tasks.verdicts`. A reply without one is asked for again with another seed, counted, and
+never taken for a verdict; after `ATTEMPTS` the grading fails.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future
@@ -22,6 +22,7 @@ from mas_gym.policies.base import AsyncPolicy, Meter, Policy, SamplingReply, Sam
 from mas_gym.prompts import ChatMessage
 from mas_gym.tasks.base import Grade, Problem
 from mas_gym.tasks.grading import extract_answer, read_text
+from mas_gym.tasks.verdicts import ask_verdict, read_verdict, verdict_lines
 
 ATTEMPTS = 3
 MAX_NEW_TOKENS = 512
@@ -36,9 +37,8 @@ class Verdict(NamedTuple):
     prompt_tokens: int
 
 
-_VERDICT = re.compile(r"verdict[\s*_:]{0,8}(?:is[\s*_:]{1,4})?(?P<not>not\s+|in)?correct\b", re.IGNORECASE)
+_WORDS = ("correct", "incorrect")
 _REMEMBERED = 10_000
-_LONGEST = 4000
 
 
 class Judge:
@@ -55,8 +55,8 @@ class Judge:
         Args:
             policy: The judge, or what `mas_gym.policies.load_policy` takes; only the latter can be pickled for other
                 processes whatever the policy holds.
-            prompt: Its system prompt; the shipped one by default. It must ask for a line ``Verdict: correct`` or
-                ``Verdict: incorrect``.
+            prompt: Its system prompt; the shipped one by default. The message to the judge ends with the lines that
+                state a verdict, correct or incorrect.
         """
         self._made_of = (policy, prompt)
         self.policy: Policy | AsyncPolicy = load_policy(policy) if isinstance(policy, str) else policy
@@ -67,7 +67,7 @@ class Judge:
 
     def identity(self) -> Any:
         """Return the policy and the prompt."""
-        return {"policy": self.policy, "prompt": self.prompt}
+        return {"policy": self.policy, "prompt": self.prompt, "verdict": ask_verdict("", _WORDS)}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without verdicts and counts."""
@@ -115,7 +115,7 @@ class Judge:
 
     def _verdict(self, problem: Problem, answer: str) -> Verdict:
         asked = f"Question:\n{problem.question}\n\nReference answer:\n{problem.answer}\n\nAnswer to grade:\n{answer}"
-        messages = (ChatMessage("system", self.prompt), ChatMessage("user", asked))
+        messages = (ChatMessage("system", self.prompt), ChatMessage("user", ask_verdict(asked, _WORDS)))
         said, tokens, read = "", 0, 0
         for attempt in range(ATTEMPTS):
             seed = derive_seed(0, problem.id, answer.encode("utf-8", "replace"), attempt)
@@ -126,16 +126,17 @@ class Judge:
                 self.spent.add(reply.prompt_tokens, reply.cached_tokens, reply.samples[0].tokens)
             tokens, read = tokens + reply.samples[0].tokens, read + reply.prompt_tokens
             said = reply.samples[0].text
-            verdicts = list(_VERDICT.finditer(said[-_LONGEST:]))
+            verdict = read_verdict(said, asked, _WORDS)
             with self._lock:
-                if not verdicts:
+                if verdict is None:
                     self.spent.faults["no verdict"] += 1
-                self.spent.calls += bool(verdicts)
-            if verdicts:
-                return Verdict(verdicts[-1]["not"] is None, tokens, read)
+                self.spent.calls += verdict is not None
+            if verdict is not None:
+                return Verdict(verdict == 0, tokens, read)
+        first, second = verdict_lines(asked, _WORDS)
         raise PolicyError(
-            f"judge {self.policy.name}: no line 'Verdict: correct' or 'Verdict: incorrect' in {ATTEMPTS} replies, the "
-            f"last of which was {said[:200]!r}"
+            f"judge {self.policy.name}: expected the last line {first!r} or {second!r} in one of {ATTEMPTS} replies, "
+            f"the last of which ended with {said[-200:]!r}; use a model that follows instructions"
         )
 
     def _ask(self, request: SamplingRequest) -> SamplingReply:

@@ -3,6 +3,10 @@ r"""Reads numbers as people and models write them, exactly and in bounded time.
 ``1,000``, ``$18.50``, ``-3/4``, ``1\frac{4}{5}``, ``6.72e-5`` and the like
 become a `Fraction`. Nothing is evaluated: ``3 + 4`` and ``9**9`` are not numbers,
 and their parts are not answers.
+
+Thousands may be separated by commas, spaces of any kind (``1\,000``, ``12 000``), apostrophes or,
+from a million on, points, in groups of three or in Indian groups (``1,00,000``). A magnitude
+belongs to its number: "1.5 million" and "$5k" are 1500000 and 5000.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ _SIGNS = {
 }
 _SIGNS |= {"°": r"^\circ ", "±": r"\pm ", "≤": r"\le ", "≥": r"\ge ", "\u222a": r"\cup ", "∩": r"\cap ", "∈": r"\in "}
 _SIGNS |= {"≈": "=", "→": "=", "⇒": "=", "θ": r"\theta ", "∅": r"\emptyset ", "‰": " per mille"}
+_SIGNS |= {"\u066b": ".", "\u066c": ","}
 
 _TABLE: dict[int, str] = (
     {ord(c): "-" for c in _MINUS} | {ord(c): " " for c in _SPACES} | {ord(c): "" for c in _INVISIBLE}
@@ -50,9 +55,12 @@ _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _RAISED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
 _LOWERED_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _ROOT_SIGN = re.compile(r"√\s{0,3}(?:(\d+)|\(([^()]*)\)|(?=\{))")
-_LATEX_SPACE = re.compile(r"\\!\s*|\{,\}")
-_LATEX_GAP = re.compile(r"(?<!\\)\\[,;:> ]|~|\\q?quad\b|\\(?:left|right|displaystyle|textstyle)(?![A-Za-z])")
-_CURRENCY = re.compile(r"(?<![\d}])\\?[$€£¥₹₩₽]\s{0,3}(?=[-+.\d])")
+_LATEX_SPACE = re.compile(r"\\!\s*|(?:\\(?:text|mbox|mathrm|mathord))?\{,\}")
+_LATEX_GAP = re.compile(
+    r"(?:(?<!\\)\\[,;:> ]|\{\\[,;:> ]\}|~|\\(?:q?quad|(?:thin|med|thick|en)space)\b"
+    r"|\\(?:left|right|displaystyle|textstyle)(?![A-Za-z]))\x20*+"
+)
+_CURRENCY = re.compile(r"(?<![\d}])(?:\bUS)?\\?[$€£¥₹₩₽]\s{0,3}(?=[-+.\d])")
 _OTHER_CURRENCY = re.compile(r"\\?[$€£¥₹₩₽]")
 _DEGREES = re.compile(r"\^\s?\{?\s?\\(?:circ|degree)\s?\}?|\\(?:degree|deg)\b")
 _PERCENT = re.compile(r"\\?%")
@@ -67,19 +75,9 @@ def plain(text: str) -> str:
         text = _LOWERED_RUN.sub(lambda m: f"_{{{m[0].translate(_LOWERED)}}}", text)
         text = text.translate(_TABLE)
     if "\\" in text or "~" in text or "{,}" in text:
-        text = _LATEX_SPACE.sub(lambda m: "," if m[0] == "{,}" else "", text)
+        text = _LATEX_SPACE.sub(lambda m: "," if m[0][-1] == "}" else "", text)
         text = _LATEX_GAP.sub(" ", text)
     return text
-
-
-def bare(text: str) -> str:
-    """Apply `plain` and drop currency, percent and degree signs, LaTeX delimiters and emphasis."""
-    text = plain(text)
-    if "$" in text or not text.isascii():
-        text = _OTHER_CURRENCY.sub(" ", _CURRENCY.sub("", text))
-    if "\\" in text or "`" in text or "**" in text:
-        text = _MARKUP.sub(" ", _DEGREES.sub("", text))
-    return _PERCENT.sub("", text)
 
 
 _DEC = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d+)(?:\.\d+)?|\.\d+"
@@ -93,7 +91,6 @@ NUMBER = re.compile(
       | (?P<dec>{_DEC})
         (?: [eE](?P<e>[-+]?\d{{1,3}})(?!\w)
           | \s?(?:\\times|\\cdot|[*xX])\s{{0,2}}10\s?(?:\^|\*\*)\s?\{{?\s?(?P<power>[-+]?\d{{1,3}})\s?\}}?
-          | (?P<kilo>[kK])(?!\w)
         )?
     )""",
     re.VERBOSE | re.ASCII,
@@ -109,13 +106,15 @@ _CONTINUES = re.compile(
     | \s*+(?:
         \^ | \*{1,2}\s*[-+]?[\d(\\.] | /\s*[\d(\\] | [x<>]\s*\d | [-+]\s*(?:[\d.(\\]|[b-hj-zB-HJ-Z](?![A-Za-z]))
       | \\(?!text|mbox|mathrm|mathbf|boldsymbol|end\b|\\|,|\s|$)
+      | (?:hundred|thousand|million|billion)ths?\b | (?:and\s+)?a\s+(?:half|third|quarter)\b
       | (?:,|;|or\b|and\b|to\b)\s*+(?:[-+]\s*+)?[.\\]?\d
-    ) | \s+[xyzni](?![A-Za-z'])""",
+    ) | \s+[xyzni](?![A-Za-z']) | \.\d | [^\S\n]++\d++(?!-?[A-Za-z])""",
     re.VERBOSE | re.ASCII,
 )
 # What precedes such a number.
 _PRECEDED = re.compile(
-    r"(?:[+*/^]|[\d)}]\s*-|\d:|\\(?:times|cdot|div|sqrt|pm)|(?<!boxed)(?<!text)(?<!textbf)(?<!mathbf)(?<!mathrm)\{)\s*$",
+    r"(?:[+*/^]|[\d)}]\s*-|\d:|\\(?:times|cdot|div|sqrt|pm)|(?<!boxed)(?<!text)(?<!textbf)(?<!mathbf)(?<!mathrm)\{)\s*$"
+    r"|\d[^\S\n]+$",
     re.ASCII,
 )
 
@@ -143,7 +142,7 @@ def value_of(match: re.Match[str]) -> Fraction | None:
         power = int(match["e"] or match["power"] or 0)
         if value is None or abs(power) > MAX_POWER:
             return None
-        value = value * 1000 if match["kilo"] else value * Fraction(10) ** power if power else value
+        value = value * Fraction(10) ** power if power else value
     else:
         top = _decimal(match["n"] or match["n1"] or match["over"])
         bottom = _decimal(match["d"] or match["d1"] or match["under"])
@@ -153,6 +152,91 @@ def value_of(match: re.Match[str]) -> Fraction | None:
         value = whole + top / bottom
     sign = match["sign"]
     return -value if sign and sign[0] == "-" else value
+
+
+# A number does not begin within a word, a decimal, an exponent or a list.
+_SEPARATOR = r"[\x20'\u2018\u2019\u02bc]"
+_BEGIN = rf"(?<![\w,^])(?<!(?<![A-Za-z])\.)(?<!\d{_SEPARATOR})"
+_GROUPS = re.compile(
+    rf"{_BEGIN}[1-9](?:\d{{0,2}}(?P<sep>{_SEPARATOR})\d{{3}}(?:(?P=sep)\d{{3}})*"
+    rf"|\d?(?P<indian>{_SEPARATOR})\d\d(?:(?P=indian)\d\d)*(?P=indian)\d{{3}})(?![\d/]|{_SEPARATOR}\d|-[A-Za-z])",
+    re.ASCII,
+)
+_POINTED = re.compile(rf"{_BEGIN}([1-9]\d{{0,2}}(?:\.\d{{3}}){{2,}})(?:,(\d+))?(?![.,]?\d)", re.ASCII)
+_NO_DIGIT = re.compile(r"\D", re.ASCII)
+
+_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALES |= {"lakh": 10**5, "crore": 10**7}
+_SCALE = re.compile("|".join(_SCALES), re.IGNORECASE)
+# With what may stand before it, as in "$1.5$ million" and r"1.5\text{ million}".
+MAGNITUDE = re.compile(
+    r"(?P<gap>(?:[^\S\n]|[-$*`\"'})\]]|\\[()\[\]]|\\(?:text|mbox|mathrm|textrm|textbf)\s?\{){0,6})"
+    rf"(?P<scale>(?:{_SCALE.pattern})s?(?:[^\S\n](?:{_SCALE.pattern})s?){{0,2}})(?!\w)",
+    re.ASCII | re.IGNORECASE,
+)
+_TOKEN = re.compile(rf"(?<![\w.^\\])(?<!\^\{{)(?<!_\{{)(?<!\d,){NUMBER.pattern}", re.VERBOSE | re.ASCII)
+_SCALED = re.compile(_TOKEN.pattern + MAGNITUDE.pattern, re.VERBOSE | re.ASCII | re.IGNORECASE)
+_LETTERS = {"k": 10**3, "m": 10**6, "mn": 10**6, "mm": 10**6, "mil": 10**6}
+_LETTERS |= {"b": 10**9, "bn": 10**9, "t": 10**12, "tn": 10**12}
+_LETTERED = re.compile(
+    rf"""(?P<money>(?:(?:\bUS)?[$€£¥₹₩₽]|\b(?:USD|EUR|GBP|INR|Rs\.?))\s?)?{_TOKEN.pattern}
+    (?P<gap>[^\S\n]?)(?P<letter>[kK]|[mM](?:[nNmM]|il)?|[bBtT][nN]?)(?![\w^])
+    (?P<paid>[^\S\n]?(?:[€£¥₹₩₽]|\\\$|(?:USD|EUR|GBP|INR|dollars?|euros?|rupees?)\b))?""",
+    re.VERBOSE | re.ASCII,
+)
+_CLOSING_DOLLAR = re.compile(r"[^$]*\$(?!\s?[-+.\d])")
+
+
+def in_digits(text: str) -> str:
+    r"""Write numbers of a plain text in digits: without separators of thousands, and with their magnitude.
+
+    >>> in_digits("12 000"), in_digits("1'000.5"), in_digits("1.000.000"), in_digits("1.5 million"), in_digits("7 10")
+    ('12000', '1000.5', '1000000', '1500000', '7 10')
+    """
+    text = _GROUPS.sub(lambda m: _NO_DIGIT.sub("", m[0]), text)
+    text = _POINTED.sub(lambda m: m[1].replace(".", "") + (f".{m[2]}" if m[2] else ""), text)
+    return _SCALED.sub(_scaled, text) if _SCALE.search(text) is not None else text
+
+
+def _scaled(match: re.Match[str]) -> str:
+    value = value_of(match)
+    if value is None:
+        return match[0]
+    for word in _SCALE.findall(match["scale"]):
+        value *= _SCALES[word.lower()]
+    return f"{format_number(value)}{match['gap'].strip(' -')}"
+
+
+def _spelled(match: re.Match[str]) -> str:
+    """Write out a letter that stands for a magnitude; other letters are units.
+
+    Beside a currency each letter is one. Without a currency those of "5k", "5M", "5 k" and "5 bn" are, and "5m" and
+    "300 K" have units.
+    """
+    letter, value = match["letter"], value_of(match)
+    # "$5m$" is a formula.
+    money = match["money"] and not ("$" in match["money"] and _CLOSING_DOLLAR.match(match.string, match.end()))
+    alone = letter in ("k", "bn", "Bn", "BN") or (letter in ("K", "M") and not match["gap"])
+    if value is None or not (money or match["paid"] or alone):
+        return match[0]
+    return f"{match['money'] or ''}{format_number(value * _LETTERS[letter.lower()])}{match['paid'] or ''}"
+
+
+def bare(text: str, letters: bool = False) -> str:
+    """Apply `plain` and `in_digits`, and drop currency, percent and degree signs, LaTeX delimiters and emphasis.
+
+    Args:
+        text: Any text.
+        letters: Whether "5k" and "$5m" are numbers; in an expression the letter may be a variable.
+    """
+    text = in_digits(plain(text))
+    if letters:
+        text = _LETTERED.sub(_spelled, text)
+    if "$" in text or not text.isascii():
+        text = _OTHER_CURRENCY.sub(" ", _CURRENCY.sub("", text))
+    if "\\" in text or "`" in text or "**" in text:
+        text = _MARKUP.sub(" ", _DEGREES.sub(" ", text))
+    return _PERCENT.sub("", text)
 
 
 @lru_cache(maxsize=4096)
@@ -179,7 +263,7 @@ def parse_number(text: str) -> Fraction | None:
         )
         return -value if sign == "-" else value
     match = NUMBER.fullmatch(_LOOSE_SIGN.sub(r"\1", text.rstrip("."), count=1))
-    return value_of(match) if match is not None and not match["kilo"] else None
+    return value_of(match) if match is not None else None
 
 
 def format_number(value: Fraction) -> str:
@@ -245,8 +329,7 @@ _UNITS: dict[str, tuple[str, Fraction]] = {
 }
 _CLOCK = re.compile(r"\s*\d{1,2}:\d{2}(?::\d{2})?(?!\d)", re.ASCII)
 _DIGIT = re.compile(r"\d", re.ASCII)
-_GAP = re.compile(r"\s")
-_TOKEN = re.compile(rf"(?<![\w.^\\])(?<!\^\{{)(?<!_\{{)(?<!\d,){NUMBER.pattern}", re.VERBOSE | re.ASCII)
+_GAP = re.compile(r"\s(?!\d)", re.ASCII)
 
 
 def read_number(span: str) -> str | None:
@@ -269,7 +352,7 @@ def read_number(span: str) -> str | None:
         return str(int(span))
     if len(span) > MAX_CHARS:
         return None
-    text = bare(span)
+    text = bare(span, letters=True)
     stop = _SENTENCE_END.search(text, _first_digit(text))
     text = text[: stop.start()] if stop is not None else text
     for part in reversed(_EQUALS.split(text)):
@@ -349,7 +432,7 @@ def last_number(text: str) -> str | None:
         tail = tail[gap.end() :] if gap is not None else ""
         if _DIGIT.search(tail) is None:
             tail = text[-_LONGEST:]
-    tail = bare(tail)
+    tail = bare(tail, letters=True)
     match = _last_token(tail)
     if match is None:
         return None

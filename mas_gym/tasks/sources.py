@@ -17,7 +17,10 @@ from typing import Any, NamedTuple
 from mas_gym.errors import DataError, DataNotFoundError, MissingDependencyError
 
 MAX_BYTES = 1 << 29
-"""Largest data file that is read, and largest content of a Parquet file."""
+"""Largest data file that is read, and largest content of a Parquet file in memory."""
+
+MAX_COLUMNS = 1000
+"""Most columns of a Parquet file; each field of a nested column counts."""
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".txt")
 PARTITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -183,16 +186,65 @@ def _parquet(path: Path, name: str) -> Iterator[Row]:
         ) from None
     try:
         _check_size(path, path.stat().st_size)
-        facts = pyarrow.parquet.read_metadata(path)
-        _check_size(path, sum(facts.row_group(i).total_byte_size for i in range(facts.num_row_groups)), "content")
-        table = pyarrow.parquet.read_table(path)
-        _check_size(path, table.nbytes, "content")
-        rows = table.to_pylist()
+        with pyarrow.parquet.ParquetFile(path) as file:
+            texts = _checked_columns(path, file.metadata)
+        # Texts stay dictionaries until their size is known: a page of one text can stand for a million of them.
+        with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as file:
+            rows: list[Any] = []
+            size = 0
+            for batch in file.iter_batches(_BATCH):
+                size += _ROW_BYTES * batch.num_rows + sum(map(_python_bytes, batch.columns))
+                _check_size(path, size, "content")
+                rows += batch.to_pylist()
     except DataError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise DataError(f"{path}: expected a Parquet file, got: {shown(str(error))}") from error
     yield from (Row(f"{path}: row {number}", row) for number, row in enumerate(rows))
+
+
+_BATCH = 1024
+_ROW_BYTES, _VALUE_BYTES = 512, 128
+"""What a row and a value take as Python objects beside their content, about."""
+
+
+def _checked_columns(path: Path, facts: Any) -> list[str]:
+    """Check the size that a Parquet file states before anything is read; return its columns of texts."""
+    if facts.num_columns > MAX_COLUMNS:
+        raise DataError(
+            f"{path}: expected at most {MAX_COLUMNS:,} columns, got {facts.num_columns:,}; leave out those that the "
+            "task does not need"
+        )
+    groups = [facts.row_group(place) for place in range(facts.num_row_groups)]
+    columns = [facts.schema.column(place) for place in range(facts.num_columns)]
+    _check_size(path, sum(group.total_byte_size for group in groups), "content")
+    values = sum(
+        group.column(place).num_values * (_VALUE_BYTES + max(column.length, 0))
+        for group in groups
+        for place, column in enumerate(columns)
+    )
+    _check_size(path, _ROW_BYTES * facts.num_rows + values, "content")
+    return [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+
+
+def _python_bytes(array: Any) -> int:
+    """Return about how many bytes the values of an Arrow array take as Python objects."""
+    import pyarrow
+    from pyarrow import compute
+
+    size = _VALUE_BYTES * len(array)
+    if isinstance(array, pyarrow.ExtensionArray):
+        return _python_bytes(array.storage)
+    if isinstance(array, pyarrow.DictionaryArray):
+        return size + (compute.sum(compute.binary_length(array.dictionary).take(array.indices)).as_py() or 0)
+    if isinstance(array, pyarrow.StructArray):
+        return size + sum(map(_python_bytes, array.flatten()))
+    if isinstance(array, pyarrow.MapArray):
+        first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        return size + sum(_python_bytes(part.slice(first, last - first)) for part in (array.keys, array.items))
+    if pyarrow.types.is_nested(array.type):
+        return size + _python_bytes(array.flatten())
+    return size + int(array.nbytes)
 
 
 def _csv(path: Path, name: str) -> Iterator[Row]:

@@ -4,7 +4,8 @@ Three modes:
 
 * ``logprob``: the probability of "yes" against "no" as the first word of the verdict, from the
   engine's log-probabilities: ``p = P(yes) / (P(yes) + P(no))``;
-* ``share``: the share of "yes" among the verdicts that can be read, of ``n`` sampled ones;
+* ``share``: the share of "yes" among the verdicts that can be read, of ``n`` sampled ones, each in the
+  form of `mas_gym.tasks.verdicts`;
 * ``pairwise``: the mean probability of winning against a sibling, of all siblings that the search
   scores in the same request. Each pair is compared in both orders, and a state ties with itself,
   so an only child gets 1/2.
@@ -18,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import re
 import string
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -29,6 +29,7 @@ from mas_gym.errors import ConfigError, DataNotFoundError, EngineUnavailableErro
 from mas_gym.policies.base import AsyncPolicy, Choice, Policy, SamplingReply, SamplingRequest
 from mas_gym.prompts import ChatMessage
 from mas_gym.state import MASState
+from mas_gym.tasks.verdicts import ask_verdict, read_verdict
 from search.protocol import PeerContext, Score, ScoringContext
 
 logger = logging.getLogger("rewardmodels.verifiers")
@@ -47,8 +48,7 @@ Question:
 The team's messages so far:
 {transcript}
 
-Is every message correct and helpful, so that the team is on the way to the right answer? Reply with one
-word, yes or no."""
+Is every message correct and helpful, so that the team is on the way to the right answer?"""
 """The prompt of the modes ``logprob`` and ``share``."""
 
 PAIR_PROMPT = """\
@@ -66,7 +66,7 @@ Message A of {agent}:
 Message B of {agent}:
 {second}
 
-Which message brings the team closer to the right answer? Reply with one letter, A or B."""
+Which message brings the team closer to the right answer?"""
 """The prompt of the mode ``pairwise``."""
 
 FIELDS = {
@@ -77,6 +77,7 @@ FIELDS = {
 
 _NEEDED = {"verdict": ({"transcript", "message"},), "pair": ({"first"}, {"second"})}
 _WORDS = {"verdict": ("yes", "no"), "pair": ("A", "B")}
+_FIRST_WORD = {"verdict": " Reply with one\nword, yes or no.", "pair": " Reply with one letter, A or B."}
 _GRID = 1_000_000
 
 
@@ -107,9 +108,10 @@ class Judge:
             log-probabilities of first words (local models, vLLM, servers asked for log-probabilities), else
             ``"share"``. Comparisons use log-probabilities by the same rule.
         n: Verdicts per state where they are sampled, or comparisons per pair and order.
-        prompt: A text file in place of the prompt, with the placeholders of `FIELDS`; braces are doubled.
+        prompt: A text file in place of the prompt, with the placeholders of `FIELDS`; braces are doubled. If verdicts
+            are sampled, the lines that state a verdict are appended. Otherwise the file asks for the first word.
         temperature: At which verdicts are sampled.
-        max_tokens: Longest sampled verdict.
+        max_tokens: Longest sampled reply.
 
     Attributes:
         name: ``"judge:POLICY"``.
@@ -134,7 +136,7 @@ class Judge:
         n: int = 3,
         prompt: str | Path | None = None,
         temperature: float = 0.7,
-        max_tokens: int = 64,
+        max_tokens: int = 256,
     ) -> None:
         """Check the settings and read the prompt."""
         if mode not in ("auto", "logprob", "share", "pairwise"):
@@ -151,6 +153,8 @@ class Judge:
             )
         self._policy, self._n, self._temperature, self._max_tokens = policy, n, temperature, max_tokens
         self._prompt = read_prompt(prompt, self._kind)
+        if prompt is None and self._likely:
+            self._prompt += _FIRST_WORD[self._kind]
         # Checks the ranges.
         self._request("", 0)
         self.mode = "pairwise" if mode == "pairwise" else "logprob" if self._likely else "share"
@@ -161,8 +165,11 @@ class Judge:
 
     def identity(self) -> dict[str, Any]:
         """Return the policy, the mode, the prompt's text and how verdicts are sampled."""
-        sampled = {} if self._likely else {"n": self._n, "temperature": self._temperature, "cap": self._max_tokens}
-        return {"policy": self._policy, "mode": self.mode, "likely": self._likely, "prompt": self._prompt, **sampled}
+        stated = {"policy": self._policy, "mode": self.mode, "likely": self._likely, "prompt": self._prompt}
+        if self._likely:
+            return stated
+        verdict = ask_verdict("", _WORDS[self._kind])
+        return {**stated, "verdict": verdict, "n": self._n, "temperature": self._temperature, "cap": self._max_tokens}
 
     def score(self, contexts: Sequence[ScoringContext]) -> list[Score]:
         """Return one value in ``[-1, 1]`` per state, in order; not a number for a state without a readable verdict.
@@ -227,7 +234,7 @@ class Judge:
             asked: Any = policy
             return [_likely(one, words) for one in asked.choose([_messages(prompt) for prompt in prompts], words)]
         replies = policy.sample([self._request(prompt, self._n) for prompt in prompts])
-        return [_read(reply, words) for reply in replies]
+        return [_read(reply, prompt, words) for prompt, reply in zip(prompts, replies, strict=True)]
 
     async def _ask_async(self, policy: AsyncPolicy, prompts: Sequence[str]) -> list[Verdict]:
         slots = asyncio.Semaphore(policy.max_concurrency)
@@ -239,7 +246,7 @@ class Judge:
                     if self._likely:
                         asked: Any = policy
                         return _likely(await asked.choose_async(_messages(prompt), words), words)
-                    return _read(await policy.sample_async(self._request(prompt, self._n)), words)
+                    return _read(await policy.sample_async(self._request(prompt, self._n)), prompt, words)
                 except EngineUnavailableError:
                     raise
                 except PolicyError as error:
@@ -252,7 +259,8 @@ class Judge:
         digest = blake2b(prompt.encode("utf-8", "replace"), digest_size=7).digest()
         start = int.from_bytes(digest, "big")
         seeds = tuple(start + i for i in range(max(n, 1)))
-        return SamplingRequest(_messages(prompt), seeds, self._max_tokens, self._temperature, 0.95, "judge")
+        messages = _messages(ask_verdict(prompt, _WORDS[self._kind]))
+        return SamplingRequest(messages, seeds, self._max_tokens, self._temperature, 0.95, "judge")
 
 
 def transcript(context: ScoringContext, state: MASState) -> str:
@@ -327,34 +335,17 @@ def _likely(choice: Choice, words: Sequence[str]) -> Verdict:
     return Verdict(share, choice.tokens, choice.prompt_tokens)
 
 
-def _read(reply: SamplingReply, words: Sequence[str]) -> Verdict:
+def _read(reply: SamplingReply, prompt: str, words: Sequence[str]) -> Verdict:
     """Return the share of the first word among the verdicts that can be read."""
-    found = [read_verdict(sample.text, words) for sample in reply.samples]
+    found = [read_verdict(sample.text, prompt, words) for sample in reply.samples]
     readable = [one for one in found if one is not None]
     tokens = sum(sample.tokens for sample in reply.samples)
     share = readable.count(0) / len(readable) if readable else None
     if len(readable) < len(found):
         example = reply.samples[found.index(None)].text
-        logger.debug("a verdict that says neither %s nor %s: %s", *words, shown(example))
-    reason = "" if readable else f"none of {len(found)} verdicts says {words[0]} or {words[1]}"
+        logger.debug("a reply whose last line is no verdict, %s or %s: %s", *words, shown(example))
+    reason = "" if readable else f"none of {len(found)} replies ends with a verdict, {words[0]} or {words[1]}"
     return Verdict(share, tokens, reply.prompt_tokens, len(found) - len(readable), reason)
-
-
-def read_verdict(text: str, words: Sequence[str]) -> int | None:
-    """Return which of two words a verdict says; None if that cannot be read.
-
-    A verdict is the last ``verdict: WORD``, else the word that the text begins with.
-
-    >>> [read_verdict(text, ("yes", "no")) for text in ("Yes.", "It adds up. Verdict: no", "Perhaps, yes or no")]
-    [0, 1, None]
-    """
-    either = "|".join(map(re.escape, words))
-    stated = re.findall(rf"\bverdict\W{{1,5}}({either})\b", text, re.IGNORECASE)
-    # "Yes or no" begins with a word, and says neither.
-    both = rf"(?!\W{{1,3}}(?:(?:and|or)\W{{1,3}})?(?:{either})\b)"
-    opening = re.match(rf"\W{{0,5}}({either})\b{both}", text, re.IGNORECASE)
-    said = stated[-1] if stated else opening[1] if opening else None
-    return None if said is None else [word.casefold() for word in words].index(said.casefold())
 
 
 def _scored(verdicts: Sequence[Verdict], shares: Sequence[float] | None = None) -> Score:
@@ -389,7 +380,7 @@ def judge(
     n: int = 3,
     prompt: str | None = None,
     temperature: float = 0.7,
-    max_tokens: int = 64,
+    max_tokens: int = 256,
     **policy: Any,
 ) -> Judge:
     """An LLM's verdicts: ``"judge:POLICY"`` with any policy; further options are the policy's."""

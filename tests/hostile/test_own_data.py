@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,60 @@ def test_a_small_file_of_huge_content_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sources, "MAX_BYTES", 1 << 20)
     assert file.stat().st_size < 1 << 20
     assert "content of at most 1 MiB" in refused(file)
+
+
+BOMBS = ["one text for many rows", "nested texts", "long lists", "wide", "many rows", "wide values"]
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_parquet_that_expands_is_refused_before_it_does(
+    bomb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    one = pa.array(["1"])
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int16()), pa.array(["x" * 2**14]))
+    columns = {
+        "one text for many rows": {"question": text, "answer": text},
+        "nested texts": {"question": pa.ListArray.from_arrays(pa.array(range(2001), pa.int32()), text)},
+        "long lists": {"question": one, "answer": pa.array([[0] * 10**6], pa.list_(pa.int8()))},
+        "wide": {f"c{place}": one for place in range(2000)},
+        "many rows": {"question": pa.nulls(10**5, pa.string()), "answer": pa.nulls(10**5, pa.string())},
+        "wide values": {"question": pa.array([b"x" * 10**4] * 2000, pa.binary(10**4))},
+    }
+    file = tmp_path / "bomb.parquet"
+    parquet.write_table(pa.table(columns[bomb]), file, compression="zstd")
+    monkeypatch.setattr(sources, "MAX_BYTES", 1 << 20)
+    assert file.stat().st_size < 1 << 20
+    tracemalloc.start()
+    try:
+        said = refused(file)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert ("at most 1,000 columns, got 2,000" if bomb == "wide" else "content of at most 1 MiB") in said
+    assert peak < 8 << 20
+
+
+def test_parquet_values_of_every_type_are_read(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / "my.parquet"
+    rows = {
+        "question": [f"{place} + 1?" for place in range(2500)],
+        "answer": pa.array(range(1, 2501)),
+        "tags": pa.array([["a", None], None, []] + [["b"]] * 2497, pa.list_(pa.string())),
+        "facts": [{"n": 1, "names": ["x"]}] * 2500,
+        "map": pa.array([[("k", "v")]] * 2500, pa.map_(pa.string(), pa.string())),
+        "word": pa.array(["w", None] * 1250).dictionary_encode(),
+        "none": pa.nulls(2500),
+        "share": pa.array([0.5] * 2500),
+    }
+    parquet.write_table(pa.table(rows), file)
+    task = load_task(file)
+    assert len(task) == 2500 and [problem.answer for problem in task][-1] == "2500"
+    assert task[0].metadata["facts"] == {"n": 1, "names": ["x"]} and task[0].metadata["tags"] == ["a", None]
+    assert (task[0].metadata["word"], task[0].metadata["share"]) == ("w", 0.5)
 
 
 BROKEN = {

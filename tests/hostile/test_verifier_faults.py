@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="local models need the extra 'local'")
 pytest.importorskip("transformers", reason="local models need the extra 'local'")
 
 import torch
+from search_worlds import verdict
 from test_reward_models import (
     CONTEXTS,
     RPSV,
@@ -47,7 +48,11 @@ NONSENSE = (
     "A or B",
     "ja",
     "{}{0}{question}",
+    "yes",
+    "A",
     "Verdict:",
+    "Verdict: yes",
+    "Verdict 00000000: A",
     "verdict: maybe",
     "y" * 100_000,
 )
@@ -89,7 +94,7 @@ def test_nonsense_is_no_verdict(text: str, mode: str) -> None:
     one = search.protocol.PeerContext(*context("a"))
     one.siblings = (context("b").state,)
     [score] = critic.score([one])
-    assert math.isnan(score) and score.unread == (2 if mode == "share" else 4) and "none of 2 verdicts" in score.reason
+    assert math.isnan(score) and score.unread == (2 if mode == "share" else 4) and "none of 2 replies" in score.reason
 
 
 def test_a_judge_that_fails_fails_its_search_alone() -> None:
@@ -98,7 +103,7 @@ def test_a_judge_that_fails_fails_its_search_alone() -> None:
     def script(request: SamplingRequest, seed: int) -> Sample:
         if task[0].question in request.messages[0].content:
             raise mas_gym.errors.PromptTooLongError("too long for me")
-        return Sample("yes", 1, None, "stop")
+        return Sample(verdict(request, "yes"), 1, None, "stop")
 
     critic = Judge(ScriptedPolicy(script, name="brittle"))
     plans = {
