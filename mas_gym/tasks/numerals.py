@@ -210,8 +210,8 @@ def _scaled(match: re.Match[str]) -> str:
 def _spelled(match: re.Match[str]) -> str:
     """Write out a letter that stands for a magnitude; other letters are units.
 
-    Beside a currency each letter is one. Otherwise those of "5k", "5M", "5 k" and "5 bn" are; "5m" and "300 K" have
-    units.
+    Beside a currency each letter is one. Without a currency those of "5k", "5M", "5 k" and "5 bn" are, and "5m" and
+    "300 K" have units.
     """
     letter, value = match["letter"], value_of(match)
     # "$5m$" is a formula.

@@ -108,8 +108,8 @@ class Judge(Critic):
             log-probabilities of first words (local models, vLLM, servers asked for log-probabilities), else
             ``"share"``. Comparisons use log-probabilities by the same rule.
         n: Verdicts per state where they are sampled, or comparisons per pair and order.
-        prompt: A text file in place of the prompt, with the placeholders of `FIELDS`; braces are doubled. The lines
-            that state a verdict are appended if verdicts are sampled; otherwise the file asks for the first word.
+        prompt: A text file in place of the prompt, with the placeholders of `FIELDS`; braces are doubled. If verdicts
+            are sampled, the lines that state a verdict are appended. Otherwise the file asks for the first word.
         temperature: At which verdicts are sampled.
         max_tokens: Longest sampled reply.
 
