@@ -186,7 +186,7 @@ def track() -> None:
     """Track the threads and thread pools that programs start; safe to call twice."""
     if getattr(ThreadPoolExecutor.submit, "tracked", False):
         return
-    submit: Any = ThreadPoolExecutor.submit
+    submit: Callable[..., Future[Any]] = ThreadPoolExecutor.submit
     start = threading.Thread.start
 
     @functools.wraps(submit)
