@@ -451,7 +451,8 @@ def test_the_rehearsal_follows_handoffs_and_calls_no_other_tool() -> None:
 
     agents = [agent.name for agent in Program(team).mas.agents]
     assert agents == ["team lead", "expert b", "expert c", "other agents"]
-    assert called == ["transfer_to_b", "transfer_to_c"]
+    # The program runs twice.
+    assert called == 2 * ["transfer_to_b", "transfer_to_c"]
 
 
 class Caller:

@@ -630,7 +630,7 @@ class Loop:
         self.loop.set_exception_handler(_handled)
         self.loop.set_task_factory(self._task)
         self._asked: float | None = None
-        self._running, self._since = "", 0.0
+        self._running, self._since, self._waited = "", 0.0, 0.0
         self._inbox: deque[tuple[contextvars.Context, Callable[..., Any], tuple[Any, ...]]] = deque()
         self._awake = self._ends = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -667,7 +667,8 @@ class Loop:
             self._asked = None
 
         now, running = monotonic(), self.running
-        own = now - self._queued()
+        self._waited = self._queued()
+        own = now - self._waited
         if self._asked is None:
             self._asked, self._running, self._since = now, running, own
             self.soon(here)
@@ -684,7 +685,8 @@ class Loop:
 
     def wait_longer(self, seconds: float) -> None:
         """Leave some seconds out of what `look` says."""
-        self._since += seconds
+        # Time in which the thread waited for a processor is left out already.
+        self._since += max(0.0, seconds - (self._queued() - self._waited))
         if self._asked is not None:
             self._asked += seconds
 
