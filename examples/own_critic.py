@@ -12,11 +12,10 @@ import search
 from mas_gym.policies import load_policy
 
 
-class NothingLost:
+class NothingLost(search.Critic):
     """The share of the question's numbers that the latest message with numbers still mentions."""
 
     name = "nothing-lost"
-    terminal_only = False  # True for a critic of finished transcripts only
     free = True  # scoring costs no model call, so RC stays 0
 
     def score(self, contexts):

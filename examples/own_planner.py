@@ -10,7 +10,7 @@ import search
 from mas_gym.policies import load_policy
 
 
-class Greedy:
+class Greedy(search.Planner):
     """The best of four messages at every step; AC = 4 D."""
 
     def plan(self, model, root, rng):

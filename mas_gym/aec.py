@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from mas_gym.env import Info, MASEnv
-from mas_gym.errors import ConfigError, MissingDependencyError, choice, refuse_unknown
+from mas_gym.errors import ConfigError, EpisodeOverError, MissingDependencyError, choice, refuse_unknown
 from mas_gym.prompts import chat_messages
 
 try:
@@ -20,6 +20,12 @@ except ImportError:
     AECEnv = object
 
 Rewards = Literal["shared", "own"]
+
+_OF_EPISODES = ("agents", "agent_selection", "rewards", "_cumulative_rewards", "terminations", "truncations", "infos")
+
+
+class NotResetError(EpisodeOverError, AttributeError):
+    """The game has not started; also an AttributeError, because PettingZoo's attributes of an episode do not exist."""
 
 
 def aec_env(
@@ -94,6 +100,12 @@ class MASAECEnv(AECEnv):  # type: ignore[misc]
         self.action_spaces = {name: copy.deepcopy(env.action_space) for name in self.possible_agents}
         self._index = {name: i for i, name in enumerate(self.possible_agents)}
         self._latest: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise an error for attributes that `reset` sets, and so for every use of the game before it."""
+        if name in _OF_EPISODES:
+            raise NotResetError(f"no episode has started, so there are no {name}: call reset() first")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def observation_space(self, agent: str) -> Any:
         """Return an agent's observation space, always the same object."""

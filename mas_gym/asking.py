@@ -14,69 +14,20 @@ environment gathers those of all its copies, so that an engine gets them as one 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import gymnasium as gym
-import numpy as np
 
+from mas_gym.critics import Adapter, Critic, Scores, ScoringContext, finite_values, score_batch
 from mas_gym.env import Info
-from mas_gym.errors import ConfigError, CriticError, EngineUnavailableError, PolicyError, shown
-from mas_gym.graph import MAS
+from mas_gym.errors import CriticError, EngineUnavailableError, PolicyError
 from mas_gym.policies import AsyncPolicy, Policy, SamplingReply, SamplingRequest, SamplingSession, open_session
 from mas_gym.policies.adapters import engine_loop
-from mas_gym.policies.base import Certainty
-from mas_gym.state import MASState
 
 T = TypeVar("T")
 
 Step = tuple[Any, float, bool, bool, Info]
-
-
-class Written(Protocol):
-    """How a policy wrote a message, as `mas_gym.policies.Sample` and `search.Proposal` state it."""
-
-    @property
-    def tokens(self) -> int:
-        """Generated tokens."""
-
-    @property
-    def logprob(self) -> float | None:
-        """Sum of the tokens' log-probabilities (nats); None if unknown."""
-
-    @property
-    def mean_logprob(self) -> float | None:
-        """Mean log-probability of a token (nats); None if unknown."""
-
-    @property
-    def finish_reason(self) -> str:
-        """``"stop"`` or ``"length"``."""
-
-    @property
-    def certainty(self) -> Certainty | None:
-        """How sure the policy was of the message; None if unknown."""
-
-
-class ScoringContext(NamedTuple):
-    """A state to score, with its context.
-
-    Attributes:
-        state: The state to score.
-        mas: The system that it belongs to.
-        proposal: How the message that led to the state was written; None if no policy wrote it.
-    """
-
-    state: MASState
-    mas: MAS
-    proposal: Written | None
-
-
-class StateCritic(Protocol):
-    """The part of a critic (`search.Critic`) that environments use."""
-
-    def score(self, contexts: Sequence[Any]) -> Sequence[float]:
-        """Return one value per context, in order."""
 
 
 class Sampling(NamedTuple):
@@ -89,7 +40,7 @@ class Sampling(NamedTuple):
 class Scoring(NamedTuple):
     """Asks a critic for values; the answer is a list of finite floats."""
 
-    critic: StateCritic
+    critic: Critic
     contexts: Sequence[ScoringContext]
 
 
@@ -143,7 +94,7 @@ def answered(step: Asking[T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
-        answer = _sample(*question) if isinstance(question, Sampling) else score(*question)
+        answer = _sample(*question) if isinstance(question, Sampling) else _score(question)
 
 
 def _sample(policy: Policy | AsyncPolicy, request: SamplingRequest) -> SamplingReply:
@@ -156,36 +107,53 @@ def _sample(policy: Policy | AsyncPolicy, request: SamplingRequest) -> SamplingR
     return replies[0]
 
 
-def score(critic: StateCritic, contexts: Sequence[ScoringContext]) -> list[float]:
-    """Return a critic's values, in batches of the size that it prefers.
+def score(critic: Critic, contexts: Mapping[int, Sequence[ScoringContext]]) -> dict[int, list[float] | Exception]:
+    """Return a critic's values for several environments, or the error of each that it cannot score.
+
+    Environments are scored together, in batches of about the size that the critic prefers.
 
     Raises:
-        ConfigError: A value is not a finite number.
-        CriticError: The critic failed, or the number of values is wrong.
+        EngineUnavailableError: The critic's engine is down.
     """
-    most = max(1, int(getattr(critic, "max_batch", 64)))
-    values: list[float] = []
-    for start in range(0, len(contexts), most):
-        part = contexts[start : start + most]
-        found = list(critic.score(part))
-        if len(found) != len(part):
-            raise CriticError(f"critic: expected {len(part)} values, got {len(found)} from {shown(critic)}")
-        values += map(_finite, found)
-    return values
+    answers: dict[int, list[float] | Exception] = {}
+    waiting: dict[int, Sequence[ScoringContext]] = {}
+
+    def flush() -> None:
+        for place, outcome in zip(waiting, score_batch(critic, waiting), strict=True):
+            answers[place] = _values(critic, waiting[place], outcome[1])
+        waiting.clear()
+
+    for place, part in contexts.items():
+        if waiting and sum(map(len, waiting.values())) + len(part) > critic.max_batch:
+            flush()
+        waiting[place] = part
+    flush()
+    return answers
 
 
-def _finite(value: object) -> float:
-    number = float(value) if isinstance(value, float | int | np.floating) else math.nan
-    if not math.isfinite(number):
-        why = getattr(value, "reason", "") or "check its weights"
-        raise ConfigError(f"critic: expected finite values, got {shown(value)}; {why}")
-    return number
+def _score(question: Scoring) -> list[float]:
+    [answer] = score(question.critic, {0: question.contexts}).values()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _values(critic: Critic, contexts: Sequence[ScoringContext], outcome: Scores | Exception) -> list[float] | Exception:
+    if isinstance(outcome, EngineUnavailableError):
+        raise outcome
+    if isinstance(outcome, Exception):
+        return outcome
+    try:
+        return finite_values(critic, [context.state for context in contexts], outcome)
+    except CriticError as error:
+        return error
 
 
 class Together:
     """Answers the questions of several environments at once, and keeps one session open per policy.
 
-    An environment whose question cannot be answered, or whose step raises, gets its number noted on the error.
+    An environment whose question cannot be answered gets the error raised in its step. If a step raises, the number of
+    its environment is noted on the error.
     """
 
     def __init__(self) -> None:
@@ -204,9 +172,8 @@ class Together:
             questions: dict[int, Question] = {}
             for place, answer in answers.items():
                 try:
-                    if isinstance(answer, Exception):
-                        raise answer
-                    questions[place] = steps[place].send(answer)
+                    step = steps[place]
+                    questions[place] = step.throw(answer) if isinstance(answer, Exception) else step.send(answer)
                 except StopIteration as end:
                     results[place] = end.value
                 except Exception as error:
@@ -226,20 +193,18 @@ class Together:
         answers: dict[int, Any] = dict.fromkeys(questions)
         requests: dict[int, dict[int, SamplingRequest]] = {}
         contexts: dict[int, dict[int, Sequence[ScoringContext]]] = {}
-        parts = {id(question[0]): question[0] for question in questions.values()}
+        parts = {_part_id(question[0]): question[0] for question in questions.values()}
         for place, question in questions.items():
             if isinstance(question, Sampling):
-                requests.setdefault(id(question.policy), {})[place] = question.request
+                requests.setdefault(_part_id(question.policy), {})[place] = question.request
             else:
-                contexts.setdefault(id(question.critic), {})[place] = question.contexts
+                contexts.setdefault(_part_id(question.critic), {})[place] = question.contexts
         for number, asked in requests.items():
             policy: Any = parts[number]
             answers |= _await_all(policy, asked) if isinstance(policy, AsyncPolicy) else self._sample(policy, asked)
         for number, wanted in contexts.items():
             critic: Any = parts[number]
-            values = score(critic, [context for part in wanted.values() for context in part])
-            for place, part in wanted.items():
-                answers[place], values = values[: len(part)], values[len(part) :]
+            answers |= score(critic, wanted)
         return answers
 
     def _sample(
@@ -264,6 +229,11 @@ class Together:
         self._sessions[id(policy)] = policy, session
         missing = PolicyError(f"policy {policy.name!r}: expected a reply to every request, got {len(replies)}")
         return {place: replies.get(place, missing) for place in requests}
+
+
+def _part_id(part: object) -> int:
+    """Return a number that environments with the same policy or critic share."""
+    return id(part.identical_to if isinstance(part, Adapter) else part)
 
 
 def _await_all(

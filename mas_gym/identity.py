@@ -33,6 +33,7 @@ import os
 import re
 import sys
 import sysconfig
+import tokenize
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -82,6 +83,8 @@ def identity_of(part: object) -> Any:
     >>> identity_of(functools.partial(round, ndigits=2))
     {'class': 'partial', 'function': 'builtins.round', 'args': [], 'keywords': {'ndigits': 2}}
     """
+    inner = getattr(part, "identical_to", None)
+    part = part if inner is None else inner
     path = type(part).__name__
     try:
         return _state(part, path, ())
@@ -346,7 +349,7 @@ def _source(part: Any) -> str:
             return _lambda_source(code)
         # From the code object: for a decorated function, getsource would return the inner function's source.
         return inspect.getsource(part if code is None else code)
-    except (OSError, TypeError, SyntaxError):
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
         # Typed at a prompt, or executed from a string: use the compiled code instead.
         return "" if code is None else _compiled(code)
 

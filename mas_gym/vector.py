@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,9 +20,21 @@ from numpy.typing import NDArray
 
 from mas_gym.asking import Asking, Together, resetting, stepping
 from mas_gym.env import Info, MASEnv
-from mas_gym.errors import ConfigError, EpisodeOverError, IllegalActionError, shown, whole_number
+from mas_gym.errors import (
+    ConfigError,
+    CriticError,
+    EngineUnavailableError,
+    EpisodeOverError,
+    IllegalActionError,
+    MASGymError,
+    PolicyError,
+    shown,
+    whole_number,
+)
 from mas_gym.policies import AsyncPolicy, Policy, load_policy
 from mas_gym.wrappers import CandidateChoice
+
+logger = logging.getLogger("mas_gym.vector")
 
 _CHOICE = ("n", "seed", "temperature", "top_p")
 
@@ -88,8 +101,10 @@ class MASVectorEnv(SyncVectorEnv):
     It follows Gymnasium's vector interface (spaces, seeds, ``autoreset_mode``, ``reset_mask``, ``final_obs``), and each
     copy gives what it would give alone with its seed.
 
-    **Errors**: if a step fails in one copy, `step` raises that copy's error, with a note of its number, and the
-    others' results are lost: `reset` starts anew.
+    **Errors**: if a policy or critic fails for some of the copies, their episodes are truncated: the reward is 0, the
+    observation the last one, ``infos["error"]`` the reason, and the failure is logged. The others take their step.
+    Any other error, an engine that is unavailable, and a failure of all copies are raised from `step` with a note of
+    the copy's number; then `reset` starts anew.
 
     Args:
         env_fns: Make the copies: `MASEnv` in any wrappers. `CandidateChoice`, `CandidateFeatures` and `DenseReward`
@@ -167,8 +182,13 @@ class MASVectorEnv(SyncVectorEnv):
             )
         each = self._each(actions, ended)
         self._ended = None
-        turns = zip(self.envs, each, ended, strict=True)
-        outcomes: list[_Outcome] = self._together.run([self._turn(*turn) for turn in turns])
+        turns = zip(range(self.num_envs), each, ended, strict=True)
+        failed: dict[int, MASGymError] = {}
+        outcomes: list[_Outcome] = self._together.run([self._turn(*turn, failed) for turn in turns])
+        if len(failed) == self.num_envs:
+            raise failed[0]
+        for place, error in failed.items():
+            logger.warning("environment %d of %d: %s; its episode is truncated", place, self.num_envs, error)
         infos: Info = {}
         for place, outcome in enumerate(outcomes):
             self._env_obs[place] = outcome.observation
@@ -182,12 +202,21 @@ class MASVectorEnv(SyncVectorEnv):
         self._ended = (terminated | truncated) & (self.autoreset_mode != AutoresetMode.SAME_STEP)
         return self._observed(), rewards, terminated, truncated, infos
 
-    def _turn(self, env: gym.Env[Any, Any], action: Any, ended: bool) -> Asking[_Outcome]:
-        """Take one copy's part of a step."""
+    def _turn(self, place: int, action: Any, ended: bool, failed: dict[int, MASGymError]) -> Asking[_Outcome]:
+        """Take one copy's part of a step; an error of its policy or critic is added to ``failed``."""
+        env = self.envs[place]
         if ended:
             observation, info = yield from resetting(env, None, None)
             return _Outcome(observation, 0.0, False, False, info)
-        outcome = _Outcome(*(yield from stepping(env, action)))
+        try:
+            outcome = _Outcome(*(yield from stepping(env, action)))
+        except EngineUnavailableError:
+            raise
+        except (CriticError, PolicyError) as error:
+            error.add_note(f"in environment {place} of {self.num_envs}")
+            failed[place] = error
+            reason = f"{type(error).__name__}: {error}"
+            outcome = _Outcome(self._env_obs[place], 0.0, False, True, {"error": reason})
         if self.autoreset_mode != AutoresetMode.SAME_STEP or not (outcome.terminated or outcome.truncated):
             return outcome
         observation, info = yield from resetting(env, None, None)

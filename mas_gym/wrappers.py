@@ -23,12 +23,11 @@ from mas_gym.asking import (
     AskingWrapper,
     Sampling,
     Scoring,
-    ScoringContext,
-    StateCritic,
     Step,
     resetting,
     stepping,
 )
+from mas_gym.critics import Critic, ScoringContext, as_critic
 from mas_gym.env import Info, MASEnv, Observation, Snapshot
 from mas_gym.errors import ConfigError, EpisodeOverError, IllegalActionError, PolicyError, shown, whole_number
 from mas_gym.graph import MAS
@@ -61,6 +60,13 @@ class ChoiceSnapshot(NamedTuple):
     seed: int
     samples: tuple[Sample, ...]
     chosen: Sample | None = None
+
+
+class _SharedArguments(dict[str, Any]):
+    """Constructor arguments that copies of an environment's spec share, since a policy may hold locks and sockets."""
+
+    def __deepcopy__(self, memo: object) -> _SharedArguments:
+        return _SharedArguments(self)
 
 
 class CandidateChoice(AskingWrapper, RecordConstructorArgs):
@@ -101,6 +107,7 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
         RecordConstructorArgs.__init__(
             self, policy=policy, n=n, seed=seed, temperature=temperature, top_p=top_p, _disable_deepcopy=True
         )
+        self._saved_kwargs = _SharedArguments(self._saved_kwargs)
         gym.Wrapper.__init__(self, env)
         if not isinstance(env.unwrapped, MASEnv):
             raise ConfigError(f"env: expected a MASEnv, such as gym.make('MAS-Arithmetic-v0'), got {env.unwrapped!r}")
@@ -257,7 +264,7 @@ class DenseReward(AskingWrapper):
     **Info**: ``reward`` is the environment's own, ``potential`` the critic's value of the new state.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], critic: StateCritic, gamma: float = 1.0) -> None:
+    def __init__(self, env: gym.Env[Any, Any], critic: Critic, gamma: float = 1.0) -> None:
         """Check the arguments.
 
         Args:
@@ -313,7 +320,7 @@ class CandidateFeatures(AskingWrapper):
     all zeros after the end. ``action_masks()`` is that of the `CandidateChoice` below.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], critic: StateCritic | None = None) -> None:
+    def __init__(self, env: gym.Env[Any, Any], critic: Critic | None = None) -> None:
         """Check the arguments.
 
         Args:
@@ -370,18 +377,17 @@ class CandidateFeatures(AskingWrapper):
         return values
 
 
-def _checked(critic: StateCritic, mas: MAS) -> StateCritic:
+def _checked(critic: Critic, mas: MAS) -> Critic:
     """Return a critic that can score single unfinished states of a system."""
-    if isinstance(critic, str):
+    critic = as_critic(critic)
+    if critic.reads_peers:
         raise ConfigError(
-            f"critic: expected a critic, got {shown(critic)}; rewardmodels.load_critic(...) loads it by name"
-        )
-    if getattr(critic, "reads_peers", False):
-        raise ConfigError(
-            f"critic: expected one that scores a state by itself, got {critic!r}, which compares the states of a "
+            f"critic: expected one that scores a state by itself, got {critic.name!r}, which compares the states of a "
             "search; tiny-masprm or policy-likelihood will do"
         )
-    if not callable(getattr(critic, "score", None)) or getattr(critic, "terminal_only", False):
-        raise ConfigError(f"critic: expected one that scores unfinished states, got {critic!r}; tiny-masprm is one")
-    getattr(critic, "check_graph", lambda mas: None)(mas)
+    if critic.terminal_only:
+        raise ConfigError(
+            f"critic: expected one that scores unfinished states, as tiny-masprm does, got {critic.name!r}"
+        )
+    critic.check_graph(mas)
     return critic

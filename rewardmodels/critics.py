@@ -31,7 +31,7 @@ from search.critics import (
     RandomCritic,
     Uncertainty,
 )
-from search.protocol import Critic
+from search.protocol import Critic, as_critic
 
 ENTRY_POINTS = "mas_gym.critics"
 """Entry-point group for third parties; each entry is a loader ``(argument, **options) -> critic``."""
@@ -69,10 +69,10 @@ def load_critic(spec: str, *, lazy: bool = False, **options: Any) -> Critic:
 
     if is_user_code(spec) and not spec.startswith(_OF_PARTS):
         own = load_user_code("critic", spec)
-        if not isinstance(own, Critic):
-            expected = "name, terminal_only, free and score(contexts)"
-            raise ConfigError(f"critic {spec!r}: expected an object with {expected}, got {type(own).__name__}")
-        return own
+        try:
+            return as_critic(own)
+        except ConfigError as error:
+            raise ConfigError(f"critic {spec!r}: {error}") from None
     # A folder's name may contain '#', and the members of an ensemble have their own options.
     if "#" in spec and not spec.startswith("ensemble:") and not Path(spec).expanduser().exists():
         spec, written = written_options(spec)

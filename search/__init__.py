@@ -5,6 +5,7 @@
 is another.
 """
 
+from mas_gym.errors import BudgetError
 from search.compare import Comparison, compare
 from search.critics import ConstantCritic, PolicyLikelihood
 from search.engine.journal import Progress
@@ -33,8 +34,10 @@ from search.protocol import (
     Propose,
     Remaining,
     Reward,
-    Score,
+    Scores,
     ScoringContext,
+    as_critic,
+    as_planner,
 )
 from search.setup import Budget, Sampling, load_planner, planner_names, planner_spec
 from search.store import RunInfo, Store, open_store
@@ -50,6 +53,7 @@ __all__ = [
     "AskTell",
     "BestOfN",
     "Budget",
+    "BudgetError",
     "Candidate",
     "ChosenRecipients",
     "Comparison",
@@ -70,7 +74,7 @@ __all__ = [
     "Run",
     "RunInfo",
     "Sampling",
-    "Score",
+    "Scores",
     "ScoringContext",
     "SelfConsistency",
     "SequentialHalving",
@@ -80,6 +84,8 @@ __all__ = [
     "Tree",
     "TurnAnswer",
     "Usage",
+    "as_critic",
+    "as_planner",
     "compare",
     "load_planner",
     "open_store",

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-from mas_gym.asking import Written
+from mas_gym.critics import Written, scores_of
 from mas_gym.errors import ConfigError, CriticError, unknown_name
 from mas_gym.graph import MAS
-from search.protocol import Critic, PeerContext, Score, ScoringContext
+from search.protocol import Critic, PeerContext, Scores, ScoringContext, as_critic
 
 
-class PolicyLikelihood:
+class PolicyLikelihood(Critic):
     """The sigmoid of a message's mean token log-probability (paper, App. "Policy likelihood guidance").
 
     It scores a state by the message that led to it, with the log-probability that the
@@ -56,7 +56,7 @@ KINDS = {"entropy": "entropy", "self-certainty": "self_certainty", "least": "lea
 """Kinds of uncertainty, each with its field of `mas_gym.policies.base.Certainty`."""
 
 
-class Uncertainty:
+class Uncertainty(Critic):
     """How sure the agent was of its message, from the log-probabilities that its policy reported.
 
     ======================  ==================  ===========================================================
@@ -110,7 +110,7 @@ class Uncertainty:
         return math.exp(value if self.kind == "least" else -value)
 
 
-class ConstantCritic:
+class ConstantCritic(Critic):
     """Gives every state the same value: a baseline for search without guidance."""
 
     terminal_only = False
@@ -118,6 +118,8 @@ class ConstantCritic:
 
     def __init__(self, value: float = 0.0) -> None:
         """Keep the value."""
+        if not math.isfinite(value):
+            raise ConfigError(f"constant: expected a finite number, got {value!r}")
         self.name = f"constant({value:g})"
         self.value = value
 
@@ -126,7 +128,7 @@ class ConstantCritic:
         return [self.value for _ in contexts]
 
 
-class Agreement:
+class Agreement(Critic):
     """The share of the search's leaves that give the same answer as this one (Wang et al. 2023, self-consistency).
 
     The value is ``2 share - 1``. The leaves are the terminal states that the search has asked to
@@ -154,7 +156,7 @@ class Agreement:
         return 2 * context.answers.count(context.answer) / len(context.answers) - 1
 
 
-class RandomCritic:
+class RandomCritic(Critic):
     """Draws every state's value from ``[-1, 1)``, the same each time: the baseline that any verifier should beat.
 
     Args:
@@ -178,7 +180,7 @@ class RandomCritic:
         return int.from_bytes(bits, "big") / 2**63 - 1
 
 
-class Ensemble:
+class Ensemble(Critic):
     """The mean of several critics.
 
     Attributes:
@@ -199,14 +201,14 @@ class Ensemble:
         """Keep the members."""
         if not members:
             raise ConfigError("an ensemble needs at least one critic, got none")
-        self.members = tuple(members)
-        self.name = "+".join(member.name for member in members)
-        self.terminal_only = any(member.terminal_only for member in members)
-        self.free = all(member.free for member in members)
-        self.concurrent = any(getattr(member, "concurrent", False) for member in members)
-        self.max_batch = min(int(getattr(member, "max_batch", 64)) for member in members)
-        self.scores_actions = all(getattr(member, "scores_actions", False) for member in members)
-        self.reads_peers = any(getattr(member, "reads_peers", False) for member in members)
+        self.members = tuple(map(as_critic, members))
+        self.name = "+".join(member.name for member in self.members)
+        self.terminal_only = any(member.terminal_only for member in self.members)
+        self.free = all(member.free for member in self.members)
+        self.concurrent = any(member.concurrent for member in self.members)
+        self.max_batch = min(member.max_batch for member in self.members)
+        self.scores_actions = all(member.scores_actions for member in self.members)
+        self.reads_peers = any(member.reads_peers for member in self.members)
 
     def identity(self) -> Any:
         """Return the members, whose identities determine the mean."""
@@ -215,20 +217,15 @@ class Ensemble:
     def check_graph(self, mas: MAS) -> None:
         """Let the members refuse a graph."""
         for member in self.members:
-            getattr(member, "check_graph", lambda mas: None)(mas)
+            member.check_graph(mas)
 
-    def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
+    def score(self, contexts: Sequence[ScoringContext]) -> Scores:
         """Return the members' mean for each state, with the sum of what they cost."""
-        votes = [member.score(contexts) for member in self.members]
-        return [_mean(values) for values in zip(*votes, strict=True)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    mean = math.fsum(values) / len(values)
-    costs = [value for value in values if isinstance(value, Score)]
-    if not costs:
-        return mean
-    tokens, read, unread = (
-        sum(getattr(cost, name) for cost in costs) for name in ("tokens", "prompt_tokens", "unread")
-    )
-    return Score(mean, tokens, read, unread, "; ".join(cost.reason for cost in costs if cost.reason))
+        votes = [scores_of(member, contexts) for member in self.members]
+        values = [math.fsum(column) / len(votes) for column in zip(*votes, strict=True)]
+        tokens, read, unread = (
+            [sum(column) for column in zip(*(getattr(vote, name) for vote in votes), strict=True)]
+            for name in ("tokens", "prompt_tokens", "unread")
+        )
+        reasons = ["; ".join(filter(None, column)) for column in zip(*(vote.reasons for vote in votes), strict=True)]
+        return Scores(values, tokens, read, unread, reasons)

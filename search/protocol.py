@@ -22,13 +22,20 @@ are left, even when the tokens are spent (at most one message per scheduled agen
 
 from __future__ import annotations
 
+import copy
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any, Literal, Protocol
 
-from mas_gym.asking import ScoringContext as ScoringContext
-from mas_gym.errors import ConfigError
+from mas_gym.critics import Adapter as Adapter
+from mas_gym.critics import Critic as Critic
+from mas_gym.critics import Scores as Scores
+from mas_gym.critics import ScoringContext as ScoringContext
+from mas_gym.critics import as_critic as as_critic
+from mas_gym.critics import kind_of
+from mas_gym.errors import ConfigError, whole_number
 from mas_gym.state import MASState
 from search.plan import Plan
 
@@ -100,20 +107,27 @@ class Model(Protocol):
         """Return the successor state."""
 
 
-@runtime_checkable
-class Planner(Protocol):
-    """A search algorithm; any object with this method is one.
+class Planner(ABC):
+    """A search algorithm. A subclass defines `plan`; the rest has defaults.
 
-    A planner may also define ``for_run(critic, training) -> Planner``: the driver calls it
-    once, with the critic (or None) and whether the true reward is answered, and runs the
-    planner that it returns. So a planner can adapt to the critic, or refuse it.
+    An object that only has this method is a planner, too: `as_planner` adapts it when it is loaded.
 
     A run with a store needs the planner's identity: what its results depend on. Its class,
-    its source and its attributes are stated automatically; ``identity()`` replaces the
-    attributes, and is needed if one of them cannot be stated or changes during a search.
+    its source and its attributes are stated automatically; a method ``identity()`` replaces the
+    attributes. It is needed if an attribute cannot be stated or changes during a search.
     See `mas_gym.identity`, and `mas_gym.testing.check_planner`.
+
+    Attributes:
+        needs_critic: False for a planner that never requests values; it runs without a critic, and once only in
+            comparisons.
+        size_setting: The name of the whole-number attribute that scales the cost, such as ``"n_simulations"``.
+            ``--match`` changes it, see `resized`; ``""`` for a planner whose cost cannot be changed.
     """
 
+    needs_critic: bool = True
+    size_setting: str = ""
+
+    @abstractmethod
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Search from ``root``.
 
@@ -123,64 +137,76 @@ class Planner(Protocol):
             rng: The search's own generator, seeded from (run seed, problem).
         """
 
+    def for_run(self, critic: Critic | None, training: bool) -> Planner:
+        """Return the planner to run, adapted to the critic if need be; by default the planner itself.
 
-@runtime_checkable
-class Critic(Protocol):
-    """Scores states; batch in, batch out.
+        Args:
+            critic: The run's critic; None without one.
+            training: Whether the true reward is answered.
 
-    A critic may have more attributes: ``max_batch`` (the number of states it prefers to get
-    at once, 64 by default); ``concurrent`` (True if scoring may and should run in a thread
-    of its own beside generation, as on a GPU or a server; False by default);
-    ``scores_actions`` (True if a value rates the message that led to the state and not what
-    may follow, as policy likelihood does; then `MCTS` takes the best candidate's value for
-    a frontier's); ``reads_peers`` (True if it gets each state as an `PeerContext`); and
-    ``check_graph(mas)`` (raises `mas_gym.errors.CriticError` for a MAS that it cannot score;
-    called before a run's searches).
+        Raises:
+            ConfigError: The planner cannot use the critic.
+        """
+        return self
 
-    A value is a finite number. What cannot be scored gets no default: return a `Score` that is
-    not a number, with the reason, or raise; that search fails with the reason, the others go on.
+    def current_size(self) -> int:
+        """Return the value of ``size_setting``.
 
-    A run with a store needs the critic's identity: what its values depend on. Its class, its
-    source and its attributes are stated automatically; ``identity()`` replaces the
-    attributes, and is needed if one of them cannot be stated (a loaded model: state the
-    digest of its weights) or changes while it scores. See `mas_gym.identity`, and
-    `mas_gym.testing.check_critic`.
+        Raises:
+            ConfigError: The planner has no such whole number.
+        """
+        return whole_number(
+            f"{planner_name(self)}: size_setting {self.size_setting!r}",
+            getattr(self, self.size_setting, None),
+            at_least=1,
+        )
 
-    Attributes:
-        name: Its name in reports, such as ``"masprm"``.
-        terminal_only: True for outcome critics (ORM), which are defined on terminal states alone.
-        free: True when scoring costs no model call (policy likelihood), so that RC stays 0.
+    def resized(self, size: int) -> Planner:
+        """Return a copy with another value of ``size_setting``."""
+        resized: Planner = _with_setting(self, self.size_setting, size)
+        return resized
+
+
+def _with_setting(part: Any, name: str, value: int) -> Any:
+    if is_dataclass(part) and not isinstance(part, type):
+        return replace(part, **{name: value})
+    other = copy.copy(part)
+    setattr(other, name, value)
+    return other
+
+
+class _AdaptedPlanner(Adapter, Planner):
+    def __init__(self, part: object) -> None:
+        super().__init__(part, Planner)
+
+    def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
+        generator: PlanGenerator = self.identical_to.plan(model, root, rng)
+        return generator
+
+    def for_run(self, critic: Critic | None, training: bool) -> Planner:
+        for_run = getattr(self.identical_to, "for_run", None)
+        return self if for_run is None else as_planner(for_run(critic, training))
+
+    def resized(self, size: int) -> Planner:
+        return as_planner(_with_setting(self.identical_to, self.size_setting, size))
+
+
+def as_planner(part: object) -> Planner:
+    """Return a `Planner` as it is, and an object with a method ``plan`` as a planner with the attributes it lacks.
+
+    Raises:
+        ConfigError: It has no such method.
     """
-
-    name: str
-    terminal_only: bool
-    free: bool
-
-    def score(self, contexts: Sequence[ScoringContext]) -> Sequence[float]:
-        """Return one value per state, in order, each a float or a `Score`. Raises `mas_gym.errors.CriticError`."""
+    if isinstance(part, Planner):
+        return part
+    if isinstance(part, type) or not callable(getattr(part, "plan", None)):
+        raise ConfigError(f"expected an object with a plan method, got {kind_of(part)}; subclass search.Planner")
+    return _AdaptedPlanner(part)
 
 
-class Score(float):
-    """A value with what it cost; a critic whose forwards are not its only cost returns these instead of floats.
-
-    Attributes:
-        tokens: Tokens that the critic generated for it.
-        prompt_tokens: Tokens that it read to generate them.
-        unread: Verdicts among them that could not be read.
-        reason: Why the value is not a number, if it is not: the search then fails with this reason.
-    """
-
-    __slots__ = ("prompt_tokens", "reason", "tokens", "unread")
-    tokens: int
-    prompt_tokens: int
-    unread: int
-    reason: str
-
-    def __new__(cls, value: float, tokens: int = 0, prompt_tokens: int = 0, unread: int = 0, reason: str = "") -> Score:
-        """Keep a value and its cost."""
-        score = super().__new__(cls, value)
-        score.tokens, score.prompt_tokens, score.unread, score.reason = tokens, prompt_tokens, unread, reason
-        return score
+def planner_name(planner: Planner) -> str:
+    """Return the name of a planner's class."""
+    return type(planner.identical_to if isinstance(planner, Adapter) else planner).__name__
 
 
 class PeerContext(ScoringContext):
@@ -198,30 +224,6 @@ class PeerContext(ScoringContext):
     siblings: tuple[MASState, ...] = ()
 
 
-def bind_planner(planner: Planner, critic: Critic | None, training: bool) -> Planner:
-    """Return the planner to run: the result of its ``for_run`` if it has one, else itself.
-
-    Raises:
-        ConfigError: The planner refuses the critic.
-    """
-    for_run = getattr(planner, "for_run", None)
-    settled: Planner = planner if for_run is None else for_run(critic, training)
-    return settled
-
-
-def needs_critic(planner: Planner) -> bool:
-    """Return whether a planner cannot run without a critic; True for a third-party planner without ``for_run``."""
-    for_run = getattr(planner, "for_run", None)
-    if for_run is None:
-        # Shipped planners without for_run request no values; others may.
-        return not type(planner).__module__.startswith("search.")
-    try:
-        for_run(None, False)
-    except ConfigError:
-        return True
-    return False
-
-
 def value_kind(critic: Critic | None, training: bool = False) -> ValueKind | None:
     """Return the kind of a run's values; None if nothing scores states."""
     if training:
@@ -230,4 +232,4 @@ def value_kind(critic: Critic | None, training: bool = False) -> ValueKind | Non
         return None
     if critic.terminal_only:
         return "outcome"
-    return "likelihood" if getattr(critic, "scores_actions", False) else "process"
+    return "likelihood" if critic.scores_actions else "process"

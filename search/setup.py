@@ -24,7 +24,7 @@ from mas_gym.user_code import is_user_code, load_user_code, read_settings, unkno
 from search import planners
 from search.plan import Usage
 from search.planners.variants import OWN
-from search.protocol import Critic, Planner, bind_planner
+from search.protocol import Critic, Planner, as_critic, as_planner, planner_name
 from search.tree import Proposal
 
 logger = logging.getLogger("search")
@@ -153,12 +153,12 @@ def make_setup(
     """
     if isinstance(planner, str):
         planner = load_planner(planner)
-    if not isinstance(planner, Planner):
-        raise ConfigError(f"expected a planner with a plan method, got {type(planner).__name__}")
-    _check_critic(critic)
+    planner = as_planner(planner)
+    critic = None if critic is None else as_critic(critic)
     system, loaded = read_system(mas, program)
-    check_graph(critic, system)
-    bound = bind_planner(planner, critic, training)
+    if critic is not None:
+        critic.check_graph(system)
+    bound = as_planner(planner.for_run(critic, training))
     return Setup(bound, Dynamics(system), critic, seed, sampling or Sampling(), budget or Budget(), training, loaded)
 
 
@@ -176,27 +176,6 @@ def read_system(mas: MAS | str | None, program: ProgramSource | None) -> tuple[M
     if mas is None:
         raise ConfigError("expected mas= or program=, got neither: pass mas='rpsv', or program='my_agents.py:solve'")
     return load_mas(mas), None
-
-
-def _check_critic(critic: object) -> None:
-    if critic is None or isinstance(critic, Critic):
-        return
-    missing = [name for name in ("name", "terminal_only", "free", "score") if not hasattr(critic, name)]
-    raise ConfigError(
-        f"expected a critic with name, terminal_only, free and score(contexts); {type(critic).__name__} has no "
-        f"{', '.join(missing)}"
-    )
-
-
-def check_graph(critic: Critic | None, mas: MAS) -> None:
-    """Let a critic that is bound to some graphs refuse the others before any search (its ``check_graph(mas)``).
-
-    Raises:
-        CriticError: It was trained on other graphs.
-    """
-    check = getattr(critic, "check_graph", None)
-    if callable(check):
-        check(mas)
 
 
 _warned: set[tuple[str, str]] = set()
@@ -313,9 +292,10 @@ def load_planner(spec: str) -> Planner:
         planner = make(*args, **kwargs)
         if recipients != OWN:
             planner = planners.ChosenRecipients(planner, recipients)
-    if not isinstance(planner, Planner):
-        raise ConfigError(f"planner {spec!r}: expected an object with a plan method, got {type(planner).__name__}")
-    return planner
+    try:
+        return as_planner(planner)
+    except ConfigError as error:
+        raise ConfigError(f"planner {spec!r}: {error}") from None
 
 
 def planner_makers() -> dict[str, Callable[..., Any]]:
@@ -335,7 +315,7 @@ def planner_spec(planner: Planner) -> str:
     for name, make in _SHIPPED.items():
         if type(planner) is make:
             return name + _settings(planner)
-    return type(planner).__name__
+    return planner_name(planner)
 
 
 def _settings(planner: Planner) -> str:

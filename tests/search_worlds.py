@@ -19,7 +19,7 @@ from mas_gym.policies import ScriptedPolicy
 from mas_gym.programs import Program
 from mas_gym.state import Action, MASState
 from mas_gym.tasks.base import Problem
-from search import MCTS, Evaluate, Extract, Plan, Progress, Proposal, Propose, Remaining, Reward, run
+from search import MCTS, Critic, Evaluate, Extract, Plan, Progress, Proposal, Propose, Remaining, Reward, run
 from search.store.file import FORMAT
 
 
@@ -128,7 +128,7 @@ async def consults(question: str, client: Any) -> str:
     return await ask("Cleo", " ".join([question, *said]))
 
 
-class HashCritic:
+class HashCritic(Critic):
     """Values in (0, 1) that depend on the transcript alone; remembers the size of each batch."""
 
     name = "hash"

@@ -69,6 +69,7 @@ FLOORS = [
     "mas_gym.tasks.loading",
     "mas_gym.env",
     "mas_gym.programs",
+    "mas_gym.critics",
     "mas_gym.asking",
     "mas_gym.wrappers",
     "mas_gym.aec",

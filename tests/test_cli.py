@@ -105,6 +105,7 @@ def test_eval_sizes_planners_to_one_cost_and_compares_with_a_baseline(run: Run, 
     result = run("eval", "-n", 2, "--policy", "tiny", *options, "--json", tmp_path / "out.json")
     assert result.exit_code == 0, result.output
     assert "sc:1: k=1, 4.0 calls per calibration problem" in result.output
+    assert "sizes chosen on 30 problems\n" in result.output
     document = json.loads((tmp_path / "out.json").read_text())
     assert document["differences"][0]["to"] == "sc:1"
     result = run("eval", "-n", 2, "--policy", "tiny", "--planner", "single", "--match", "calls=40")

@@ -15,7 +15,7 @@ import search
 from mas_gym.errors import ConfigError, MASGymError
 from search import Comparison, compare
 from search.compare import Match, Outcome, paired_bootstrap, summarise
-from search.compare.bench import _next_size, named_planners, size_setting
+from search.compare.bench import _next_size, named_planners
 from search.compare.display import frontier
 
 
@@ -95,6 +95,84 @@ def test_planners_are_sized_to_spend_the_same(match: str, unit: str) -> None:
     assert "in calibration" in str(found)
 
 
+class Counting:
+    """A policy that counts the messages it writes."""
+
+    name, max_batch = "counting", 8
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def sample(self, requests: Any) -> Any:
+        self.calls += sum(len(request.seeds) for request in requests)
+        return talker().sample(requests)
+
+    def identity(self) -> str:
+        return "counting"
+
+
+def test_repeated_match_makes_no_call(tmp_path: Path) -> None:
+    policy, store = Counting(), tmp_path / "runs.db"
+    options: dict[str, Any] = {"mas": chain(1), "policy": policy, "match": "calls=5", "dev": problems(40)[30:]}
+    first = compare(["sc:2", "single"], problems(3), store=store, **options)
+    made = policy.calls
+    again = compare(["sc:2", "single"], problems(3), store=store, **options)
+    assert policy.calls == made > 0
+    assert again.calibrated == first.calibrated and again.to_markdown() == first.to_markdown()
+    # Calibration searches are in a file of their own, so tables of the store do not mix them with others.
+    with search.open_store(store) as opened:
+        assert sorted(run.searches for run in opened.runs()) == [3, 3]
+    assert (tmp_path / "runs.calibration.db").exists()
+
+
+def test_few_calibration_problems_are_reported() -> None:
+    few = compare(["sc:2"], problems(3), mas=chain(1), policy=talker(), match="calls=5")
+    assert few.calibrated[0].problems == 3
+    assert "sizes chosen on 3 problems; with fewer than 30 the costs are uncertain" in str(few)
+    enough = compare(["sc:2"], problems(3), mas=chain(1), policy=talker(), match="calls=5", dev=problems(30))
+    assert "sizes chosen on 30 problems\n" in str(enough)
+
+
+class NeedsSteps:
+    """Scores its first message, which no outcome critic does; `passes` scales nothing unless it is declared."""
+
+    passes = 1
+
+    def plan(self, model: Any, root: Any, rng: Any) -> Any:
+        state = root
+        while not model.is_terminal(state):
+            [proposals] = yield [search.Propose(state, self.passes)]
+            state = model.transition(state, proposals[0].action)
+            yield [search.Evaluate([state])]
+        return search.Plan.single(state)
+
+
+class Declared(NeedsSteps):
+    size_setting = "passes"
+
+
+class Choosy(NeedsSteps):
+    def for_run(self, critic: Any, training: bool) -> Any:
+        if critic is None or critic.terminal_only:
+            raise ValueError("it scores steps")
+        return self
+
+
+def test_match_leaves_out_pairs_that_cannot_work() -> None:
+    options: dict[str, Any] = {"mas": chain(2), "policy": talker(), "match": "calls=8"}
+    critics = {"orm": HashCritic(terminal_only=True), "prm": HashCritic()}
+    with pytest.warns(UserWarning, match=r"Declared \+ orm left out: every calibration search failed: CriticError"):
+        found = compare([Declared(), "sc:1"], problems(3), critics=critics, **options)
+    assert [row.label for row in found.rows] == ["Declared 4 + prm", "sc:4"]
+    assert [part.setting for part in found.calibrated] == ["passes", "k"]
+    found = compare([Choosy()], problems(3), critics=critics, **options)
+    assert [(row.label, part.setting) for row, part in zip(found.rows, found.calibrated, strict=True)] == [
+        ("Choosy + prm", "")
+    ]
+    with pytest.raises(ConfigError, match="NeedsSteps \\+ orm left out: every calibration search failed"):
+        compare([NeedsSteps()], problems(3), critics={"orm": critics["orm"]}, **options)
+
+
 def test_sizes_are_found_on_other_problems_if_given() -> None:
     asked: list[str] = []
 
@@ -150,7 +228,7 @@ def test_planners_that_differ_in_their_values_alone_have_names_in_any_order() ->
 
 def test_size_settings() -> None:
     loaded = named_planners(["single", "sc:3", "bon:3", "sbs:3,2", "mcts:3", "halving:3", "dvts:2", "rebase:4"])
-    sizes = [size_setting(planner) for planner in loaded.values()]
+    sizes = [planner.size_setting for planner in loaded.values()]
     assert sizes == ["", "k", "n", "b2", "n_simulations", "n_simulations", "trees", "width"]
 
 

@@ -393,10 +393,10 @@ def test_a_failed_request_fails_its_search_alone(shape: str) -> None:
 @pytest.mark.parametrize(
     ("critic", "message"),
     [
-        (lambda state: float("nan"), "gave nan"),
-        (lambda state: float("inf"), "gave inf"),
+        (lambda state: float("nan"), "finite number, got nan"),
+        (lambda state: float("inf"), "finite number, got inf"),
         (lambda state: 1 / 0, "division"),
-        (lambda state: "much", "could not convert"),
+        (lambda state: "much", "finite number, got 'much'"),
     ],
 )
 @pytest.mark.parametrize("concurrent", [False, True])

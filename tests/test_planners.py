@@ -525,6 +525,39 @@ def test_puct_and_halving_answer_within_their_bounds(seed: int, leaf: Any, tempe
     assert visits == [2, 2, 2, 3, 6, 7]
 
 
+def test_puct_priors_order_first_visits_of_an_outcome_search() -> None:
+    class Likely(World):
+        def propose(self, state: Any, n: int) -> Any:
+            return [p._replace(logprob=-0.1 if i == 2 else -9.0) for i, p in enumerate(super().propose(state, n))]
+
+    def visits(n_simulations: int, reward: float) -> list[int]:
+        world = Likely(2, value=lambda path: reward)
+        tree = world.plan(PUCT(n_simulations, 3, c_uct=1.0, values="outcome")).tree
+        assert tree is not None
+        return [tree.visits[child] for child in tree.children(0)]
+
+    assert visits(1, 1.0) == [0, 0, 1]
+    # Q of a child without visits is the mean so far, so an unlikely one is not tried before the likely one again.
+    assert visits(3, 1.0) == visits(3, -1.0) == [0, 0, 3]
+    # Where the likely one disappoints, the others are tried.
+    world = Likely(2, value=lambda path: -1.0 if path[0] == "c" and path != "c/c" else 1.0)
+    tree = world.plan(PUCT(40, 3, c_uct=1.0, values="outcome")).tree
+    assert tree is not None and all(tree.visits[child] for child in tree.children(0))
+
+
+def test_sequential_halving_answers_from_its_finalists() -> None:
+    leaves = {"a/a": 1.0, "b/a": 0.9, "c/a": 0.5, "d/a": 0.4}
+    world = World(2, value=lambda path: leaves.get(path, -1.0))
+    plan = world.plan(SequentialHalving(8, 3, width=4, values="outcome"))
+    assert plan.tree is not None and plan.best is not None
+    visits = [plan.tree.visits[child] for child in plan.tree.children(0)]
+    means = [plan.tree.totals[child] / plan.tree.visits[child] for child in plan.tree.children(0)]
+    # The best mean belongs to a message that was given up; the answer comes from those that were not.
+    assert visits == [3, 3, 1, 1] and max(means) == means[2]
+    assert plan.best.state.path()[1].text == "a" and plan.best.text == "a"
+    assert plan.anytime[-1].node == plan.best.node
+
+
 def test_even_priors_and_flat_likelihoods_are_the_same() -> None:
     class Likely(World):
         def propose(self, state: Any, n: int) -> Any:
@@ -671,6 +704,22 @@ def test_short_forms_keep_every_digit(name: str, number: float, size: int) -> No
     setting = {"mcts": "c", "puct": "temperature", "adaptive": "spread", "rebase": "temperature"}[name]
     planner = search.load_planner(f"{name}:{size},{setting}={number!r}")
     assert search.load_planner(search.planner_spec(planner)) == planner
+
+
+FLOATS = [
+    (name, setting.name)
+    for name in search.planner_names()
+    for setting in fields(search.load_planner(name))  # type: ignore[arg-type]
+    if "float" in str(setting.type)
+]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "true", "high"])
+@pytest.mark.parametrize(("name", "setting"), FLOATS)
+def test_float_settings_reject_all_but_finite_numbers_in_range(name: str, setting: str, value: str) -> None:
+    assert len(FLOATS) >= 6
+    with pytest.raises(ConfigError, match=f"expected {setting} to be a"):
+        search.load_planner(f"{name}:{setting}={value}")
 
 
 OTHER: dict[type, Any] = {int: 17, float: 0.7171, bool: True, str: "other"}

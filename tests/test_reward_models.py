@@ -366,17 +366,17 @@ def test_a_server_is_sent_transcripts_and_its_scores_are_read() -> None:
     rows = {"data": [{"data": [[0.9, 0.1], [0.25, 0.75]]}]}
     two = context("one", "two<extra_0>")
     with replying(rows) as (base, seen):
-        assert load_critic(f"{base}/pooling#model=m&aggregate=min").score([two]) == [-0.8]
-        assert load_critic(f"http:{base}/pooling#model=m&format=shepherd").score([two]) == [-0.5]
+        assert list(load_critic(f"{base}/pooling#model=m&aggregate=min").score([two])) == [-0.8]
+        assert list(load_critic(f"http:{base}/pooling#model=m&format=shepherd").score([two])) == [-0.5]
     assert seen[0]["messages"][-1] == {"role": "assistant", "content": "one<extra_0>two< extra_0><extra_0>"}
     assert seen[0]["messages"][0]["content"] == SYSTEM and seen[0]["add_generation_prompt"] is False
     assert seen[1]["input"] == f"{QUESTION} Step 1: one ки\nStep 2: two<extra_0> ки"
     with replying({"data": [{"probs": [3.0]}]}) as (base, seen):
         critic = load_critic(f"{base}/classify#model=m&scale=2&prefixes=true")
-        assert critic.score([two]) == [pytest.approx(math.tanh(1.5), abs=1e-6)]
+        assert list(critic.score([two])) == [pytest.approx(math.tanh(1.5), abs=1e-6)]
         assert seen[0]["use_activation"] is False and not critic.terminal_only
     with replying({"data": [{"score": 0.25}]}) as (base, seen):
-        assert load_critic(f"{base}/score#model=m").score([two]) == [-0.5]
+        assert list(load_critic(f"{base}/score#model=m").score([two])) == [-0.5]
         assert (seen[0]["text_1"], seen[0]["text_2"]) == (QUESTION, "one\n\ntwo<extra_0>")
 
 

@@ -390,15 +390,16 @@ def test_errors_can_be_raised(tmp_path: Path) -> None:
         }
 
 
-def test_a_critic_without_its_attributes_is_refused() -> None:
-    class Nameless:
-        name, free = "nameless", False
-
+def test_critic_with_only_a_score_method_gets_defaults() -> None:
+    class Plain:
         def score(self, contexts: Any) -> list[float]:
             return [0.0 for _ in contexts]
 
-    with pytest.raises(ConfigError, match="Nameless has no terminal_only"):
-        search.run(MCTS(2, 2), problems(1), mas=RPSV, policy=talker(), critic=Nameless())  # type: ignore[arg-type]
+    [plan] = search.run(MCTS(2, 2), problems(1), mas=RPSV, policy=talker(), critic=Plain())  # type: ignore[arg-type]
+    assert plan.error is None and plan.usage.reward_calls > 0
+    for part, got in ((object(), "got object"), (Plain, "got the class Plain"), ("tiny-masprm", "load_critic")):
+        with pytest.raises(ConfigError, match=got):
+            search.run(MCTS(2, 2), problems(1), mas=RPSV, policy=talker(), critic=part)  # type: ignore[arg-type]
 
 
 def test_a_score_of_none_says_what_was_expected() -> None:
@@ -406,7 +407,7 @@ def test_a_score_of_none_says_what_was_expected() -> None:
         def score(self, contexts: Any) -> Any:
             return [None for _ in contexts]
 
-    with pytest.raises(CriticError, match="gave None for the state after turn 1; expected a finite number"):
+    with pytest.raises(CriticError, match="no value for the state after turn 1: expected a finite number, got None"):
         list(search.run(MCTS(2, 2), problems(1), mas=RPSV, policy=talker(), critic=Mute(), raise_errors=True))
 
 

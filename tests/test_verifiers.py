@@ -28,7 +28,7 @@ from mas_gym.prompts import ChatMessage
 from mas_gym.testing import check_critic
 from rewardmodels import Ensemble, load_critic
 from rewardmodels.verifiers.judge import Judge, read_verdict
-from search import Proposal, Score, ScoringContext
+from search import Proposal, ScoringContext
 from search.critics import Agreement, RandomCritic, Uncertainty
 from search.protocol import PeerContext
 
@@ -199,11 +199,11 @@ def talker(*texts: str) -> ScriptedPolicy:
 def test_a_verdict_is_the_probability_of_yes() -> None:
     policy = Chooser({"good": (math.log(0.6), math.log(0.2)), "bad": (math.log(0.01), math.log(0.03))})
     critic = Judge(policy)
-    good, bad, same = critic.score([context("good"), context("bad"), context("good")])
-    assert (good, bad) == (pytest.approx(0.5, abs=1e-6), pytest.approx(-0.5, abs=1e-6))
-    assert (good.tokens, good.prompt_tokens, good.unread) == (1, 10, 0)
+    scores = critic.score([context("good"), context("bad"), context("good")])
+    assert list(scores) == pytest.approx([0.5, -0.5, 0.5], abs=1e-6)
     # An equal question is asked once and billed to both.
-    assert policy.batches == [2] and (same, same.prompt_tokens) == (good, 10)
+    assert policy.batches == [2] and scores[0] == scores[2]
+    assert (scores.tokens, scores.prompt_tokens, scores.unread) == ((1, 1, 1), (10, 10, 10), (0, 0, 0))
 
 
 def test_a_local_judge_follows_the_formula(folder: Path) -> None:
@@ -235,13 +235,13 @@ def test_sampled_verdicts_are_shares_and_the_unread_are_counted(
 ) -> None:
     for policy in (talker(*texts), as_async(talker(*texts))):
         critic = Judge(policy, n=3)
-        [score] = critic.score([context("a")])
+        scores = critic.score([context("a")])
         assert critic.mode == "share" and critic.concurrent == (policy.__class__ is not ScriptedPolicy)
-        assert (score.tokens, score.unread) == (9, unread)
+        assert (scores.tokens, scores.unread) == ((9,), (unread,))
         if value is None:
-            assert math.isnan(score) and score.reason == "none of 3 verdicts says yes or no"
+            assert math.isnan(scores[0]) and scores.reasons[0] == "none of 3 verdicts says yes or no"
         else:
-            assert score == pytest.approx(value, abs=1e-6)
+            assert scores[0] == pytest.approx(value, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -283,10 +283,10 @@ def test_pairs_are_compared_in_both_orders() -> None:
     for (name, own), score in zip(strength.items(), scores, strict=True):
         others = [wins(own, other) for key, other in strength.items() if key != name]
         assert score == pytest.approx(2 * (0.5 + sum(others)) / 3 - 1, abs=1e-6)
-        assert (score.tokens, score.prompt_tokens) == (4, 20)
+    assert set(scores.tokens) == {4} and set(scores.prompt_tokens) == {20}
     assert sum(scores) == pytest.approx(0, abs=1e-5)
-    [alone] = critic.score([peers(states[0])])
-    assert (alone, alone.tokens) == (0.0, 0)
+    alone = critic.score([peers(states[0])])
+    assert (list(alone), alone.tokens) == ([0.0], (0,))
     assert critic.reads_peers and not Judge(Ranker({})).reads_peers
 
 
@@ -376,10 +376,10 @@ def test_a_judges_tokens_are_a_column_only_where_there_are_any() -> None:
 
 def test_an_ensemble_adds_up_what_its_members_cost() -> None:
     judge = Judge(talker("yes"), n=2)
-    [score] = Ensemble([judge, search.ConstantCritic(0.0)]).score([context("a")])
-    assert isinstance(score, Score) and (score, score.tokens) == (0.5, 6)
-    [unread] = Ensemble([Judge(talker("hm"), n=2), search.ConstantCritic(0.0)]).score([context("a")])
-    assert math.isnan(unread) and unread.reason and unread.unread == 2
+    scores = Ensemble([judge, search.ConstantCritic(0.0)]).score([context("a")])
+    assert (list(scores), list(scores.tokens)) == ([0.5], [6])
+    unread = Ensemble([Judge(talker("hm"), n=2), search.ConstantCritic(0.0)]).score([context("a")])
+    assert math.isnan(unread[0]) and unread.reasons[0] and list(unread.unread) == [2]
 
 
 def test_a_judges_identity_is_its_policy_prompt_and_settings(tmp_path: Path, folder: Path) -> None:
@@ -442,12 +442,13 @@ def test_a_server_is_asked_for_the_likely_first_words() -> None:
     app.post("/v1/chat/completions")(answer)
     with serving(app) as base:
         critic = load_critic(f"judge:openai:m@{base}/v1")
-        [score] = critic.score([context("a")])
-        [unread] = critic.score([context("b")])
+        scores = critic.score([context("a")])
+        unread = critic.score([context("b")])
     assert critic.mode == "logprob" and critic.concurrent  # type: ignore[attr-defined]
-    assert score == pytest.approx(2 * 0.6 / 0.8 - 1, abs=1e-6) and (score.tokens, score.prompt_tokens) == (1, 40)  # type: ignore[attr-defined]
+    assert scores[0] == pytest.approx(2 * 0.6 / 0.8 - 1, abs=1e-6)
+    assert (scores.tokens, scores.prompt_tokens) == ((1,), (40,))  # type: ignore[attr-defined]
     assert (seen[0]["max_tokens"], seen[0]["logprobs"], seen[0]["top_logprobs"]) == (1, True, 20)
-    assert math.isnan(unread) and "lists neither" in unread.reason  # type: ignore[attr-defined]
+    assert math.isnan(unread[0]) and "lists neither" in unread.reasons[0]  # type: ignore[attr-defined]
     assert load_critic(f"judge:openai:m@{base}/v1#logprobs=false").mode == "share"  # type: ignore[attr-defined]
 
 

@@ -5,7 +5,9 @@ import itertools
 import pickle
 import subprocess
 import sys
+import threading
 import warnings
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -359,6 +361,43 @@ def test_truncated_games_end_for_all() -> None:
     game.reset(seed=0)
     turns = [name for name in game.agent_iter() if game.step(None if game.truncations[name] else 0) is None]
     assert len(turns) == 2 + 4 and game.agents == []
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda game: game.step(("a", 5)),
+        lambda game: game.last(),
+        lambda game: next(iter(game.agent_iter())),
+        lambda game: game.observe("Planner"),
+        lambda game: game.rewards,
+        lambda game: game.infos,
+    ],
+)
+def test_aec_use_before_reset_raises_an_error_with_the_remedy(use: Any) -> None:
+    game = mas_gym.aec_env(MASEnv(SUMS, "rpsv"))
+    with pytest.raises(EpisodeOverError, match=r"call .*reset\(\)"):
+        use(game)
+    assert not hasattr(game, "agents") and not hasattr(game, "unknown")
+    game.reset(seed=0)
+    game.step(("a", game.ALL))
+    assert pickle.loads(pickle.dumps(copy.deepcopy(game))).agents == game.agents
+
+
+def test_spec_with_a_policy_object_is_copied_without_a_warning() -> None:
+    class Locked(ScriptedPolicy):
+        def __init__(self) -> None:
+            super().__init__(guess)
+            self.lock = threading.Lock()
+
+    policy = Locked()
+    chosen = CandidateChoice(gym.make("MAS-Arithmetic-v0"), policy, 2)
+    spec = TimeLimit(chosen, 5).spec
+    assert spec is not None and spec.additional_wrappers[0].kwargs["policy"] is policy
+    assert DenseReward(chosen, PolicyLikelihood()).spec is not None
+    remade = gym.make(chosen.spec)
+    remade.reset(seed=0)
+    assert remade.get_wrapper_attr("n") == 2
 
 
 def test_aec_arguments() -> None:

@@ -152,17 +152,19 @@ def _resize(arms: Sequence[Arm], bench: Bench, target: Match, dev: Task, baselin
     Returns the rows, and the baseline's name among them.
     """
     from search.compare import matched
-    from search.compare.comparison import CALIBRATION_PROBLEMS, renamed
+    from search.compare.comparison import CALIBRATION_PROBLEMS, calibrated_on, renamed
 
-    sized, calibrated = matched(arms, bench, target, dev[:CALIBRATION_PROBLEMS])
-    for part in calibrated:
+    problems = dev[:CALIBRATION_PROBLEMS]
+    pairs = matched(arms, bench, target, problems, lambda reason: note(reason, "yellow"))
+    note(calibrated_on(len(problems)), *["yellow"] * (len(problems) < CALIBRATION_PROBLEMS))
+    for _, _, part in pairs:
         size = f"{part.setting}={part.size}" if part.setting else "no size to change"
         text = f"{one_line(part.label)}: {size}, {part.spent:,.1f} {target.unit} per calibration problem"
         if max(part.spent, target.amount) > MATCHED * min(part.spent, target.amount):
             note(f"{text}: no size comes nearer to {target.amount:g}, so this row is no match for the others", "yellow")
         else:
             note(text)
-    return sized, renamed(baseline, arms, sized)
+    return [arm for _, arm, _ in pairs], renamed(baseline, pairs)
 
 
 def _check_baseline(arms: Sequence[Arm], name: str) -> None:
@@ -195,10 +197,9 @@ def pair_arms(planners: Sequence[str], critics: Sequence[str] | None = None, laz
         ConfigError: No pair is left, or a critic is named but no planner takes one.
     """
     from search.compare.bench import named_critics, named_planners, pair
-    from search.protocol import needs_critic
 
     loaded = named_planners(planners)
-    guided = any(map(needs_critic, loaded.values()))
+    guided = any(planner.needs_critic for planner in loaded.values())
     if critics and not guided:
         raise ConfigError("--critic: none of the planners takes a critic; add one that does, as --planner mcts:10,3")
     guides = named_critics(list(dict.fromkeys(critics or [opt.LIKELIHOOD])), lazy) if guided else {}

@@ -452,7 +452,12 @@ def _cores() -> int:
 
 def _is_shipped(planner: Planner) -> bool:
     """Whether another process can import the planner."""
-    return type(planner).__module__.startswith("search.")
+    from search.planners import ChosenRecipients
+    from search.protocol import Adapter
+
+    if isinstance(planner, ChosenRecipients):
+        return _is_shipped(planner.planner)
+    return not isinstance(planner, Adapter) and type(planner).__module__.startswith("search.")
 
 
 def _is_small(spec: PolicySpec) -> bool:
@@ -487,7 +492,8 @@ def load_weights(arms: Iterable[Arm]) -> None:
 def read_planner(spec: str) -> tuple[str, Planner]:
     """Load a planner; return its name in tables, and the planner."""
     from search import load_planner, planner_spec
+    from search.protocol import planner_name
 
     planner = load_planner(spec)
     label = planner_spec(planner)
-    return (spec if label == type(planner).__name__ else label), planner
+    return (spec if label == planner_name(planner) else label), planner

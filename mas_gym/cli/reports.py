@@ -101,6 +101,7 @@ def _blamed(store: Store, run: RunInfo, critic: Critic | None) -> list[Blame]:
 
 
 def _scores(plan: Plan, critic: Critic) -> list[float]:
+    from mas_gym.critics import finite_values, scores_of
     from mas_gym.state import Action
     from search import Proposal, ScoringContext
     from search.compare.critics import chosen_path
@@ -111,7 +112,7 @@ def _scores(plan: Plan, critic: Critic) -> list[float]:
         ScoringContext(n.state, plan.mas, Proposal(Action(n.state.text, plan.mas.ALL), n.tokens, n.logprob))
         for n in nodes
     ]
-    return list(critic.score(contexts))
+    return finite_values(critic, [context.state for context in contexts], scores_of(critic, contexts))
 
 
 def _row(one: Blame, agents: Sequence[str], least: float) -> dict[str, Any]:

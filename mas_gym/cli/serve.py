@@ -86,10 +86,8 @@ def serve(
 
 
 def _search(planner: str, critic: str | None) -> tuple[Planner, Critic | None]:
-    from search.protocol import needs_critic
-
     _, algorithm = opt.read_planner(planner)
-    if needs_critic(algorithm):
+    if algorithm.needs_critic:
         return algorithm, opt.read_critic(critic or opt.LIKELIHOOD)
     if critic:
         raise ConfigError(f"--critic: {planner} takes no critic; choose one that does, as --planner mcts:10,3")

@@ -40,6 +40,7 @@ class ProposalLike(NamedTuple):
     tokens: int
     logprob: float | None
     finish_reason: str
+    certainty: None = None
 
     @property
     def mean_logprob(self) -> float | None:

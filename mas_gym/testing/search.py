@@ -5,14 +5,15 @@ The check of planners runs whole searches against scripted replies.
 
 from __future__ import annotations
 
-import math
+import json
 import pickle
 import random
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from mas_gym.critics import Critic, ScoringContext, as_critic, scores_of
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import BudgetError, CriticError
 from mas_gym.graph import MAS
@@ -43,12 +44,13 @@ class PlannerLike(Protocol):
         """Search from the root."""
 
 
-class _CriticFacts(NamedTuple):
+class _ScriptedCritic(Critic):
     """What a planner may read from the run's critic in ``for_run``."""
 
-    name: str = "scripted"
-    terminal_only: bool = False
-    free: bool = False
+    name = "scripted"
+
+    def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
+        raise NotImplementedError
 
 
 def check_planner(
@@ -108,7 +110,7 @@ def check_planner(
 
 def _for_run(planner: Any, training: bool) -> Any:
     for_run = getattr(planner, "for_run", None)
-    return for_run(_CriticFacts(), training) if callable(for_run) else planner
+    return for_run(_ScriptedCritic(), training) if callable(for_run) else planner
 
 
 def _behaves_like(search: _Search, planner: PlannerLike, max_rounds: int) -> bool:
@@ -229,9 +231,28 @@ class _Search:
             mine = isinstance(state, MASState) and state.path()[0] == self.root
             terminal = mine and self.model.is_terminal(state)  # type: ignore[arg-type]
             self.findings.expect(terminal, f"a candidate at {describe(state)}: expected a terminal state of its search")
+        self._check_tree(candidates or ())
         scores = [candidate.score for candidate in list(candidates or ())[1:]]
         ranked = [score for score in scores if score is not None]
         self.findings.expect(ranked == sorted(ranked, reverse=True), "the candidates after the first are not ranked")
+
+    def _check_tree(self, candidates: Sequence[Any]) -> None:
+        """Check that a store can write the tree and read it back."""
+        tree = getattr(self.plan, "tree", None)
+        if tree is None:
+            return
+        try:
+            stored = type(tree).from_dict(json.loads(json.dumps(tree.to_dict())), self.model)
+        except Exception as error:
+            self.findings.expect(False, f"its tree cannot be stored and read back: {describe(str(error))}")
+            return
+        self.findings.expect(stored.states == tree.states, "its tree is another one after storing and reading it back")
+        for one in candidates:
+            node = one.node
+            same = node is None or (isinstance(node, int) and 0 <= node < len(tree) and tree.states[node] == one.state)
+            self.findings.expect(
+                same, f"a candidate's node is {describe(node)}: expected its state's in the tree, or None"
+            )
 
 
 def _global_generators() -> bytes:
@@ -266,20 +287,8 @@ def _check_budget(findings: Findings, planner: PlannerLike, model: Dynamics, tra
         )
 
 
-class ContextLike(NamedTuple):
-    """Stands in for the driver's `ScoringContext`."""
-
-    state: MASState
-    mas: MAS
-    proposal: ProposalLike | None
-
-
 class CriticLike(Protocol):
-    """The part of `search.Critic` that is checked."""
-
-    name: str
-    terminal_only: bool
-    free: bool
+    """The part of `search.Critic` that has no default."""
 
     def score(self, contexts: Any) -> Sequence[float]:
         """Return one value per state, in order."""
@@ -308,16 +317,12 @@ def check_critic(
     Raises:
         ComplianceError: Lists every violation.
     """
-    name = getattr(critic, "name", None)
-    findings = Findings(f"critic {name!r}")
-    findings.expect(isinstance(name, str) and bool(name), f"name: expected a non-empty str, got {describe(name)}")
-    for flag in ("terminal_only", "free"):
-        value = getattr(critic, flag, None)
-        findings.expect(isinstance(value, bool), f"{flag}: expected a bool, got {describe(value)}")
-    _check_optional(findings, critic)
+    findings = Findings(f"critic {getattr(critic, 'name', type(critic).__name__)!r}")
     if not findings.expect(callable(getattr(critic, "score", None)), "it has no method score(contexts)"):
         findings.settle()
-    contexts = _contexts(load_mas(mas), question, bool(getattr(critic, "terminal_only", False)), seed)
+    critic, other = as_critic(critic), None if other is None else as_critic(other)
+    _check_attributes(findings, critic)
+    contexts = _contexts(load_mas(mas), question, bool(critic.terminal_only), seed)
     identity = stated(findings, critic)
     values = _score(findings, critic, contexts)
     if values is not None:
@@ -341,37 +346,34 @@ def check_critic(
     findings.settle()
 
 
-def _check_optional(findings: Findings, critic: CriticLike) -> None:
-    size = getattr(critic, "max_batch", 1)
+def _check_attributes(findings: Findings, critic: Critic) -> None:
+    name, size = critic.name, critic.max_batch
+    findings.expect(isinstance(name, str) and bool(name), f"name: expected a non-empty str, got {describe(name)}")
     findings.expect(isinstance(size, int) and size >= 1, f"max_batch: expected an int from 1 on, got {describe(size)}")
-    for flag in ("concurrent", "scores_actions"):
-        value = getattr(critic, flag, False)
+    for flag in ("terminal_only", "free", "concurrent", "scores_actions", "reads_peers"):
+        value = getattr(critic, flag)
         findings.expect(isinstance(value, bool), f"{flag}: expected a bool, got {describe(value)}")
 
 
-def _contexts(mas: MAS, question: str, terminal_only: bool, seed: int) -> list[ContextLike]:
+def _contexts(mas: MAS, question: str, terminal_only: bool, seed: int) -> list[ScoringContext]:
     model, rng = Dynamics(mas), random.Random(seed)
     contexts = []
     for texts in (ORDINARY, ORDINARY, (*HOSTILE, *ORDINARY)):
         states = walk(model, question, texts, rng)
         for state in states[-1:] if terminal_only else states[1:]:
             proposal = ProposalLike(Action(state.text, mas.ALL), 5, -1.0 - rng.random(), "stop")
-            contexts.append(ContextLike(state, mas, proposal))
+            contexts.append(ScoringContext(state, mas, proposal))
     return contexts
 
 
-def _score(findings: Findings, critic: CriticLike, contexts: list[ContextLike]) -> list[float] | None:
+def _score(findings: Findings, critic: Critic, contexts: list[ScoringContext]) -> list[float] | None:
     try:
-        values = list(critic.score(contexts))
+        scores = scores_of(critic, contexts)
     except Exception as error:
         findings.expect(False, f"{len(contexts)} states raised {type(error).__name__}: {describe(str(error))}")
         return None
-    got = f"{len(contexts)} states got {len(values)} values: expected one each, in order"
-    fine = findings.expect(len(values) == len(contexts), got)
-    for value in values:
-        number = isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
-        fine &= findings.expect(number, f"a value: expected a finite float, got {describe(value)}")
-    return values if fine else None
+    faults = [findings.expect(not reason, f"a state has no value: {reason:.200}") for reason in scores.reasons]
+    return list(scores) if all(faults) else None
 
 
 def _compare(
@@ -385,19 +387,7 @@ def _compare(
 # ------------------------------------------------------------------ oracle
 
 
-class ScoredState(Protocol):
-    """The part of `search.ScoringContext` that the oracle reads."""
-
-    @property
-    def state(self) -> MASState:
-        """The state to score."""
-
-    @property
-    def mas(self) -> MAS:
-        """The MAS that it belongs to."""
-
-
-class OracleCritic:
+class OracleCritic(Critic):
     """Scores terminal states by the true reward and rejects all others; for tests of planners.
 
     `rewardmodels.load_critic` cannot load it, so no spec, command or config can use it. A test
@@ -429,7 +419,7 @@ class OracleCritic:
         """Return the answers and the task that grades."""
         return {"answers": self._answers, "task": self._task}
 
-    def score(self, contexts: Sequence[ScoredState]) -> list[float]:
+    def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
         """Return +1.0 or -1.0 per terminal state.
 
         Raises:
@@ -437,7 +427,7 @@ class OracleCritic:
         """
         return [self._reward(context) for context in contexts]
 
-    def _reward(self, context: ScoredState) -> float:
+    def _reward(self, context: ScoringContext) -> float:
         problem = self._problems.get(context.state.question)
         if problem is None:
             raise CriticError(

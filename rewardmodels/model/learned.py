@@ -14,7 +14,7 @@ from rewardmodels.data.dataset import LOOPS, graph_of
 from rewardmodels.data.encode import Encoded, Encoder, View
 from rewardmodels.model.backbone import load_tokenizer
 from rewardmodels.model.folder import CriticInfo, check_folder, digest, load_folder, read_info
-from search.protocol import ScoringContext
+from search.protocol import Critic, ScoringContext
 
 if TYPE_CHECKING:
     from rewardmodels.model.prefixes import Counts
@@ -22,22 +22,27 @@ if TYPE_CHECKING:
 GRID = 1_000_000
 """Scores are rounded to a millionth."""
 
+_EXACT_BYTES = 400_000_000
+"""Weights up to this size are computed in float64 on a CPU."""
+
 _REMEMBERED = 200_000
 _MEGABYTE = 2**20
 
 
-class LearnedCritic:
+DType = Literal["float32", "float64", "bfloat16"]
+
+
+class LearnedCritic(Critic):
     """Scores states with a trained model: ``tanh`` of its logit.
 
     Each state is scored once and its score is kept. The encoded beginnings of transcripts are
     cached, so a new state costs only its newest message (`rewardmodels.model.prefixes`).
 
-    A score does not depend on the other states of its batch: each part of a state is computed
-    in the same way whatever else is in the batch, and scores are rounded to a millionth. The
-    remaining source of differences is kernels whose rounding depends on the number of rows
-    (1e-7 to 1e-5 in float32, 1e-15 in float64). In float64 equal states get equal scores in
-    every run, at any concurrency; in float32 on one thread of an x86 CPU no difference was
-    observed.
+    Scores are rounded to a millionth. In float64, which small models on a CPU use by default, a
+    state's score is the same in every run and at any concurrency: the rounding of kernels depends
+    on the other states of the batch by about 1e-15 only. In float32 it depends on them by 1e-7 to
+    1e-5, so about one score in 30 differs by a millionth between concurrency 1 and 64. In bfloat16
+    the differences are larger.
 
     Args:
         folder: A folder that training wrote.
@@ -45,7 +50,8 @@ class LearnedCritic:
         force: Score graphs and views that the critic was not trained for.
         prefixes: Let an outcome critic score states that are not terminal.
         device: ``"cpu"`` or ``"cuda"``; None uses a GPU if there is one.
-        dtype: ``"float32"``, ``"float64"`` or ``"bfloat16"``; None means float32 on a CPU, bfloat16 on a GPU.
+        dtype: ``"float32"``, ``"float64"`` or ``"bfloat16"``; None means bfloat16 on a GPU, and on a CPU float64 for
+            weights of up to 400 MB, otherwise float32.
         memory: Size of the cache of encoded prefixes, in megabytes.
         max_batch: Preferred number of states per call.
         share: Encode shared beginnings once; False encodes each state whole.
@@ -74,7 +80,7 @@ class LearnedCritic:
         force: bool = False,
         prefixes: bool = False,
         device: str | None = None,
-        dtype: Literal["float32", "float64", "bfloat16"] | None = None,
+        dtype: DType | None = None,
         memory: int = 64,
         max_batch: int = 64,
         share: bool = True,
@@ -84,7 +90,8 @@ class LearnedCritic:
         """Read the description of the critic and, unless lazy, load the model."""
         if dtype not in (None, "float32", "float64", "bfloat16"):
             raise ConfigError(f'expected dtype "float32", "float64" or "bfloat16", got {dtype!r}')
-        self._folder, self._device, self._dtype = Path(folder), device, dtype
+        self._folder, self._device = Path(folder), device
+        self._dtype: DType | None = dtype
         self._share, self._memory, self._concurrent = share, memory * _MEGABYTE, concurrent
         self.concurrent, self.max_batch = bool(concurrent), max_batch
         self._begin(read_info(self._folder), view, force, prefixes)
@@ -128,7 +135,13 @@ class LearnedCritic:
 
         self._device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.concurrent = self._device != "cpu" if self._concurrent is None else self._concurrent
-        return self._device, self._dtype or ("float32" if self._device == "cpu" else "bfloat16")
+        if self._dtype is None:
+            self._dtype = self._default_dtype() if self._device == "cpu" else "bfloat16"
+        return self._device, self._dtype
+
+    def _default_dtype(self) -> DType:
+        weights = sum(file.stat().st_size for file in self._folder.glob("*.safetensors") if file.is_file())
+        return "float64" if weights <= _EXACT_BYTES else "float32"
 
     @property
     def counts(self) -> Counts:

@@ -29,7 +29,7 @@ from mas_gym.errors import ConfigError, DataNotFoundError, EngineUnavailableErro
 from mas_gym.policies.base import AsyncPolicy, Choice, Policy, SamplingReply, SamplingRequest
 from mas_gym.prompts import ChatMessage
 from mas_gym.state import MASState
-from search.protocol import PeerContext, Score, ScoringContext
+from search.protocol import Critic, PeerContext, Scores, ScoringContext
 
 logger = logging.getLogger("rewardmodels.verifiers")
 
@@ -98,7 +98,7 @@ class Verdict(NamedTuple):
     reason: str = ""
 
 
-class Judge:
+class Judge(Critic):
     """Scores states by the verdicts of a policy.
 
     Args:
@@ -164,17 +164,18 @@ class Judge:
         sampled = {} if self._likely else {"n": self._n, "temperature": self._temperature, "cap": self._max_tokens}
         return {"policy": self._policy, "mode": self.mode, "likely": self._likely, "prompt": self._prompt, **sampled}
 
-    def score(self, contexts: Sequence[ScoringContext]) -> list[Score]:
+    def score(self, contexts: Sequence[ScoringContext]) -> Scores:
         """Return one value in ``[-1, 1]`` per state, in order; not a number for a state without a readable verdict.
 
         Raises:
             EngineUnavailableError: The judge's engine is down.
         """
         if self._kind == "verdict":
-            return [_scored([verdict]) for verdict in self._verdicts([self._question(c) for c in contexts])]
+            verdicts = self._verdicts([self._question(context) for context in contexts])
+            return Scores.from_rows(_scored([verdict]) for verdict in verdicts)
         asked = [self._comparisons(context) for context in contexts]
         answers = iter(self._verdicts([prompt for prompts in asked for prompt in prompts]))
-        return [_compared([next(answers) for _ in prompts]) for prompts in asked]
+        return Scores.from_rows(_compared([next(answers) for _ in prompts]) for prompts in asked)
 
     def _question(self, context: ScoringContext) -> str:
         state, mas = context.state, context.mas
@@ -357,17 +358,17 @@ def read_verdict(text: str, words: Sequence[str]) -> int | None:
     return None if said is None else [word.casefold() for word in words].index(said.casefold())
 
 
-def _scored(verdicts: Sequence[Verdict], shares: Sequence[float] | None = None) -> Score:
+def _scored(verdicts: Sequence[Verdict], shares: Sequence[float] | None = None) -> tuple[float, int, int, int, str]:
     """Return the value of the mean share, with the cost of all verdicts."""
     shares = [v.share for v in verdicts if v.share is not None] if shares is None else shares
     value = round((2 * math.fsum(shares) / len(shares) - 1) * _GRID) / _GRID if shares else math.nan
     tokens, read, unread = (
         sum(getattr(verdict, name) for verdict in verdicts) for name in ("tokens", "prompt_tokens", "unread")
     )
-    return Score(value, tokens, read, unread, "" if shares else next(verdict.reason for verdict in verdicts))
+    return value, tokens, read, unread, "" if shares else next(verdict.reason for verdict in verdicts)
 
 
-def _compared(verdicts: Sequence[Verdict]) -> Score:
+def _compared(verdicts: Sequence[Verdict]) -> tuple[float, int, int, int, str]:
     """Return the value of a state from its comparisons, which alternate between it as A and it as B."""
     wins = []
     for first, second in zip(verdicts[::2], verdicts[1::2], strict=True):

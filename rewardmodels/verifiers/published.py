@@ -35,7 +35,7 @@ from mas_gym.state import MASState
 from rewardmodels.data.encode import chunks
 from rewardmodels.model.backbone import load_pretrained, load_scalar, load_tokenizer
 from rewardmodels.model.folder import check_folder, read_object
-from search.protocol import ScoringContext
+from search.protocol import Critic, ScoringContext
 
 Aggregate = Literal["last", "mean", "min", "product"]
 AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
@@ -68,7 +68,7 @@ class Steps(NamedTuple):
     places: list[int]
 
 
-class _Published:
+class _Published(Critic):
     """What step and scalar reward models share: loading, batches, and a memory of scores."""
 
     free = False
@@ -116,7 +116,7 @@ class _Published:
             values = self._values(list(fresh.values()))
             for key, value in zip(fresh, values, strict=True):
                 if not math.isfinite(value):
-                    raise CriticError(f"{self.name} answered {value} for {key[1]!r}; check its weights and precision")  # type: ignore[attr-defined]
+                    raise CriticError(f"{self.name} answered {value} for {key[1]!r}; check its weights and precision")
                 self._known[key] = round(value * _GRID) / _GRID
         return [self._known[context.mas.fingerprint, context.state] for context in contexts]
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, unknown_name
 from mas_gym.policies.base import shortened
 from rewardmodels.verifiers.published import AGGREGATES, SYSTEM, Aggregate
-from search.protocol import Score, ScoringContext
+from search.protocol import Critic, Scores, ScoringContext
 
 ENDPOINTS = ("pooling", "classify", "score")
 FORMATS = {"qwen": ("<extra_0>", 1), "shepherd": ("ки", 0), "skywork": ("\n", 0)}
@@ -26,7 +26,7 @@ _LIMIT = 2**24
 _GRID = 1_000_000
 
 
-class ServerCritic:
+class ServerCritic(Critic):
     """Scores states with a reward model on vLLM's server.
 
     ==============  ==========================================================  ==========================
@@ -99,7 +99,7 @@ class ServerCritic:
         """Return the model, what the server says about it, its ``revision``, and the settings."""
         return {"server": self._server, **self._stated}
 
-    def score(self, contexts: Sequence[ScoringContext]) -> list[Score]:
+    def score(self, contexts: Sequence[ScoringContext]) -> Scores:
         """Return one value per state, in order; not a number, with the reason, for an unusable reply.
 
         Raises:
@@ -109,22 +109,23 @@ class ServerCritic:
 
         return asyncio.run_coroutine_threadsafe(self._all(contexts), engine_loop()).result()
 
-    async def _all(self, contexts: Sequence[ScoringContext]) -> list[Score]:
-        return list(await asyncio.gather(*map(self._one, contexts)))
+    async def _all(self, contexts: Sequence[ScoringContext]) -> Scores:
+        found = await asyncio.gather(*map(self._one, contexts))
+        return Scores([value for value, _ in found], reasons=[reason for _, reason in found])
 
-    async def _one(self, context: ScoringContext) -> Score:
+    async def _one(self, context: ScoringContext) -> tuple[float, str]:
         turns = context.state.path()[1:]
         if not turns:
-            return Score(math.nan, reason="it has no messages")
+            return math.nan, "it has no messages"
         texts = [self._clean(turn.text) for turn in turns]
         body = self._body(self._clean(context.state.question), texts)
         try:
             reply = await self._server.post(self._url, {"model": self._model, **body}, _LIMIT)
-            return Score(round(self._value(reply, len(texts)) * _GRID) / _GRID)
+            return round(self._value(reply, len(texts)) * _GRID) / _GRID, ""
         except EngineUnavailableError:
             raise
         except (PolicyError, ValueError) as error:
-            return Score(math.nan, reason=f"{self._url}: {error}")
+            return math.nan, f"{self._url}: {error}"
 
     def _clean(self, text: str) -> str:
         """Return a text without the marks of steps and chat markup: a space breaks each."""

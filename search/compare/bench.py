@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -14,8 +14,8 @@ from mas_gym.errors import ConfigError, MASGymError
 from mas_gym.processes import run_jobs
 from search.compare.outcomes import Outcome
 from search.plan import Plan
-from search.protocol import Critic, Planner, bind_planner, needs_critic
-from search.setup import check_graph, load_planner, planner_spec
+from search.protocol import Critic, Planner, as_critic, as_planner, planner_name
+from search.setup import load_planner, planner_spec
 
 if TYPE_CHECKING:
     from mas_gym.graph import MAS
@@ -128,19 +128,16 @@ def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | 
         ConfigError: Two different planners have one name.
     """
     if isinstance(planners, Mapping):
-        return {str(name): load_planner(p) if isinstance(p, str) else p for name, p in planners.items()}
-    single = isinstance(planners, str | Planner)
+        return {str(name): load_planner(p) if isinstance(p, str) else as_planner(p) for name, p in planners.items()}
+    single = isinstance(planners, str) or hasattr(planners, "plan")
     items: list[Any] = [planners] if single else list(planners)  # type: ignore[arg-type]
-    loaded = [load_planner(item) if isinstance(item, str) else item for item in items]
-    for planner in loaded:
-        if not isinstance(planner, Planner):
-            raise ConfigError(f"expected a planner with a plan method, got {type(planner).__name__}")
+    loaded = [load_planner(item) if isinstance(item, str) else as_planner(item) for item in items]
     named = [(planner_spec(planner), planner) for planner in loaded]
     found: dict[str, Planner] = {}
     for item, (name, planner) in zip(items, named, strict=True):
         # Names leave out what only a short form states, such as the kind of values.
         shared = any(other != planner for same, other in named if same == name)
-        if isinstance(item, str) and (name == type(planner).__name__ or shared):
+        if isinstance(item, str) and (name == planner_name(planner) or shared):
             name = item
         if name in found and found[name] != planner:
             raise ConfigError(f"two planners are called {name!r}: give them names, as in {{'a': first, 'b': second}}")
@@ -157,13 +154,13 @@ def named_critics(
     first score; see `rewardmodels.load_critic`.
     """
     if isinstance(critics, Mapping):
-        return {name: ("", critic) for name, critic in critics.items()}
-    pairs = [(item, load_critic(item, lazy)) if isinstance(item, str) else ("", item) for item in critics]
+        return {name: ("", as_critic(critic)) for name, critic in critics.items()}
+    pairs = [(item, load_critic(item, lazy)) if isinstance(item, str) else ("", as_critic(item)) for item in critics]
     common = Counter(critic.name for _, critic in pairs)
     found: dict[str, tuple[str, Critic]] = {}
     for spec, critic in pairs:
         name = spec if spec and common[critic.name] > 1 else critic.name
-        if name in found and found[name][1] is not critic and (not spec or found[name][0] != spec):
+        if name in found and found[name][1] != critic and (not spec or found[name][0] != spec):
             raise ConfigError(f"two critics are called {name!r}: give them names, as in {{'a': first, 'b': second}}")
         found.setdefault(name, (spec, critic))
     return found
@@ -194,14 +191,14 @@ def pair(
     arms: list[Arm] = []
     reasons: list[str] = []
     for name, planner in planners.items():
-        guides = critics if needs_critic(planner) else {"": ("", None)}
+        guides = critics if planner.needs_critic else {"": ("", None)}
         if not guides:
             reasons.append(f"{name} left out: it needs a critic: pass critics=[...], such as 'policy-likelihood'")
         for critic_name, (spec, critic) in guides.items():
             arm = Arm(name, planner, critic, critic_name, spec)
             try:
-                bind_planner(planner, critic, False)
-            except ConfigError as error:
+                planner.for_run(critic, False)
+            except (MASGymError, ValueError) as error:
                 reasons.append(f"{arm.label} left out: {error}")
             else:
                 arms.append(arm)
@@ -231,7 +228,8 @@ def measure(
         concerns all searches, such as an engine that is gone; None if it is complete.
     """
     for arm in arms:
-        check_graph(arm.critic, bench.mas)
+        if arm.critic is not None:
+            as_critic(arm.critic).check_graph(bench.mas)
     if bench.workers is not None:
         return _measure_in_processes(arms, bench, bench.workers, look, listen)
     outcomes: list[Outcome] = []
@@ -401,28 +399,35 @@ class Calibrated(NamedTuple):
         setting: The setting that was changed; ``""`` for a planner without one.
         size: Its value.
         spent: Tokens or calls per problem.
+        problems: The number of calibration problems.
     """
 
     label: str
     setting: str
     size: int
     spent: float
+    problems: int
 
 
 def calibrate(arm: Arm, bench: Bench, match: Match, problems: Sequence[Problem]) -> tuple[Arm, Calibrated]:
     """Return an arm whose planner has the size with the closest cost.
 
-    The size is the planner's first setting that is a whole number, such as the number of
-    passes or simulations. Sizes are chosen by cost alone, never by correctness.
+    The size is the planner's `search.Planner.size_setting`, such as the number of passes or
+    simulations. Sizes are chosen by cost alone, never by correctness. With a store, the searches
+    are kept in a separate file beside it (`calibration_store`), so that they are not repeated.
 
     Args:
         arm: The arm.
         bench: Policy, system and seed; the first seed is used.
         match: The cost to reach.
         problems: The problems to search.
+
+    Raises:
+        ConfigError: Every search failed, or the planner's ``size_setting`` is wrong.
     """
-    bench = replace(bench, task=problems, store=None, seeds=bench.seeds[:1], run_budget=None, workers=None)
-    setting = size_setting(arm.planner)
+    store = None if bench.store is None else calibration_store(bench.store)
+    bench = replace(bench, task=problems, store=store, seeds=bench.seeds[:1], run_budget=None, workers=None)
+    setting = arm.planner.size_setting
 
     def spent(candidate: Arm) -> float:
         outcomes, stop = measure([candidate], bench)
@@ -430,33 +435,33 @@ def calibrate(arm: Arm, bench: Bench, match: Match, problems: Sequence[Problem])
             raise stop
         costs = [o.tokens if match.unit == "tokens" else o.agent_calls for o in outcomes if o.error is None]
         if not costs:
-            raise ConfigError(f"{candidate.label}: no calibration search ended without an error: {outcomes[0].error}")
+            raise ConfigError(f"every calibration search failed: {outcomes[0].error if outcomes else 'no problems'}")
         return sum(costs) / len(costs)
 
     if not setting:
-        return arm, Calibrated(arm.label, "", 0, spent(arm))
-    size = getattr(arm.planner, setting)
+        return arm, Calibrated(arm.label, "", 0, spent(arm), len(problems))
+    size = arm.planner.current_size()
     tried: dict[int, float] = {}
     for _ in range(_ROUNDS):
-        tried[size] = spent(_resized(arm, setting, size))
+        tried[size] = spent(_resized(arm, size))
         size = _next_size(tried, match.amount)
         if size in tried:
             break
     best = min(tried, key=lambda tried_size: abs(tried[tried_size] - match.amount))
-    chosen = _resized(arm, setting, best)
-    return chosen, Calibrated(chosen.label, setting, best, tried[best])
+    chosen = _resized(arm, best)
+    return chosen, Calibrated(chosen.label, setting, best, tried[best], len(problems))
 
 
-def size_setting(planner: Planner) -> str:
-    """Return the name of a planner's size, its first setting that is a whole number; ``""`` if it has none."""
-    names: list[str] = [field.name for field in fields(planner)] if is_dataclass(planner) else []
-    return next((name for name in names if type(getattr(planner, name)) is int), "")
+def calibration_store(store: str | Path) -> Path:
+    """Return the file beside a store that keeps calibration searches: ``runs.calibration.db`` for ``runs.db``."""
+    path = Path(store)
+    return path.with_suffix(f".calibration{path.suffix}")
 
 
-def _resized(arm: Arm, setting: str, size: int) -> Arm:
-    planner = replace(arm.planner, **{setting: size})  # type: ignore[type-var]
+def _resized(arm: Arm, size: int) -> Arm:
+    planner = arm.planner.resized(size)
     name = planner_spec(planner)
-    return replace(arm, planner=planner, name=f"{arm.name} {size}" if name == type(planner).__name__ else name)
+    return replace(arm, planner=planner, name=f"{arm.name} {size}" if name == planner_name(planner) else name)
 
 
 def _next_size(tried: Mapping[int, float], amount: float) -> int:

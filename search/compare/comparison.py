@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
     from search.setup import Budget, Sampling
 
 
-CALIBRATION_PROBLEMS = 20
+CALIBRATION_PROBLEMS = 30
+"""Problems on which sizes are chosen by default; with fewer, tables and `Comparison` warn."""
 _WIDTH = 120
 
 
@@ -136,6 +138,8 @@ class Comparison:
         console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_jupyter=False)
         console.print(self.show())
         lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+        if self.calibrated:
+            lines.append(calibrated_on(self.calibrated[0].problems))
         for part in self.calibrated:
             size = f"{part.setting}={part.size}" if part.setting else "no size to change"
             lines.append(f"{one_line(part.label)}: {size}, {part.spent:,.1f} per problem in calibration")
@@ -182,10 +186,11 @@ def compare(
         critics: Critics or their names, or a mapping from your own names.
         seeds: Run seeds; accuracies are averaged over them per problem.
         baseline: The row to compare the others with, by its label or its planner; the first by default.
-        match: ``"tokens=650"`` or ``"calls=40"``: choose each planner's size, its first setting that is a whole
-            number, so that it spends that much per problem.
-        dev: The problems to find sizes on; by default the first 20 compared. Their answers are not used.
-        store: Keeps finished searches; the same call reads them back.
+        match: ``"tokens=650"`` or ``"calls=40"``: choose each planner's size (`search.Planner.size_setting`), so that
+            it spends that much per problem. A row whose calibration searches all fail is left out, with a warning.
+        dev: The problems to find sizes on; by default the first 30 compared. Their answers are not used.
+        store: Keeps finished searches; the same call reads them back. With ``match``, calibration searches are kept in
+            a second file beside it, such as ``runs.calibration.db``.
         concurrency: Open searches at once; results do not depend on it.
         sampling: How agents sample; the paper's settings by default.
         budget: Limits of each search.
@@ -199,15 +204,16 @@ def compare(
     items = problems if hasattr(problems, "grade") else list(problems)
     if not (chosen := list(dict.fromkeys(seeds))):
         raise ConfigError("expected at least one seed, got none")
-    guides = [critics] if isinstance(critics, str | Critic) else critics
+    guides: Any = [critics] if isinstance(critics, str) or hasattr(critics, "score") else critics
     arms = pair(named_planners(planners), named_critics(guides))
     system, loaded = read_system(mas, program)
     bench = Bench(items, system, policy, chosen, concurrency, store, None, budget, run_budget, sampling, program=loaded)
     calibrated: list[Calibrated] = []
     if match is not None:
         sample = islice(items, CALIBRATION_PROBLEMS) if dev is None else dev
-        sized, calibrated = matched(arms, bench, Match.read(match), sample)
-        arms, baseline = sized, renamed(baseline, arms, sized)
+        pairs = matched(arms, bench, Match.read(match), sample, lambda reason: warnings.warn(reason, stacklevel=3))
+        arms, baseline = [new for _, new, _ in pairs], renamed(baseline, pairs)
+        calibrated = [part for *_, part in pairs]
     listen = (lambda arm, seed, now: progress(arm.label, seed, now)) if callable(progress) else progress
     outcomes, stop = measure(arms, bench, listen=listen)
     return _table(outcomes, stop, chosen, match, baseline, calibrated)
@@ -230,20 +236,51 @@ def _table(
 
 
 def matched(
-    arms: Sequence[Arm], bench: Bench, match: Match, problems: Iterable[Problem]
-) -> tuple[list[Arm], list[Calibrated]]:
-    """Give every arm the size that meets a cost; return the arms and what they spent."""
+    arms: Sequence[Arm],
+    bench: Bench,
+    match: Match,
+    problems: Iterable[Problem],
+    refused: Callable[[str], None] = lambda reason: None,
+) -> list[tuple[Arm, Arm, Calibrated]]:
+    """Give every arm the size that meets a cost; return each arm before and after, and what it spent.
+
+    Args:
+        arms: The arms.
+        bench: What they have in common.
+        match: The cost.
+        problems: The calibration problems.
+        refused: Called with the reason for each arm that is left out because it cannot be sized.
+
+    Raises:
+        ConfigError: No arm is left.
+    """
     chosen = list(problems)
-    pairs = [calibrate(arm, bench, match, chosen) for arm in arms]
-    return [arm for arm, _ in pairs], [spent for _, spent in pairs]
+    found: list[tuple[Arm, Arm, Calibrated]] = []
+    reasons: list[str] = []
+    for arm in arms:
+        try:
+            found.append((arm, *calibrate(arm, bench, match, chosen)))
+        except ConfigError as error:
+            reasons.append(f"{one_line(arm.label)} left out: {error}")
+    if not found:
+        raise ConfigError("; ".join(reasons))
+    for reason in reasons:
+        refused(reason)
+    return found
 
 
-def renamed(name: str, before: Sequence[Arm], after: Sequence[Arm]) -> str:
-    """Return what a row, named by its label or its planner, is called since its planner has another size."""
-    for old, new in zip(before, after, strict=True):
+def renamed(name: str, pairs: Iterable[tuple[Arm, Arm, Calibrated]]) -> str:
+    """Return the label after resizing of a row, which is named by its label or its planner."""
+    for old, new, _ in pairs:
         if name in (old.label, old.name):
             return new.label if name == old.label else new.name
     return name
+
+
+def calibrated_on(problems: int) -> str:
+    """Return the line that states on how many problems sizes were chosen, with a warning if they are few."""
+    few = f"; with fewer than {CALIBRATION_PROBLEMS} the costs are uncertain" if problems < CALIBRATION_PROBLEMS else ""
+    return f"sizes chosen on {problems} problems{few}"
 
 
 _ROW = ("planner", "critic", "seed")

@@ -15,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mas_gym.critics import score_batch
 from mas_gym.dynamics import Dynamics
 from mas_gym.errors import (
     ConfigError,
@@ -28,7 +29,7 @@ from mas_gym.errors import (
 from mas_gym.graph import MAS, Agent
 from mas_gym.state import Action, MASState
 from mas_gym.tasks.sources import BadRow, read_file
-from search.protocol import Critic, Score, ScoringContext
+from search.protocol import Critic, ScoringContext, as_critic
 from search.tree import Proposal
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
@@ -261,16 +262,13 @@ def score_transcripts(
         DataError: Steps are no episode of the system.
         EngineUnavailableError: A judge's engine is down.
     """
-    from search.engine.ports import DEFAULT_CRITIC_BATCH
-    from search.setup import check_graph
-
-    if getattr(critic, "reads_peers", False):
+    critic = as_critic(critic)
+    if critic.reads_peers:
         raise ConfigError(f"critic {critic.name!r} compares states of one search; a transcript has none to compare")
     found: list[Scored] = []
     cost = Cost()
     waiting: dict[Hashable, Sequence[ScoringContext]] = {}
     checked: set[str] = set()
-    size = getattr(critic, "max_batch", DEFAULT_CRITIC_BATCH)
 
     def flush() -> None:
         nonlocal cost
@@ -283,10 +281,10 @@ def score_transcripts(
     for place, one in enumerate(transcripts):
         system, states = one.states(mas)
         if system.fingerprint not in checked:
-            check_graph(critic, system)
+            critic.check_graph(system)
             checked.add(system.fingerprint)
         waiting[place] = _contexts(one, system, states, critic.terminal_only)
-        if sum(map(len, waiting.values())) >= size:
+        if sum(map(len, waiting.values())) >= critic.max_batch:
             flush()
     flush()
     if all(one.error is not None for one in found):
@@ -307,9 +305,7 @@ def _contexts(one: LabelledTranscript, mas: MAS, states: Sequence[MASState], las
 
 
 def _outcomes(critic: Critic, batch: Mapping[Hashable, Sequence[ScoringContext]]) -> Iterator[tuple[int, Any]]:
-    from search.engine.ports import score
-
-    for key, outcome in score(critic, batch) if batch else ():
+    for key, outcome in score_batch(critic, batch) if batch else ():
         if isinstance(outcome, EngineUnavailableError):
             raise outcome
         assert isinstance(key, int)
@@ -320,25 +316,17 @@ def _scored(transcript: LabelledTranscript, outcome: Any) -> Scored:
     if isinstance(outcome, Exception):
         reason = str(outcome) if isinstance(outcome, MASGymError) else f"{type(outcome).__name__}: {outcome}"
         return Scored(transcript, (), reason or type(outcome).__name__)
-    values = []
-    for value in outcome:
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not math.isfinite(number):
-            return Scored(transcript, (), getattr(value, "reason", "") or f"{shown(value)} is not a finite number")
-        values.append(number)
-    return Scored(transcript, tuple(values))
+    failed = next(filter(None, outcome.reasons), None)
+    return Scored(transcript, tuple(outcome.values)) if failed is None else Scored(transcript, (), failed)
 
 
 def _added(cost: Cost, outcome: Any, free: bool) -> Cost:
     if isinstance(outcome, Exception):
         return cost
-    billed = [value for value in outcome if isinstance(value, Score)]
+    tokens, read, unread = outcome.cost()
     return Cost(
         cost.reward_calls + (0 if free else len(outcome)),
-        cost.critic_tokens + sum(value.tokens for value in billed),
-        cost.critic_prompt_tokens + sum(value.prompt_tokens for value in billed),
-        cost.unread_verdicts + sum(value.unread for value in billed),
+        cost.critic_tokens + tokens,
+        cost.critic_prompt_tokens + read,
+        cost.unread_verdicts + unread,
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from mas_gym.critics import finite_values
 from mas_gym.errors import BudgetError, CriticError, PolicyError, SearchError
 from mas_gym.graph import Agent
 from mas_gym.policies.base import SamplingReply, SamplingRequest, derive_seed
@@ -20,7 +21,6 @@ from mas_gym.state import Action, MASState
 from mas_gym.tasks.base import Problem
 from search.plan import Grader, Plan, Usage, final_text
 from search.protocol import (
-    Critic,
     Evaluate,
     Extract,
     PeerContext,
@@ -29,8 +29,9 @@ from search.protocol import (
     Remaining,
     Request,
     Reward,
-    Score,
+    Scores,
     ScoringContext,
+    planner_name,
 )
 from search.setup import Budget, SampleRecord, Sampling, Setup
 from search.tree import Proposal, Tree
@@ -218,7 +219,7 @@ class ActiveSearch:
 
     @property
     def _planner_name(self) -> str:
-        return type(self.setup.planner).__name__
+        return planner_name(self.setup.planner)
 
     def _next_requests(self) -> Sequence[Request]:
         if self._generator is None:
@@ -340,7 +341,7 @@ class ActiveSearch:
         if critic is None:
             raise CriticError("the planner asks for values and the run has no critic: pass critic=load_critic(...)")
         hits = 0
-        reads = getattr(critic, "reads_peers", False)
+        reads = critic.reads_peers
         answers = self._all_answers(states) if reads else ()
         for state in states:
             if critic.terminal_only and not self.setup.dynamics.is_terminal(state):
@@ -472,16 +473,15 @@ class ActiveSearch:
         if isinstance(outcome, Exception):
             raise outcome
         critic = self.setup.critic
-        assert isinstance(outcome, Sequence) and critic is not None
+        assert isinstance(outcome, Scores) and critic is not None
+        # Before the values are checked: what a value cost is spent, whatever the value is.
         if not critic.free:
-            # Before the values are checked: what a value cost is spent, whatever the value is.
             self._spend(Usage(reward_calls=len(self._to_score)))
-        for value in outcome:
-            if isinstance(value, Score):
-                cost = Usage(critic_tokens=value.tokens, critic_prompt_tokens=value.prompt_tokens)
-                self._spend(replace(cost, unread_verdicts=value.unread))
-        for state, value in zip(self._to_score, outcome, strict=True):
-            self._values[state.digest] = _finite(value, critic, state)
+        tokens, read, unread = outcome.cost()
+        if tokens or read or unread:
+            self._spend(Usage(critic_tokens=tokens, critic_prompt_tokens=read, unread_verdicts=unread))
+        for state, value in zip(self._to_score, finite_values(critic, self._to_score, outcome), strict=True):
+            self._values[state.digest] = value
 
     def _settle(self) -> None:
         """Fill in the replies to `Evaluate` and `Reward`; what they need is known by now."""
@@ -512,27 +512,44 @@ class ActiveSearch:
         if not plan.candidates:
             raise SearchError(f"planner {name}: expected at least one terminal candidate in its plan, got none")
         for candidate in plan.candidates:
+            if candidate.state.path()[0] != self._root:
+                raise SearchError(
+                    f"planner {name}: expected candidates that start at the root of the search, got others"
+                )
             if not self.setup.dynamics.is_terminal(candidate.state):
                 raise SearchError(
                     f"planner {name}: expected terminal candidates, got a state at turn {candidate.state.depth}; "
                     "an intermediate message is no answer"
                 )
-        whole = plan if plan.tree is not None else self._with_tree(plan)
-        return replace(whole, mas=self.setup.dynamics.mas)
+        return replace(self._with_nodes(plan), mas=self.setup.dynamics.mas)
 
-    def _with_tree(self, plan: Plan) -> Plan:
-        """Give a plan without a tree the tree of its candidates' paths."""
+    def _with_nodes(self, plan: Plan) -> Plan:
+        """Fill in the nodes of candidates and of the curve; paths that the tree lacks are added to it."""
         assert self._root is not None
-        tree = Tree(self._root)
-        index = {self._root: 0}
-        for candidate in plan.candidates:
-            for state in candidate.state.path()[1:]:
-                if state not in index:
-                    parent = index[state.parent] if state.parent is not None else 0
-                    terminal = self.setup.dynamics.is_terminal(state)
-                    index[state] = tree.add(parent, state, self._proposal_of(state), terminal)
-        candidates = tuple(replace(candidate, node=index[candidate.state]) for candidate in plan.candidates)
-        return replace(plan, tree=tree, candidates=candidates)
+        tree = Tree(self._root) if plan.tree is None else plan.tree
+        if not isinstance(tree, Tree) or tree.states[0] != self._root:
+            got = f"one of {tree.states[0]!r:.80}" if isinstance(tree, Tree) else type(tree).__name__
+            name = self._planner_name
+            raise SearchError(f"planner {name}: expected the plan's tree to be a search.Tree(root), got {got}")
+        index: dict[MASState, int] = {}
+        for node, state in enumerate(tree.states):
+            index.setdefault(state, node)
+
+        def place(node: int | None, state: MASState) -> int:
+            if node is not None and 0 <= node < len(tree) and tree.states[node] == state:
+                return node
+            for step in state.path()[1:]:
+                if step not in index:
+                    parent, terminal = index[step.parent], self.setup.dynamics.is_terminal(step)  # type: ignore[index]
+                    index[step] = tree.add(parent, step, self._proposal_of(step), terminal)
+            return index[state]
+
+        candidates = tuple(replace(one, node=place(one.node, one.state)) for one in plan.candidates)
+        anytime = tuple(
+            point if point.state is None else point._replace(node=place(point.node, point.state))
+            for point in plan.anytime
+        )
+        return replace(plan, tree=tree, candidates=candidates, anytime=anytime)
 
     def fail(self, error: BaseException) -> None:
         """End the search with an error."""
@@ -566,19 +583,3 @@ def _checked(requests: object) -> Sequence[Request]:
         if isinstance(request, Propose) and not hasattr(request.n, "__index__"):
             raise SearchError(f"expected the n of Propose from the planner to be a whole number, got {request.n!r:.80}")
     return requests
-
-
-def _finite(value: Any, critic: Critic, state: MASState) -> float:
-    reason = "check its weights and its precision"
-    if isinstance(value, Score) and value.reason:
-        raise CriticError(f"critic {critic.name!r} has no value for the state after turn {state.depth}: {value.reason}")
-    try:
-        number = float(value)
-        if math.isfinite(number):
-            return number
-    except (TypeError, ValueError) as error:
-        reason = str(error)
-    raise CriticError(
-        f"critic {critic.name!r} gave {value!r:.80} for the state after turn {state.depth}; expected a finite number: "
-        f"{reason}"
-    )

@@ -28,7 +28,7 @@ from search.engine.journal import Journal, Listener, Progress, listener
 from search.engine.run import Run
 from search.engine.scheduler import Scheduler, SearchFuture
 from search.plan import Plan, Usage
-from search.protocol import Critic, Planner
+from search.protocol import Critic, Planner, as_critic
 from search.setup import (
     Budget,
     ProgramSource,
@@ -195,7 +195,7 @@ class Worker:
         policy, critic = stated("policy", self._policy), self._critic
         if critic is None:
             return policy, None
-        more = {name: getattr(critic, name) for name in _CRITIC_FACTS if hasattr(critic, name)}
+        more = {name: getattr(as_critic(critic), name) for name in _CRITIC_FACTS}
         return policy, stated("critic", critic) | more
 
     async def search(self, problem: Problem) -> Found:

@@ -15,16 +15,14 @@ from concurrent.futures import CancelledError, Future
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from mas_gym.errors import CriticError, EngineUnavailableError, PolicyError
+from mas_gym.critics import Critic, Scores, ScoringContext, score_batch
+from mas_gym.errors import PolicyError
 from mas_gym.policies.base import AsyncPolicy, Policy, SamplingReply, SamplingRequest, SamplingSession
 from search.plan import Grader
-from search.protocol import Critic, ScoringContext
 
-EngineResult = SamplingReply | Sequence[float] | Exception
+EngineResult = SamplingReply | Scores | Exception
 Mail = SimpleQueue[tuple[Hashable, Any]]
 """What other threads tell the scheduler: outcomes by key, and its own notices."""
-
-DEFAULT_CRITIC_BATCH = 64
 
 
 class PolicyPort(Protocol):
@@ -193,8 +191,8 @@ class CriticPort:
         """Start empty, with a thread if the critic asks for one."""
         self._critic, self._mail = critic, mail
         self.name = critic.name
-        self.max_batch: int = getattr(critic, "max_batch", DEFAULT_CRITIC_BATCH)
-        self.inline = not getattr(critic, "concurrent", False)
+        self.max_batch = critic.max_batch
+        self.inline = not critic.concurrent
         self.waiting = 0
         self._jobs: OrderedDict[Hashable, Sequence[ScoringContext]] = OrderedDict()
         self._inbox: SimpleQueue[Mapping[Hashable, Sequence[ScoringContext]] | None] = SimpleQueue()
@@ -231,7 +229,7 @@ class CriticPort:
             size += len(contexts)
         self.waiting -= size
         if self.inline:
-            return score(self._critic, batch)
+            return score_batch(self._critic, batch)
         self._scoring = True
         self._inbox.put(batch)
         return ()
@@ -242,7 +240,7 @@ class CriticPort:
 
     def _serve(self) -> None:
         while (batch := self._inbox.get()) is not None:
-            for outcome in score(self._critic, batch):
+            for outcome in score_batch(self._critic, batch):
                 self._mail.put(outcome)
             self._mail.put((BATCH_DONE, None))
 
@@ -301,22 +299,3 @@ class GradingPort:
 
 
 BATCH_DONE = "batch done"
-
-
-def score(critic: Critic, batch: Mapping[Hashable, Sequence[ScoringContext]]) -> list[tuple[Hashable, EngineResult]]:
-    """Score the states of several searches together; if that fails, one by one, so that only the faulty ones fail."""
-    contexts = [context for share in batch.values() for context in share]
-    try:
-        values = list(critic.score(contexts))
-        if len(values) != len(contexts):
-            raise CriticError(f"critic {critic.name!r}: expected {len(contexts)} values, got {len(values)}")
-    except Exception as error:
-        if len(batch) > 1 and not isinstance(error, EngineUnavailableError):
-            return [outcome for key, share in batch.items() for outcome in score(critic, {key: share})]
-        return [(key, error) for key in batch]
-    outcomes: list[tuple[Hashable, EngineResult]] = []
-    start = 0
-    for key, share in batch.items():
-        outcomes.append((key, values[start : start + len(share)]))
-        start += len(share)
-    return outcomes

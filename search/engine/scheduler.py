@@ -32,6 +32,7 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from mas_gym.critics import scores_of
 from mas_gym.errors import ConfigError, EngineUnavailableError, SearchError
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.tasks.base import Problem
@@ -388,9 +389,9 @@ class Scheduler:
         assert critic is not None
         self._spans.score(entry.number, key, critic.name, contexts)
         try:
-            values = critic.score(contexts)
-            self._spans.answer(key, values)
-            entry.search.take_scores(values)
+            scores = scores_of(critic, contexts)
+            self._spans.answer(key, scores)
+            entry.search.take_scores(scores)
         except Exception as error:
             self._spans.answer(key, error)
             entry.search.fail(error)

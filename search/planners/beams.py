@@ -14,6 +14,7 @@ from search.plan import AnytimePoint, Plan
 from search.planners.common import (
     anytime_point,
     check_at_least,
+    check_positive,
     evaluate,
     grow_chains,
     path_scores,
@@ -21,13 +22,15 @@ from search.planners.common import (
     step_values,
     widen,
 )
-from search.protocol import Critic, Extract, Model, PlanGenerator, ValueKind, value_kind
+from search.protocol import Critic, Extract, Model, PlanGenerator, Planner, ValueKind, value_kind
 from search.tree import Tree
 
 
 @dataclass(frozen=True)
-class SinglePass:
+class SinglePass(Planner):
     """One pass through the schedule; AC = D (paper, Sec. "Overall experimental setup")."""
+
+    needs_critic = False
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Sample one message per agent."""
@@ -37,7 +40,7 @@ class SinglePass:
 
 
 @dataclass(frozen=True)
-class SelfConsistency:
+class SelfConsistency(Planner):
     """A majority vote of ``k`` independent passes; AC = k D (paper, App. "Search configurations", SC@K).
 
     Attributes:
@@ -45,6 +48,8 @@ class SelfConsistency:
         weights: None for one vote per pass; ``"critic"`` to weigh each by the sigmoid of its path score.
         values: The kind of the values, as in `MCTS`; ``"auto"``: the kind that the run provides.
     """
+
+    size_setting = "k"
 
     k: int = 5
     weights: Literal["critic"] | None = None
@@ -55,6 +60,7 @@ class SelfConsistency:
         check_at_least(self, 1, k=self.k)
         if self.weights not in (None, "critic"):
             raise ConfigError(f"SelfConsistency: expected weights None or 'critic', got {self.weights!r}")
+        object.__setattr__(self, "needs_critic", self.weights is not None)
 
     def for_run(self, critic: Critic | None, training: bool) -> SelfConsistency:
         """Return the planner with the kind of values that the run provides."""
@@ -82,13 +88,15 @@ class SelfConsistency:
 
 
 @dataclass(frozen=True)
-class BestOfN:
+class BestOfN(Planner):
     """The pass with the highest path score among ``n``; AC = n D.
 
     Attributes:
         n: Number of passes.
         values: The kind of the values, as in `MCTS`; ``"auto"``: the kind that the run provides.
     """
+
+    size_setting = "n"
 
     n: int = 5
     values: ValueKind | Literal["auto"] = "auto"
@@ -151,7 +159,7 @@ def _curve(tree: Tree, ends: Sequence[int], chosen: Sequence[int]) -> tuple[Anyt
 
 
 @dataclass(frozen=True)
-class StepBeamSearch:
+class StepBeamSearch(Planner):
     """SBS(B2, B1): sample ``b2`` messages per beam state, keep the ``b1`` best successors of all (paper, Alg. 3).
 
     With a fixed schedule AC = b2 + (D - 1) b1 b2, provided b1 <= b2. Equal messages stay
@@ -164,6 +172,8 @@ class StepBeamSearch:
         b2: Messages sampled per beam state.
         b1: Width of the beam.
     """
+
+    size_setting = "b2"
 
     b2: int = 5
     b1: int = 1
@@ -197,7 +207,7 @@ def _rank(tree: Tree, node: int) -> tuple[float, float, int]:
 
 
 @dataclass(frozen=True)
-class DVTS:
+class DVTS(Planner):
     """Diverse verifier tree search (Beeching et al., 2024): independent greedy searches side by side.
 
     Each of ``trees`` searches samples ``width`` messages per step and keeps the best; the best
@@ -207,6 +217,8 @@ class DVTS:
         trees: Number of independent searches.
         width: Messages sampled per step in each.
     """
+
+    size_setting = "trees"
 
     trees: int = 3
     width: int = 5
@@ -241,7 +253,7 @@ class DVTS:
 
 
 @dataclass(frozen=True)
-class REBASE:
+class REBASE(Planner):
     """Reward-balanced search (Wu et al., 2024): a fixed width, shared among states by their values.
 
     At each depth the samples are shared among the states in proportion to the softmax of their
@@ -255,6 +267,8 @@ class REBASE:
             path score wins.
     """
 
+    size_setting = "width"
+
     width: int = 15
     temperature: float = 0.1
     choose: Literal["vote", "best"] = "vote"
@@ -262,8 +276,7 @@ class REBASE:
     def __post_init__(self) -> None:
         """Check the settings."""
         check_at_least(self, 1, width=self.width)
-        if not 0 < self.temperature < math.inf:
-            raise ConfigError(f"REBASE: expected temperature to be a positive number, got {self.temperature!r}")
+        check_positive(self, temperature=self.temperature)
         if self.choose not in ("vote", "best"):
             raise ConfigError(f"REBASE: expected choose to be 'vote' or 'best', got {self.choose!r}")
 

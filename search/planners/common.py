@@ -29,6 +29,19 @@ def check_at_least(planner: object, low: int, **numbers: int) -> None:
             )
 
 
+def check_positive(planner: object, **numbers: float) -> None:
+    """Check that a planner's settings are finite numbers above 0.
+
+    Raises:
+        ConfigError: A setting is not.
+    """
+    for name, number in numbers.items():
+        if not isinstance(number, int | float) or isinstance(number, bool) or not 0 < number < math.inf:
+            raise ConfigError(
+                f"{type(planner).__name__}: expected {name} to be a positive finite number, got {number!r}"
+            )
+
+
 def step_values(planner: str, critic: Critic | None, training: bool) -> ValueKind:
     """Return the kind of a run's values, for a planner that needs a value at every step.
 

@@ -47,6 +47,7 @@ from search.protocol import (
     Critic,
     Model,
     PlanGenerator,
+    Planner,
     Propose,
     Remaining,
     Request,
@@ -62,7 +63,7 @@ INFERENCE_C_UCT = 2.0
 
 
 @dataclass(frozen=True)
-class MCTS:
+class MCTS(Planner):
     """MCTS(N_sim, C_max) with UCT selection.
 
     Attributes:
@@ -86,6 +87,8 @@ class MCTS:
             virtual loss keeps them apart, see `ParallelSearch`.
     """
 
+    size_setting = "n_simulations"
+
     n_simulations: int = 10
     max_children: int = 3
     c_uct: float | None = None
@@ -102,8 +105,9 @@ class MCTS:
         check_at_least(
             self, 1, n_simulations=self.n_simulations, max_children=self.max_children, parallel=self.parallel
         )
-        if self.c_uct is not None and not (isinstance(self.c_uct, int | float) and 0 <= self.c_uct < math.inf):
-            raise ConfigError(f"MCTS: expected c_uct to be a finite number >= 0, got {self.c_uct!r}")
+        c = self.c_uct
+        if c is not None and (not isinstance(c, int | float) or isinstance(c, bool) or not 0 <= c < math.inf):
+            raise ConfigError(f"MCTS: expected c_uct to be a finite number >= 0, got {c!r}")
         allowed: dict[str, tuple[str, ...]] = {
             "leaf": ("rollout", "bootstrap"),
             "values": ("auto", "process", "outcome", "likelihood", "reward"),

@@ -38,6 +38,7 @@ from search.plan import Plan
 from search.planners.common import (
     Steps,
     check_at_least,
+    check_positive,
     child_of,
     evaluate,
     path_scores,
@@ -56,7 +57,7 @@ from search.protocol import (
     Remaining,
     Request,
     ValueKind,
-    bind_planner,
+    as_planner,
 )
 from search.tree import Proposal, Tree
 
@@ -67,7 +68,8 @@ class PUCT(MCTS):
 
     This is AlphaZero's rule in place of Eq. 1 (Silver et al., 2017). The prior of a child is the
     softmax of its message's mean token log-probability among its siblings; without
-    log-probabilities it is uniform. The paper adds no priors to UCT; this is for comparison.
+    log-probabilities it is uniform. A child without visits has the mean value of its parent's simulations as its Q, so
+    the priors order first visits, too. The paper adds no priors to UCT; this is for comparison.
 
     Attributes:
         temperature: Temperature of the priors' softmax; the larger, the more even they are.
@@ -79,8 +81,7 @@ class PUCT(MCTS):
         """Check the settings."""
         super().__post_init__()
         check_serial(self)
-        if not 0 < self.temperature < math.inf:
-            raise ConfigError(f"PUCT: expected temperature to be a positive number, got {self.temperature!r}")
+        check_positive(self, temperature=self.temperature)
 
     def search(self, model: Model, root: MASState) -> Search:
         """Return a new search from ``root``."""
@@ -110,10 +111,11 @@ class _WithPriors(Search):
         tree = self.tree
         children = tree.children(node)
         scale = self.c_uct * math.sqrt(1 + sum(tree.visits[child] for child in children))
+        unvisited = tree.totals[node] / max(tree.visits[node], 1)
 
         def score(child: int) -> float:
             n = tree.visits[child]
-            return tree.totals[child] / n + scale * self.priors[child] / (1 + n) if n else math.inf
+            return (tree.totals[child] / n if n else unvisited) + scale * self.priors[child] / (1 + n)
 
         return max(children, key=score)
 
@@ -125,7 +127,8 @@ class SequentialHalving(MCTS):
     Sequential halving (Karnin et al., 2013; at the root of a tree: Danihelka et al., 2022): all
     first messages get the same number of simulations, then the better half gets as many again,
     and so on. The schedule is that of mctx (``seq_halving.py``), which spends ``n_simulations``
-    exactly. Gumbel MuZero draws its root candidates by adding Gumbel noise to the policy's
+    exactly. As in mctx, decoding takes the first message with the most visits, among equals the one with the largest Q;
+    below it, it follows the largest Q. Gumbel MuZero draws its root candidates by adding Gumbel noise to the policy's
     logits; messages sampled from the policy are such a draw already.
 
     Attributes:
@@ -160,6 +163,18 @@ class _Halving(Search):
             if not (yield from self.simulate([0, child])):
                 return
 
+    def greedy(self, node: int, all_children: bool = False) -> int | None:
+        if node:
+            return super().greedy(node, all_children)
+        tree = self.tree
+        finalists = [child for child in tree.children(0) if all_children or self.leads[child]]
+        most = max((tree.visits[child] for child in finalists), default=0)
+        return max(
+            (child for child in finalists if tree.visits[child] == most),
+            key=lambda child: tree.totals[child] / max(most, 1),
+            default=None,
+        )
+
 
 def considered_visits(width: int, n_simulations: int) -> Iterator[int]:
     """Yield for each simulation the number of visits of the children among which it chooses the best."""
@@ -176,7 +191,7 @@ def considered_visits(width: int, n_simulations: int) -> Iterator[int]:
 
 
 @dataclass(frozen=True)
-class AdaptiveBranching:
+class AdaptiveBranching(Planner):
     """AB-MCTS with Gaussian arms; AC is at most ``n_simulations`` D.
 
     At each state, Thompson sampling decides between a new message and a known one (Inoue et al.,
@@ -193,12 +208,15 @@ class AdaptiveBranching:
         spread: Prior standard deviation of values around their mean, in units of the critic's values.
     """
 
+    size_setting = "n_simulations"
+
     n_simulations: int = 20
     spread: float = 0.3
 
     def __post_init__(self) -> None:
         """Check the settings."""
         check_at_least(self, 1, n_simulations=self.n_simulations)
+        check_positive(self, spread=self.spread)
 
     def for_run(self, critic: Critic | None, training: bool) -> AdaptiveBranching:
         """Check that the run scores intermediate states."""
@@ -296,7 +314,7 @@ _DRAW = "recipient"
 
 
 @dataclass(frozen=True)
-class ChosenRecipients:
+class ChosenRecipients(Planner):
     """A planner whose messages go to recipients that a rule chooses.
 
     Messages of agents without ``route: message`` are not affected. A message that names no legal recipient
@@ -317,15 +335,31 @@ class ChosenRecipients:
         """Check the rule."""
         if self.recipients not in get_args(Rule):
             raise ConfigError(f"expected recipients to be one of {RULES}, got {self.recipients!r}")
+        planner = as_planner(self.planner)
+        own = {
+            "planner": planner,
+            "needs_critic": planner.needs_critic or self.recipients == "critic",
+            "size_setting": planner.size_setting,
+        }
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
 
     def for_run(self, critic: Critic | None, training: bool) -> ChosenRecipients:
         """Bind the planner; the critic's choice needs a critic that scores states after any turn."""
         if self.recipients == "critic":
             step_values("recipients=critic", critic, training)
-            if getattr(critic, "scores_actions", False):
+            if critic is not None and critic.scores_actions:
                 problem = "policy likelihood rates messages, not their recipients"
                 raise ConfigError(f"recipients=critic: {problem}; use a process critic, such as masprm")
-        return replace(self, planner=bind_planner(self.planner, critic, training))
+        return replace(self, planner=self.planner.for_run(critic, training))
+
+    def current_size(self) -> int:
+        """Return the planner's size."""
+        return self.planner.current_size()
+
+    def resized(self, size: int) -> ChosenRecipients:
+        """Return a copy with the planner of another size."""
+        return replace(self, planner=self.planner.resized(size))
 
     def plan(self, model: Any, root: MASState, rng: random.Random) -> PlanGenerator:
         """Run the planner, and change the recipients of its proposals."""
@@ -443,7 +477,7 @@ class AskTellAlgorithm(Protocol):
 
 
 @dataclass(frozen=True)
-class AskTell:
+class AskTell(Planner):
     """A planner whose states are chosen by an ask/tell algorithm; AC is at most ``n_trials`` + D.
 
     A node is a transcript, and a trial is one sampled message. Such libraries do
@@ -458,6 +492,8 @@ class AskTell:
         batch: Trials requested at a time, sampled and scored together.
         values: Kind of the run's values; set by the driver.
     """
+
+    size_setting = "n_trials"
 
     algorithm: AskTellAlgorithm
     n_trials: int = 30

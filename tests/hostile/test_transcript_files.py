@@ -89,10 +89,10 @@ class Broken:
 
 
 ODD = {
-    "not a number": (math.nan, "nan is not a finite number"),
-    "infinite": (math.inf, "inf is not a finite number"),
-    "text": ("high", "'high' is not a finite number"),
-    "nothing": (None, "None is not a finite number"),
+    "not a number": (math.nan, "expected a finite number, got nan"),
+    "infinite": (math.inf, "expected a finite number, got inf"),
+    "text": ("high", "expected a finite number, got 'high'"),
+    "nothing": (None, "expected a finite number, got None"),
     "an error": (ZeroDivisionError("by zero"), "ZeroDivisionError: by zero"),
     "an error without words": (KeyError(), "KeyError"),
 }

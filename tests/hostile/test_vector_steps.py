@@ -10,7 +10,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from mas_gym.errors import ConfigError, CriticError, EpisodeOverError, IllegalActionError, MASGymError, PolicyError
+from mas_gym.errors import (
+    CriticError,
+    EngineUnavailableError,
+    EpisodeOverError,
+    IllegalActionError,
+    MASGymError,
+    PolicyError,
+)
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from mas_gym.tasks import Problem, ProblemTask
 from mas_gym.wrappers import CandidateFeatures, DenseReward
@@ -51,25 +58,39 @@ class Async(Moody):
 
 
 @pytest.mark.parametrize("shape", [Batch, Async])
-@pytest.mark.parametrize("kind", [PolicyError, ZeroDivisionError])
-def test_a_policy_that_fails_for_one_copy(shape: Any, kind: type[Exception]) -> None:
-    envs = copies(shape(kind))
-    place = envs.reset(seed=1)[1]["problem_id"].tolist().index("sum/4")
-    with pytest.raises(kind, match="too long") as caught:
+def test_policy_error_in_one_copy_truncates_its_episode_alone(shape: Any) -> None:
+    envs = copies(shape(), wrap=None)
+    failing = envs.reset(seed=1)[1]["problem_id"] == "sum/4"
+    assert 0 < failing.sum() < 5
+    _, rewards, terminated, truncated, infos = envs.step([0] * 5)
+    assert (truncated == failing).all() and not terminated.any() and not rewards.any()
+    assert (
+        set(infos["error"][failing]) == {"PolicyError: the prompt is too long"} and (infos["_error"] == failing).all()
+    )
+    # The next step starts the copy's next episode, and the others continue.
+    _, _, _, truncated, infos = envs.step([0] * 5)
+    assert not truncated.any() and "error" not in infos
+    assert [env.unwrapped.state.depth for env in envs.envs] == [0 if failed else 2 for failed in failing]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        envs.close()
+
+
+@pytest.mark.parametrize("kind", [ZeroDivisionError, EngineUnavailableError])
+def test_other_errors_of_one_copy_are_raised_with_its_number(kind: type[Exception]) -> None:
+    envs = copies(Batch(kind))
+    envs.reset(seed=1)
+    with pytest.raises(kind, match="too long"):
         envs.step([0] * 5)
-    assert caught.value.__notes__ == [f"in environment {place} of 5"]
     with pytest.raises(EpisodeOverError, match="a step has failed"):
         envs.step([0] * 5)
     with pytest.raises(EpisodeOverError, match="without reset_mask"):
-        envs.reset(options={"reset_mask": np.arange(5) == place})
+        envs.reset(options={"reset_mask": np.arange(5) == 0})
     # What is lost is the step, not the environment.
     envs.reset(options={"problem_id": "sum/1"})
     for _ in range(4):
         terminated = envs.step([0] * 5)[2]
     assert terminated.all()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        envs.close()
 
 
 def test_policies_that_answer_too_little() -> None:
@@ -88,23 +109,27 @@ def test_policies_that_answer_too_little() -> None:
         assert caught.value.__notes__[0].endswith("of 5")
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "0.5"])
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "0.5", CriticError("no verdict")])
 @pytest.mark.parametrize("wrapper", [CandidateFeatures, DenseReward])
-def test_critics_that_do_not_know_one_copy(value: Any, wrapper: Any) -> None:
+def test_critic_error_in_one_copy_truncates_its_episode_alone(value: Any, wrapper: Any, mode: str) -> None:
     class Blind:
         def score(self, contexts: Sequence[Any]) -> list[Any]:
-            return [value if "What is 4" in context.state.question else 0.5 for context in contexts]
+            blind = ["What is 4" in c.state.question and c.state.depth == 2 for c in contexts]
+            if any(blind) and isinstance(value, Exception):
+                raise value
+            return [value if one else 0.5 for one in blind]
 
-    envs = copies(ScriptedPolicy(guess), wrap=lambda env: wrapper(env, Blind()))
-
-    def play() -> None:
-        envs.reset(seed=1)
-        envs.step([0] * 5)
-
-    with pytest.raises(ConfigError, match="critic: expected finite values"):
-        play()
-    with pytest.raises(EpisodeOverError):
-        envs.step([0] * 5)
+    envs = copies(ScriptedPolicy(guess), wrap=lambda env: wrapper(env, Blind()), autoreset_mode=mode)
+    failing = envs.reset(seed=1)[1]["problem_id"] == "sum/4"
+    for _ in range(2):
+        _, _, terminated, truncated, infos = envs.step([0] * 5)
+        if truncated.any():
+            break
+    assert 0 < failing.sum() < 5 and (truncated == failing).all() and not terminated.any()
+    for error in (infos["final_info"] if mode == "SameStep" else infos)["error"][failing]:
+        assert error.startswith("CriticError: ") and ("verdict" in error or "finite number" in error)
+    assert not envs.step([0] * 5)[3][~failing].any()
 
 
 def test_critics_that_raise_or_answer_too_little() -> None:
@@ -116,9 +141,23 @@ def test_critics_that_raise_or_answer_too_little() -> None:
         def score(self, contexts: Sequence[Any]) -> list[float]:
             raise CriticError("the server is gone")
 
-    for critic, said in ((Short(), "expected 10 values, got 1"), (Gone(), "gone")):
+    for critic, said in ((Short(), "expected 2 values, got 1"), (Gone(), "gone")):
         with pytest.raises(MASGymError, match=said):
             copies(ScriptedPolicy(guess), wrap=lambda env, c=critic: CandidateFeatures(env, c)).reset()
+
+
+def test_critic_error_in_every_copy_is_raised() -> None:
+    class Late:
+        def score(self, contexts: Sequence[Any]) -> list[float]:
+            if any(context.state.depth > 1 for context in contexts):
+                raise CriticError("the server is gone")
+            return [0.0] * len(contexts)
+
+    envs = copies(ScriptedPolicy(guess), wrap=lambda env: CandidateFeatures(env, Late()))
+    envs.reset()
+    with pytest.raises(CriticError, match="gone") as caught:
+        envs.step([0] * 5)
+    assert caught.value.__notes__ == ["in environment 0 of 5"]
 
 
 WRONG = [[0], [0] * 6, [[0] * 5], 0, None, "abcde", [0.0] * 5, [0, 0, [0], 0, 0], [0, 0, 9, 0, 0], [-1] * 5]

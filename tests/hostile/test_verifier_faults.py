@@ -29,6 +29,7 @@ from test_reward_models import (
 
 import mas_gym
 import search
+from mas_gym.critics import scores_of
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, EngineUnavailableError, MASGymError
 from mas_gym.policies import SamplingRequest, load_policy
 from mas_gym.policies.adapters import ScriptedPolicy
@@ -37,7 +38,7 @@ from mas_gym.policies.completions import BadReply, parse_reply
 from mas_gym.prompts import ChatMessage
 from rewardmodels import load_critic
 from rewardmodels.verifiers.judge import MAX_PROMPT_BYTES, Judge
-from search import Score, ScoringContext
+from search import ScoringContext
 
 NONSENSE = (
     "",
@@ -68,9 +69,7 @@ class Says:
 # ---- values of any critic
 
 
-@pytest.mark.parametrize(
-    "value", [math.nan, math.inf, -math.inf, None, "high", Score(math.nan), Score(math.inf), [], [0.5] * 99]
-)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, "high", True, [], [0.5] * 99, [[0.5]]])
 def test_values_that_are_none_end_the_search_with_the_reason(value: Any) -> None:
     task = mas_gym.load_task("arithmetic", split="test")[:1]
     [plan] = search.run("sbs:2,1", task, mas="rpsv", policy=load_policy("tiny"), critic=Says(value))
@@ -88,8 +87,9 @@ def test_nonsense_is_no_verdict(text: str, mode: str) -> None:
     critic = Judge(policy, mode=mode, n=2)  # type: ignore[arg-type]
     one = search.protocol.PeerContext(*context("a"))
     one.siblings = (context("b").state,)
-    [score] = critic.score([one])
-    assert math.isnan(score) and score.unread == (2 if mode == "share" else 4) and "none of 2 verdicts" in score.reason
+    scores = critic.score([one])
+    assert math.isnan(scores[0]) and scores.unread == ((2 if mode == "share" else 4),)
+    assert "none of 2 verdicts" in scores.reasons[0]
 
 
 def test_a_judge_that_fails_fails_its_search_alone() -> None:
@@ -119,8 +119,8 @@ def test_log_probabilities_that_tell_nothing(pair: tuple[float, float]) -> None:
         def choose(self, prompts: Sequence[Sequence[ChatMessage]], words: Sequence[str]) -> list[Choice]:
             return [Choice(pair, 3) for _ in prompts]
 
-    [score] = Judge(Chooser()).score([context("a")])
-    assert math.isnan(score) and score.unread == 1 and "lists neither 'yes' nor 'no'" in score.reason
+    scores = Judge(Chooser()).score([context("a")])
+    assert math.isnan(scores[0]) and scores.unread == (1,) and "lists neither 'yes' nor 'no'" in scores.reasons[0]
 
 
 @pytest.mark.parametrize(
@@ -284,9 +284,9 @@ def test_templates_that_loop_or_lie(tmp_path: Path) -> None:
 def test_replies_of_servers_with_faults(endpoint: str, reply: Any, message: str) -> None:
     with replying(reply() if callable(reply) else reply) as (base, _):
         critic = load_critic(f"{base}/{endpoint}#model=m&prefixes=true&max_attempts=1&timeout=20")
-        [score] = critic.score([context("one", "two")])
-    assert math.isnan(score)
-    assert re.search(message, score.reason), score.reason  # type: ignore[attr-defined]
+        scores = scores_of(critic, [context("one", "two")])
+    assert math.isnan(scores[0])
+    assert re.search(message, scores.reasons[0]), scores.reasons
 
 
 def test_a_server_that_is_not_there_ends_the_run() -> None:
