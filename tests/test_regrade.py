@@ -152,6 +152,6 @@ def test_pages_show_the_grades_of_a_run_beside_the_new_ones(store: Path, tmp_pat
         write_report(opened, tmp_path / "report.html")
     for page in (pages.page("/", {}), (tmp_path / "report.html").read_text(encoding="utf-8")):
         assert "Graded again by" in page and "&lt;b&gt;odd&lt;/b&gt;" in page
-        assert "<td>33.3</td>" in page
+        assert '<td data-name="Hit@1 now">33.3</td>' in page
     execute(store, "UPDATE grades SET nodes = '[]'")
     assert "are not what was written" in pages.page("/", {})

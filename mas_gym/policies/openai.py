@@ -247,10 +247,8 @@ class OpenAIPolicy:
         else:
             replies = await self._one_by_one(request)
         samples = tuple(sample for reply, _ in replies for sample in reply.samples)
-        # Each call reads the prompt, and its server bills it.
-        prompt = sum(reply.prompt_tokens for reply, _ in replies)
-        cached = sum(min(reply.cached_tokens, reply.prompt_tokens) for reply, _ in replies)
-        return SamplingReply(samples, prompt, cached, sum(dropped for _, dropped in replies))
+        counts = ((one.prompt_tokens, min(one.cached_tokens, one.prompt_tokens), lost) for one, lost in replies)
+        return SamplingReply(samples, *map(sum, zip(*counts, strict=True)))
 
     async def _together(self, request: SamplingRequest) -> list[tuple[WireReply, int]]:
         try:
