@@ -35,9 +35,10 @@ import psutil
 
 import mas_gym
 import search
+from mas_gym.internal.event_loop import on_engine_loop
 from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
-from mas_gym.policies.adapters import as_async, on_engine_loop
 from mas_gym.policies.base import AsyncPolicy, Sample
+from mas_gym.policies.sessions import as_async
 from rewardmodels import load_critic
 
 PLANNER = "mcts:10,3"
@@ -258,7 +259,7 @@ def memory(arguments: argparse.Namespace) -> None:
 
 
 def service(arguments: argparse.Namespace) -> None:
-    from mas_gym.service.requests import SearchPool, Service
+    from search.service.requests import SearchPool, Service
 
     policy, planner, count = Holding(arguments.searches), search.load_planner(PLANNER), arguments.searches
     given = Service(planner, mas_gym.load_mas("rpsv"), policy, search.PolicyLikelihood(), concurrency=count, queue=0)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from mas_gym.tasks import Problem, Task, grade, load_task
-from mas_gym.tasks.numerals import format_number, parse_number
+from mas_gym.tasks.grading.numbers import format_number, parse_number
 
 MODES = ("strict", "paper")
 OPTIONS = {"options": ["Paris", "A cat is black", "Vitamin C", "The dog"]}

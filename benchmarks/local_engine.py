@@ -23,7 +23,7 @@ import transformers
 import mas_gym
 import search
 from mas_gym.policies import SamplingReply, SamplingRequest, SamplingSession, TransformersPolicy, load_policy
-from mas_gym.policies.decode import DecodeStats
+from mas_gym.policies.local.decode import DecodeStats
 
 
 class Listening:

@@ -14,7 +14,7 @@ from collections import Counter
 from benchmarks.paper.lab import Lab, problems, rule_for
 from benchmarks.paper.options import Options, read
 from benchmarks.tiny.truth import first_error
-from mas_gym.dynamics import Dynamics
+from mas_gym.systems.dynamics import Dynamics
 from mas_gym.tasks.base import same_rule
 from rewardmodels.data.mining import pairs
 from rewardmodels.training.run import trees

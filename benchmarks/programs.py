@@ -64,7 +64,7 @@ ENGINES: dict[str, Any] = {
 
 def by_url(shared: bool = False) -> Any:
     """Return the example as a function with ``base_url``, whose clients may share a TLS context."""
-    from mas_gym.user_code import find_user_code
+    from mas_gym.plugins import find_user_code
 
     inner, _, _ = find_user_code("program", f"{EXAMPLE}:solve")
 

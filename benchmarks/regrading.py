@@ -14,7 +14,7 @@ from time import perf_counter
 import search
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem, ProblemTask
-from mas_gym.tasks.graders import FileGrader, KindGrader
+from mas_gym.tasks.grading.graders import FileGrader, KindGrader
 from search.store import regrade
 
 GRADER = "def grade(problem, text):\n    return problem.answer in text\n"

@@ -26,9 +26,9 @@ import torch
 import mas_gym
 import search
 from benchmarks.engines import cpu_seconds, load
-from mas_gym.state import MASState
+from mas_gym.systems.state import MASState
 from rewardmodels import LearnedCritic
-from rewardmodels.critics import shipped
+from rewardmodels.catalogue import shipped
 from search import ScoringContext
 
 

@@ -28,7 +28,7 @@ import rewardmodels
 from benchmarks.paper.credit import context_of
 from benchmarks.paper.held_out import example_of
 from benchmarks.tiny.truth import first_error
-from mas_gym.state import MASState
+from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem, Task
 from rewardmodels import LabelledTree, RewardData, stored_trees
 from rewardmodels.data.dataset import Example, graph_of

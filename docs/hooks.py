@@ -18,7 +18,13 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("mas_gym", "search", "rewardmodels")
-BARE_MODULES = ("mas_gym.errors", "mas_gym.identity", "mas_gym.sb3", "mas_gym.user_code", "mas_gym.vector")
+BARE_MODULES = (
+    "mas_gym.errors",
+    "mas_gym.internal.identity",
+    "mas_gym.envs.sb3",
+    "mas_gym.plugins",
+    "mas_gym.envs.vector",
+)
 """Public modules without an ``__all__``: everything that they define without an underscore."""
 
 SUMMARIES: dict[str, tuple[str, str]] = {}
@@ -142,7 +148,7 @@ def store_pages() -> Iterator[tuple[str, str, str]]:
 
 def schema_pages(config: MkDocsConfig) -> Iterator[tuple[str, str, str]]:
     """Yield the page of the MAS config, and the JSON Schema itself."""
-    from mas_gym.loading import json_schema
+    from mas_gym.systems.schema import json_schema
 
     schema = json_schema()
     text = json.dumps(schema, indent=2)

@@ -7,8 +7,8 @@ import gymnasium as gym
 import numpy as np
 
 import mas_gym
+from mas_gym.envs.sb3 import SB3VecEnv
 from mas_gym.policies import load_policy
-from mas_gym.sb3 import SB3VecEnv
 from rewardmodels import load_critic
 
 

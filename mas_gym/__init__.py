@@ -25,46 +25,46 @@ from typing import TYPE_CHECKING, Any
 from gymnasium.envs.registration import register, registry
 
 if TYPE_CHECKING:
-    from mas_gym.aec import aec_env
-    from mas_gym.dynamics import Dynamics
-    from mas_gym.env import MASEnv, Snapshot
-    from mas_gym.graph import MAS, Agent, Condition, Edge, Q
-    from mas_gym.loading import load_mas, mas_names
+    from mas_gym.envs.aec import aec_env
+    from mas_gym.envs.env import MASEnv, Snapshot
+    from mas_gym.envs.spaces import Records, Unicode
+    from mas_gym.envs.vector import MASVectorEnv
+    from mas_gym.envs.wrappers import CandidateChoice, CandidateFeatures, DenseReward
     from mas_gym.programs import recorded
-    from mas_gym.prompts import ChatMessage, chat_messages
-    from mas_gym.spaces import Records, Unicode
-    from mas_gym.state import Action, LocalView, MASState, Message, Turn
+    from mas_gym.systems.dynamics import Dynamics
+    from mas_gym.systems.graph import MAS, Agent, Condition, Edge, Q
+    from mas_gym.systems.loading import load_mas, mas_names
+    from mas_gym.systems.prompts import ChatMessage, chat_messages
+    from mas_gym.systems.state import Action, LocalView, MASState, Message, Turn
     from mas_gym.tasks import load_task
-    from mas_gym.vector import MASVectorEnv
-    from mas_gym.wrappers import CandidateChoice, CandidateFeatures, DenseReward
 
 __version__: str
 _HOMES = {
-    "MAS": "graph",
-    "Action": "state",
-    "Agent": "graph",
-    "CandidateChoice": "wrappers",
-    "CandidateFeatures": "wrappers",
-    "ChatMessage": "prompts",
-    "Condition": "graph",
-    "DenseReward": "wrappers",
-    "Dynamics": "dynamics",
-    "Edge": "graph",
-    "LocalView": "state",
-    "MASEnv": "env",
-    "MASState": "state",
-    "MASVectorEnv": "vector",
-    "Message": "state",
-    "Q": "graph",
-    "Records": "spaces",
-    "Snapshot": "env",
-    "Turn": "state",
-    "Unicode": "spaces",
-    "aec_env": "aec",
-    "chat_messages": "prompts",
-    "load_mas": "loading",
+    "MAS": "systems.graph",
+    "Action": "systems.state",
+    "Agent": "systems.graph",
+    "CandidateChoice": "envs.wrappers",
+    "CandidateFeatures": "envs.wrappers",
+    "ChatMessage": "systems.prompts",
+    "Condition": "systems.graph",
+    "DenseReward": "envs.wrappers",
+    "Dynamics": "systems.dynamics",
+    "Edge": "systems.graph",
+    "LocalView": "systems.state",
+    "MASEnv": "envs.env",
+    "MASState": "systems.state",
+    "MASVectorEnv": "envs.vector",
+    "Message": "systems.state",
+    "Q": "systems.graph",
+    "Records": "envs.spaces",
+    "Snapshot": "envs.env",
+    "Turn": "systems.state",
+    "Unicode": "envs.spaces",
+    "aec_env": "envs.aec",
+    "chat_messages": "systems.prompts",
+    "load_mas": "systems.loading",
     "load_task": "tasks",
-    "mas_names": "loading",
+    "mas_names": "systems.loading",
     "recorded": "programs",
 }
 
@@ -129,7 +129,7 @@ PROGRAM = "MAS-Program-v0"
 
 def register_environments() -> None:
     """Register every id once; the first ``gym.make`` imports the environment."""
-    doors: Any = {"entry_point": "mas_gym.env:MASEnv", "vector_entry_point": "mas_gym.vector:make_vector"}
+    doors: Any = {"entry_point": "mas_gym.envs.env:MASEnv", "vector_entry_point": "mas_gym.envs.vector:make_vector"}
     for env_id, (task, mas) in ENVIRONMENTS.items():
         if env_id not in registry:
             register(env_id, **doors, kwargs={"task": task, "mas": mas})

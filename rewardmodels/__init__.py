@@ -5,7 +5,7 @@ states or outcomes from the trees of training searches, and `train` trains a cri
 them. torch is imported on first use.
 """
 
-from rewardmodels.critics import known_critics, load_critic, push_to_hub
+from rewardmodels.catalogue import known_critics, load_critic, push_to_hub
 from rewardmodels.data.dataset import Example, LabelledTree, RewardData, collect, histogram, merge, split, stored_trees
 from rewardmodels.data.encode import state_parts, state_text
 from rewardmodels.data.mining import Labelled, Pair, outcomes, pairs, pointwise, process_targets

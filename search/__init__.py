@@ -6,11 +6,13 @@ is another.
 """
 
 from mas_gym.errors import BudgetError
+from search.budget import Budget
 from search.compare import Comparison, compare
 from search.critics import ConstantCritic, PolicyLikelihood
 from search.engine.journal import Progress
 from search.engine.run import Run, run
-from search.plan import AnytimePoint, Candidate, Plan, TurnAnswer, Usage, turn_answers
+from search.grading import TurnAnswer, turn_answers
+from search.plan import AnytimePoint, Candidate, Plan
 from search.planners import (
     DVTS,
     MCTS,
@@ -24,7 +26,8 @@ from search.planners import (
     SinglePass,
     StepBeamSearch,
 )
-from search.planners.variants import AskTell
+from search.planners.ask_tell import AskTell
+from search.planners.registry import load_planner, planner_names, planner_spec
 from search.protocol import (
     Critic,
     Evaluate,
@@ -39,9 +42,10 @@ from search.protocol import (
     as_critic,
     as_planner,
 )
-from search.setup import Budget, Sampling, load_planner, planner_names, planner_spec
+from search.setup import Sampling
 from search.store import RunInfo, Store, open_store
 from search.tree import Node, Proposal, Tree
+from search.usage import Usage
 
 __all__ = [
     "DVTS",

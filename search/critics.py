@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-from mas_gym.critics import Written, scores_of
+from mas_gym.envs.scoring import Written, scores_of
 from mas_gym.errors import ConfigError, CriticError, unknown_name
-from mas_gym.graph import MAS
+from mas_gym.systems.graph import MAS
 from search.protocol import Critic, PeerContext, Scores, ScoringContext, as_critic
 
 

@@ -29,14 +29,14 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Literal, Protocol
 
-from mas_gym.critics import Adapter as Adapter
-from mas_gym.critics import Critic as Critic
-from mas_gym.critics import Scores as Scores
-from mas_gym.critics import ScoringContext as ScoringContext
-from mas_gym.critics import as_critic as as_critic
-from mas_gym.critics import kind_of
+from mas_gym.envs.scoring import Adapter as Adapter
+from mas_gym.envs.scoring import Critic as Critic
+from mas_gym.envs.scoring import Scores as Scores
+from mas_gym.envs.scoring import ScoringContext as ScoringContext
+from mas_gym.envs.scoring import as_critic as as_critic
+from mas_gym.envs.scoring import kind_of
 from mas_gym.errors import ConfigError, whole_number
-from mas_gym.state import MASState
+from mas_gym.systems.state import MASState
 from search.plan import Plan
 
 ValueKind = Literal["process", "outcome", "likelihood", "reward"]
@@ -115,7 +115,7 @@ class Planner(ABC):
     A run with a store needs the planner's identity: what its results depend on. Its class,
     its source and its attributes are stated automatically; a method ``identity()`` replaces the
     attributes. It is needed if an attribute cannot be stated or changes during a search.
-    See `mas_gym.identity`, and `mas_gym.testing.check_planner`.
+    See `mas_gym.internal.identity`, and `mas_gym.testing.check_planner`.
 
     Attributes:
         needs_critic: False for a planner that never requests values; it runs without a critic, and once only in

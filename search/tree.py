@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from mas_gym.errors import DataError, MASGymError
 from mas_gym.policies.base import Certainty, mean_logprob
-from mas_gym.state import Action, MASState
+from mas_gym.systems.state import Action, MASState
 
 SCHEMA = 1
 TERMINAL = -1
@@ -28,7 +28,7 @@ class Proposal(NamedTuple):
     """One message sampled from the acting agent's policy.
 
     Attributes:
-        action: The message, routed to `ALL` or to a recipient that a rule chose (`search.planners.variants`).
+        action: The message, routed to `ALL` or to a recipient that a rule chose (`search.planners.puct`).
         tokens: Generated tokens.
         logprob: Sum of token log-probabilities (nats); None if the policy does not report it.
         finish_reason: ``"stop"`` or ``"length"``.

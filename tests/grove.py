@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import Any
 
 import mas_gym
-from mas_gym.dynamics import Dynamics
-from mas_gym.graph import MAS
-from mas_gym.state import Action, MASState
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.graph import MAS
+from mas_gym.systems.state import Action, MASState
 from rewardmodels import LabelledTree
 from search import Tree
 

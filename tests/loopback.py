@@ -15,9 +15,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from mas_gym.policies import load_policy
-from mas_gym.policies.adapters import ScriptedPolicy, as_async
 from mas_gym.policies.base import Certainty, Policy, Sample, SamplingReply, SamplingRequest
-from mas_gym.prompts import ChatMessage
+from mas_gym.policies.scripted import ScriptedPolicy
+from mas_gym.policies.sessions import as_async
+from mas_gym.systems.prompts import ChatMessage
 
 
 def hash_policy() -> ScriptedPolicy:

@@ -12,12 +12,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from mas_gym.dynamics import Dynamics
 from mas_gym.errors import StoreError
-from mas_gym.graph import MAS, Agent, Edge
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from mas_gym.programs import Program
-from mas_gym.state import Action, MASState
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.graph import MAS, Agent, Edge
+from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.base import Problem
 from search import MCTS, Critic, Evaluate, Extract, Plan, Progress, Proposal, Propose, Remaining, Reward, run
 from search.store.file import FORMAT

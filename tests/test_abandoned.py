@@ -16,9 +16,9 @@ from search_worlds import chain, problems, talker
 
 import search
 from mas_gym.errors import ConfigError, PolicyError
-from mas_gym.policies.adapters import as_async
 from mas_gym.policies.base import SamplingRequest
-from mas_gym.prompts import ChatMessage
+from mas_gym.policies.sessions import as_async
+from mas_gym.systems.prompts import ChatMessage
 
 # torch keeps modules alive until the interpreter clears their names, which `__del__` then misses.
 HEAD = """

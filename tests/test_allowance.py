@@ -13,7 +13,7 @@ from mas_gym.errors import PolicyError
 from mas_gym.policies import ScriptedPolicy
 from search import Budget, Propose
 from search.engine.allowance import Allowance, Cost
-from search.plan import Usage
+from search.usage import Usage
 
 MAS = chain(4)
 

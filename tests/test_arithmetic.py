@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError, UnknownNameError
-from mas_gym.tasks import arithmetic, load_task
-from mas_gym.tasks.arithmetic import LEVELS, Arithmetic, facts_of, rival_of
+from mas_gym.tasks import load_task
 from mas_gym.tasks.base import SPLITS, Problem, Task
+from mas_gym.tasks.generated import arithmetic
+from mas_gym.tasks.generated.arithmetic import LEVELS, Arithmetic, facts_of, rival_of
 from mas_gym.tasks.sequences import split_of
 
 

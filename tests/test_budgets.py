@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from search_worlds import HashCritic, chain, problems, talk, talker
 
 import search
-from mas_gym.loading import load_mas
 from mas_gym.policies import ScriptedPolicy
+from mas_gym.systems.loading import load_mas
 from search import Budget
-from search.planners.variants import considered_visits
+from search.planners.halving import considered_visits
 
 SPECS = [
     "single",

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from mas_gym.env import MASEnv
-from mas_gym.processes import LineProcess, ThreadWorker, Worker, serve_lines
-from mas_gym.tasks import Problem, ProblemTask, symbolic
-from mas_gym.tasks.graders import FileGrader, FunctionGrader
+from mas_gym.envs.env import MASEnv
+from mas_gym.internal.workers import LineProcess, ThreadWorker, Worker, serve_lines
+from mas_gym.tasks import Problem, ProblemTask
+from mas_gym.tasks.grading import symbolic
+from mas_gym.tasks.grading.graders import FileGrader, FunctionGrader
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 60.0
@@ -200,7 +201,7 @@ def test_a_grader_that_forks_or_reads_answers_once(file: Path) -> None:
 
 HERE = """
 import os, sys
-from mas_gym.processes import run_jobs
+from mas_gym.internal.workers import run_jobs
 from mas_gym.tasks import Problem, ProblemTask
 
 def prepare():
@@ -259,7 +260,7 @@ import shlex, signal, sys, threading
 from functools import partial
 import search
 from mas_gym.policies import ScriptedPolicy
-from mas_gym.processes import run_jobs
+from mas_gym.internal.workers import run_jobs
 from mas_gym.programs import Program
 from mas_gym.tasks import Problem, ProblemTask
 

@@ -27,11 +27,11 @@ from mas_gym.cli import app
 from mas_gym.cli.console import RunProgress
 from mas_gym.cli.evaluate import pair_arms
 from mas_gym.cli.listings import _covered
+from mas_gym.envs.rendering import by_cause
 from mas_gym.errors import ConfigError, MASGymError, PolicyError, UnknownNameError
 from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy, load_policy
-from mas_gym.render import by_cause
 from search.engine.journal import Progress
-from search.plan import Usage
+from search.usage import Usage
 
 PROBLEMS = 6
 HOSTILE = "\x1b[2J[red]</script><script>alert(1)</script>"
@@ -293,7 +293,7 @@ def test_solve_says_what_is_wrong(run: Run, recording: str, arguments: tuple[str
 
 def test_envs_lists_every_registered_environment(run: Run) -> None:
     listed = json.loads(run("envs", "--json").stdout)
-    doors = ("mas_gym.env:MASEnv", "mas_gym.programs.program:ProgramEnv")
+    doors = ("mas_gym.envs.env:MASEnv", "mas_gym.programs.program:ProgramEnv")
     ours = {name for name, spec in gym.registry.items() if spec.entry_point in doors}
     assert {row["id"] for row in listed} == ours >= {"MAS-GSM8K-v0", "MAS-Arithmetic-v0", "MAS-Program-v0"}
     program = next(row for row in listed if row["id"] == "MAS-Program-v0")
@@ -755,8 +755,8 @@ def test_help_ends_with_two_examples_whose_options_exist(run: Run, command: list
 
 def test_help_names_every_planner_and_critic() -> None:
     from mas_gym.cli.options import CRITICS, PLANNERS
-    from rewardmodels.critics import critic_makers
-    from search.setup import planner_makers
+    from rewardmodels.catalogue import critic_makers
+    from search.planners.registry import planner_makers
 
     assert ", ".join(sorted(planner_makers())) == PLANNERS
     assert ", ".join(sorted(critic_makers())) == CRITICS

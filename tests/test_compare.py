@@ -17,8 +17,9 @@ import search
 from mas_gym.errors import ConfigError, MASGymError
 from search import Comparison, compare
 from search.compare import Match, Outcome, paired_difference, report, summarise
-from search.compare.bench import _next_size, named_planners
-from search.compare.display import frontier
+from search.compare.arms import named_planners
+from search.compare.matching import _next_size
+from search.results.display import frontier
 
 
 def table(planners: Any = ("single", "sc:3", "mcts:4,2"), **options: Any) -> Comparison:

@@ -20,20 +20,20 @@ pytest.importorskip("accelerate", reason="training needs the extra 'train'")
 from grove import MODEL, chain, grove, other_graph, random_tree, save_base
 
 import mas_gym
-import rewardmodels.critics as critics_module
+import rewardmodels.catalogue as critics_module
 import search
-from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ConfigError, CriticError, DataError, DataNotFoundError, UnknownNameError
-from mas_gym.graph import MAS
-from mas_gym.identity import identity_of
+from mas_gym.internal.identity import identity_of
 from mas_gym.policies import load_policy
-from mas_gym.state import Action, MASState
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.graph import MAS
+from mas_gym.systems.state import Action, MASState
 from mas_gym.testing import OracleCritic, check_critic
 from rewardmodels import Ensemble, LearnedCritic, collect, known_critics, load_critic, stored_trees, train
 from rewardmodels.data.dataset import graph_of
 from rewardmodels.model.folder import META, model_card
 from search import ConstantCritic, Critic, PolicyLikelihood, Proposal, ScoringContext
-from search.compare.critics import auc
+from search.compare.first_errors import auc
 
 MAS_RPSV = MODEL.mas
 QUICK: dict[str, Any] = {
@@ -433,7 +433,7 @@ def test_a_critic_beside_generation_gives_the_same_plans() -> None:
 
 
 def test_third_parties_register_under_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("shy", "rewardmodels.critics:_constant", critics_module.ENTRY_POINTS)
+    point = EntryPoint("shy", "rewardmodels.catalogue:_constant", critics_module.ENTRY_POINTS)
     broken = EntryPoint("broken", "no_such_package:critic", critics_module.ENTRY_POINTS)
     monkeypatch.setattr(critics_module, "entry_points", lambda group: [point, broken])
     assert {"shy", "broken", "constant"} <= set(known_critics())

@@ -17,7 +17,7 @@ from search_worlds import HashCritic, by_problem, chain, comparable, problems, t
 import search
 from mas_gym.errors import ConfigError, CriticError, DataError, EngineUnavailableError, PolicyError, SearchError
 from mas_gym.policies import Sample, SamplingReply, ScriptedPolicy
-from mas_gym.state import Action
+from mas_gym.systems.state import Action
 from mas_gym.tasks.base import Problem
 from search import (
     MCTS,

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mas_gym.dynamics import Dynamics
 from mas_gym.errors import DataError, EpisodeOverError, IllegalActionError, UnknownNameError
-from mas_gym.graph import MAS, Q
-from mas_gym.loading import load_mas, mas_names
-from mas_gym.prompts import agent_inputs, chat_messages
-from mas_gym.state import Action, LocalView, MASState, Message
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.graph import MAS, Q
+from mas_gym.systems.loading import load_mas, mas_names
+from mas_gym.systems.prompts import agent_inputs, chat_messages
+from mas_gym.systems.state import Action, LocalView, MASState, Message
 
 TEXTS = st.sampled_from(
     [

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import mas_gym
 from mas_gym import ENVIRONMENTS
-from mas_gym.env import MASEnv, Snapshot
+from mas_gym.envs.env import MASEnv, Snapshot
 from mas_gym.errors import (
     ConfigError,
     DataError,

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import mas_gym.user_code
+import mas_gym.plugins
 import search  # noqa: F401 - defines errors
 from mas_gym.errors import MASGymError, SearchError
-from mas_gym.processes import _portable
+from mas_gym.internal.jobs import _portable
 from mas_gym.programs import Program  # noqa: F401 - defines errors
 
 
@@ -50,4 +50,4 @@ def test_portable_error_of_a_user_that_does_not_pickle() -> None:
 
 
 def test_user_code_error_is_among_the_classes() -> None:
-    assert mas_gym.user_code.UserCodeError in KINDS
+    assert mas_gym.plugins.UserCodeError in KINDS

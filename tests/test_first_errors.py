@@ -16,7 +16,8 @@ from mas_gym.cli import app
 from mas_gym.errors import ConfigError, CriticError, DataError
 from search import ConstantCritic, PolicyLikelihood, ScoringContext
 from search.compare import Threshold, bench_critic
-from search.compare.critics import Predictor, choose_threshold, f1_score, falls, largest_fall
+from search.compare.blame import falls, largest_fall
+from search.compare.first_errors import Predictor, choose_threshold, f1_score
 from search.compare.transcripts import NOBODY, LabelledTranscript, Scored, divide, read_transcripts
 
 

@@ -12,10 +12,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError, MissingDependencyError
-from mas_gym.tasks import Grade, Problem, answers_equal, extract_answer, grade, load_task, symbolic
-from mas_gym.tasks.equality import compare, read_expression
-from mas_gym.tasks.numerals import format_number, parse_number, read_number
-from mas_gym.tasks.symbolic import too_complex
+from mas_gym.tasks import Grade, Problem, answers_equal, extract_answer, grade, load_task
+from mas_gym.tasks.grading import symbolic
+from mas_gym.tasks.grading.expressions import compare, read_expression
+from mas_gym.tasks.grading.numbers import format_number, parse_number, read_number
+from mas_gym.tasks.grading.symbolic import too_complex
 
 NUMBER = Problem("n", "How many?", "18")
 EXPRESSION = Problem("e", "Simplify.", r"\frac{3}{4}", "expression")

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 import search
 from mas_gym import Dynamics, chat_messages, load_mas
-from mas_gym.env import MASEnv
+from mas_gym.envs.env import MASEnv
 from mas_gym.errors import ConfigError, IllegalActionError
 from mas_gym.policies import ScriptedPolicy
-from mas_gym.prompts import current_answer, nameable, named_recipient
+from mas_gym.systems.prompts import current_answer, nameable, named_recipient
 from mas_gym.tasks import Problem, ProblemTask
 from mas_gym.testing import check_mas, check_planner
 from search import Tree
@@ -586,8 +586,8 @@ def test_answers_after_some_turns_of_one_run() -> None:
 
 
 def test_pages_and_texts_for_critics_show_routes() -> None:
-    from mas_gym.report.pages import tree_page, tree_view
     from rewardmodels.data.encode import state_text
+    from search.pages.tree import tree_page, tree_view
 
     plan = handed("mcts:6,3,recipients=uniform", mas="handoff")
     page = tree_page(tree_view(plan))

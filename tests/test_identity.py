@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mas_gym.errors import IdentityError
-from mas_gym.identity import digest_of, identity_of
+from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.policies import ScriptedPolicy
 from search import MCTS
 
@@ -337,7 +337,7 @@ def test_code_without_a_file() -> None:
 PRINTS = """
 import sys
 sys.path.insert(0, {tests!r})
-from mas_gym.identity import digest_of, identity_of
+from mas_gym.internal.identity import digest_of, identity_of
 names = {{"__name__": "typed_by_hand"}}
 exec("def f(x):\\n    return x in {{'a', 'b', 'c', 'd'}}", names)
 import test_identity
@@ -562,6 +562,8 @@ def test_script_block_does_not_change_the_identity(tmp_path: Path, monkeypatch: 
 
 def test_file_is_read_once_for_many_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
-    monkeypatch.setattr("mas_gym.identity._content", lambda file: reads.append(file) or Path(file).read_bytes())
+    monkeypatch.setattr(
+        "mas_gym.internal.identity._content", lambda file: reads.append(file) or Path(file).read_bytes()
+    )
     identity_of([Inner(i) for i in range(100)])
     assert len(reads) == len(set(reads)) > 0

@@ -12,11 +12,11 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import TimeLimit
 
 import mas_gym
-from mas_gym.env import MASEnv
+from mas_gym.envs.env import MASEnv
+from mas_gym.envs.wrappers import FEATURES, CandidateChoice, CandidateFeatures, DenseReward
 from mas_gym.errors import ConfigError, CriticError, EpisodeOverError, IllegalActionError, PolicyError
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem, ProblemTask
-from mas_gym.wrappers import FEATURES, CandidateChoice, CandidateFeatures, DenseReward
 from rewardmodels import load_critic
 from search.protocol import Scores
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 import search
 from mas_gym import Dynamics, chat_messages, load_mas, mas_names
-from mas_gym.env import MASEnv
+from mas_gym.envs.env import MASEnv
 from mas_gym.errors import ConfigError, IllegalActionError
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.policies.base import derive_seed
-from mas_gym.report.graph import graph_svg
 from mas_gym.tasks import Problem, ProblemTask
 from mas_gym.testing import check_mas
+from search.pages.graph import graph_svg
 
 TASK = ProblemTask.of([Problem("one", "6 + 12?", "18"), Problem("two", "1 + 1?", "2")])
 REVIEW = {

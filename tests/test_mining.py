@@ -10,8 +10,8 @@ from grove import MODEL, chain, grove, grow, other_graph, random_tree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ConfigError, DataError, UnknownNameError
+from mas_gym.systems.dynamics import Dynamics
 from mas_gym.tasks.base import RULES, normalise, rule_of, same_after_opening, same_rule
 from rewardmodels import (
     LabelledTree,

@@ -26,10 +26,11 @@ from local_models import ask, texts
 from loopback import hash_policy, make_app, serving
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
-from mas_gym.policies.base import AsyncPolicy, Meter, Price, Sample, SamplingReply, SamplingRequest
+from mas_gym.policies.base import AsyncPolicy, Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.completions import BadReply, defuse, delay, parse_reply, retry_after
+from mas_gym.policies.meters import Meter, Price
 from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy, load_openai, split_address
-from mas_gym.prompts import ChatMessage
+from mas_gym.systems.prompts import ChatMessage
 
 
 def request(i: int = 0, n: int = 3, text: str | None = None) -> SamplingRequest:

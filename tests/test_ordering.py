@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError
-from mas_gym.tasks import load_task, ordering
+from mas_gym.tasks import load_task
 from mas_gym.tasks.base import SPLITS, Problem, Task
-from mas_gym.tasks.ordering import LETTERS, LEVELS, ORDINALS, Ordering
+from mas_gym.tasks.generated import ordering
+from mas_gym.tasks.generated.ordering import LETTERS, LEVELS, ORDINALS, Ordering
 from mas_gym.tasks.sequences import split_of
 
 

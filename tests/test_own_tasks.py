@@ -23,16 +23,16 @@ import mas_gym
 import search
 from mas_gym.cli import app
 from mas_gym.errors import ConfigError, CriticError, DataError, PolicyError, UnknownNameError
-from mas_gym.identity import identity_of
-from mas_gym.policies.adapters import ScriptedPolicy
+from mas_gym.internal.identity import identity_of
+from mas_gym.plugins import UserCodeError
 from mas_gym.policies.base import Purpose
 from mas_gym.policies.registry import purpose_of
+from mas_gym.policies.scripted import ScriptedPolicy
 from mas_gym.tasks import Grade, Problem, ProblemTask, load_task
-from mas_gym.tasks.grading import normalise_text, read_code, read_text
-from mas_gym.tasks.judge import Judge
-from mas_gym.tasks.loading import default_mas
+from mas_gym.tasks.catalogue import default_mas
+from mas_gym.tasks.grading.judge import Judge
+from mas_gym.tasks.grading.texts import normalise_text, read_code, read_text
 from mas_gym.tasks.own import Columns, load_own
-from mas_gym.user_code import UserCodeError
 
 CAPITALS = [("Capital of Austria?", "Vienna"), ("Capital of Germany, since 1990?", "Berlin"), ("Of Peru?", "Lima")]
 Rows = Callable[..., Path]
@@ -298,7 +298,7 @@ def test_a_grader_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     longer = [ProblemTask.of([problem], grader=f"{file}:Longer:{least}") for least in (3, 8)]
     assert [part.grade(problem, "12345").correct for part in longer] == [True, False]
     assert identity_of(longer[0]) != identity_of(longer[1])
-    monkeypatch.setattr("mas_gym.tasks.graders.GRADER_SECONDS", 0.5)
+    monkeypatch.setattr("mas_gym.tasks.grading.graders.GRADER_SECONDS", 0.5)
     for text, complaint in {
         "raise": r"my.py, line 6: ZeroDivisionError: division by zero",
         "slow": r"no grade after 0.5 seconds",
@@ -349,7 +349,7 @@ def test_a_function_that_hangs_or_raises_fails_its_search_alone(monkeypatch: pyt
             raise ValueError("no opinion")
         return True
 
-    monkeypatch.setattr("mas_gym.tasks.graders.GRADER_SECONDS", 0.3)
+    monkeypatch.setattr("mas_gym.tasks.grading.graders.GRADER_SECONDS", 0.3)
     task = load_task(rows(capitals()), grader=grade)
     policy = ScriptedPolicy(lambda request, seed: "Lima")
     plans = {plan.problem_id: plan for plan in search.run("single", task, mas="single", policy=policy)}

@@ -41,10 +41,10 @@ from benchmarks.paper.options import PARTNERS, Options, read
 from benchmarks.paper.page import REASONS, Claim, Page, claim, claim_of, write_page
 from benchmarks.paper.published import lead, narrowing
 from benchmarks.tiny.truth import FirstError, first_error
-from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.policies import load_policy
-from mas_gym.state import Action
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.state import Action
 from rewardmodels import stored_trees
 from rewardmodels.training.run import trees
 from search import ScoringContext

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from search_worlds import HashCritic, World, noise, way
 
 import search
-from mas_gym.dynamics import Dynamics
 from mas_gym.errors import BudgetError, ConfigError, MASGymError, UnknownNameError
-from mas_gym.identity import digest_of, identity_of
-from mas_gym.loading import load_mas
+from mas_gym.internal.identity import digest_of, identity_of
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.loading import load_mas
 from mas_gym.testing import check_planner
 from search import (
     DVTS,
@@ -32,7 +32,8 @@ from search import (
     SinglePass,
     StepBeamSearch,
 )
-from search.planners.beams import share, vote
+from search.planners.rebase import share
+from search.planners.voting import vote
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.json"))
 

@@ -41,7 +41,7 @@ from mas_gym.policies import (
 )
 from mas_gym.policies.base import derive_seed
 from mas_gym.policies.registry import written_options
-from mas_gym.prompts import ChatMessage
+from mas_gym.systems.prompts import ChatMessage
 
 
 def request(text: str = "14 + 3?", seeds: tuple[int, ...] = (1, 2), **changes: Any) -> SamplingRequest:
@@ -369,7 +369,7 @@ def test_a_recorded_sample_is_not_requested_again(tmp_path: Path) -> None:
 WRITER = """
     import sys
     from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy
-    from mas_gym.prompts import ChatMessage
+    from mas_gym.systems.prompts import ChatMessage
     policy = RecordingPolicy(ScriptedPolicy(lambda request, seed: "x" * 2000, name="echo"), sys.argv[1])
     for i in range(10**9):
         policy.sample([SamplingRequest((ChatMessage("user", str(i)),), (i,))])

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from mas_gym.errors import EngineUnavailableError, IdentityError, PolicyError
-from mas_gym.identity import identity_of
+from mas_gym.internal.identity import identity_of
 from mas_gym.policies import RecordedPolicy, RecordingPolicy, ScriptedPolicy, load_policy
-from mas_gym.policies.adapters import as_async
 from mas_gym.policies.base import AsyncPolicy, SamplingReply, SamplingRequest
-from mas_gym.policies.registry import ModelSource
-from mas_gym.policies.replay import CachedPolicy, sample_key
-from mas_gym.prompts import ChatMessage
+from mas_gym.policies.cache import CachedPolicy, sample_key
+from mas_gym.policies.model_files import ModelSource
+from mas_gym.policies.sessions import as_async
+from mas_gym.systems.prompts import ChatMessage
 
 REQUEST = SamplingRequest((ChatMessage("user", "How many?"),), (1, 2), max_new_tokens=8)
 

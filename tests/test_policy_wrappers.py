@@ -23,10 +23,11 @@ import search
 from mas_gym.cli import app
 from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, PolicyError, UnknownNameError
 from mas_gym.policies import RecordingPolicy, ScriptedPolicy, load_policy
-from mas_gym.policies.adapters import as_async
-from mas_gym.policies.base import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest, meters_of, money_of
-from mas_gym.policies.replay import CachedPolicy
-from mas_gym.prompts import ChatMessage
+from mas_gym.policies.base import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest
+from mas_gym.policies.cache import CachedPolicy
+from mas_gym.policies.meters import meters_of, money_of
+from mas_gym.policies.sessions import as_async
+from mas_gym.systems.prompts import ChatMessage
 
 
 def say(request: SamplingRequest, seed: int) -> str:

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 import search
 from mas_gym.cli import app
 from mas_gym.cli.view import Pages
-from mas_gym.policies.adapters import ScriptedPolicy
+from mas_gym.policies.scripted import ScriptedPolicy
 from mas_gym.programs import Program
-from mas_gym.service.app import make_app
-from mas_gym.service.requests import Service
+from search.service.app import make_app
+from search.service.requests import Service
 
 AGENTS = """
 async def solve(question, client):

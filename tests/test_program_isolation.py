@@ -18,9 +18,9 @@ import search
 from mas_gym.errors import ConfigError
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.programs import Program, ProgramError
-from mas_gym.service.app import make_app
-from mas_gym.service.requests import Service
 from mas_gym.tasks.base import Problem
+from search.service.app import make_app
+from search.service.requests import Service
 
 CULPRIT = "Who breaks the loop?"
 

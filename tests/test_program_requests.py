@@ -23,7 +23,7 @@ from mas_gym.errors import ConfigError, StoreError
 from mas_gym.policies import Sample, SamplingReply, SamplingRequest
 from mas_gym.programs import Program
 from mas_gym.programs.schemas import instance
-from mas_gym.prompts import ToolCall, with_calls
+from mas_gym.systems.tool_calls import ToolCall, with_calls
 from mas_gym.tasks.base import Problem
 from search import open_store
 

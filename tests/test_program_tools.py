@@ -21,17 +21,19 @@ from openai import AsyncOpenAI, OpenAI
 from search_worlds import noise
 
 import search
+from mas_gym.envs.wrappers import CandidateChoice
 from mas_gym.errors import PolicyError
 from mas_gym.policies import Sample, SamplingReply, SamplingRequest
-from mas_gym.policies.adapters import PerAgentPolicy, ScriptedPolicy
+from mas_gym.policies.cache import CachedPolicy, RecordedPolicy, RecordingPolicy, sample_key
 from mas_gym.policies.completions import BadReply, parse_reply
 from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy
-from mas_gym.policies.replay import CachedPolicy, RecordedPolicy, RecordingPolicy, sample_key
+from mas_gym.policies.per_agent import PerAgentPolicy
+from mas_gym.policies.scripted import ScriptedPolicy
 from mas_gym.programs import Call, Program
 from mas_gym.programs.calls import CallError, read_call
-from mas_gym.prompts import ChatMessage, ToolCall, split_calls, with_calls
+from mas_gym.systems.prompts import ChatMessage
+from mas_gym.systems.tool_calls import ToolCall, split_calls, with_calls
 from mas_gym.tasks.base import Problem
-from mas_gym.wrappers import CandidateChoice
 from search import Plan
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

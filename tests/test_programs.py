@@ -30,6 +30,7 @@ from search_worlds import noise
 import mas_gym
 import rewardmodels
 import search
+from mas_gym.envs.wrappers import CandidateChoice
 from mas_gym.errors import ConfigError, IdentityError
 from mas_gym.policies import SamplingReply, SamplingRequest, load_policy
 from mas_gym.policies.base import Sample
@@ -37,7 +38,6 @@ from mas_gym.programs import DivergenceError, Program, ProgramError
 from mas_gym.programs.execution import Execution, ProgramStopped
 from mas_gym.programs.sources import Loop
 from mas_gym.tasks.base import Grade, Problem
-from mas_gym.wrappers import CandidateChoice
 from search import Plan
 from search.store import regrade
 

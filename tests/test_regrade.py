@@ -14,11 +14,11 @@ import search
 from mas_gym.cli import app
 from mas_gym.cli.view import Pages
 from mas_gym.errors import StoreError
-from mas_gym.policies.adapters import ScriptedPolicy
-from mas_gym.report.summary import write_report
+from mas_gym.policies.scripted import ScriptedPolicy
 from mas_gym.tasks import Grade, Problem, ProblemTask
-from mas_gym.tasks.graders import FunctionGrader, KindGrader
+from mas_gym.tasks.grading.graders import FunctionGrader, KindGrader
 from search.critics import ConstantCritic
+from search.report.report import write_report
 from search.store import regrade
 
 PROBLEMS = [Problem(f"p{n}", f"What is {n}?", str(n)) for n in range(6)]

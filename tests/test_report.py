@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from benchmarks import intervals
+from mas_gym.envs.rendering import one_line
 from mas_gym.errors import ConfigError, DataError
-from mas_gym.render import one_line
-from mas_gym.report import TreeNodes, TreePage, tree_page, write_tree_page
 from search.compare import (
     FEWEST_PROBLEMS,
     Comparison,
@@ -41,6 +40,7 @@ from search.compare import (
     tradeoff_figure,
     wilson,
 )
+from search.pages import TreeNodes, TreePage, tree_page, write_tree_page
 
 shares = st.lists(st.sampled_from([0.0, 1 / 3, 0.5, 2 / 3, 1.0]), min_size=1, max_size=60)
 

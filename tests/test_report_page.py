@@ -17,10 +17,11 @@ import search
 from mas_gym.cli import app
 from mas_gym.cli.view import Pages
 from mas_gym.policies import ScriptedPolicy
-from mas_gym.report.summary import read_reports, report_figures, write_tensorboard
 from search import open_store
-from search.compare.critics import ScoredState, blame, calibration, chosen_path, path_values, scored_states
-from search.compare.outcomes import Outcome, anytime_curve
+from search.compare.blame import blame, chosen_path, path_values
+from search.compare.calibration import ScoredState, calibration, scored_states
+from search.report.report import read_reports, report_figures, write_tensorboard
+from search.results.outcomes import Outcome, anytime_curve
 
 pytest.importorskip("matplotlib", reason="reports draw with the extra 'plot'")
 

@@ -19,7 +19,7 @@ import torch
 import mas_gym
 import search
 from mas_gym.errors import ConfigError, CriticError, DataNotFoundError, UnknownNameError
-from mas_gym.identity import identity_of
+from mas_gym.internal.identity import identity_of
 from mas_gym.policies import load_policy
 from rewardmodels import load_critic
 from rewardmodels.verifiers.published import SYSTEM, ScalarRewardModel, StepRewardModel

@@ -20,10 +20,10 @@ from search_worlds import HashCritic, by_problem, chain, comparable, problems, t
 import search
 from mas_gym.errors import ConfigError, CriticError, EngineUnavailableError, PolicyError, SearchError
 from mas_gym.policies import SamplingReply, SamplingRequest, ScriptedPolicy
-from mas_gym.policies.adapters import BatchSession
+from mas_gym.policies.sessions import BatchSession
 from mas_gym.tasks.base import Problem
 from search import MCTS, Budget, Sampling, SinglePass
-from search.engine.active import ActiveSearch
+from search.engine.driver import ActiveSearch
 from search.engine.scheduler import Scheduler, SearchFuture, Step
 from search.setup import make_setup
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import mas_gym
 from mas_gym.cli import app
 from mas_gym.errors import ConfigError
-from mas_gym.loading import json_schema
-from mas_gym.validation import AGENT_KEYS, CONFIG_KEYS
+from mas_gym.systems.schema import json_schema
+from mas_gym.systems.validation import AGENT_KEYS, CONFIG_KEYS
 
 CHECK = jsonschema.Draft202012Validator(json_schema())
 GOOD: dict[str, Any] = {
@@ -221,7 +221,7 @@ def test_names_from_outside_are_escaped(tmp_path: Any) -> None:
 
 
 def test_a_graph_with_cycles_is_drawn() -> None:
-    from mas_gym.report.graph import graph_svg, graph_text
+    from search.pages.graph import graph_svg, graph_text
 
     mas = mas_gym.load_mas({**GOOD, "edges": [["q", "A"], ["A", "B"], ["B", "A"]]})
     assert graph_text(mas).splitlines()[2].startswith("A ◄") and graph_text(mas).count("◄") == 2

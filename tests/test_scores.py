@@ -13,10 +13,10 @@ import pytest
 from search_worlds import chain, comparable, noise, problems, talker
 
 import search
-from mas_gym.critics import ScoringContext, score_batch, scores_of
-from mas_gym.dynamics import Dynamics
+from mas_gym.envs.scoring import ScoringContext, score_batch, scores_of
 from mas_gym.errors import ConfigError, CriticError, MASGymError
-from mas_gym.identity import identity_of
+from mas_gym.internal.identity import identity_of
+from mas_gym.systems.dynamics import Dynamics
 from mas_gym.testing import check_planner
 from search import BestOfN, ChosenRecipients, Scores, SelfConsistency, SinglePass, as_critic, as_planner
 from search.critics import ConstantCritic, Ensemble

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mas_gym
-from mas_gym.dynamics import Dynamics
 from mas_gym.errors import CriticError
-from mas_gym.state import MASState
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.state import MASState
 from rewardmodels.data.encode import CUT, Encoder, drop_oldest, state_parts, state_text
 
 TEXTS = ["Facts: has 3.", "Plan: start 3.", "Work: 3 + 4 = 7.", "Final Answer: 7"]

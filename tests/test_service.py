@@ -37,15 +37,15 @@ import mas_gym
 import search
 from mas_gym.errors import EngineUnavailableError, PolicyError
 from mas_gym.policies import load_policy
-from mas_gym.policies.adapters import PerAgentPolicy
 from mas_gym.policies.base import SamplingReply, SamplingRequest
-from mas_gym.policies.replay import CachedPolicy
-from mas_gym.service.app import HangsUpOnSilence, make_app
-from mas_gym.service.requests import ChatRequest, Service
+from mas_gym.policies.cache import CachedPolicy
+from mas_gym.policies.per_agent import PerAgentPolicy
 from mas_gym.tasks import Problem, ProblemTask
 from rewardmodels import load_critic
-from search.engine.active import ActiveSearch
+from search.engine.driver import ActiveSearch
 from search.engine.scheduler import SearchFuture
+from search.service.app import HangsUpOnSilence, make_app
+from search.service.requests import ChatRequest, Service
 
 QUESTION = "How many?"
 
@@ -361,12 +361,12 @@ def test_oversized_bodies_are_refused_early(url: str) -> None:
 
 
 def test_a_body_that_never_comes_is_given_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mas_gym.service.app._BODY_SECONDS", 0.3)
+    monkeypatch.setattr("search.service.app._BODY_SECONDS", 0.3)
     assert status_of(post(url, b"{", length=100))[0] == 408
 
 
 def test_those_who_hold_connections_without_asking_are_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mas_gym.service.app.HEAD_SECONDS", 0.5)
+    monkeypatch.setattr("search.service.app.HEAD_SECONDS", 0.5)
     policy = SlowPolicy()
     # The service has room for eight connections, and slow clients hold them all.
     with serving(app_of(policy), http=HangsUpOnSilence, limit_concurrency=8) as base:

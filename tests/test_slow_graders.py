@@ -19,11 +19,11 @@ import search
 from mas_gym.errors import BudgetError, PolicyError, SearchError, StoreError
 from mas_gym.policies import SamplingReply, SamplingRequest, ScriptedPolicy
 from mas_gym.tasks import Grade, Problem, ProblemTask
-from mas_gym.tasks.graders import KindGrader, make_grader
-from mas_gym.tasks.judge import Judge
-from search.compare.display import to_csv, to_html, to_markdown
+from mas_gym.tasks.grading.graders import KindGrader, make_grader
+from mas_gym.tasks.grading.judge import Judge
 from search.engine.scheduler import Scheduler
-from search.plan import grading_threads
+from search.grading import grading_threads
+from search.results.display import to_csv, to_html, to_markdown
 from search.setup import make_setup
 
 SECONDS = 20.0

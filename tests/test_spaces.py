@@ -22,8 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mas_gym import ChatMessage, Message, Records, Unicode
+from mas_gym.envs.spaces import utf8_length
 from mas_gym.errors import ConfigError, DataError
-from mas_gym.spaces import utf8_length
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=30)
 MESSAGES = Records(Message, (4, None, 5), 6, 1_000)

@@ -35,14 +35,14 @@ from search_worlds import (
 )
 
 import search
-from mas_gym.database import Format, transaction
-from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ConfigError, DataError, IdentityError, PolicyError, StoreError
+from mas_gym.internal.database import Format, transaction
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.programs import Program
-from mas_gym.state import Action
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.state import Action
 from mas_gym.tasks.base import Grade, Problem
-from mas_gym.tasks.grading import grade
+from mas_gym.tasks.grading.answers import grade
 from search import MCTS, Budget, Proposal, Remaining, SinglePass, StepBeamSearch, open_store
 from search.store import RunRecord
 from search.store.file import FORMAT
@@ -369,7 +369,7 @@ def test_reading_while_another_writes(tmp_path: Path) -> None:
 def test_a_locked_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=2))
-    monkeypatch.setattr("mas_gym.database.BUSY_SECONDS", 0.1)
+    monkeypatch.setattr("mas_gym.internal.database.BUSY_SECONDS", 0.1)
     blocker = sqlite3.connect(path, isolation_level=None)
     blocker.execute("BEGIN EXCLUSIVE")
     with pytest.raises(StoreError, match=r"locked; another process held it"):
@@ -437,7 +437,7 @@ sys.stdin.readline()
 def test_a_store_locked_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=2))
-    monkeypatch.setattr("mas_gym.database.BUSY_SECONDS", 0.1)
+    monkeypatch.setattr("mas_gym.internal.database.BUSY_SECONDS", 0.1)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", BLOCKER, str(path)], text=True, **pipes) as blocker:
         assert blocker.stdout is not None and blocker.stdout.readline()

@@ -11,11 +11,11 @@ from search_worlds import HashCritic, chain, problems, talker
 import search
 from mas_gym.errors import ConfigError, SearchError, StoreError, UnknownNameError
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
-from mas_gym.prompts import chat_messages
+from mas_gym.systems.prompts import chat_messages
 from mas_gym.tasks import ProblemTask
 from search import open_store
-from search.compare.comparison import settings
 from search.planners import MCTS
+from search.results.stored import settings
 
 
 @pytest.fixture

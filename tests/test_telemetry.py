@@ -22,7 +22,7 @@ import search
 from mas_gym.cli import app
 from mas_gym.errors import ConfigError, PolicyError
 from mas_gym.policies.base import SamplingReply, SamplingRequest
-from mas_gym.service import telemetry
+from search.service import telemetry
 
 
 @pytest.fixture

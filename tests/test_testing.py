@@ -11,7 +11,7 @@ import pytest
 import mas_gym
 from mas_gym.errors import BudgetError, ComplianceError, ConfigError, MASGymError, PolicyError
 from mas_gym.policies import Sample, SamplingReply, ScriptedPolicy
-from mas_gym.state import MASState
+from mas_gym.systems.state import MASState
 from mas_gym.testing import check_critic, check_mas, check_planner, check_policy
 
 

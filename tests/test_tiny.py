@@ -24,10 +24,10 @@ from benchmarks.tiny.stories import Retold
 from benchmarks.tiny.truth import KINDS, first_error, queue_world, rights, story_world
 from mas_gym import tiny
 from mas_gym.errors import ConfigError, DataNotFoundError
-from mas_gym.tasks import arithmetic
-from mas_gym.tasks.arithmetic import LEVELS, Arithmetic, answer_of
 from mas_gym.tasks.base import Problem
-from mas_gym.tasks.ordering import Ordering
+from mas_gym.tasks.generated import arithmetic
+from mas_gym.tasks.generated.arithmetic import LEVELS, Arithmetic, answer_of
+from mas_gym.tasks.generated.ordering import Ordering
 
 FACTS: list[arithmetic.Fact] = [
     ("has", 20),
@@ -545,7 +545,7 @@ def test_work_is_sent_back_to_whoever_went_wrong() -> None:
             assert not dynamics.is_terminal(state)
             agent = system.agents[state.acting]
             assert agent.name == (turn.role or "Referee")
-            shown = mas_gym.prompts.agent_inputs(system, state)
+            shown = mas_gym.systems.prompts.agent_inputs(system, state)
             assert shown == [problem.question] * turn.sees_question + turn.inputs
             assert turn.role is not None or turn.system == agent.system_prompt
             state = dynamics.transition(state, (turn.text, system.ALL))
@@ -607,7 +607,7 @@ def test_it_is_wrong_often_enough_to_make_search_worth_it(graph: str) -> None:
 def test_it_answers_strange_prompts() -> None:
     pytest.importorskip("torch")
     from mas_gym.policies import Policy, SamplingRequest, load_policy
-    from mas_gym.prompts import ChatMessage
+    from mas_gym.systems.prompts import ChatMessage
 
     policy = load_policy("tiny")
     assert isinstance(policy, Policy)

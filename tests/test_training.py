@@ -45,7 +45,7 @@ from rewardmodels.model.backbone import can_share, load_scalar, logits_at
 from rewardmodels.training.config import config_for
 from rewardmodels.training.metrics import calibration, interval, outcome_metrics, pair_metrics, point_metrics
 from search import ScoringContext
-from search.compare.critics import auc
+from search.compare.first_errors import auc
 
 # With all that transformers' Trainer needs it takes 150 MB, in every process that collects these tests.
 trainer_module = lazily("rewardmodels.training.trainer")

@@ -23,13 +23,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.utils import logging as hf_logging
 
-import mas_gym.policies.decode as decode_module
+import mas_gym.policies.local.decode as decode_module
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.policies import SamplingRequest, ScriptedPolicy, StreamingPolicy, TransformersPolicy, load_policy
-from mas_gym.policies.chat import ChatFormat
-from mas_gym.policies.decode import Decoder, DecodeStats, Job, draw, uniforms
-from mas_gym.policies.forward import Encoded, Model, PrefixStore, check
-from mas_gym.prompts import ChatMessage
+from mas_gym.policies.local.chat import ChatFormat
+from mas_gym.policies.local.decode import Decoder, DecodeStats, Job, draw, uniforms
+from mas_gym.policies.local.forward import Encoded, Model, PrefixStore, check
+from mas_gym.systems.prompts import ChatMessage
 from mas_gym.testing import check_policy
 
 hf_logging.disable_progress_bar()
@@ -204,7 +204,7 @@ def test_the_smallest_of_the_caps_holds(folder: Path, cap: int) -> None:
 
 
 def test_no_message_is_longer_than_the_global_cap(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr("mas_gym.policies.local.GLOBAL_CAP", 7)
+    monkeypatch.setattr("mas_gym.policies.local.transformers.GLOBAL_CAP", 7)
     policy = load_policy(f"transformers:{folder}")
     policy.end_tokens = frozenset()
     assert policy.sample([request(4, (1,), max_new_tokens=5000)])[0].samples[0].tokens == 7
@@ -610,7 +610,7 @@ def test_local_and_scripted_policies_pass_the_compliance_suite(folder: Path) -> 
 def test_small_models_get_one_thread_unless_the_user_chose(
     parameters: int, chosen: int | None, variable: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mas_gym.policies.forward import threads_for
+    from mas_gym.policies.local.forward import threads_for
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from search_worlds import World, chain, noise
 
-from mas_gym.dynamics import Dynamics
 from mas_gym.errors import DataError
-from mas_gym.loading import load_mas
-from mas_gym.state import Action
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.loading import load_mas
+from mas_gym.systems.state import Action
 from search import MCTS, Proposal, Remaining, SinglePass, Tree
 
 

@@ -16,9 +16,9 @@ import mas_gym
 import search
 from mas_gym.cli import app
 from mas_gym.errors import ConfigError, DataNotFoundError, MASGymError, UnknownNameError
-from mas_gym.identity import identity_of
+from mas_gym.internal.identity import identity_of
+from mas_gym.plugins import UserCodeError, is_user_code, load_user_code
 from mas_gym.policies import load_policy
-from mas_gym.user_code import UserCodeError, is_user_code, load_user_code
 from rewardmodels import load_critic
 
 MINE = '''
@@ -190,7 +190,7 @@ def test_names_that_are_no_files() -> None:
 @pytest.mark.parametrize(
     ("command", "names", "words"),
     [
-        ("planners", search.setup.planner_names(), "n_simulations=10, max_children=3"),
+        ("planners", search.planners.registry.planner_names(), "n_simulations=10, max_children=3"),
         ("critics", ["policy-likelihood", "tiny-masprm"], "value=0.0"),
         ("policies", ["tiny", "openai"], "max_batch=128"),
         ("tasks", ["gsm8k", "arithmetic"], "difficulty=3"),

@@ -12,12 +12,12 @@ from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode
 
 import mas_gym
-from mas_gym.env import MASEnv
+from mas_gym.envs.env import MASEnv
+from mas_gym.envs.vector import MASVectorEnv
+from mas_gym.envs.wrappers import CandidateChoice, CandidateFeatures, DenseReward
 from mas_gym.errors import ConfigError, EpisodeOverError
 from mas_gym.policies import SamplingRequest, ScriptedPolicy, load_policy
 from mas_gym.tasks import Problem, ProblemTask
-from mas_gym.vector import MASVectorEnv
-from mas_gym.wrappers import CandidateChoice, CandidateFeatures, DenseReward
 from search.critics import PolicyLikelihood
 
 SUMS = ProblemTask.of([Problem(f"sum/{n}", f"What is {n} + {n}?", str(2 * n)) for n in range(1, 6)])
@@ -246,7 +246,7 @@ def test_stable_baselines_gets_what_the_vector_environment_gives() -> None:
     from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
     from stable_baselines3.common.vec_env import VecMonitor
 
-    from mas_gym.sb3 import SB3VecEnv
+    from mas_gym.envs.sb3 import SB3VecEnv
 
     ours, theirs = numbers(), SB3VecEnv(numbers())
     theirs.seed(5)

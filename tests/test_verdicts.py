@@ -11,8 +11,8 @@ import mas_gym
 from mas_gym.errors import PolicyError
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from mas_gym.tasks import Problem
-from mas_gym.tasks.judge import Judge as GradingJudge
-from mas_gym.tasks.verdicts import ask_verdict, read_verdict, verdict_lines
+from mas_gym.tasks.grading.judge import Judge as GradingJudge
+from mas_gym.tasks.grading.verdicts import ask_verdict, read_verdict, verdict_lines
 from rewardmodels.verifiers.judge import Judge
 from search.protocol import PeerContext
 

@@ -21,11 +21,12 @@ from search_worlds import verdict
 import mas_gym
 import search
 from mas_gym.errors import ConfigError, CriticError, PolicyError, StoreError, UnknownNameError
-from mas_gym.identity import identity_of
+from mas_gym.internal.identity import identity_of
 from mas_gym.policies import SamplingRequest, load_policy
-from mas_gym.policies.adapters import ScriptedPolicy, as_async
 from mas_gym.policies.base import Certainty, Choice, Sample, first_tokens
-from mas_gym.prompts import ChatMessage
+from mas_gym.policies.scripted import ScriptedPolicy
+from mas_gym.policies.sessions import as_async
+from mas_gym.systems.prompts import ChatMessage
 from mas_gym.testing import check_critic
 from rewardmodels import Ensemble, load_critic
 from rewardmodels.verifiers.judge import Judge
@@ -98,7 +99,7 @@ def test_certainty_does_not_depend_on_the_batch(folder: Path) -> None:
 
 
 def test_excluded_tokens_leave_the_entropy_a_number() -> None:
-    from mas_gym.policies.decode import spread
+    from mas_gym.policies.local.decode import spread
 
     entropy, certainty = spread(torch.tensor([[0.0, 0.0, -math.inf]]))
     assert entropy.item() == pytest.approx(math.log(2)) and certainty.item() == math.inf
@@ -385,7 +386,7 @@ def test_judges_keep_the_contract_of_critics() -> None:
 
 def test_a_judge_written_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from mas_gym.policies.adapters import ScriptedPolicy\n"
+        "from mas_gym.policies.sessions import ScriptedPolicy\n"
         "def make(word):\n"
         "    def write(request, seed):\n"
         "        lines = request.messages[-1].content.splitlines()\n"
@@ -441,7 +442,7 @@ def test_states_of_many_searches_are_judged_together() -> None:
 def test_caches_and_recordings_keep_certainty(tmp_path: Path, folder: Path) -> None:
     import asyncio
 
-    from mas_gym.policies.replay import CachedPolicy, RecordedPolicy, RecordingPolicy
+    from mas_gym.policies.cache import CachedPolicy, RecordedPolicy, RecordingPolicy
 
     policy: Any = load_policy(f"transformers:{folder}")
     asked = SamplingRequest((ChatMessage("user", WORDS),), (1, 2), 8)

@@ -29,12 +29,12 @@ import local_models
 from local_models import ask, texts
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
-from mas_gym.identity import identity_of
+from mas_gym.internal.identity import identity_of
 from mas_gym.policies import SamplingRequest, load_policy
 from mas_gym.policies.base import AsyncPolicy
-from mas_gym.policies.local import TransformersPolicy
+from mas_gym.policies.local.transformers import TransformersPolicy
 from mas_gym.policies.vllm import VLLMEngine, VLLMPolicy
-from mas_gym.prompts import ChatMessage
+from mas_gym.systems.prompts import ChatMessage
 
 pytestmark = [
     pytest.mark.vllm,

@@ -21,8 +21,8 @@ import search
 from mas_gym.cli import app
 from mas_gym.cli.options import read_workers
 from mas_gym.errors import ConfigError, SearchError
+from mas_gym.internal.jobs import run_jobs
 from mas_gym.policies import ScriptedPolicy
-from mas_gym.processes import run_jobs
 from search.compare import Arm, Bench, Outcome, Workers, measure
 from search.plan import Plan
 from search.planners import MCTS
@@ -168,7 +168,7 @@ def test_worker_processes_share_the_concurrency(monkeypatch: pytest.MonkeyPatch)
     def run_none(jobs: Any, prepare: Any, *rest: Any) -> None:
         seen.append(prepare.args[0])
 
-    monkeypatch.setattr(sys.modules["search.compare.bench"], "run_jobs", run_none)
+    monkeypatch.setattr(sys.modules["search.compare.arms"], "run_jobs", run_none)
     for concurrency in (64, 1):
         measure(arms(), bench(policy=None, workers=workers(4), concurrency=concurrency))
     assert [shared.concurrency for shared in seen] == [16, 1]

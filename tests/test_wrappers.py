@@ -16,11 +16,11 @@ from gymnasium.utils.env_checker import check_env, data_equivalence
 from gymnasium.wrappers import TimeLimit
 
 import mas_gym
-from mas_gym.env import MASEnv
+from mas_gym.envs.env import MASEnv
+from mas_gym.envs.wrappers import CandidateChoice, CandidateFeatures, DenseReward
 from mas_gym.errors import ConfigError, EpisodeOverError, IllegalActionError, MissingDependencyError, PolicyError
 from mas_gym.policies import Sample, SamplingReply, ScriptedPolicy
 from mas_gym.tasks import Problem, ProblemTask
-from mas_gym.wrappers import CandidateChoice, CandidateFeatures, DenseReward
 from search.critics import PolicyLikelihood
 
 SUMS = ProblemTask.of([Problem(f"sum/{n}", f"What is {n} + {n}?", str(2 * n)) for n in range(1, 6)])

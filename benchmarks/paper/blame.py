@@ -15,7 +15,8 @@ from benchmarks.paper.lab import MASPRM, ORM, Lab, command
 from benchmarks.paper.page import Page, percent, span
 from rewardmodels import load_critic
 from search.compare import mean_interval
-from search.compare.critics import CONFIDENT, largest_fall
+from search.compare.blame import largest_fall
+from search.compare.calibration import CONFIDENT
 
 JUDGE = "judge:tiny"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from benchmarks.paper.lab import LIKELIHOOD, SCORE_HEADER, Lab, arm, command, keep_rows, score_cells
 from benchmarks.paper.page import NEW, Page
 from benchmarks.paper.rivals import compared
-from mas_gym.loading import load_mas
+from mas_gym.systems.loading import load_mas
 from rewardmodels import load_critic
 from search import Critic, ScoringContext
 

@@ -16,12 +16,12 @@ from benchmarks.paper.lab import MASPRM, ORM, Lab, Setting, command
 from benchmarks.paper.page import NEW, Claim, Page, claim, percent, span
 from benchmarks.tiny.truth import FirstError, first_error
 from mas_gym.errors import ConfigError
-from mas_gym.graph import MAS
-from mas_gym.state import Action
+from mas_gym.systems.graph import MAS
+from mas_gym.systems.state import Action
 from search import ScoringContext
 from search.compare import Difference, mean_interval
-from search.compare.critics import falls
-from search.compare.display import INK, figure_class, save_figure
+from search.compare.blame import falls
+from search.results.display import INK, figure_class, save_figure
 
 FEWEST = 20
 """Rarer kinds of error are counted together."""

@@ -6,7 +6,7 @@ from benchmarks.paper.held_out import pair_accuracy, pair_cells
 from benchmarks.paper.lab import MASPRM, MCTS, SCORE_HEADER, Lab, Recipe, arm, command, keep_rows, rule_for, score_cells
 from benchmarks.paper.page import NEW, Page, markdown_table, percent
 from benchmarks.paper.rivals import compared
-from mas_gym.dynamics import Dynamics
+from mas_gym.systems.dynamics import Dynamics
 from mas_gym.tasks.base import same_rule
 from rewardmodels.data import mining
 

@@ -9,7 +9,7 @@ from benchmarks.paper.oracle import KNOWN
 from benchmarks.paper.page import markdown_table
 from benchmarks.siblings import Sibling, ordered_right, paired
 from benchmarks.tiny.truth import rights
-from mas_gym.state import MASState
+from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem
 from rewardmodels import LabelledTree, load_critic
 from search import Critic

@@ -8,15 +8,15 @@ import numpy as np
 
 from benchmarks.paper.lab import Lab, Setting, rule_for
 from benchmarks.paper.page import percent, span
-from mas_gym.dynamics import Dynamics
-from mas_gym.state import MASState
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import same_rule
 from rewardmodels import LabelledTree, LearnedCritic
 from rewardmodels.data import mining
 from rewardmodels.data.dataset import Example
 from rewardmodels.training.metrics import interval, outcome_metrics, pair_metrics
 from search import ScoringContext
-from search.compare.critics import auc
+from search.compare.first_errors import auc
 
 # Scores are rounded to a millionth; the inverse of tanh must stay finite.
 _EDGE = 1 - 1e-7

@@ -23,18 +23,18 @@ from benchmarks.paper.options import PARTNERS, SYSTEMS, Options, read
 from benchmarks.paper.oracle import Truth
 from benchmarks.paper.page import Page, write_page, write_whole
 from benchmarks.tiny.stories import GENERATED, Retold, generated
+from mas_gym.envs.rendering import printable
 from mas_gym.errors import MASGymError, need
-from mas_gym.identity import identity_of
+from mas_gym.internal.identity import identity_of
 from mas_gym.policies import Policy, RecordingPolicy, load_policy
-from mas_gym.policies.registry import ModelSource
+from mas_gym.policies.model_files import ModelSource
 from mas_gym.policies.vllm import VLLMPolicy
-from mas_gym.render import printable
 from mas_gym.tasks import Task
 from mas_gym.tasks.base import rule_of
-from mas_gym.tasks.graders import make_grader
-from mas_gym.tasks.loading import make_base
+from mas_gym.tasks.catalogue import make_base
+from mas_gym.tasks.grading.graders import make_grader
 from rewardmodels import LearnedCritic, load_critic
-from rewardmodels.critics import shipped
+from rewardmodels.catalogue import shipped
 from rewardmodels.training.config import SMALL, TrainingConfig, config_for
 from rewardmodels.training.run import CHECKPOINTS, ROLLOUTS, grow, teach, trees
 from search import Sampling, load_planner
@@ -537,7 +537,7 @@ def keep_rows(lab: Lab, name: str, scores: Sequence[Score]) -> None:
 
 def score_cells(score: Score) -> tuple[str, ...]:
     """Return Hit@1, its interval, TOK, AC and RC as a table shows them."""
-    from search.compare.display import COLUMNS, table_cells
+    from search.results.display import COLUMNS, table_cells
 
     shown = dict(zip(COLUMNS, table_cells([score.row])[0], strict=True))
     return tuple(shown[name] for name in SCORE_HEADER)

@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks.tiny.stories import GENERATED
 from mas_gym.errors import ConfigError
-from mas_gym.tasks.arithmetic import LEVELS
-from mas_gym.user_code import is_user_code, read_settings, user_file
+from mas_gym.plugins import is_user_code, read_settings, user_file
+from mas_gym.tasks.generated.arithmetic import LEVELS
 from rewardmodels.training.config import PAPER, SMALL, TINY
 
 SYSTEMS = {

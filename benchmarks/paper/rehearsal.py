@@ -25,11 +25,11 @@ from benchmarks.paper.all import Spent, make
 from benchmarks.paper.lab import Lab, Setting, note, or_exit, problems
 from benchmarks.paper.options import Options, parameters
 from benchmarks.paper.page import Page, write_page, write_whole
-from mas_gym.dynamics import Dynamics
 from mas_gym.errors import DataNotFoundError
-from mas_gym.graph import MAS
-from mas_gym.policies.chat import ChatFormat
-from mas_gym.prompts import ChatMessage, chat_messages
+from mas_gym.policies.local.chat import ChatFormat
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.graph import MAS
+from mas_gym.systems.prompts import ChatMessage, chat_messages
 from mas_gym.tasks import Task
 from rewardmodels import PAPER
 from rewardmodels.model.backbone import load_tokenizer

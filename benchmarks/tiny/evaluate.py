@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.tiny.send_back import SYSTEM as SEND_BACK
 from benchmarks.tiny.truth import first_error
-from mas_gym.dynamics import Dynamics
-from mas_gym.loading import load_mas
 from mas_gym.policies import load_policy
 from mas_gym.policies.base import Policy, SamplingRequest, derive_seed
-from mas_gym.prompts import chat_messages
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.loading import load_mas
+from mas_gym.systems.prompts import chat_messages
 from mas_gym.tasks import load_task
 
 if TYPE_CHECKING:
-    from mas_gym.graph import MAS
-    from mas_gym.state import MASState
+    from mas_gym.systems.graph import MAS
+    from mas_gym.systems.state import MASState
     from mas_gym.tasks.base import Problem, Task
 
 GRAPHS = {

@@ -15,9 +15,9 @@ import re
 from benchmarks.tiny import language
 from benchmarks.tiny.turns import RoleTurn
 from benchmarks.tiny.vocabulary import WORDS
-from mas_gym.tasks import arithmetic
-from mas_gym.tasks.arithmetic import Equation, Fact, Step
-from mas_gym.tasks.ordering import LETTERS
+from mas_gym.tasks.generated import arithmetic
+from mas_gym.tasks.generated.arithmetic import Equation, Fact, Step
+from mas_gym.tasks.generated.ordering import LETTERS
 
 _ONSETS = (
     "b",

@@ -26,8 +26,8 @@ from benchmarks.tiny.stories import Stories, StoriesOfLength, transcript
 from benchmarks.tiny.train import parser as training_parser
 from benchmarks.tiny.train import train
 from benchmarks.tiny.truth import first_error
-from mas_gym.loading import load_mas
 from mas_gym.policies import Policy, load_policy
+from mas_gym.systems.loading import load_mas
 from search.compare import accuracy_interval
 
 if TYPE_CHECKING:

@@ -9,8 +9,16 @@ from types import MappingProxyType
 from benchmarks.tiny import language
 from benchmarks.tiny.truth import story_world
 from benchmarks.tiny.turns import RoleTurn
-from mas_gym.tasks.arithmetic import LEVELS, Arithmetic, answer_of, draw_story, plan_of, work_of, write_question
 from mas_gym.tasks.base import Problem
+from mas_gym.tasks.generated.arithmetic import (
+    LEVELS,
+    Arithmetic,
+    answer_of,
+    draw_story,
+    plan_of,
+    work_of,
+    write_question,
+)
 from mas_gym.tasks.sequences import split_of
 
 

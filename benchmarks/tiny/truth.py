@@ -19,9 +19,9 @@ from benchmarks.tiny.ordering_roles import QueueWorld
 from benchmarks.tiny.roles import World
 from benchmarks.tiny.team_roles import KEEP
 from mas_gym.errors import ConfigError
-from mas_gym.tasks import arithmetic
-from mas_gym.tasks.arithmetic import Fact, facts_of, rival_of, step_of
 from mas_gym.tasks.base import Problem
+from mas_gym.tasks.generated import arithmetic
+from mas_gym.tasks.generated.arithmetic import Fact, facts_of, rival_of, step_of
 
 KINDS = (
     "missing fact",  # the Reader leaves a fact out

@@ -17,11 +17,24 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mas_gym.cli import bench, console, demo, evaluate, listings, play, reports, serve, solve, systems, train, view
+from mas_gym.cli import (
+    bench_critic,
+    console,
+    demo,
+    evaluate,
+    listings,
+    play,
+    reports,
+    serve,
+    solve,
+    systems,
+    train,
+    view,
+)
 from mas_gym.cli import options as opt
+from mas_gym.envs.rendering import printable
 from mas_gym.errors import MASGymError
-from mas_gym.render import printable
-from mas_gym.service import telemetry
+from search.service import telemetry
 
 _DEBUG = "--debug"
 _USAGE_ERROR: Any = typer.BadParameter.__base__
@@ -160,7 +173,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
     ),
     "blame": (reports.blame, "mas-gym blame runs.db", "mas-gym blame runs.db --critic tiny-masprm --json blame.json"),
     "bench-critic": (
-        bench.bench_critic,
+        bench_critic.bench_critic,
         "mas-gym bench-critic --critic tiny-masprm --data first-errors/arithmetic/test.parquet",
         "mas-gym bench-critic --critic prm:MODEL --critic judge:POLICY --data processbench/gsm8k.json",
     ),

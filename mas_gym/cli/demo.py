@@ -55,7 +55,7 @@ def demo(
     Needs no GPU, API key or network. An interrupted demo resumes when started again.
     """
     import mas_gym
-    from search.compare.bench import Bench
+    from search.compare.arms import Bench
 
     out.mkdir(parents=True, exist_ok=True)
     task = mas_gym.load_task("arithmetic", split="test", limit=number or (FULL_PROBLEMS if full else 200))
@@ -102,7 +102,7 @@ def _measure(arms: Sequence[Arm], bench: Bench, trees_seen: _BestTree) -> tuple[
 
 def _rows(specs: Sequence[str]) -> list[Arm]:
     """Pair the paper's planners with the critics, and best-of-N with the outcome critics; with all if there is none."""
-    from search.compare.bench import PAPER_PLANNERS, named_critics, named_planners, pair
+    from search.compare.arms import PAPER_PLANNERS, named_critics, named_planners, pair
 
     critics = named_critics([opt.LIKELIHOOD, *specs], lazy=True)
     outcome = {name: critic for name, critic in critics.items() if critic[1].terminal_only}

@@ -14,9 +14,9 @@ import typer
 from mas_gym import errors
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import RunProgress, note, stdout
+from mas_gym.envs.rendering import one_line
 from mas_gym.errors import BudgetError, ConfigError, DataError
-from mas_gym.render import one_line
-from mas_gym.service import telemetry
+from search.service import telemetry
 
 if TYPE_CHECKING:
     from mas_gym.policies import AsyncPolicy, Policy
@@ -155,7 +155,8 @@ def _resize(arms: Sequence[Arm], bench: Bench, target: Match, dev: Task, baselin
     Returns the rows, and the baseline's name among them.
     """
     from search.compare import matched
-    from search.compare.comparison import CALIBRATION_PROBLEMS, calibrated_on, renamed
+    from search.compare.comparison import renamed
+    from search.results.table import CALIBRATION_PROBLEMS, calibrated_on
 
     problems = dev[:CALIBRATION_PROBLEMS]
     pairs = matched(arms, bench, target, problems, lambda reason: note(reason, "yellow"))
@@ -199,7 +200,7 @@ def pair_arms(planners: Sequence[str], critics: Sequence[str] | None = None, laz
     Raises:
         ConfigError: No pair is left, or a critic is named but no planner takes one.
     """
-    from search.compare.bench import named_critics, named_planners, pair
+    from search.compare.arms import named_critics, named_planners, pair
 
     loaded = named_planners(planners)
     guided = any(planner.needs_critic for planner in loaded.values())
@@ -223,7 +224,7 @@ def measure(
         look: Called with every plan.
         watch: Called with every progress update.
     """
-    from search.compare.bench import measure as measure_arms
+    from search.compare.arms import measure as measure_arms
 
     stopped: dict[str, Progress] = {}
     lines = {arm.label: line for line, arm in enumerate(arms)}

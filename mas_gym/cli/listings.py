@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from mas_gym.cli.console import clock, stdout
-from mas_gym.render import by_cause, one_line
+from mas_gym.envs.rendering import by_cause, one_line
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
     from rich.table import Table
 
     from search import RunInfo, Store
-    from search.plan import Usage
+    from search.usage import Usage
 
-ENTRY_POINT = "mas_gym.env:MASEnv"
+ENTRY_POINT = "mas_gym.envs.env:MASEnv"
 PROGRAM_ENTRY_POINT = "mas_gym.programs.program:ProgramEnv"
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -68,7 +68,7 @@ def envs(json: AsJSON = False) -> None:
 
 def planners(json: AsJSON = False) -> None:
     """List the planners for --planner, with their settings in order."""
-    from search.setup import planner_makers
+    from search.planners.registry import planner_makers
 
     made = (_entry(name, make) for name, make in planner_makers().items())
     _show(made, json, "--planner NAME:SETTINGS, such as mcts:10,3,leaf=bootstrap", "planner")
@@ -76,7 +76,7 @@ def planners(json: AsJSON = False) -> None:
 
 def critics(json: AsJSON = False) -> None:
     """List the critics for --critic, in addition to trained folders."""
-    from rewardmodels.critics import critic_makers
+    from rewardmodels.catalogue import critic_makers
 
     made = (_entry(name, make) for name, make in sorted(critic_makers().items()))
     _show(
@@ -102,7 +102,7 @@ def policies(json: AsJSON = False) -> None:
 
 def tasks(json: AsJSON = False) -> None:
     """List the tasks for --task, with their options."""
-    from mas_gym.tasks.loading import BENCHMARKS, task_makers
+    from mas_gym.tasks.catalogue import BENCHMARKS, task_makers
 
     made = [
         Entry(name, f"{benchmark.hub.path} from the hub, or a local file with --data", [])
@@ -168,7 +168,7 @@ def _env_row(spec: EnvSpec) -> dict[str, Any]:
 
 def _data(task: str, given: Any) -> tuple[str, bool]:
     """Return the data that a task needs, and whether it is available offline."""
-    from mas_gym.tasks.loading import BENCHMARKS
+    from mas_gym.tasks.catalogue import BENCHMARKS
 
     if given is not None:
         return str(given), Path(str(given)).exists()
@@ -242,7 +242,7 @@ def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store 
 
 
 def _figures(store: Store, run: RunInfo) -> _Figures:
-    from search.plan import Usage
+    from search.usage import Usage
 
     reasons: Counter[str] = Counter()
     sound, tokens, right = Usage(), 0, 0

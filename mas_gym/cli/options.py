@@ -17,10 +17,10 @@ from mas_gym.cli.console import note
 from mas_gym.errors import ConfigError, choice
 
 if TYPE_CHECKING:
-    from mas_gym.graph import MAS
     from mas_gym.policies import AsyncPolicy, Policy
     from mas_gym.policies.registry import PolicySpec
     from mas_gym.programs import Program
+    from mas_gym.systems.graph import MAS
     from mas_gym.tasks.base import Task
     from search import Budget, Critic, Planner
     from search.compare import Arm, Workers
@@ -35,7 +35,7 @@ CRITICS = (
 """The registered names, for help texts: asking the registries would load the search packages."""
 
 _MODELS = (
-    "mas_gym.policies.local",
+    "mas_gym.policies.local.transformers",
     "rewardmodels.model.prefixes",
     "transformers.models.qwen2.modeling_qwen2",
     "transformers.tokenization_utils_tokenizers",
@@ -45,7 +45,7 @@ _SHARED_POLICY: dict[str, Any] = {"max_batch": 64, "prefix_megabytes": 32}
 _SHARED_CRITIC: dict[str, Any] = {"memory": 32}
 """Options of small models in each of several processes: half of what one process alone gives them."""
 _SHIPPED = ("tiny", "tiny-masprm", "tiny-orm")
-# Models of this size compute on one core each (see mas_gym.policies.forward), at 2 bytes per parameter or more.
+# Models of this size compute on one core each (see mas_gym.policies.local.forward), at 2 bytes per parameter or more.
 _SMALL_BYTES = 100_000_000
 # A process takes some seconds to start.
 _SEARCHES_PER_WORKER = 50
@@ -292,7 +292,7 @@ def read_system(
     """
     from mas_gym import load_mas
     from mas_gym.programs import load_program
-    from mas_gym.tasks.loading import default_mas, mas_of_kind
+    from mas_gym.tasks.catalogue import default_mas, mas_of_kind
 
     if program is not None:
         more: dict[str, Any] = {"mas": mas or None, "files": files or None, "temperature": temperature}
@@ -336,7 +336,7 @@ def check_plot(path: Path | None) -> None:
     """Check that a plot's format is supported before the run starts."""
     if path is None:
         return
-    from search.compare.display import figure_class
+    from search.results.display import figure_class
 
     kinds = figure_class()().canvas.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in kinds:
@@ -430,7 +430,7 @@ def note_order(searches: int) -> None:
 
 def note_costs(policy: Policy | AsyncPolicy | None) -> None:
     """Print each engine's calls, tokens, faults and cost."""
-    from mas_gym.policies.base import meters_of
+    from mas_gym.policies.meters import meters_of
 
     for name, meter in meters_of(policy).items():
         note(f"{name}: {meter}")

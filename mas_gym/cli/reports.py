@@ -12,13 +12,13 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
+from mas_gym.envs.rendering import one_line
 from mas_gym.errors import ConfigError
-from mas_gym.render import one_line
 
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Grader, Problem
     from search import Critic, Plan, RunInfo, Store
-    from search.compare.critics import Blame
+    from search.compare.blame import Blame
     from search.store import Regrade
 
 StorePath = Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store written with --store.")]
@@ -40,8 +40,8 @@ def report(
     ] = None,
 ) -> None:
     """Turn a run store into one HTML page: tables, intervals, curves, calibration and failures; runs nothing."""
-    from mas_gym.report.summary import write_report, write_tensorboard
     from search import open_store
+    from search.report.report import write_report, write_tensorboard
 
     for path in (out, markdown, latex):
         opt.check_folder(path)
@@ -72,7 +72,7 @@ def blame(
 ) -> None:
     """Name the agent whose message most lowered the value of each wrong answer, or nobody where no fall is clear."""
     from search import open_store
-    from search.compare.critics import CONFIDENT
+    from search.compare.calibration import CONFIDENT
 
     opt.check_folder(json)
     least = CONFIDENT if threshold is None else threshold
@@ -94,17 +94,17 @@ def blame(
 
 def _blamed(store: Store, run: RunInfo, critic: Critic | None) -> list[Blame]:
     """Return the blame of a run's wrong answers."""
-    from search.compare.critics import blamed, path_values
+    from search.compare.blame import blamed, path_values
 
     scored = ((plan, path_values(plan) if critic is None else _scores(plan, critic)) for plan in store.plans(run.run))
     return blamed((plan, values) for plan, values in scored if values)
 
 
 def _scores(plan: Plan, critic: Critic) -> list[float]:
-    from mas_gym.critics import finite_values, scores_of
-    from mas_gym.state import Action
+    from mas_gym.envs.scoring import finite_values, scores_of
+    from mas_gym.systems.state import Action
     from search import Proposal, ScoringContext
-    from search.compare.critics import chosen_path
+    from search.compare.blame import chosen_path
 
     assert plan.tree is not None and plan.mas is not None
     nodes = [plan.tree[node] for node in chosen_path(plan)]
@@ -188,9 +188,9 @@ def _plan(source: opt.TaskSource) -> tuple[Grader, Any, Any, str]:
     """Return the grader, the source of problems, what determines that source, and a label."""
     from dataclasses import replace
 
-    from mas_gym.identity import digest_of
-    from mas_gym.tasks.graders import make_grader
-    from mas_gym.tasks.loading import make_base
+    from mas_gym.internal.identity import digest_of
+    from mas_gym.tasks.catalogue import make_base
+    from mas_gym.tasks.grading.graders import make_grader
 
     said = {"task": source.task, "grader": source.grader, "kind": source.kind, "judge": source.judge}
     label = ", ".join(f"{name}={value}" if name != "grader" else value for name, value in said.items() if value)

@@ -10,8 +10,8 @@ import typer
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note
 from mas_gym.errors import ConfigError, MissingDependencyError
-from mas_gym.service import is_loopback
-from mas_gym.service.telemetry import json_lines
+from search.service import is_loopback
+from search.service.telemetry import json_lines
 
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Grader, Task
@@ -98,8 +98,8 @@ def _search(planner: str, critic: str | None) -> tuple[Planner, Critic | None]:
 
 def _grading(source: opt.TaskSource) -> tuple[Grader | None, Task | None, str | None]:
     """Return what grades the answers, the task that has the references, and the kind of answer, where it is known."""
-    from mas_gym.tasks.graders import make_grader
-    from mas_gym.tasks.loading import make_base
+    from mas_gym.tasks.catalogue import make_base
+    from mas_gym.tasks.grading.graders import make_grader
 
     if source.task is not None:
         task: Any = source.load()
@@ -116,8 +116,8 @@ def _grading(source: opt.TaskSource) -> tuple[Grader | None, Task | None, str | 
 
 def _web() -> tuple[Any, Any, Any]:
     try:
-        from mas_gym.service.app import listen, make_app
-        from mas_gym.service.requests import Service
+        from search.service.app import listen, make_app
+        from search.service.requests import Service
     except ImportError as error:
         raise MissingDependencyError(
             f"mas-gym serve needs fastapi, uvicorn and prometheus_client ({error}): pip install 'mas-gym[serve]'"

@@ -12,14 +12,14 @@ import typer
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import RunProgress, note, stdout
 from mas_gym.cli.evaluate import pair_arms
+from mas_gym.envs.rendering import one_line
 from mas_gym.errors import ConfigError, SearchError
-from mas_gym.render import one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from mas_gym.graph import MAS
-    from mas_gym.state import MASState
+    from mas_gym.systems.graph import MAS
+    from mas_gym.systems.state import MASState
     from mas_gym.tasks.base import Task
     from search import Plan
     from search.compare import Arm, Bench
@@ -48,7 +48,7 @@ def solve(
     ] = None,
 ) -> None:
     """Search one question, or a problem of a task; print the chosen transcript, the answer and the cost."""
-    from search.compare.bench import Bench, start
+    from search.compare.arms import Bench, start
 
     task = source.task
     if (question is None) == (task is None):
@@ -87,7 +87,7 @@ def solve(
 
 def _own(question: str, kind: str | None) -> Task:
     from mas_gym.tasks import Problem, ProblemTask
-    from mas_gym.tasks.graders import Ungraded
+    from mas_gym.tasks.grading.graders import Ungraded
 
     if not question.strip():
         raise ConfigError("expected a question, got an empty text")
@@ -156,7 +156,7 @@ def _critic_cost(plan: Plan) -> list[str]:
 
 def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, policy: str, graded: bool) -> None:
     """Write a plan's search tree as a page; print the file, or why there is none."""
-    from mas_gym.report import write_plan_page
+    from search.pages import write_plan_page
 
     if plan.tree is None:
         note(f"{arm.name} keeps no tree: {path} was not written", "yellow")

@@ -11,12 +11,12 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
+from mas_gym.envs.rendering import one_line
 from mas_gym.errors import ConfigError
-from mas_gym.render import one_line
 
 if TYPE_CHECKING:
-    from mas_gym.graph import MAS, Agent
-    from mas_gym.report.graph import Seen
+    from mas_gym.systems.graph import MAS, Agent
+    from search.pages.graph import Seen
 
 TEMPLATE = "template.yaml"
 
@@ -41,8 +41,8 @@ def check(
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of configs, for editors.")] = False,
 ) -> None:
     """Report every fault of a MAS config; if there is none, draw its graph and list what each agent sees."""
-    from mas_gym.loading import json_schema
-    from mas_gym.report.graph import graph_svg, graph_text, views
+    from mas_gym.systems.schema import json_schema
+    from search.pages.graph import graph_svg, graph_text, views
 
     if schema:
         typer.echo(json.dumps(json_schema(), indent=2))

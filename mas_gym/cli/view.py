@@ -22,9 +22,10 @@ import typer
 
 from mas_gym.cli.console import note, show_traceback
 from mas_gym.errors import ConfigError, MASGymError, MissingDependencyError, StoreError
-from mas_gym.report.pages import Cell, Choice, StoredRow, index_page, problems_page, tree_page, tree_view
-from mas_gym.service import foreign
 from mas_gym.tasks.base import GRADING_MODES
+from search.pages.tree import tree_page, tree_view
+from search.report.listing import Cell, Choice, StoredRow, index_page, problems_page
+from search.service import foreign
 
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Grade, Grader, Problem
@@ -266,7 +267,7 @@ class Pages:
         return (file for file in (self._path, Path(f"{self._path}-wal")) if file.exists())
 
     def _read(self, store: Store, run: RunInfo, mark: str) -> None:
-        from search.compare.bench import outcome_of
+        from search.results.searches import outcome_of
 
         self._damage.pop(run.run, None)
         read = _ReadRun(mark, run, [], {}, {})
@@ -285,8 +286,8 @@ class Pages:
         """Return the picture of a setting's rows, drawn once for the same results; None without matplotlib."""
         key = tuple(f"{row.key} {row.result.searches}" for row in rows)
         if key not in self._plots:
-            from mas_gym.report.summary import data_url
             from search.compare import tradeoff_figure
+            from search.report.report import data_url
 
             drawn = [row.result for row in rows if row.result.tokens.mean > 0]
             try:
@@ -303,7 +304,7 @@ def _row(rows: Sequence[StoredRow], key: str) -> StoredRow | None:
 def stored_rows(runs: Iterable[_ReadRun]) -> list[StoredRow]:
     """Put the runs of one planner and critic together; rows of one setting follow each other, by rising cost."""
     from search.compare import summarise
-    from search.compare.comparison import settings
+    from search.results.stored import settings
 
     read = {run.info.run: run for run in runs if run.outcomes}
     found: list[StoredRow] = []
@@ -345,7 +346,7 @@ def _tree(store: Store, key: str, problem_id: str) -> str:
 
 def _grade(grading: object, problem: Problem) -> Callable[[str], Grade | None] | None:
     """Return what grades a text as the run did; None for graders that would need a file, a judge or a sandbox."""
-    from mas_gym.tasks.graders import KindGrader
+    from mas_gym.tasks.grading.graders import KindGrader
 
     if grading not in GRADING_MODES:
         return None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mas_gym.policies.adapters import ScriptedPolicy, open_session
 from mas_gym.policies.base import (
     AsyncPolicy,
     Policy,
@@ -17,11 +16,13 @@ from mas_gym.policies.base import (
     SamplingSession,
     StreamingPolicy,
 )
+from mas_gym.policies.cache import RecordedPolicy, RecordingPolicy
 from mas_gym.policies.registry import known_policies, load_policy
-from mas_gym.policies.replay import RecordedPolicy, RecordingPolicy
+from mas_gym.policies.scripted import ScriptedPolicy
+from mas_gym.policies.sessions import open_session
 
 if TYPE_CHECKING:
-    from mas_gym.policies.local import TransformersPolicy
+    from mas_gym.policies.local.transformers import TransformersPolicy
 
 
 def __getattr__(name: str) -> Any:

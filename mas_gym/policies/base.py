@@ -11,24 +11,23 @@ A request carries its own seeds, one per sample, derived by the caller from
 (run seed, problem, transcript, sample index), so that a reply depends only on the
 request, as far as the engine allows.
 
-A policy states what its samples depend on with ``identity()`` (see `mas_gym.identity`);
+A policy states what its samples depend on with ``identity()`` (see `mas_gym.internal.identity`);
 response caches and run stores use it to decide which samples can be reused. Many policies
-need no such method, because `mas_gym.identity.identity_of` states their attributes.
+need no such method, because `mas_gym.internal.identity.identity_of` states their attributes.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple, Protocol, overload, runtime_checkable
 
 from mas_gym.errors import ConfigError, PolicyError
-from mas_gym.prompts import ChatMessage
-from mas_gym.validation import ANYONE
+from mas_gym.systems.prompts import ChatMessage
+from mas_gym.systems.validation import ANYONE
 
 MIN_TEMPERATURE = 0.01
 """Lower temperatures decode greedily.
@@ -423,75 +422,3 @@ def derive_seed(run_seed: int, problem_id: str, state_digest: bytes, sample_inde
     # The length prefix separates the fields, whatever bytes they contain.
     body = f"{run_seed}|{sample_index}|{len(name)}|".encode() + name + state_digest
     return int.from_bytes(blake2b(body, digest_size=8).digest(), "big") >> 1
-
-
-_MILLION = 1_000_000
-
-
-class Price(NamedTuple):
-    """Price per million tokens, in any currency."""
-
-    prompt: float
-    cached: float
-    generated: float
-
-
-@dataclass
-class Meter:
-    """Running totals of one policy over all answered calls, including retries.
-
-    Attributes:
-        price: Prices for `money`; None if unknown.
-        calls: Calls with a usable reply.
-        prompt_tokens: Prompt tokens, cached ones included, of all replies that report them, usable or not.
-        cached_tokens: Prompt tokens that the engine had cached.
-        generated_tokens: Generated tokens.
-        faults: Number of faults of each kind.
-    """
-
-    price: Price | None = None
-    calls: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-
-    def add(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int) -> None:
-        """Count one call's tokens."""
-        self.prompt_tokens += prompt_tokens
-        self.cached_tokens += min(cached_tokens, prompt_tokens)
-        self.generated_tokens += generated_tokens
-
-    @property
-    def money(self) -> float | None:
-        """Cost at `price`; None without prices."""
-        if self.price is None:
-            return None
-        fresh = self.prompt_tokens - self.cached_tokens
-        total = fresh * self.price.prompt + self.cached_tokens * self.price.cached
-        return (total + self.generated_tokens * self.price.generated) / _MILLION
-
-    def __str__(self) -> str:
-        """Return a one-line summary."""
-        parts = [
-            f"{self.calls:,} calls",
-            f"{self.prompt_tokens:,} prompt tokens ({self.cached_tokens:,} cached)",
-            f"{self.generated_tokens:,} generated tokens",
-        ]
-        if self.money is not None:
-            parts.append(f"cost {self.money:,.4f}")
-        if self.faults:
-            parts.append("retried: " + ", ".join(f"{kind} {n}" for kind, n in sorted(self.faults.items())))
-        return "; ".join(parts)
-
-
-def meters_of(policy: object) -> Mapping[str, Meter]:
-    """Return the meters of a policy's engines by name; local models have none."""
-    meters: Mapping[str, Meter] = getattr(policy, "meters", {})
-    return meters
-
-
-def money_of(policy: object) -> float | None:
-    """Return the cost of a policy's engines so far; None if none of them has a price."""
-    charged = [meter.money for meter in meters_of(policy).values() if meter.money is not None]
-    return sum(charged) if charged else None

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 from mas_gym.errors import PolicyError
 from mas_gym.policies.base import MOST_TOKENS, Certainty, Sample, SamplingRequest, finite_logprob, token_count
-from mas_gym.prompts import ToolCall, with_calls
+from mas_gym.systems.tool_calls import ToolCall, with_calls
 
 Api = Literal["chat", "completions"]
 FaultKind = Literal["connection", "reset", "timeout", "rate limit", "server error", "bad reply", "too long", "refused"]
@@ -192,7 +192,7 @@ def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool, tools: bool = Fals
         n: Number of choices.
         api: The endpoint.
         logprobs: Whether log-probabilities were requested.
-        tools: Whether tools were offered: then texts may end with tool calls (see `mas_gym.prompts`).
+        tools: Whether tools were offered: then texts may end with tool calls (see `mas_gym.systems.prompts`).
 
     Raises:
         BadReply: The reply is unusable; the message is the reason.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mas_gym.policies.adapters import close_at_exit
+from mas_gym.internal.event_loop import close_at_exit
 
 POOL_SIZE = 8
 

@@ -26,8 +26,8 @@ from mas_gym.errors import (
     PromptTooLongError,
     need,
 )
-from mas_gym.policies.adapters import engine_loop, on_engine_loop
-from mas_gym.policies.base import Choice, Meter, Price, SamplingReply, SamplingRequest, log_sum, spellings
+from mas_gym.internal.event_loop import engine_loop, on_engine_loop
+from mas_gym.policies.base import Choice, SamplingReply, SamplingRequest, log_sum, spellings
 from mas_gym.policies.completions import (
     Api,
     BadReply,
@@ -45,8 +45,9 @@ from mas_gym.policies.completions import (
     reply_limit,
 )
 from mas_gym.policies.connections import Connections
+from mas_gym.policies.meters import Meter, Price
 from mas_gym.policies.registry import build, written_options
-from mas_gym.prompts import ChatMessage
+from mas_gym.systems.prompts import ChatMessage
 
 logger = logging.getLogger("mas_gym.policies")
 

@@ -4,104 +4,19 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
-from hashlib import blake2b, file_digest
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
-from mas_gym.errors import ConfigError, MissingDependencyError, PolicyError
+from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.plugins import is_user_code, load_user_code, unknown
 from mas_gym.policies.base import AsyncPolicy, Policy, Purpose, shortened
-from mas_gym.user_code import is_user_code, load_user_code, unknown
-
-_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")
-_READERS = 8
-
-
-class ModelFile(NamedTuple):
-    """A file when it was listed: path, size in bytes, and modification time in nanoseconds."""
-
-    path: Path
-    size: int
-    changed: int
-
-
-class ModelSource:
-    """A model's folder or hub id with a list of its files; create it before loading the model."""
-
-    def __init__(self, model: str) -> None:
-        """List the files of a folder without reading them."""
-        self._model, folder = model, Path(model)
-        self._files: tuple[ModelFile, ...] | None = None
-        if folder.is_dir():
-            self._files = tuple(_listed(path) for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES)
-
-    def identity(self) -> dict[str, str]:
-        """Return a digest of the names and contents of a folder's files, or a hub model's id and commit.
-
-        The digest does not depend on the machine or the folder's path. The first call reads the files, in parallel.
-
-        Raises:
-            PolicyError: A file was changed or removed after it was listed, or the hub model cannot be found.
-        """
-        if self._files is None:
-            return {"model": self._model, "commit": _commit(self._model)}
-        for file in self._files:
-            if not file.path.is_file() or _listed(file.path) != file:
-                raise PolicyError(f"{file.path} changed after the model was loaded; load the model again")
-        with ThreadPoolExecutor(_READERS) as pool:
-            contents = pool.map(_content, self._files)
-            names = "".join(f"{file.path.name}:{content}|" for file, content in zip(self._files, contents, strict=True))
-        return {"files": blake2b(names.encode(), digest_size=16).hexdigest()}
-
 
 _importing = threading.Lock()
-
-
-def import_models() -> None:
-    """Import what all models of transformers share, without scikit-learn, which only assisted decoding uses.
-
-    Every process saves 100 MiB and a second. Only transformers is told that scikit-learn is missing, and only while
-    its assisted decoding is imported, so other threads import scikit-learn as usual.
-    """
-    utils: Any = import_module("transformers.utils")
-    with _importing:
-        available, loaded = utils.is_sklearn_available, "sklearn" in sys.modules
-        utils.is_sklearn_available = lambda: loaded
-        try:
-            import_module("transformers.generation.candidate_generator")
-        finally:
-            utils.is_sklearn_available = available
-    import_module("transformers.modeling_utils")
-
-
-def _listed(path: Path) -> ModelFile:
-    found = path.stat()
-    return ModelFile(path.absolute(), found.st_size, found.st_mtime_ns)
-
-
-@lru_cache(maxsize=4096)
-def _content(file: ModelFile) -> str:
-    with file.path.open("rb") as stream:
-        return file_digest(stream, lambda: blake2b(digest_size=16)).hexdigest()
-
-
-def _commit(model: str) -> str:
-    from transformers.utils import cached_file
-
-    try:
-        config = cached_file(model, "config.json")
-    except OSError as error:
-        raise PolicyError(f"expected a local folder or a hub id that can be reached, got {model!r}: {error}") from error
-    # The hub's cache stores each commit in a folder named after it.
-    return Path(str(config)).parent.name
 
 
 ENTRY_POINTS = "mas_gym.policies"
@@ -119,9 +34,9 @@ _BUILTIN = {
 }
 
 _CLASSES = {
-    "tiny": "mas_gym.policies.local:TransformersPolicy",
-    "transformers": "mas_gym.policies.local:TransformersPolicy",
-    "recorded": "mas_gym.policies.replay:RecordedPolicy",
+    "tiny": "mas_gym.policies.local.transformers:TransformersPolicy",
+    "transformers": "mas_gym.policies.local.transformers:TransformersPolicy",
+    "recorded": "mas_gym.policies.cache:RecordedPolicy",
     "openai": "mas_gym.policies.openai:OpenAIOptions",
     "vllm": "mas_gym.policies.vllm:VLLMPolicy",
 }
@@ -132,7 +47,7 @@ def load_policy(spec: PolicySpec, **options: Any) -> Policy | AsyncPolicy:
 
     Args:
         spec: ``"tiny"``, ``"transformers:PATH-OR-ID"``, ``"vllm:PATH-OR-ID"``, ``"openai:MODEL@URL"``,
-            ``"recorded:FILE"``, ``"FILE.py:NAME:SETTINGS"`` for your own code (see `mas_gym.user_code`), or
+            ``"recorded:FILE"``, ``"FILE.py:NAME:SETTINGS"`` for your own code (see `mas_gym.plugins`), or
             ``"NAME:ARGUMENT"`` for a loader registered under the entry-point group ``mas_gym.policies``.
             The string may contain options, as in ``"transformers:PATH#dtype=bfloat16&max_batch=128"``. A mapping
             from agents' names, or ``"*"`` for all others, to such strings or to loaded policies gives each agent
@@ -201,9 +116,9 @@ def _loader(name: str) -> Loader:
 
 
 def local_module() -> Any:
-    """Import `mas_gym.policies.local`. Raises `MissingDependencyError` if torch is not installed."""
+    """Import `mas_gym.policies.local.transformers`. Raises `MissingDependencyError` if torch is not installed."""
     try:
-        return import_module("mas_gym.policies.local")
+        return import_module("mas_gym.policies.local.transformers")
     except ImportError as error:
         raise MissingDependencyError(
             f"running a model in this process needs torch and transformers ({error}): pip install 'mas-gym[local]'"
@@ -228,7 +143,7 @@ def _written_cache(spec: str) -> tuple[str, str | None]:
 
 
 def _per_agent(specs: Mapping[str, str | Policy | AsyncPolicy], options: Mapping[str, Any]) -> AsyncPolicy:
-    from mas_gym.policies.adapters import PerAgentPolicy
+    from mas_gym.policies.per_agent import PerAgentPolicy
 
     others = ", ".join(name for name in options if name != "cache")
     if others:
@@ -244,7 +159,7 @@ def _per_agent(specs: Mapping[str, str | Policy | AsyncPolicy], options: Mapping
 
 
 def _cached(policy: Policy | AsyncPolicy, file: str) -> AsyncPolicy:
-    from mas_gym.policies.replay import CachedPolicy
+    from mas_gym.policies.cache import CachedPolicy
 
     return policy if isinstance(policy, CachedPolicy) else CachedPolicy(policy, file)
 
@@ -281,7 +196,7 @@ def _transformers(argument: str, **options: Any) -> Policy:
 
 
 def _recorded(argument: str, **options: Any) -> Policy:
-    from mas_gym.policies.replay import RecordedPolicy
+    from mas_gym.policies.cache import RecordedPolicy
 
     if not argument:
         raise ConfigError("expected 'recorded:FILE', got no file")

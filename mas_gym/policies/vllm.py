@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependencyError, PolicyError
-from mas_gym.policies.adapters import close_at_exit, engine_loop, on_engine_loop
+from mas_gym.internal.event_loop import close_at_exit, engine_loop, on_engine_loop
 from mas_gym.policies.base import (
     Certainty,
     Choice,
-    Meter,
     Sample,
     SamplingReply,
     SamplingRequest,
@@ -28,10 +27,12 @@ from mas_gym.policies.base import (
     refuse_extra_body,
     shortened,
 )
-from mas_gym.policies.chat import ChatFormat, Prompt
 from mas_gym.policies.completions import SEED_MASK
-from mas_gym.policies.registry import ModelSource, build, written_options
-from mas_gym.prompts import ChatMessage
+from mas_gym.policies.local.chat import ChatFormat, Prompt
+from mas_gym.policies.meters import Meter
+from mas_gym.policies.model_files import ModelSource
+from mas_gym.policies.registry import build, written_options
+from mas_gym.systems.prompts import ChatMessage
 
 _engines: dict[tuple[str, str], VLLMEngine] = {}
 _lock = threading.Lock()

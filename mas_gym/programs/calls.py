@@ -1,6 +1,6 @@
 """One model call of a program: the OpenAI chat request, read and compared, and the reply in the same format.
 
-A reply is one text, because search chooses among texts; tool calls are a part of it (see `mas_gym.prompts`). Of a
+A reply is one text, because search chooses among texts; tool calls are a part of it (see `mas_gym.systems.prompts`). Of a
 request, everything that the agent's policy cannot honour is refused with status 400 and the reason, so that no part
 of it is silently dropped.
 """
@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from mas_gym.errors import MASGymError, shown
 from mas_gym.policies.base import MAX_TEMPERATURE
-from mas_gym.prompts import ChatMessage, ToolCall, split_calls, with_calls
+from mas_gym.systems.prompts import ChatMessage
+from mas_gym.systems.tool_calls import ToolCall, split_calls, with_calls
 
 AGENT_HEADER = "x-mas-agent"
 """The HTTP header in which a program may name the agent that calls."""

@@ -13,9 +13,9 @@ import sys
 from typing import Any
 
 from mas_gym.errors import MissingDependencyError
+from mas_gym.plugins import find_user_code
 from mas_gym.programs.execution import Ended, Failed, record_at
 from mas_gym.programs.sources import FunctionSource, ended, failed
-from mas_gym.user_code import find_user_code
 
 
 def run(spec: str, question: str, base_url: str, api_key: str) -> Ended | Failed:

@@ -16,20 +16,21 @@ from typing import Any
 
 from gymnasium import spaces
 
-from mas_gym.env import Info, MASEnv, Observation
+from mas_gym.envs.env import Info, MASEnv, Observation
+from mas_gym.envs.spaces import Records
 from mas_gym.errors import ConfigError, IllegalActionError, shown, whole_number
-from mas_gym.graph import FAILED, MAS, Agent
+from mas_gym.plugins import find_user_code, is_user_code, user_file
 from mas_gym.policies.base import SamplingRequest, effective_temperature, spoken
 from mas_gym.programs.calls import Call, difference
 from mas_gym.programs.execution import Ended, Execution, Failed, Outcome, Script, Waiting
 from mas_gym.programs.runner import ProgramError, Runner, Session
 from mas_gym.programs.schemas import structured_reply
 from mas_gym.programs.sources import CommandSource, FunctionSource, IsolatedSource, ServiceSource, Source
-from mas_gym.prompts import ChatMessage, ToolCall, with_calls
-from mas_gym.spaces import Records
-from mas_gym.state import MASState
-from mas_gym.user_code import find_user_code, is_user_code, user_file
-from mas_gym.validation import MAX_NEW_TOKENS, MAX_TURNS
+from mas_gym.systems.graph import FAILED, MAS, Agent
+from mas_gym.systems.prompts import ChatMessage
+from mas_gym.systems.state import MASState
+from mas_gym.systems.tool_calls import ToolCall, with_calls
+from mas_gym.systems.validation import MAX_NEW_TOKENS, MAX_TURNS
 
 logger = logging.getLogger("mas_gym.programs")
 
@@ -162,7 +163,7 @@ class Program:
             ProgramError: The program ended before its first call.
         """
         if self._given_mas is not None:
-            from mas_gym.loading import load_mas
+            from mas_gym.systems.loading import load_mas
 
             return replace(load_mas(self._given_mas), program=True)
         if self._given_agents is not None:
@@ -277,7 +278,7 @@ def agent_name(call: Call) -> str:
     That is the name in its header or metadata; else what the system prompt says that "you are"; else the beginning of
     the system prompt; else the model.
 
-    >>> from mas_gym.prompts import ChatMessage
+    >>> from mas_gym.systems.prompts import ChatMessage
     >>> agent_name(Call((ChatMessage("system", "You are the Planner. Propose a plan."),)))
     'Planner'
     """

@@ -22,9 +22,7 @@ from queue import SimpleQueue
 from time import monotonic, process_time, thread_time
 from typing import Any, Protocol
 
-from mas_gym.dynamics import Dynamics
 from mas_gym.errors import MASGymError, SearchError
-from mas_gym.graph import FAILED, MAS, RETURNED
 from mas_gym.policies.base import fitted
 from mas_gym.programs.activity import BUSY_SECONDS, CURRENT, Frames, State, track
 from mas_gym.programs.calls import Call
@@ -42,7 +40,9 @@ from mas_gym.programs.execution import (
 )
 from mas_gym.programs.gateway import Clients, Gateway, Server
 from mas_gym.programs.sources import Loop, Source
-from mas_gym.state import Action, MASState
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.graph import FAILED, MAS, RETURNED
+from mas_gym.systems.state import Action, MASState
 
 logger = logging.getLogger("mas_gym.programs")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mas_gym.programs.calls import Call
-from mas_gym.prompts import ToolCall, with_calls
+from mas_gym.systems.tool_calls import ToolCall, with_calls
 
 _DEEP = 8
 """Depth from which lists stay empty and nullable values are null, so that recursive schemas end."""

@@ -25,8 +25,8 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from mas_gym.errors import ConfigError, DataNotFoundError, IdentityError
-from mas_gym.guard import guard, kill
-from mas_gym.identity import identity_of
+from mas_gym.internal.guard import guard, kill
+from mas_gym.internal.identity import identity_of
 from mas_gym.programs import frameworks
 from mas_gym.programs.activity import CURRENT, Job
 from mas_gym.programs.execution import Ended, Execution, Failed, ProgramStopped

@@ -5,9 +5,9 @@ problems in memory. Importing this package reads no data and needs no optional p
 """
 
 from mas_gym.tasks.base import Grade, Grader, GradingMode, Kind, Problem, Task
-from mas_gym.tasks.equality import answers_equal
-from mas_gym.tasks.grading import extract_answer, grade
-from mas_gym.tasks.loading import TASK_NAMES, check_task_options, load_task
+from mas_gym.tasks.catalogue import TASK_NAMES, check_task_options, load_task
+from mas_gym.tasks.grading.answers import extract_answer, grade
+from mas_gym.tasks.grading.expressions import answers_equal
 from mas_gym.tasks.sequences import ProblemTask
 
 __all__ = [

@@ -134,7 +134,7 @@ def _count(name: str, value: object) -> int:
 class Grader(Protocol):
     """Reads and grades answers; every task has one.
 
-    A run with a store needs its identity, which is part of the run's (see `mas_gym.identity`).
+    A run with a store needs its identity, which is part of the run's (see `mas_gym.internal.identity`).
     """
 
     def extract(self, problem: Problem, text: str) -> str | None:

@@ -27,23 +27,12 @@ from typing import Any, NamedTuple
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, did_you_mean
 from mas_gym.tasks.base import KINDS, Kind, Problem
-from mas_gym.tasks.grading import accepted_texts
-from mas_gym.tasks.numerals import parse_number
+from mas_gym.tasks.files import is_saved, listing, partition_files, read_file, read_saved, stamp
+from mas_gym.tasks.grading.numbers import parse_number
+from mas_gym.tasks.grading.texts import accepted_texts
+from mas_gym.tasks.hub import Hub, read_hub
+from mas_gym.tasks.rows import BadRow, Row, report, shown
 from mas_gym.tasks.sequences import Table
-from mas_gym.tasks.sources import (
-    BadRow,
-    Hub,
-    Row,
-    is_saved,
-    listing,
-    partition_files,
-    read_file,
-    read_hub,
-    read_saved,
-    report,
-    shown,
-    stamp,
-)
 
 logger = logging.getLogger("mas_gym.tasks")
 
@@ -423,7 +412,7 @@ def _reference(kind: Kind, answers: Sequence[str]) -> str:
     if kind == "number" and parse_number(answer) is None:
         raise BadRow(f"expected a number as the answer, got {shown(answer)}; set the kind with kind=")
     if kind == "regex":
-        from mas_gym.graph import matcher
+        from mas_gym.systems.conditions import matcher
 
         try:
             matcher(answer)

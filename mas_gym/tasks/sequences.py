@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Self, overload
 
 from mas_gym.errors import ConfigError, DataError, UnknownNameError, unknown_name
 from mas_gym.tasks.base import SPLITS, Grade, Grader, GradingMode, Problem
-from mas_gym.tasks.graders import KindGrader, make_grader
-from mas_gym.tasks.grading import check_mode
+from mas_gym.tasks.grading.answers import check_mode
+from mas_gym.tasks.grading.graders import KindGrader, make_grader
 
 DEFAULT_DIFFICULTY = 3
 

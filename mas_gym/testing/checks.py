@@ -11,16 +11,16 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ComplianceError, IdentityError, IllegalActionError, PolicyError
-from mas_gym.graph import MAS
-from mas_gym.identity import digest_of, identity_of
-from mas_gym.loading import MASSource, load_mas
+from mas_gym.internal.event_loop import engine_loop
+from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest, StreamingPolicy
-from mas_gym.policies.adapters import engine_loop
 from mas_gym.policies.base import mean_logprob
-from mas_gym.prompts import ChatMessage, chat_messages, nameable
-from mas_gym.state import Action, MASState
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.graph import MAS
+from mas_gym.systems.loading import MASSource, load_mas
+from mas_gym.systems.prompts import ChatMessage, chat_messages, nameable
+from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks import Problem, ProblemTask
 
 HOSTILE = ("", " \n\t", "\ud800", "نص من اليمين إلى اليسار", "\u202eesrever", "\x00\x1b[31m", "Final Answer: " * 50)
@@ -214,7 +214,7 @@ def _check_state(findings: Findings, model: Dynamics, state: MASState) -> None:
 def _check_env(findings: Findings, mas: MAS) -> None:
     from gymnasium.utils.env_checker import check_env
 
-    from mas_gym.env import MASEnv
+    from mas_gym.envs.env import MASEnv
 
     env = MASEnv(ProblemTask.of([Problem("check/0", _QUESTION, "7"), Problem("check/1", "1 + 1?", "2")]), mas)
     with warnings.catch_warnings(record=True) as caught:

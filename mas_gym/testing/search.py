@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mas_gym.critics import Critic, ScoringContext, as_critic, scores_of
-from mas_gym.dynamics import Dynamics
+from mas_gym.envs.scoring import Critic, ScoringContext, as_critic, scores_of
 from mas_gym.errors import BudgetError, CriticError
-from mas_gym.graph import MAS
-from mas_gym.loading import MASSource, load_mas
-from mas_gym.state import Action, MASState
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.graph import MAS
+from mas_gym.systems.loading import MASSource, load_mas
+from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.base import Problem, Task
 from mas_gym.testing.checks import (
     HOSTILE,

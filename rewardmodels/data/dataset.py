@@ -16,10 +16,10 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, StoreError, need
-from mas_gym.graph import MAS
-from mas_gym.state import MASState
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.graph import MAS
+from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same, rule_of, same_rule
 from rewardmodels.data import mining
 from rewardmodels.data.encode import FORMAT, Parts, View, state_parts

@@ -37,8 +37,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mas_gym.errors import CriticError, DataError
-from mas_gym.graph import MAS
-from mas_gym.state import MASState
+from mas_gym.systems.graph import MAS
+from mas_gym.systems.state import MASState
 
 if TYPE_CHECKING:
     import torch

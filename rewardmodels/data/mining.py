@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from mas_gym.state import MASState
+from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same, same_text
 
 TOP = BOTTOM = 4

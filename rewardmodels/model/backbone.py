@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, need
-from mas_gym.policies.registry import import_models
+from mas_gym.policies.model_files import import_models
 from rewardmodels.data.encode import ModelInput, collate, collate_plain, pack
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingError, need
-from mas_gym.validation import MAX_TURNS
+from mas_gym.systems.validation import MAX_TURNS
 from rewardmodels.data.dataset import LOOPS, DataKind
 from rewardmodels.data.encode import FORMAT, View
 from rewardmodels.model.backbone import load_scalar, load_tokenizer, quiet

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mas_gym.errors import ConfigError, CriticError, DataError
-from mas_gym.graph import MAS
-from mas_gym.state import MASState
+from mas_gym.systems.graph import MAS
+from mas_gym.systems.state import MASState
 from rewardmodels.data.dataset import LOOPS, graph_of
 from rewardmodels.data.encode import Encoded, Encoder, View
 from rewardmodels.model.backbone import load_tokenizer
@@ -169,7 +169,7 @@ class LearnedCritic(Critic):
         self._known: dict[tuple[str, MASState], float] = {}
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the scores: a digest of the model's files, and the settings (`mas_gym.identity`).
+        """Return what determines the scores: a digest of the model's files, and the settings (`mas_gym.internal.identity`).
 
         Raises:
             DataError: A file cannot be read.

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from mas_gym.policies.forward import threads_for
+from mas_gym.policies.local.forward import threads_for
 from rewardmodels.data.encode import Encoded, Ids, Trie, chunks, collate_plain, merge_beginnings
 from rewardmodels.model.backbone import alike, inner, logits_at, read_head, to_device
 

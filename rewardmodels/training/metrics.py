@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rewardmodels.data.dataset import Example
 from search.compare import bootstrap
-from search.compare.critics import auc
+from search.compare.first_errors import auc
 
 Floats = NDArray[np.float64]
 

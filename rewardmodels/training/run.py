@@ -26,7 +26,7 @@ from rewardmodels.model.backbone import (
 )
 from rewardmodels.model.folder import META, CriticInfo, model_card, read_info, save_folder
 from rewardmodels.training.config import CriticKind, Head, TrainingConfig, check_head, config_for
-from search.compare.bench import Arm, Bench, drain, named_planners, start
+from search.compare.arms import Arm, Bench, drain, named_planners, start
 from search.engine.journal import Progress
 from search.setup import Sampling
 from search.store import engine_identity, open_store
@@ -184,7 +184,7 @@ def _run(
     device: str,
     log: Callable[[str], None],
 ) -> Trained:
-    from mas_gym.policies.forward import threads_for
+    from mas_gym.policies.local.forward import threads_for
     from rewardmodels.training.trainer import (
         CriticTrainer,
         Curves,

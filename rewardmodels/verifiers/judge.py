@@ -5,7 +5,7 @@ Three modes:
 * ``logprob``: the probability of "yes" against "no" as the first word of the verdict, from the
   engine's log-probabilities: ``p = P(yes) / (P(yes) + P(no))``;
 * ``share``: the share of "yes" among the verdicts that can be read, of ``n`` sampled ones, each in the
-  form of `mas_gym.tasks.verdicts`;
+  form of `mas_gym.tasks.grading.verdicts`;
 * ``pairwise``: the mean probability of winning against a sibling, of all siblings that the search
   scores in the same request. Each pair is compared in both orders, and a state ties with itself,
   so an only child gets 1/2.
@@ -27,9 +27,9 @@ from typing import Any, Literal, NamedTuple
 
 from mas_gym.errors import ConfigError, DataNotFoundError, EngineUnavailableError, PolicyError, shown
 from mas_gym.policies.base import AsyncPolicy, Choice, Policy, SamplingReply, SamplingRequest
-from mas_gym.prompts import ChatMessage
-from mas_gym.state import MASState
-from mas_gym.tasks.verdicts import ask_verdict, read_verdict
+from mas_gym.systems.prompts import ChatMessage
+from mas_gym.systems.state import MASState
+from mas_gym.tasks.grading.verdicts import ask_verdict, read_verdict
 from search.protocol import Critic, PeerContext, Scores, ScoringContext
 
 logger = logging.getLogger("rewardmodels.verifiers")
@@ -216,7 +216,7 @@ class Judge(Critic):
 
     def _ask(self, prompts: Sequence[str]) -> list[Verdict]:
         if isinstance(self._policy, AsyncPolicy):
-            from mas_gym.policies.adapters import engine_loop
+            from mas_gym.internal.event_loop import engine_loop
 
             return asyncio.run_coroutine_threadsafe(self._ask_async(self._policy, prompts), engine_loop()).result()
         try:

@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mas_gym.errors import ConfigError, CriticError, DataError, DataNotFoundError, PolicyError, unknown_name
-from mas_gym.policies.chat import ChatTemplate
-from mas_gym.policies.registry import ModelSource
-from mas_gym.state import MASState
+from mas_gym.policies.local.chat import ChatTemplate
+from mas_gym.policies.model_files import ModelSource
+from mas_gym.systems.state import MASState
 from rewardmodels.data.encode import chunks
 from rewardmodels.model.backbone import load_pretrained, load_scalar, load_tokenizer
 from rewardmodels.model.folder import check_folder, read_object

@@ -105,7 +105,7 @@ class ServerCritic(Critic):
         Raises:
             EngineUnavailableError: The server is down, rejects the key or does not have the model.
         """
-        from mas_gym.policies.adapters import engine_loop
+        from mas_gym.internal.event_loop import engine_loop
 
         return asyncio.run_coroutine_threadsafe(self._all(contexts), engine_loop()).result()
 

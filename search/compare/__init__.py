@@ -5,23 +5,21 @@ plots, and `comparison` puts them together. `critics` measures critics, also on 
 whose first wrong step is known.
 """
 
-from search.compare.bench import (
+from search.compare.arms import (
     PAPER_PLANNERS,
     Arm,
     Bench,
-    Calibrated,
-    Match,
     Remote,
     Workers,
-    calibrate,
     measure,
     named_critics,
     named_planners,
     pair,
 )
-from search.compare.comparison import Comparison, compare, matched
-from search.compare.critics import FirstErrorFigures, Threshold, bench_critic
-from search.compare.display import (
+from search.compare.comparison import compare, matched
+from search.compare.first_errors import FirstErrorFigures, Threshold, bench_critic
+from search.compare.matching import Match, calibrate
+from search.results.display import (
     report,
     results_table,
     save_tradeoff,
@@ -32,7 +30,7 @@ from search.compare.display import (
     to_markdown,
     tradeoff_figure,
 )
-from search.compare.intervals import (
+from search.results.intervals import (
     FEWEST_PROBLEMS,
     Difference,
     Interval,
@@ -44,7 +42,7 @@ from search.compare.intervals import (
     paired_difference,
     wilson,
 )
-from search.compare.outcomes import (
+from search.results.outcomes import (
     HIT_RANKS,
     Outcome,
     ResultRow,
@@ -53,6 +51,8 @@ from search.compare.outcomes import (
     find_row,
     summarise,
 )
+from search.results.sizes import Calibrated
+from search.results.table import Comparison
 
 __all__ = [
     "FEWEST_PROBLEMS",

@@ -2,158 +2,30 @@
 
 from __future__ import annotations
 
-import io
-import json
-import os
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
-from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mas_gym.errors import ConfigError, MissingDependencyError
-from mas_gym.graph import MAS
-from mas_gym.render import one_line
-from search.compare import display
-from search.compare.bench import (
-    Arm,
-    Bench,
-    Calibrated,
-    Match,
-    calibrate,
-    measure,
-    named_critics,
-    named_planners,
-    outcome_of,
-    pair,
-)
-from search.compare.intervals import Difference
-from search.compare.outcomes import Outcome, ResultRow, differences, find_row, summarise
+from mas_gym.envs.rendering import one_line
+from mas_gym.errors import ConfigError
+from mas_gym.systems.graph import MAS
+from search.compare.arms import Arm, Bench, measure, named_critics, named_planners, pair
+from search.compare.matching import Match, calibrate
 from search.protocol import Critic, Planner
+from search.results.outcomes import Outcome, find_row, summarise
+from search.results.sizes import Calibrated
 from search.setup import ProgramSource, read_system
-from search.store import RunInfo, Store
 
 if TYPE_CHECKING:
-    import pandas
-
     from mas_gym.policies import AsyncPolicy, Policy
     from mas_gym.tasks.base import Problem
+    from search.budget import Budget
     from search.engine.journal import Progress
-    from search.setup import Budget, Sampling
+    from search.setup import Sampling
 
-
-CALIBRATION_PROBLEMS = 30
-"""Problems on which sizes are chosen by default; with fewer, tables and `Comparison` warn."""
-_WIDTH = 120
-
-
-@dataclass(frozen=True, repr=False)
-class Comparison:
-    """The result of `compare`: one row per planner and critic.
-
-    ``print(table)`` shows rows, intervals, differences and failures.
-
-    Attributes:
-        rows: The rows, in the order of planners and critics.
-        outcomes: The searches behind them.
-        baseline: The label of the row that the others are compared with.
-        title: The line above the table.
-        meta: JSON-able facts about the run.
-        calibrated: With ``match``, the size of each planner and what it spent on the calibration problems.
-    """
-
-    rows: tuple[ResultRow, ...]
-    outcomes: tuple[Outcome, ...] = ()
-    baseline: str = ""
-    title: str = ""
-    meta: Mapping[str, Any] = field(default_factory=dict)
-    calibrated: tuple[Calibrated, ...] = ()
-
-    def differences(self) -> dict[str, Difference]:
-        """Return the paired difference in Hit@1 of each other row to the baseline, by label."""
-        return {row.label: gap for row, _, gap in differences(self.rows, self.baseline)} if self.rows else {}
-
-    def __getitem__(self, label: str) -> ResultRow:
-        """Return the row with a label such as ``"mcts:10,3 + masprm"``, or the only one of a planner."""
-        if not self.rows:
-            raise ConfigError("the comparison has no rows: no search has ended")
-        return find_row(self.rows, label)
-
-    def to_markdown(self) -> str:
-        """Return the table as GitHub Markdown."""
-        return display.to_markdown(self.rows)
-
-    def to_latex(self) -> str:
-        """Return the table in LaTeX, for the package booktabs."""
-        return display.to_latex(self.rows, self.title)
-
-    def to_csv(self) -> str:
-        """Return one line per row, with a header; shares in [0, 1]."""
-        return display.to_csv(self.rows)
-
-    def to_json(self) -> str:
-        """Return rows, per-problem shares, differences and facts as one JSON document."""
-        return display.to_json(self.rows, self.meta, self.baseline)
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return one line per row, with the difference to the baseline and its interval.
-
-        Raises:
-            MissingDependencyError: pandas is not installed.
-        """
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingDependencyError("to_pandas needs pandas; install it with: pip install pandas") from error
-        gaps = self.differences()
-        lines = []
-        for row in self.rows:
-            gap = gaps.get(row.label)
-            names = ("difference", "difference_low", "difference_high", "verdict")
-            shown = (*gap[:3], gap.verdict) if gap else (None,) * 4
-            lines.append({**row.to_dict(), **dict(zip(names, shown, strict=True))})
-        return pandas.DataFrame(lines)
-
-    def plot(self, path: str | os.PathLike[str]) -> Path:
-        """Draw accuracy against tokens, with the frontier of the best rows, to a file (png, svg, pdf).
-
-        Raises:
-            ConfigError: The file suffix is not a known format, or no search has ended.
-            MissingDependencyError: matplotlib is not installed.
-        """
-        from search.compare.display import save_tradeoff
-
-        return save_tradeoff(self.rows, Path(path), self.title)
-
-    def show(self, width: int = _WIDTH) -> Any:
-        """Return the whole result as a renderable of rich."""
-        return display.report(self.rows, self.title, width, self.baseline)
-
-    def __str__(self) -> str:
-        """Return what ``print`` shows."""
-        from rich.console import Console
-
-        # In a notebook rich would display the table instead of writing it.
-        console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_jupyter=False)
-        console.print(self.show())
-        lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
-        if self.calibrated:
-            lines.append(calibrated_on(self.calibrated[0].problems))
-        for part in self.calibrated:
-            size = f"{part.setting}={part.size}" if part.setting else "no size to change"
-            lines.append(f"{one_line(part.label)}: {size}, {part.spent:,.1f} per problem in calibration")
-        return "\n".join(lines)
-
-    def __repr__(self) -> str:
-        """Return one line: each row's label and Hit@1."""
-        rows = "; ".join(f"{one_line(row.label)} {100 * row.hits[1].mean:.1f}" for row in self.rows)
-        return f"<Comparison of {len(self.rows)} rows: {rows}>"
-
-    def _repr_html_(self) -> str:
-        return display.to_html(self.rows, self.title, self.baseline)
+from search.results.table import CALIBRATION_PROBLEMS, Comparison
 
 
 def compare(
@@ -277,95 +149,3 @@ def renamed(name: str, pairs: Iterable[tuple[Arm, Arm, Calibrated]]) -> str:
         if name in (old.label, old.name):
             return new.label if name == old.label else new.name
     return name
-
-
-def calibrated_on(problems: int) -> str:
-    """Return the line that states on how many problems sizes were chosen, with a warning if they are few."""
-    few = f"; with fewer than {CALIBRATION_PROBLEMS} the costs are uncertain" if problems < CALIBRATION_PROBLEMS else ""
-    return f"sizes chosen on {problems} problems{few}"
-
-
-_ROW = ("planner", "critic", "seed")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Runs that may stand in one table: they differ in planner, critic and seed alone.
-
-    Attributes:
-        title: What they have in common, in a few words.
-        runs: The runs, oldest first.
-        labels: For each run, planner and critic in tables.
-    """
-
-    title: str
-    runs: tuple[RunInfo, ...]
-    labels: tuple[tuple[str, str], ...]
-
-
-def settings(runs: Iterable[RunInfo]) -> list[Setting]:
-    """Group runs by what they have in common, largest group first."""
-    groups: dict[str, list[RunInfo]] = {}
-    for run in runs:
-        shared = {name: value for name, value in run.config.items() if name not in _ROW}
-        key = json.dumps([shared, run.facts.get("task"), run.facts.get("split")], sort_keys=True, default=str)
-        groups.setdefault(key, []).append(run)
-    found = [Setting(_title(group[0]), tuple(group), tuple(_labels(group))) for group in groups.values()]
-    return sorted(found, key=lambda setting: -sum(run.searches for run in setting.runs))
-
-
-def _title(run: RunInfo) -> str:
-    policy, task = run.config["policy"]["name"], run.facts.get("task") or "own problems"
-    return (
-        f"{task} {run.facts.get('split') or ''}".strip()
-        + f", {run.mas.name}, policy {policy}"
-        + (", true reward" if run.config["training"] else "")
-    )
-
-
-def _labels(runs: Sequence[RunInfo]) -> list[tuple[str, str]]:
-    """Return planner and critic of each run, with part of a digest where different rows would share a name."""
-    keys = [json.dumps([run.config["planner"], run.config["critic"]], sort_keys=True) for run in runs]
-    names = {key: (_name(run, "planner"), _name(run, "critic")) for key, run in zip(keys, runs, strict=True)}
-    marks = {key: run.run[:6] for key, run in zip(reversed(keys), reversed(runs), strict=True)}
-    common = Counter(names.values())
-    return [
-        names[key] if common[names[key]] == 1 else (f"{names[key][0]} [{marks[key]}]", names[key][1]) for key in keys
-    ]
-
-
-def _name(run: RunInfo, part: str) -> str:
-    if part == "planner":
-        return str(run.facts["planner"])
-    critic: dict[str, Any] | None = run.config["critic"]
-    return str(critic["name"]) if critic else ""
-
-
-def stored_comparison(
-    store: Store, runs: Iterable[str] = (), baseline: str = "", grading: str | None = None
-) -> Comparison:
-    """Return the table of stored runs; see `Store.compare`."""
-    chosen = [store.find(run) for run in runs] or store.runs()
-    groups = settings(chosen)
-    if len(groups) != 1:
-        listed = "; ".join(f"{group.title}: {', '.join(run.run[:8] for run in group.runs)}" for group in groups)
-        raise ConfigError(
-            f"expected runs that differ in planner, critic and seed alone, got {len(groups)} settings "
-            f"({listed or 'no run'}); choose the runs of one with runs=[...]"
-        )
-    setting = groups[0]
-    outcomes = [
-        outcome_of(plan, planner, critic, run.config["seed"])
-        for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True)
-        for plan in store.plans(run.run, failed=True, grading=grading)
-    ]
-    return table_of(store, setting, outcomes, baseline)
-
-
-def table_of(store: Store, setting: Setting, outcomes: Sequence[Outcome], baseline: str = "") -> Comparison:
-    """Return the table of one setting, rows by rising cost."""
-    rows = tuple(sorted(summarise(outcomes), key=lambda row: (isnan(row.tokens.mean), row.tokens.mean)))
-    name = find_row(rows, baseline).label if rows else ""
-    seeds = sorted({run.config["seed"] for run in setting.runs})
-    facts = {"store": store.path.name, "seeds": seeds, "baseline": name}
-    return Comparison(rows, tuple(outcomes), name, setting.title, facts)

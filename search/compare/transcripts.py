@@ -15,8 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mas_gym.critics import score_batch
-from mas_gym.dynamics import Dynamics
+from mas_gym.envs.scoring import score_batch
 from mas_gym.errors import (
     ConfigError,
     CriticError,
@@ -26,9 +25,11 @@ from mas_gym.errors import (
     MASGymError,
     shown,
 )
-from mas_gym.graph import MAS, Agent
-from mas_gym.state import Action, MASState
-from mas_gym.tasks.sources import BadRow, read_file
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.graph import MAS, Agent
+from mas_gym.systems.state import Action, MASState
+from mas_gym.tasks.files import read_file
+from mas_gym.tasks.rows import BadRow
 from search.protocol import Critic, ScoringContext, as_critic
 from search.tree import Proposal
 
@@ -78,7 +79,7 @@ class LabelledTranscript:
         Raises:
             DataError: The steps are no episode of that system.
         """
-        from mas_gym.loading import load_mas
+        from mas_gym.systems.loading import load_mas
 
         system = mas if mas is not None else None if self.mas is None else load_mas(self.mas)
         if system is None:
@@ -190,7 +191,7 @@ def _is_number(value: object) -> bool:
 
 
 def _check_shipped(name: object) -> None:
-    from mas_gym.loading import mas_names
+    from mas_gym.systems.loading import mas_names
 
     # A file of data must not name other files.
     if name not in mas_names():

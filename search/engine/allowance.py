@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from search.plan import Usage
-from search.setup import Budget
+from search.budget import Budget
+from search.usage import Usage
 
 
 class Cost(NamedTuple):

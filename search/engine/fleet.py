@@ -21,28 +21,30 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, need
-from mas_gym.graph import MAS
-from mas_gym.policies.base import AsyncPolicy, Meter, Policy, meters_of
+from mas_gym.policies.base import AsyncPolicy, Policy
+from mas_gym.policies.meters import Meter, meters_of
+from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem
+from search.budget import Budget
 from search.engine.allowance import Allowance, Cost
 from search.engine.journal import Journal, Listener, Progress, listener
 from search.engine.run import Run, Source
 from search.engine.scheduler import Scheduler, SearchFuture
-from search.plan import Plan, Usage
+from search.plan import Plan
+from search.planners.registry import load_planner
 from search.protocol import Critic, Planner, as_critic
 from search.setup import (
-    Budget,
     ProgramSource,
     SampleRecord,
     Sampling,
     Setup,
     check_training,
-    load_planner,
     make_setup,
     read_system,
     resolve_policy,
 )
 from search.store import Store, engine_identity, open_record
+from search.usage import Usage
 
 
 def run_ray(  # noqa: D417 - the other arguments are those of `search.run`

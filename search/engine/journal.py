@@ -10,8 +10,10 @@ from typing import Any, Protocol
 
 from mas_gym.errors import ConfigError
 from mas_gym.tasks.base import Problem
-from search.plan import Plan, Usage
-from search.setup import SampleRecord, Setup, planner_spec
+from search.plan import Plan
+from search.planners.registry import planner_spec
+from search.setup import SampleRecord, Setup
+from search.usage import Usage
 
 
 @dataclass(frozen=True)

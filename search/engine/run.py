@@ -18,23 +18,18 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from mas_gym.errors import ConfigError, DataError
-from mas_gym.graph import MAS
-from mas_gym.policies.adapters import before_engines_close
+from mas_gym.internal.event_loop import before_engines_close
 from mas_gym.policies.base import AsyncPolicy, Policy
+from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem
+from search.budget import Budget
 from search.engine.journal import Journal, Progress, listener
 from search.engine.scheduler import Scheduler, SearchFuture
-from search.plan import Plan, Usage
+from search.plan import Plan
 from search.protocol import Critic, Planner
-from search.setup import (
-    Budget,
-    ProgramSource,
-    Sampling,
-    check_problems,
-    make_setup,
-    resolve_policy,
-)
+from search.setup import ProgramSource, Sampling, check_problems, make_setup, resolve_policy
 from search.store import Store, open_record
+from search.usage import Usage
 
 
 def run(

@@ -32,16 +32,19 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from mas_gym.critics import scores_of
+from mas_gym.envs.scoring import scores_of
 from mas_gym.errors import ConfigError, EngineUnavailableError, SearchError
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.tasks.base import Problem
-from search.engine.active import Account, ActiveSearch, GradingCall, PolicyCall, ProgramStep, Work
+from search.budget import Budget
 from search.engine.allowance import Allowance, Cost
-from search.engine.ports import BATCH_DONE, CriticPort, GradingPort, Mail, PolicyPort, policy_port
+from search.engine.backends import BATCH_DONE, CriticPort, GradingPort, Mail, PolicyPort, policy_port
+from search.engine.driver import Account, ActiveSearch, GradingCall, PolicyCall, ProgramStep, Work
 from search.engine.tracing import Spans
-from search.plan import Grader, Plan, Usage
-from search.setup import Budget, SampleRecord, Sampling, Setup
+from search.grading import Grader
+from search.plan import Plan
+from search.setup import SampleRecord, Sampling, Setup
+from search.usage import Usage
 
 _CANCELLED, _WAKE = "cancelled", "wake"
 

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from mas_gym.errors import need
 from mas_gym.policies.base import SamplingReply, SamplingRequest, spoken
 from search.plan import Plan
+from search.planners.registry import planner_spec
 from search.protocol import ScoringContext
-from search.setup import Setup, planner_spec
+from search.setup import Setup
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider

@@ -5,9 +5,17 @@ The paper's: `SinglePass`, `SelfConsistency`, `StepBeamSearch`, `MCTS`. For comp
 gives any of them another rule for the recipients of messages.
 """
 
-from search.planners.beams import DVTS, REBASE, BestOfN, SelfConsistency, SinglePass, StepBeamSearch
+from search.planners.adaptive import AdaptiveBranching
+from search.planners.beam_search import StepBeamSearch
+from search.planners.best_of_n import BestOfN
+from search.planners.dvts import DVTS
+from search.planners.halving import SequentialHalving
 from search.planners.mcts import MCTS
-from search.planners.variants import PUCT, AdaptiveBranching, ChosenRecipients, SequentialHalving
+from search.planners.puct import PUCT
+from search.planners.rebase import REBASE
+from search.planners.recipients import ChosenRecipients
+from search.planners.self_consistency import SelfConsistency
+from search.planners.single_pass import SinglePass
 
 __all__ = [
     "DVTS",

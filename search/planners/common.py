@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from mas_gym.errors import BudgetError, ConfigError
-from mas_gym.state import MASState
+from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same
 from search.plan import AnytimePoint, Candidate
 from search.protocol import Critic, Evaluate, Model, Propose, Remaining, Request, ValueKind, value_kind

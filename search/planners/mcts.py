@@ -38,8 +38,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mas_gym.errors import BudgetError, ConfigError
-from mas_gym.identity import ADDED
-from mas_gym.state import MASState
+from mas_gym.internal.identity import ADDED
+from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same, same_rule
 from search.plan import AnytimePoint, Plan
 from search.planners.common import Steps, anytime_point, append_distinct, check_at_least, evaluate, path_scores, ranked

@@ -5,9 +5,9 @@ writer out of it, `rows` turns runs and searches into rows and back, and `file` 
 digests. `regrade` grades stored searches again.
 """
 
+from search.results.run_info import RunInfo
 from search.store.record import RunRecord, engine_identity, open_record, run_config
 from search.store.regrade import Regrade, regrade
-from search.store.rows import RunInfo
 from search.store.store import Store, open_store
 
 __all__ = [

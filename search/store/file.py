@@ -9,8 +9,8 @@ from functools import cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from mas_gym.database import Format
 from mas_gym.errors import StoreError
+from mas_gym.internal.database import Format
 
 TABLES = """
 CREATE TABLE runs (

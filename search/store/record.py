@@ -18,19 +18,22 @@ from types import MappingProxyType
 from typing import IO, Any
 
 import mas_gym
-from mas_gym.database import transaction
-from mas_gym.dynamics import Dynamics
 from mas_gym.errors import DataError, IdentityError, StoreError
-from mas_gym.graph import MAS
-from mas_gym.identity import digest_of, identity_of
-from mas_gym.policies.base import money_of
+from mas_gym.internal.database import transaction
+from mas_gym.internal.identity import digest_of, identity_of
+from mas_gym.policies.meters import money_of
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem
 from mas_gym.tasks.sequences import ProblemTask, ProceduralTask
-from search.plan import Plan, Usage
-from search.setup import SampleRecord, Setup, planner_spec
+from search.plan import Plan
+from search.planners.registry import planner_spec
+from search.results.run_info import RunInfo
+from search.setup import SampleRecord, Setup
 from search.store.file import FORMAT, Damage, Held, digest, explained, seal_run
-from search.store.rows import Reader, RunInfo, Writer, metadata_text, read_run, search_id
+from search.store.rows import Reader, Writer, metadata_text, read_run, search_id
 from search.store.store import Store
+from search.usage import Usage
 
 FORM = 2
 """The form of a run's config. In form 1, planners, policies and critics stated only a part of their identity."""
@@ -481,6 +484,6 @@ def open_record(
 
 
 def _mas_of(config: Mapping[str, Any]) -> MAS:
-    from mas_gym.loading import load_mas
+    from mas_gym.systems.loading import load_mas
 
     return load_mas(MappingProxyType(dict(config["mas"])))

@@ -16,13 +16,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from mas_gym.database import transaction
 from mas_gym.errors import MASGymError, StoreError
-from mas_gym.identity import digest_of, identity_of
+from mas_gym.internal.database import transaction
+from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.tasks.base import Grade, Grader, Problem
 from search.plan import Plan
+from search.results.run_info import RunInfo
 from search.store.file import FORMAT, Damage, check_types, checksum, explained
-from search.store.rows import Reader, RunInfo
+from search.store.rows import Reader
 
 _BATCH = 500
 

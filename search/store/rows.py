@@ -6,18 +6,18 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from mas_gym.database import is_damage, transaction
-from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ConfigError, MASGymError
-from mas_gym.graph import MAS
-from mas_gym.prompts import ChatMessage
-from mas_gym.state import MASState
+from mas_gym.internal.database import is_damage, transaction
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.prompts import ChatMessage
+from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem
-from search.plan import AnytimePoint, Candidate, Plan, Usage
+from search.plan import AnytimePoint, Candidate, Plan
+from search.results.run_info import RunInfo
 from search.store.file import (
     COSTS,
     PARTS,
@@ -33,6 +33,7 @@ from search.store.file import (
 )
 from search.tree import SCHEMA as TREE_SCHEMA
 from search.tree import Tree
+from search.usage import Usage
 
 Seeds = Mapping[tuple[bytes, str], int]
 """The seed of each message, by the digest of the state that it was sampled in, and its text."""
@@ -404,46 +405,6 @@ def name_of(stored: object) -> str:
 def readable(stored: str | bytes) -> str:
     """Return the text that was stored."""
     return stored.decode("utf-8", "surrogatepass") if isinstance(stored, bytes) else stored
-
-
-@dataclass(frozen=True)
-class RunInfo:
-    """A run in a store.
-
-    Attributes:
-        run: The digest of its config, 32 hexadecimal digits.
-        name: Its name; None if it was given none.
-        config: What determines its results: planner, MAS, policy, critic, seed, sampling, budget, grading.
-        facts: What does not: versions, task, when it was first started, how many ``problems`` it searches (None if
-            unknown), what was ``spent`` on it, and the ``money`` spent, if the policy has a price.
-        searches: How many searches it holds, failed ones included.
-        failed: How many of them failed.
-    """
-
-    run: str
-    name: str | None
-    config: Mapping[str, Any]
-    facts: Mapping[str, Any]
-    searches: int
-    failed: int
-
-    @property
-    def mas(self) -> MAS:
-        """The system that was searched."""
-        from mas_gym.loading import load_mas
-
-        return load_mas(self.config["mas"])
-
-    @property
-    def spent(self) -> Usage:
-        """What was spent on it, failed and dropped searches included; seconds are wall-clock time."""
-        return Usage(**self.facts.get("spent", {}))
-
-    @property
-    def label(self) -> str:
-        """Planner, critic and seed in a few words."""
-        critic = self.config["critic"]["name"] if self.config["critic"] else ""
-        return f"{self.facts['planner']}{' + ' + critic if critic else ''}, seed {self.config['seed']}"
 
 
 def read_run(connection: sqlite3.Connection, run: str) -> RunInfo | None:

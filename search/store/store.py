@@ -23,15 +23,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mas_gym.dynamics import Dynamics
 from mas_gym.errors import ConfigError, StoreError, UnknownNameError, need, shown
-from mas_gym.graph import MAS, Agent
-from mas_gym.prompts import chat_messages
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.graph import MAS, Agent
+from mas_gym.systems.prompts import chat_messages
 from mas_gym.tasks.base import Problem, Same, rule_of, same_rule
 from search.plan import Plan
+from search.results.run_info import RunInfo
 from search.store.file import FORMAT, Damage, empty_pages, explained
 from search.store.regrade import Grading, Regraded, apply, find_grading, gradings, regraded
-from search.store.rows import CandidateRow, NodeRow, Reader, RunInfo, name_of, read_run, recipients_of, search_id
+from search.store.rows import CandidateRow, NodeRow, Reader, name_of, read_run, recipients_of, search_id
 from search.tree import Node, Tree
 
 logger = logging.getLogger("search.store")

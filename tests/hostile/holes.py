@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mas_gym.tasks import sandbox
+from mas_gym.tasks.grading import sandbox
 
 SECRET = "sk-secret"
 CALL = """

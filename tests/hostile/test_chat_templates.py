@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
 from mas_gym.errors import PolicyError
-from mas_gym.policies.chat import MAX_CHARS, ChatTemplate
+from mas_gym.policies.local.chat import MAX_CHARS, ChatTemplate
 
 MESSAGES = [{"role": "system", "content": "You are the Solver."}, {"role": "user", "content": 'Is 3 < 4 & "5"?\n'}]
 LOOP = "{% for i in range(99999) %}"
@@ -109,7 +109,7 @@ def explained(template: str) -> str:
 
 @pytest.mark.parametrize("name", FOR_EVER)
 def test_templates_that_loop_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mas_gym.policies.chat.MAX_SECONDS", 0.5)
+    monkeypatch.setattr("mas_gym.policies.local.chat.MAX_SECONDS", 0.5)
     started = time.monotonic()
     assert "steps or" in (text := explained(FOR_EVER[name])) or "RecursionError" in text
     assert time.monotonic() - started < 4.0

@@ -6,8 +6,8 @@ import pytest
 
 from mas_gym import load_mas
 from mas_gym.errors import ConfigError
-from mas_gym.graph import Condition
-from mas_gym.validation import MAX_PATTERNS
+from mas_gym.systems.graph import Condition
+from mas_gym.systems.validation import MAX_PATTERNS
 
 LONGEST = 65_536
 SECONDS = 5.0

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError, CriticError, DataError, MASGymError
-from mas_gym.identity import identity_of
+from mas_gym.internal.identity import identity_of
 from rewardmodels import LearnedCritic, load_critic
 from rewardmodels.data.dataset import graph_of
 from rewardmodels.model.backbone import load_scalar, load_tokenizer

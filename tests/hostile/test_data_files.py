@@ -8,7 +8,7 @@ import pytest
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError
 from mas_gym.tasks import TASK_NAMES, load_task
-from mas_gym.tasks.loading import BENCHMARKS
+from mas_gym.tasks.catalogue import BENCHMARKS
 
 GOOD = {
     "gsm8k": {"question": "How many?", "answer": "They are 18.\n#### 18"},

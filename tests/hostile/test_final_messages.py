@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from mas_gym.tasks import Problem, answers_equal, extract_answer, grade
 from mas_gym.tasks.base import GRADING_MODES
-from mas_gym.tasks.equality import compare, normalise
+from mas_gym.tasks.grading.expressions import compare, normalise
 from tests.hostile.patterns import Use, attacks, inline_calls, uses
 
 SMALL, LARGE = 1000, 4000

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError
-from mas_gym.graph import MAS
-from mas_gym.loading import load_mas
-from mas_gym.validation import MOST_SHOWN
+from mas_gym.systems.graph import MAS
+from mas_gym.systems.loading import load_mas
+from mas_gym.systems.validation import MOST_SHOWN
 
 SECONDS = 10.0
 TAGS = ["bool", "int", "float", "null", "timestamp", "binary", "omap", "set", "pairs", "seq", "map", "str", "merge"]

@@ -18,7 +18,7 @@ import local_models
 
 from mas_gym.errors import DataError, PolicyError
 from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy, load_policy
-from mas_gym.prompts import ChatMessage
+from mas_gym.systems.prompts import ChatMessage
 
 DEEP = "[" * 100_000
 CODE = "import pathlib\npathlib.Path(__file__).with_name('ran').write_text('')\nraise SystemExit('ran')\n"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError
-from mas_gym.tasks import load_task, sources
-from mas_gym.user_code import UserCodeError
+from mas_gym.plugins import UserCodeError
+from mas_gym.tasks import load_task
 
 GOOD = b"question,answer\nCapital of Austria?,Vienna\n"
 
@@ -42,7 +42,7 @@ def test_a_small_file_of_huge_content_is_refused(tmp_path: Path, monkeypatch: py
     file = tmp_path / "bomb.parquet"
     column = pyarrow.array(["x" * 10_000] * 2_000)
     parquet.write_table(pyarrow.table({"question": column, "answer": column}), file)
-    monkeypatch.setattr(sources, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(files, "MAX_BYTES", 1 << 20)
     assert file.stat().st_size < 1 << 20
     assert "content of at most 1 MiB" in refused(file)
 
@@ -68,7 +68,7 @@ def test_parquet_that_expands_is_refused_before_it_does(
     }
     file = tmp_path / "bomb.parquet"
     parquet.write_table(pa.table(columns[bomb]), file, compression="zstd")
-    monkeypatch.setattr(sources, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(files, "MAX_BYTES", 1 << 20)
     assert file.stat().st_size < 1 << 20
     tracemalloc.start()
     try:
@@ -219,7 +219,7 @@ def test_a_grader_that_hangs_in_compiled_code_is_killed(tmp_path: Path, monkeypa
         "    print('x' * 100_000)\n"
         "    return True\n"
     )
-    monkeypatch.setattr("mas_gym.tasks.graders.GRADER_SECONDS", 1.0)
+    monkeypatch.setattr("mas_gym.tasks.grading.graders.GRADER_SECONDS", 1.0)
     task = load_task(tmp_path / "my.csv", grader=f"{tmp_path}/my.py:grade")
     for text, complaint in (("hang", "no grade after 1 seconds"), ("die", "its process ended before it answered")):
         with pytest.raises(UserCodeError, match=complaint):

@@ -5,9 +5,9 @@ import time
 import pytest
 
 from mas_gym import Dynamics, load_mas
-from mas_gym.env import MASEnv
+from mas_gym.envs.env import MASEnv
 from mas_gym.errors import ConfigError
-from mas_gym.prompts import current_answer, folded, named_recipient
+from mas_gym.systems.prompts import current_answer, folded, named_recipient
 from mas_gym.tasks import Problem, ProblemTask
 
 SIZE = 1_000_000

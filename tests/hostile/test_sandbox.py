@@ -14,7 +14,7 @@ import pytest
 
 from mas_gym.errors import ConfigError
 from mas_gym.tasks import load_task
-from mas_gym.tasks.sandbox import Limits, Sandbox, check_sandbox, run_tests
+from mas_gym.tasks.grading.sandbox import Limits, Sandbox, check_sandbox, run_tests
 
 ROOT = Path(__file__).parents[2]
 HOLES = Path(__file__).with_name("holes.py")
@@ -249,7 +249,7 @@ def _wait_for(condition: Callable[[], object]) -> None:
 @both
 def test_code_ends_with_the_process_that_grades_it(sandbox: Sandbox) -> None:
     limits = Limits(seconds=999, sandbox=sandbox)
-    grading = f"from mas_gym.tasks.sandbox import *; run_tests('import time; time.sleep(999)', '', {limits})"
+    grading = f"from mas_gym.tasks.grading.sandbox import *; run_tests('import time; time.sleep(999)', '', {limits})"
     parent = subprocess.Popen([sys.executable, "-c", grading], env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
         # The guard; bubblewrap inside and outside of the namespace; Python.
@@ -306,7 +306,7 @@ def as_nobody(tmp_path: Path) -> list[str]:
             *command,
             sys.executable,
             "-c",
-            "import numpy; from mas_gym.tasks.sandbox import *; check_sandbox('bubblewrap')",
+            "import numpy; from mas_gym.tasks.grading.sandbox import *; check_sandbox('bubblewrap')",
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd="/",

@@ -27,7 +27,7 @@ from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.policies.base import MOST_TOKENS, SamplingReply, SamplingRequest
 from mas_gym.policies.completions import BadReply, parse_reply, retry_after
 from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy
-from mas_gym.prompts import ChatMessage
+from mas_gym.systems.prompts import ChatMessage
 
 Chunks = Callable[[], AsyncIterator[bytes]]
 CHOICE = {"index": 0, "finish_reason": "stop", "message": {"content": "hi"}, "logprobs": {"content": [{"logprob": -1}]}}

@@ -29,9 +29,9 @@ import mas_gym
 import search
 from mas_gym.cli import app
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
-from mas_gym.service import foreign, is_loopback
-from mas_gym.service.app import HangsUpOnSilence, make_app
-from mas_gym.service.requests import Service
+from search.service import foreign, is_loopback
+from search.service.app import HangsUpOnSilence, make_app
+from search.service.requests import Service
 
 PATH = "/v1/chat/completions"
 Reply = tuple[int, Any]
@@ -288,7 +288,7 @@ def test_a_client_that_still_sends_can_read_its_413(url: str, announced: bool) -
 
 
 def test_an_endless_body_is_cut_off(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mas_gym.service.app._LINGER_SECONDS", 0.5)
+    monkeypatch.setattr("search.service.app._LINGER_SECONDS", 0.5)
     piece = b"10000\r\n" + b"x" * 2**16 + b"\r\n"
     sent, end = 0, time.monotonic() + 15
     with connect(url) as sock:

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mas_gym import Dynamics, load_mas
-from mas_gym.env import MASEnv, Snapshot
+from mas_gym.envs.env import MASEnv, Snapshot
 from mas_gym.errors import DataError
 from mas_gym.tasks import Problem, ProblemTask
 

@@ -352,7 +352,7 @@ def test_store_with_code_in_its_schema_is_rejected(
 
 
 def test_statement_that_never_ends_is_stopped(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mas_gym.database.READ_SECONDS", 0.05)
+    monkeypatch.setattr("mas_gym.internal.database.READ_SECONDS", 0.05)
     with open_store(whole) as store, pytest.raises(StoreError, match=r"took over 0\.05 seconds"), explained(whole):
         store._connection.execute(f"{ENDLESS} max(i) FROM n").fetchone()
 

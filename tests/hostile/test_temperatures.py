@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import search
 from mas_gym.errors import ConfigError
 from mas_gym.policies.base import MIN_TEMPERATURE, SamplingRequest, effective_temperature
-from mas_gym.prompts import ChatMessage
+from mas_gym.systems.prompts import ChatMessage
 
 TINY = (1e-300, 5e-324, 1e-40, 1e-9, 0.0099)
 
@@ -42,7 +42,7 @@ def test_every_other_number_is_taken_as_it_is_or_as_0(value: float) -> None:
 @pytest.mark.parametrize("value", [*TINY, 0.0])
 def test_the_engine_itself_draws_greedily(value: float) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from mas_gym.policies.decode import draw
+    from mas_gym.policies.local.decode import draw
 
     logits = torch.tensor([[1.0, 3.0, -200.0, 2.99], [5e3, -5e3, 4e3, 0.0]])
     uniform = np.array([0.0, 0.999999])
@@ -53,7 +53,7 @@ def test_the_engine_itself_draws_greedily(value: float) -> None:
 
 def test_the_lowest_temperature_that_samples_gives_no_garbage() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from mas_gym.policies.decode import draw
+    from mas_gym.policies.local.decode import draw
 
     logits = torch.tensor([[30.0, 30.0, -30.0, 29.0]] * 64)
     uniform = np.arange(64) / 64

@@ -31,9 +31,9 @@ from typer.testing import CliRunner
 
 import search
 from mas_gym.cli import app, console
+from mas_gym.envs.rendering import one_line, printable
 from mas_gym.errors import PolicyError
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
-from mas_gym.render import one_line, printable
 
 CLEAR, TITLE, LINK = "\x1b[2J\x1b[1;1H", "\x1b]0;owned\x07", "\x1b]8;;http://evil.example\x1b\\"
 EVIL = f"{CLEAR}{TITLE}{LINK}\x9b31m\r\x08\x00\u202e\u2066\u2028\ud800[red]:smile:[/red][bold"
@@ -161,7 +161,7 @@ def test_values_of_options(option: str, tmp_path: Path) -> None:
 def test_an_environment_of_a_third_party() -> None:
     import gymnasium as gym
 
-    gym.register("Evil-v0", entry_point="mas_gym.env:MASEnv", kwargs={"task": "math", "mas": "rpsv", "data": NAME})
+    gym.register("Evil-v0", entry_point="mas_gym.envs.env:MASEnv", kwargs={"task": "math", "mas": "rpsv", "data": NAME})
     try:
         assert_clean(run("envs"), "\\x1b[31m")
         assert json.loads(run("envs", "--json"))[-1]["data"] == NAME

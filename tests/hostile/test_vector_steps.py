@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from mas_gym.envs.wrappers import CandidateFeatures, DenseReward
 from mas_gym.errors import (
     CriticError,
     EngineUnavailableError,
@@ -20,7 +21,6 @@ from mas_gym.errors import (
 )
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from mas_gym.tasks import Problem, ProblemTask
-from mas_gym.wrappers import CandidateFeatures, DenseReward
 
 SUMS = ProblemTask.of([Problem(f"sum/{n}", f"What is {n} + {n}?", str(2 * n)) for n in range(1, 6)])
 

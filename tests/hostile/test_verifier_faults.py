@@ -30,13 +30,13 @@ from test_reward_models import (
 
 import mas_gym
 import search
-from mas_gym.critics import scores_of
+from mas_gym.envs.scoring import scores_of
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, EngineUnavailableError, MASGymError
 from mas_gym.policies import SamplingRequest, load_policy
-from mas_gym.policies.adapters import ScriptedPolicy
 from mas_gym.policies.base import Choice, Sample
 from mas_gym.policies.completions import BadReply, parse_reply
-from mas_gym.prompts import ChatMessage
+from mas_gym.policies.scripted import ScriptedPolicy
+from mas_gym.systems.prompts import ChatMessage
 from rewardmodels import load_critic
 from rewardmodels.verifiers.judge import MAX_PROMPT_BYTES, Judge
 from search import ScoringContext

@@ -257,8 +257,9 @@ def test_a_damaged_search_is_named_and_the_others_are_shown(tmp_path: Path) -> N
 
 
 def test_two_thousand_problems_are_listed_by_pages() -> None:
-    from mas_gym.report.pages import PAGE, Cell, Choice, StoredRow, problems_page
     from search.compare import Outcome, summarise
+    from search.pages.tree import PAGE
+    from search.report.listing import Cell, Choice, StoredRow, problems_page
 
     [result] = summarise([Outcome("single", "", 1, "p", correct=True, tokens=1)])
     cells = {f"task/{'9' * (i % 5000)}{i}": {1: Cell("7", True, None)} for i in range(2000)}

@@ -1,0 +1,180 @@
+"""``mas-gym bench-critic``: how well critics find the first error of labelled transcripts."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mas_gym.cli import options as opt
+from mas_gym.cli.console import note, stdout
+from mas_gym.envs.rendering import one_line
+from mas_gym.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from search.compare.first_errors import DepthFigures, FirstErrorFigures
+
+_SECONDS = 15.0
+_DASH = "\N{EN DASH}"
+_COLUMNS = (
+    "Critic",
+    "First error",
+    "No error",
+    "F1",
+    "95% interval",
+    "Agent",
+    "AUC",
+    "Pairs",
+    "RC",
+    "Critic TOK",
+    "Failed",
+)
+
+
+def bench_critic(
+    critic: Annotated[
+        list[str], typer.Option("--critic", help=f"Critic: {opt.CRITICS}, a trained folder, my.py:Mine. Repeatable.")
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(
+            "--data",
+            help="JSON, JSONL or Parquet with problem, steps and label: the first wrong step from 0, or -1 for none.",
+        ),
+    ],
+    dev: Annotated[
+        Path | None,
+        typer.Option(
+            "--dev",
+            help="File to choose thresholds on. By default the rows of --data whose split is dev, else a fifth of its "
+            "questions; they are not measured.",
+        ),
+    ] = None,
+    mas: Annotated[
+        str | None, typer.Option("--mas", help="System that wrote the transcripts, if their rows name none.")
+    ] = None,
+    rule: Annotated[
+        str | None,
+        typer.Option(
+            "--rule",
+            help="value: the first step whose value is below the threshold; fall: the largest fall, if half of it "
+            "reaches the threshold. By default the better one on dev.",
+        ),
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option("--threshold", help="Use this threshold; all transcripts are then measured.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write all figures as JSON.")] = None,
+) -> None:
+    """Measure critics on transcripts whose first wrong step is known: ProcessBench's F1, AUC, pairs, calibration."""
+    from search.compare.first_errors import bench_critic as measure
+    from search.compare.transcripts import read_transcripts
+
+    opt.check_folder(json)
+    if dev is not None and threshold is not None:
+        raise ConfigError("--dev is for choosing a threshold, and --threshold gives one; leave out one or the other")
+    transcripts, chosen = read_transcripts(data), None if dev is None else read_transcripts(dev)
+    found: list[FirstErrorFigures] = []
+    for spec in dict.fromkeys(critic):
+        common: dict[str, Any] = {"dev": chosen, "mas": mas, "rule": rule, "threshold": threshold}
+        one = measure(opt.read_critic(spec), transcripts, **common, listen=_Progress(spec))
+        found.append(one)
+        note(_threshold_line(one, None if dev is None else dev.name))
+    _show(found, data.name)
+    if json is not None:
+        document = {"schema": 1, "data": data.name, "critics": [one.to_dict() for one in found]}
+        json.write_text(jsonlib.dumps(document, indent=1), encoding="utf-8")
+        note(f"wrote {json}")
+
+
+def _show(found: Sequence[FirstErrorFigures], name: str) -> None:
+    """Print the table, then each critic's calibration and failures."""
+    console, first = stdout(), found[0]
+    console.print(_summary(found, f"{name}: {first.transcripts:,} transcripts measured, {first.wrong:,} with an error"))
+    for one in found:
+        console.print(_depths(one))
+    for one in found:
+        for reason, number in one.failed.items():
+            note(f"{one_line(one.critic)}: {number:,} transcripts without values: {one_line(reason)}", "yellow")
+
+
+class _Progress:
+    """Prints how far scoring is, every few seconds."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._said = name, time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        if time.monotonic() - self._said > _SECONDS:
+            self._said = time.monotonic()
+            note(f"{self._name}: {done:,} of {total:,} transcripts scored")
+
+
+def _threshold_line(one: FirstErrorFigures, dev: str | None) -> str:
+    if one.threshold is None:
+        return (
+            f"{one.critic} scores whole transcripts alone, so it names no first error; its AUC and calibration are "
+            "of whole transcripts"
+        )
+    sides = {"value": "the first step with a value below", "fall": "the largest fall, if half of it is at least"}
+    how = f"rule {one.threshold.rule}: {sides[one.threshold.rule]} {one.threshold.at:.4g}"
+    if one.dev_f1 is None:
+        return f"{one.critic}: {how}, as given"
+    return f"{one.critic}: {how}; chosen for F1, {one.dev_f1:.1f} there, on {dev or one.chosen_on}"
+
+
+def _summary(found: Sequence[FirstErrorFigures], title: str) -> Table:
+    lines = [_line(one) for one in found]
+    shown = [i for i in range(len(_COLUMNS)) if any(line[i] != _DASH for line in lines)]
+    return _table(title, [_COLUMNS[i] for i in shown], [[line[i] for i in shown] for line in lines])
+
+
+def _line(one: FirstErrorFigures) -> tuple[str, ...]:
+    span = one.f1_interval
+    return (
+        one_line(one.critic),
+        _percent(one.first_error),
+        _percent(one.no_error),
+        _DASH if one.f1 is None else f"{one.f1:.1f}",
+        _DASH if span is None else f"{span.low:.1f} {_DASH} {span.high:.1f}",
+        _percent(one.agent),
+        f"{one.auc:.3f}",
+        _DASH if one.pairwise is None else f"{_percent(one.pairwise)} of {one.pairs:,}",
+        f"{one.cost.reward_calls:,}",
+        f"{one.cost.critic_tokens:,}" if one.cost.critic_tokens else _DASH,
+        str(sum(one.failed.values()) or _DASH),
+    )
+
+
+def _percent(share: float | None) -> str:
+    return _DASH if share is None else f"{100 * share:.1f}"
+
+
+def _depths(one: FirstErrorFigures) -> Table:
+    head = ("After step", "Prefixes", "Mean value", "Without error", "AUC", "Calibration gap")
+    lines = [(str(depth), *_depth_cells(found)) for depth, found in one.by_depth.items()]
+    return _table(f"{one_line(one.critic)}: calibration by depth", head, lines)
+
+
+def _depth_cells(found: DepthFigures) -> tuple[str, ...]:
+    share = f"{100 * found.right:.1f}"
+    return f"{found.prefixes:,}", f"{found.value:.3f}", share, f"{found.auc:.3f}", f"{found.gap:.3f}"
+
+
+def _table(title: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title, style="bold"), box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    for place, name in enumerate(head):
+        table.add_column(name, justify="right" if place else "left", overflow="fold")
+    for line in lines:
+        table.add_row(*map(Text, line))
+    return table

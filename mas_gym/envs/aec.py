@@ -1,0 +1,177 @@
+"""The environment as a PettingZoo AEC game, in which each agent observes only its local view."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from mas_gym.envs.env import Info, MASEnv
+from mas_gym.errors import ConfigError, EpisodeOverError, MissingDependencyError, choice, refuse_unknown
+from mas_gym.systems.prompts import chat_messages
+
+try:
+    from pettingzoo import AECEnv
+except ImportError:
+    # The class must exist for `from mas_gym import *`; only building a game needs PettingZoo.
+    AECEnv = object
+
+Rewards = Literal["shared", "own"]
+
+_OF_EPISODES = ("agents", "agent_selection", "rewards", "_cumulative_rewards", "terminations", "truncations", "infos")
+
+
+class NotResetError(EpisodeOverError, AttributeError):
+    """The game has not started; also an AttributeError, because PettingZoo's attributes of an episode do not exist."""
+
+
+def aec_env(
+    env: str | gym.Env[Any, Any] = "MAS-Arithmetic-v0", *, rewards: Rewards = "shared", **kwargs: Any
+) -> MASAECEnv:
+    """Return an environment as an AEC game; requires the extra ``mas-gym[aec]``.
+
+    Args:
+        env: A registered id, or an environment, which must not be used directly afterwards: a `MASEnv`, or one in
+            wrappers, such as a `CandidateChoice`, `CandidateFeatures` and `DenseReward`.
+        rewards: ``"shared"`` gives every reward to every agent; ``"own"`` gives each to the agent whose action it
+            follows, so that the agents' returns sum to the environment's. With a `DenseReward`, an agent's own reward
+            is the gain in value of its messages.
+        kwargs: Arguments of ``gym.make``; only with an id.
+
+    Returns:
+        A `pettingzoo.AECEnv` whose agents are named as in the MAS.
+
+    Raises:
+        ConfigError: An argument is wrong.
+        MissingDependencyError: PettingZoo is not installed.
+
+    >>> game = aec_env("MAS-Arithmetic-v0")
+    >>> game.reset(seed=0)
+    >>> for agent in game.agent_iter():
+    ...     view, reward, terminated, truncated, info = game.last()
+    ...     game.step(None if terminated else ("Final Answer: none", game.ALL))
+    >>> agent, reward
+    ('Verifier', -1.0)
+    """
+    return MASAECEnv(env, rewards, **kwargs)
+
+
+class MASAECEnv(AECEnv):  # type: ignore[misc]
+    """An AEC game in which agents act in the system's order, with loops any number of times.
+
+    **Observation**: a dict with the agent's local view: ``question`` (empty if the agent does not see it),
+    ``transcript`` (the messages it sent or received), ``messages`` (its chat prompt while it acts, else empty), and
+    over a `CandidateChoice` ``candidates`` (its proposals while it acts, else empty). Over `CandidateFeatures` it is
+    their table while the agent acts, else zeros.
+
+    **Action**: the environment's. ``infos[agent]["action_mask"]`` is an argument for ``action_space(agent).sample``:
+    the mask of the proposals, or for ``(text, recipient)`` None and the mask of the recipients.
+
+    An agent that a dynamic schedule skips never acts and terminates with the others.
+    """
+
+    def __init__(self, env: str | gym.Env[Any, Any], rewards: Rewards = "shared", **kwargs: Any) -> None:
+        """Build the view; see `aec_env`."""
+        if AECEnv is object:
+            raise MissingDependencyError("the AEC view needs PettingZoo: pip install 'mas-gym[aec]'")
+        super().__init__()
+        if isinstance(env, str):
+            # Gymnasium's checks of single-agent use do not fit.
+            env = gym.make(env, **kwargs).unwrapped
+        else:
+            refuse_unknown("option", kwargs, ())
+        if not isinstance(env, gym.Env) or not isinstance(env.unwrapped, MASEnv):
+            raise ConfigError(f"env: expected a registered MAS id or a MASEnv, wrapped or not, got {env!r}")
+        self._own = choice("rewards", rewards, ("shared", "own")) == "own"
+        self.env, self.mas_env = env, env.unwrapped
+        self.render_mode = env.render_mode
+        self.metadata = {**self.mas_env.metadata, "name": "mas_gym_v0", "is_parallelizable": False}
+        self.possible_agents = [agent.name for agent in self.mas_env.mas.agents]
+        self.ALL, self.sink = self.mas_env.ALL, self.mas_env.sink
+        space = env.observation_space
+        if isinstance(space, spaces.Dict):
+            shown = ("question", "transcript", "messages", "candidates")
+            space = spaces.Dict({key: space[key] for key in shown if key in space.spaces})
+        # One copy each, so that seeding one agent's space does not affect the others.
+        self.observation_spaces = {name: copy.deepcopy(space) for name in self.possible_agents}
+        self.action_spaces = {name: copy.deepcopy(env.action_space) for name in self.possible_agents}
+        self._index = {name: i for i, name in enumerate(self.possible_agents)}
+        self._latest: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise an error for attributes that `reset` sets, and so for every use of the game before it."""
+        if name in _OF_EPISODES:
+            raise NotResetError(f"no episode has started, so there are no {name}: call reset() first")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def observation_space(self, agent: str) -> Any:
+        """Return an agent's observation space, always the same object."""
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> Any:
+        """Return an agent's action space, always the same object."""
+        return self.action_spaces[agent]
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Start an episode; only the option ``problem_id`` is read, because PettingZoo may pass others."""
+        known = {key: value for key, value in (options or {}).items() if key == "problem_id"}
+        self._latest, info = self.env.reset(seed=seed, options=known)
+        self.agents = self.possible_agents[:]
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self._skip_agent_selection = None
+        self._set_infos(info)
+        self.agent_selection = self.agents[self.mas_env.state.acting]
+
+    def step(self, action: Any) -> None:
+        """Let the selected agent act; after the end, pass None for each agent."""
+        agent = self.agent_selection
+        if self.terminations[agent] or self.truncations[agent]:
+            self._was_dead_step(action)
+            return
+        self._latest, reward, terminated, truncated, info = self.env.step(action)
+        self._cumulative_rewards[agent] = 0.0
+        self.rewards = dict.fromkeys(self.agents, 0.0 if self._own else float(reward))
+        self.rewards[agent] = float(reward)
+        self._set_infos(info)
+        if terminated or truncated:
+            self.terminations = dict.fromkeys(self.agents, terminated)
+            self.truncations = dict.fromkeys(self.agents, truncated)
+        else:
+            self.agent_selection = self.possible_agents[self.mas_env.state.acting]
+        self._accumulate_rewards()
+        self._deads_step_first()
+
+    def _set_infos(self, info: Info) -> None:
+        info = dict(info)
+        mask = info.pop("action_mask")
+        of_choice = isinstance(self.env.action_space, spaces.Discrete)
+        self.infos = {agent: dict(info) for agent in self.agents}
+        for own in self.infos.values():
+            own["action_mask"] = mask.copy() if of_choice else (None, mask.copy())
+
+    def observe(self, agent: str) -> Any:
+        """Return an agent's current observation."""
+        index, state = self._index[agent], self.mas_env.state
+        acts = state.acting == index
+        if isinstance(self._latest, np.ndarray):
+            return self._latest.copy() if acts else np.zeros_like(self._latest)
+        question, transcript = self.mas_env.dynamics.local_view(state, index)
+        prompt = chat_messages(self.mas_env.mas, state) if acts else ()
+        view = {"question": question or "", "transcript": transcript, "messages": prompt}
+        if "candidates" in self._latest:
+            view["candidates"] = self._latest["candidates"] if acts else ()
+        return view
+
+    def render(self) -> Any:
+        """Render as `MASEnv.render` does."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()

@@ -1,0 +1,378 @@
+"""An episode as plain text, as coloured text for terminals, and as a picture of the graph and its latest messages."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mas_gym.errors import MissingDependencyError
+from mas_gym.systems.graph import MAS, Q
+from mas_gym.systems.state import MASState, Turn
+
+if TYPE_CHECKING:
+    from PIL.ImageDraw import ImageDraw
+    from PIL.ImageFont import FreeTypeFont
+
+_INDENT = "    "
+_LONGEST_LINE = 500
+# Characters that reorder the text after them and could disguise a message.
+_DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+WIDTH, HEIGHT = 1120, 640
+# Drawn at twice the size and scaled down, for smooth lines.
+_SCALE = 2
+_MARGIN = 28
+_GRAPH_Y = 214
+_NODE_HEIGHT = 46
+_RADIUS = 9
+_MOST_NODES = 12
+_CARDS = 3
+_CARD_Y, _CARD_GAP = 330, 14
+_CARD_HEIGHT = 226
+_CURVE_STEPS = 32
+_LONGEST = 4000
+
+_PAPER, _INK, _FAINT, _LINE = "#fbfaf7", "#22262b", "#6b7480", "#d4d8dd"
+_DONE, _ACTING, _WAITING, _QUESTION = "#2f6f8f", "#d9822b", "#eceff2", "#5b5f97"
+_GOOD, _BAD, _CARD = "#2e8b57", "#c0392b", "#ffffff"
+
+
+def printable(text: str) -> str:
+    r"""Return a text that is safe to print: control, direction and lone surrogate characters are escaped.
+
+    Newlines and tabs are kept.
+
+    >>> printable("ok\x1b[31m")
+    'ok\\x1b[31m'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c in "\n\t" or not _steers(c) else _spelled(c) for c in text)
+
+
+def one_line(text: object) -> str:
+    r"""Return a name or a reason as one printable line of bounded length, for messages and tables.
+
+    >>> one_line("two\nlines")
+    'two\\nlines'
+    """
+    whole = str(text)
+    line = printable(whole[:_LONGEST_LINE]).replace("\n", "\\n").replace("\t", "\\t")
+    return line if len(whole) <= _LONGEST_LINE else f"{line} ... ({len(whole) - _LONGEST_LINE:,} more characters)"
+
+
+_VARIES = re.compile(r"""'[^']*'|"[^"]*"|\d+(?:[.,]\d+)*""")
+_PLACE = re.compile(r"\([^()]+, line \d+\)$")
+_COMPARED = 2000
+
+
+def by_cause(reasons: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Group reasons that differ in quoted text and numbers only; return one line and the number of each group.
+
+    >>> by_cause({"no file 'a'": 1, "no file 'b'": 2, "timeout": 4})
+    [('timeout', 4), ("no file 'b' (and 1 similar reason)", 3)]
+    """
+    groups: dict[tuple[str, str], Counter[str]] = {}
+    for reason, number in reasons.items():
+        place = _PLACE.search(reason[-_COMPARED:])
+        key = _VARIES.sub("#", reason[:_COMPARED].removesuffix(place[0] if place else "")), place[0] if place else ""
+        groups.setdefault(key, Counter())[reason] += number
+    found: list[tuple[str, int]] = []
+    for group in groups.values():
+        [(reason, _)], others = group.most_common(1), len(group) - 1
+        similar = f" (and {others} similar reason{'s' * (others > 1)})" if others else ""
+        found.append((one_line(reason) + similar, group.total()))
+    return sorted(found, key=lambda pair: -pair[1])
+
+
+def _steers(character: str) -> bool:
+    # Cc: control characters, Cs: lone surrogates, which no terminal can encode, Zl and Zp: line and paragraph ends.
+    return character in _DIRECTIONS or unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")
+
+
+def _spelled(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+
+
+def route_text(mas: MAS, speaker: int, recipients: tuple[int, ...]) -> str:
+    """Return the route of a message, such as ``"Judge -> RefinerA, RefinerB"`` or ``"Judge -> nobody"``."""
+    names = ", ".join(printable(mas.node_name(r)) for r in recipients)
+    return f"{printable(mas.agents[speaker].name)} -> {names or 'nobody'}"
+
+
+def outcome_text(mas: MAS, state: MASState, facts: Mapping[str, Any]) -> str:
+    """Return one line on the status of the episode: the next agent, or the outcome.
+
+    Args:
+        mas: The system.
+        state: The state.
+        facts: The fields of ``info`` on the last step: the grade, or the reason for a refusal.
+    """
+    if "correct" in facts:
+        verdict = "correct, reward +1" if facts["correct"] else "not correct, reward -1"
+        answer = "no answer" if facts.get("extracted") is None else f"answer {printable(str(facts['extracted']))}"
+        why = facts.get("invalid_action") or facts.get("reason", "")
+        return f"ended: {answer}, {verdict} ({printable(str(why))})"
+    if state.acting == mas.sink:
+        return "ended"
+    refused = f"refused: {printable(str(facts['invalid_action']))}; " if "invalid_action" in facts else ""
+    return f"{refused}{printable(mas.agents[state.acting].name)} acts next"
+
+
+def state_text(mas: MAS, state: MASState, facts: Mapping[str, Any]) -> str:
+    """Return the episode so far as plain text.
+
+    Args:
+        mas: The system.
+        state: The state.
+        facts: As for `outcome_text`.
+    """
+    lines = [f"Question ({printable(mas.name)}):", _indented(state.question)]
+    for number, turn in enumerate(state.turns, start=1):
+        lines += [f"{number}. {route_text(mas, turn.speaker, turn.recipients)}", _indented(turn.text)]
+    lines.append(f"[{outcome_text(mas, state, facts)}]")
+    return "\n".join(lines)
+
+
+def print_turn(mas: MAS, state: MASState, facts: Mapping[str, Any]) -> None:
+    """Print on standard output the result of the last reset or step: the question, or one message and the status.
+
+    Args:
+        mas: The system.
+        state: The state after the reset or step.
+        facts: As for `outcome_text`.
+    """
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.text import Text
+
+    out = Console()
+    # Text objects, because strings would be parsed as console markup.
+    if "invalid_action" not in facts:
+        if state.parent is None:
+            title, body, style = f"Question ({printable(mas.name)})", state.question, "cyan"
+        else:
+            title, body, style = route_text(mas, state.speaker, state.recipients), state.text, "blue"
+        out.print(Panel(Text(printable(body)), title=Text(title), title_align="left", border_style=style))
+    good = facts.get("correct")
+    colour = {True: "bold green", False: "bold red", None: "dim"}[good]
+    out.print(Text(outcome_text(mas, state, facts), style=colour if "invalid_action" not in facts else "bold red"))
+
+
+def _indented(text: str) -> str:
+    return "\n".join(_INDENT + line for line in printable(text).split("\n"))
+
+
+def draw_state(mas: MAS, state: MASState, problem_id: str, facts: Mapping[str, Any]) -> NDArray[np.uint8]:
+    """Draw a state.
+
+    Args:
+        mas: The system.
+        state: The state.
+        problem_id: Printed in the corner.
+        facts: As for `outcome_text`.
+
+    Returns:
+        RGB pixels of shape (640, 1120, 3).
+
+    Raises:
+        MissingDependencyError: Pillow is not installed.
+    """
+    try:
+        from PIL import Image, ImageDraw
+    except ImportError as error:
+        raise MissingDependencyError("rgb_array needs Pillow: pip install 'pillow>=10.1'") from error
+    image = Image.new("RGB", (WIDTH * _SCALE, HEIGHT * _SCALE), _PAPER)
+    canvas = _Canvas(ImageDraw.Draw(image))
+    _draw_header(canvas, mas, state, problem_id)
+    _draw_graph(canvas, mas, state)
+    _draw_cards(canvas, mas, state.turns)
+    _draw_outcome(canvas, mas, state, facts)
+    return np.asarray(image.reduce(_SCALE), dtype=np.uint8)
+
+
+@lru_cache(maxsize=16)
+def _font(size: int) -> FreeTypeFont:
+    from PIL import ImageFont
+
+    font = ImageFont.load_default(size * _SCALE)
+    if not isinstance(font, ImageFont.FreeTypeFont):
+        raise MissingDependencyError("rgb_array needs Pillow with FreeType: pip install --upgrade pillow")
+    return font
+
+
+class _Canvas:
+    """Draws in picture coordinates, independent of the scale."""
+
+    def __init__(self, draw: ImageDraw) -> None:
+        self.draw = draw
+
+    def text(self, x: float, y: float, text: str, size: int, colour: str, anchor: str = "la") -> None:
+        self.draw.text((x * _SCALE, y * _SCALE), text, fill=colour, font=_font(size), anchor=anchor)
+
+    def width(self, text: str, size: int) -> float:
+        return _font(size).getlength(text) / _SCALE
+
+    def box(self, x: float, y: float, w: float, h: float, fill: str, outline: str | None) -> None:
+        corners = (x * _SCALE, y * _SCALE, (x + w) * _SCALE, (y + h) * _SCALE)
+        self.draw.rounded_rectangle(corners, _RADIUS * _SCALE, fill=fill, outline=outline, width=_SCALE)
+
+    def arrow(self, points: Sequence[tuple[float, float]], colour: str, width: float) -> None:
+        scaled = [(x * _SCALE, y * _SCALE) for x, y in points]
+        self.draw.line(scaled, fill=colour, width=round(width * _SCALE), joint="curve")
+        (x0, y0), (x1, y1) = scaled[-2], scaled[-1]
+        length = max(((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5, 1e-9)
+        ux, uy = (x1 - x0) / length, (y1 - y0) / length
+        size = (5 + width) * _SCALE
+        left = (x1 - ux * size - uy * size * 0.5, y1 - uy * size + ux * size * 0.5)
+        right = (x1 - ux * size + uy * size * 0.5, y1 - uy * size - ux * size * 0.5)
+        self.draw.polygon([(x1, y1), left, right], fill=colour)
+
+    def paragraph(self, x: float, y: float, text: str, size: int, colour: str, width: float, lines: int) -> None:
+        for i, line in enumerate(self.wrapped(text, size, width, lines)):
+            self.text(x, y + i * size * 1.36, line, size, colour)
+
+    def wrapped(self, text: str, size: int, width: float, lines: int) -> list[str]:
+        rows: list[str] = []
+        # No more than this is visible, and measuring a megabyte would take seconds.
+        for paragraph in printable(text[:_LONGEST]).replace("\t", "    ").split("\n"):
+            row = ""
+            for word in paragraph.split(" "):
+                longer = f"{row} {word}" if row else word
+                if row and self.width(longer, size) > width:
+                    rows.append(row)
+                    longer = word
+                row = longer
+                if len(rows) > lines:
+                    break
+            rows.append(row)
+            if len(rows) > lines:
+                break
+        cut = len(rows) > lines or len(text) > _LONGEST
+        rows = [self.fitted(row, size, width) for row in rows[:lines]]
+        if cut and rows:
+            rows[-1] = self.fitted(rows[-1] + " ...", size, width, always=True)
+        return rows
+
+    def fitted(self, text: str, size: int, width: float, always: bool = False) -> str:
+        if self.width(text, size) <= width:
+            return text
+        kept = text.removesuffix(" ...") if always else text
+        low, high = 0, len(kept)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.width(kept[:middle] + "...", size) <= width else (low, middle - 1)
+        return kept[:low] + "..."
+
+
+def _draw_header(canvas: _Canvas, mas: MAS, state: MASState, problem_id: str) -> None:
+    canvas.text(_MARGIN, 22, printable(mas.name), 22, _INK)
+    turn = f"{printable(problem_id)}   turn {state.depth} of at most {mas.max_turns or len(mas.agents)}"
+    canvas.text(WIDTH - _MARGIN, 28, canvas.fitted(turn, 14, WIDTH / 2), 14, _FAINT, "ra")
+    canvas.paragraph(_MARGIN, 60, state.question, 15, _INK, WIDTH - 2 * _MARGIN, 3)
+
+
+def _window(mas: MAS, state: MASState) -> list[int]:
+    """Return the nodes to draw, from q to sink; in a large graph, those around the acting agent."""
+    agents = len(mas.agents)
+    if agents + 2 <= _MOST_NODES:
+        return [Q, *range(agents), agents]
+    start = min(max(state.acting - _MOST_NODES // 2, 0), agents + 2 - _MOST_NODES)
+    return [Q, *range(start, start + _MOST_NODES - 2), agents]
+
+
+def _draw_graph(canvas: _Canvas, mas: MAS, state: MASState) -> None:
+    nodes = _window(mas, state)
+    pitch = (WIDTH - 2 * _MARGIN) / len(nodes)
+    width = min(pitch - 22, 132)
+    centre = {node: _MARGIN + pitch * (i + 0.5) for i, node in enumerate(nodes)}
+    turns = state.turns
+    used = {(t.speaker, r) for t in turns for r in t.recipients}
+    reached = {state.acting, *(t.speaker for t in turns)}
+    edges = {(e.source, e.target) for e in mas.edges} | used
+    if mas.max_turns is None:
+        edges.add((len(mas.agents) - 1, mas.sink))
+    for source, target in sorted(edges, key=lambda edge: edge in used):
+        if source in centre and target in centre:
+            heard = (source, target) in used or (source == Q and target in reached)
+            last = bool(turns) and source == turns[-1].speaker and target in turns[-1].recipients
+            _draw_edge(canvas, nodes, centre, width, source, target, _ACTING if last else _DONE if heard else _LINE)
+    spoken = {t.speaker for t in turns}
+    for node in nodes:
+        _draw_node(canvas, mas, state, node, centre[node], width, node in spoken)
+
+
+def _draw_edge(
+    canvas: _Canvas, nodes: list[int], centre: dict[int, float], width: float, source: int, target: int, colour: str
+) -> None:
+    thick = 1.5 if colour == _LINE else 2.5
+    hops = nodes.index(target) - nodes.index(source)
+    if hops == 1:
+        canvas.arrow(
+            [(centre[source] + width / 2, _GRAPH_Y), (centre[target] - width / 2 - 1, _GRAPH_Y)], colour, thick
+        )
+        return
+    # Edges from the question and edges back bend below the row, edges forward between agents above it.
+    side = 1 if source == Q or hops <= 0 else -1
+    ahead = 1 if hops > 0 else -1
+    x0, x1 = centre[source] + ahead * width * 0.28, centre[target] - ahead * width * 0.28
+    y0 = _GRAPH_Y + side * _NODE_HEIGHT / 2
+    height = side * min(24 + 9 * abs(hops), 74)
+    points = []
+    for step in range(_CURVE_STEPS + 1):
+        t = step / _CURVE_STEPS
+        a, b, c, d = (1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t * t * (1 - t), t**3
+        bend = (b + c) * height * 4 / 3
+        points.append((a * x0 + b * (x0 + ahead * 18) + c * (x1 - ahead * 18) + d * x1, y0 + bend))
+    canvas.arrow(points, colour, thick)
+
+
+def _draw_node(canvas: _Canvas, mas: MAS, state: MASState, node: int, x: float, width: float, spoken: bool) -> None:
+    fill, ink = _WAITING, _FAINT
+    if node == Q:
+        fill, ink = _QUESTION, "white"
+    elif node == state.acting:
+        fill, ink = (_GOOD if node == mas.sink else _ACTING), "white"
+    elif spoken:
+        fill, ink = _DONE, "white"
+    canvas.box(
+        x - width / 2, _GRAPH_Y - _NODE_HEIGHT / 2, width, _NODE_HEIGHT, fill, _LINE if fill == _WAITING else None
+    )
+    name = printable(mas.node_name(node)).replace("_", " ")
+    lines = canvas.wrapped(name, 13, width - 12, 2)
+    for i, line in enumerate(lines):
+        canvas.text(x, _GRAPH_Y + (i - (len(lines) - 1) / 2) * 16, line, 13, ink, "mm")
+
+
+def _draw_cards(canvas: _Canvas, mas: MAS, turns: Sequence[Turn]) -> None:
+    shown = list(turns)[-_CARDS:]
+    if not shown:
+        canvas.text(WIDTH / 2, _CARD_Y + _CARD_HEIGHT / 2, "no message yet", 16, _FAINT, "mm")
+        return
+    width = (WIDTH - 2 * _MARGIN - _CARD_GAP * (_CARDS - 1)) / _CARDS
+    for i, turn in enumerate(shown):
+        x = _MARGIN + i * (width + _CARD_GAP)
+        last = i == len(shown) - 1
+        canvas.box(x, _CARD_Y, width, _CARD_HEIGHT, _CARD, _ACTING if last else _LINE)
+        number = len(turns) - len(shown) + i + 1
+        title = f"{number}. {route_text(mas, turn.speaker, turn.recipients)}"
+        canvas.text(x + 14, _CARD_Y + 12, canvas.fitted(title, 14, width - 28), 14, _ACTING if last else _DONE)
+        canvas.paragraph(x + 14, _CARD_Y + 40, turn.text, 14, _INK, width - 28, 9)
+
+
+def _draw_outcome(canvas: _Canvas, mas: MAS, state: MASState, facts: Mapping[str, Any]) -> None:
+    colour = _FAINT
+    if "correct" in facts:
+        colour = _GOOD if facts["correct"] else _BAD
+    elif "invalid_action" in facts:
+        colour = _BAD
+    text = canvas.fitted(outcome_text(mas, state, facts), 17, WIDTH - 2 * _MARGIN)
+    canvas.text(_MARGIN, HEIGHT - 48, text, 17, colour)

@@ -1,0 +1,108 @@
+"""Vector environments for the learners of Stable-Baselines3, which do not take those of Gymnasium."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from mas_gym.envs.env import Info
+from mas_gym.envs.vector import MASVectorEnv
+from mas_gym.errors import ConfigError, MissingDependencyError
+
+try:
+    from stable_baselines3.common.vec_env import VecEnv
+except ImportError:
+    # The module must import for its documentation; only building an environment needs the package.
+    VecEnv = object
+
+
+class SB3VecEnv(VecEnv):  # type: ignore[misc]
+    """A `MASVectorEnv` as a ``VecEnv`` of Stable-Baselines3, with the masks that sb3-contrib's MaskablePPO asks for.
+
+    Example:
+        >>> envs = gym.make_vec(id, num_envs=64, policy="tiny", wrap=mas_gym.CandidateFeatures,
+        ...                     autoreset_mode="SameStep")  # doctest: +SKIP
+        >>> MaskablePPO("MlpPolicy", SB3VecEnv(envs)).learn(10_000)  # doctest: +SKIP
+    """
+
+    def __init__(self, envs: MASVectorEnv) -> None:
+        """Check the vector environment.
+
+        Args:
+            envs: Copies whose observations are numbers (`mas_gym.CandidateFeatures`), in the autoreset mode
+                ``"SameStep"``, which is the only one of Stable-Baselines3.
+
+        Raises:
+            ConfigError: The mode or the observations are others.
+            MissingDependencyError: Stable-Baselines3 is not installed.
+        """
+        if VecEnv is object:
+            raise MissingDependencyError("SB3VecEnv needs Stable-Baselines3: pip install stable-baselines3")
+        if not isinstance(envs, MASVectorEnv) or envs.autoreset_mode != AutoresetMode.SAME_STEP:
+            raise ConfigError(f'envs: expected a MASVectorEnv with autoreset_mode="SameStep", got {envs!r}')
+        if not isinstance(envs.single_observation_space, spaces.Box):
+            raise ConfigError("envs: expected observations that are numbers; make them with wrap=CandidateFeatures")
+        self.envs = envs
+        self._actions: Any = None
+        super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
+
+    def reset(self) -> Any:
+        """Start an episode in every copy, with the seeds and options set before."""
+        options = [dict(own) for own in self._options]
+        if any(own != options[0] for own in options):
+            raise ConfigError("set_options: expected the same options for every copy")
+        seeds = None if None in self._seeds else list(self._seeds)
+        observations, infos = self.envs.reset(seed=seeds, options=options[0])
+        self.reset_infos = [_of_copy(infos, place) for place in range(self.num_envs)]
+        self._reset_seeds()
+        self._reset_options()
+        return observations
+
+    def step_async(self, actions: Any) -> None:
+        """Keep the actions for `step_wait`."""
+        self._actions = actions
+
+    def step_wait(self) -> tuple[Any, Any, Any, list[Info]]:
+        """Take a step; at an episode's end ``info`` is that of its last state, with ``terminal_observation``."""
+        observations, rewards, terminated, truncated, infos = self.envs.step(self._actions)
+        each = [_of_copy(infos, place) for place in range(self.num_envs)]
+        for place in np.flatnonzero(terminated | truncated):
+            cut = bool(truncated[place] and not terminated[place])
+            last = {"terminal_observation": each[place]["final_obs"], "TimeLimit.truncated": cut}
+            each[place] = {**each[place]["final_info"], **last}
+        return observations, rewards.astype(np.float32), terminated | truncated, each
+
+    def close(self) -> None:
+        """Close the copies."""
+        self.envs.close()
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """Return an attribute of each copy."""
+        return [self.envs.envs[place].get_wrapper_attr(attr_name) for place in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Set an attribute of each copy."""
+        for place in self._get_indices(indices):
+            self.envs.envs[place].set_wrapper_attr(attr_name, value)
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        """Call a method of each copy."""
+        return [method(*args, **kwargs) for method in self.get_attr(method_name, indices)]
+
+    def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
+        """Return which copies have a wrapper of a class."""
+        return [_wrapped(self.envs.envs[place], wrapper_class) for place in self._get_indices(indices)]
+
+
+def _of_copy(infos: Mapping[str, Any], place: int) -> Info:
+    """Return one copy's part of the infos of a vector environment."""
+    own = (key for key in infos if f"_{key}" in infos and infos[f"_{key}"][place])
+    return {k: _of_copy(infos[k], place) if isinstance(infos[k], dict) else infos[k][place] for k in own}
+
+
+def _wrapped(env: Any, kind: type) -> bool:
+    return isinstance(env, kind) or (hasattr(env, "env") and _wrapped(env.env, kind))

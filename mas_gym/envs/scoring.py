@@ -1,0 +1,311 @@
+"""Critics, which score states: the base class, what a critic gets and what it returns.
+
+Environments and `search` share these types; `search` exports them.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar, overload
+
+from mas_gym.errors import ConfigError, CriticError, EngineUnavailableError, shown
+from mas_gym.policies.base import Certainty
+from mas_gym.systems.graph import MAS
+from mas_gym.systems.state import MASState
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Written(Protocol):
+    """How a policy wrote a message, as `mas_gym.policies.Sample` and `search.Proposal` state it."""
+
+    @property
+    def tokens(self) -> int:
+        """Generated tokens."""
+
+    @property
+    def logprob(self) -> float | None:
+        """Sum of the tokens' log-probabilities (nats); None if unknown."""
+
+    @property
+    def mean_logprob(self) -> float | None:
+        """Mean log-probability of a token (nats); None if unknown."""
+
+    @property
+    def finish_reason(self) -> str:
+        """``"stop"`` or ``"length"``."""
+
+    @property
+    def certainty(self) -> Certainty | None:
+        """How sure the policy was of the message; None if unknown."""
+
+
+class ScoringContext(NamedTuple):
+    """A state to score, with its context.
+
+    Attributes:
+        state: The state to score.
+        mas: The system that it belongs to.
+        proposal: How the message that led to the state was written; None if no policy wrote it.
+    """
+
+    state: MASState
+    mas: MAS
+    proposal: Written | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scores(Sequence[float]):
+    """The values of a batch of states with what they cost; as a sequence it contains the values.
+
+    A critic returns it in place of plain floats if scoring generates tokens, or to state why a state has no value.
+
+    Attributes:
+        values: One per state, in order; NaN for a state without a value.
+        tokens: Tokens that the critic generated: one number per state, or the sum for the batch, which is then
+            divided evenly. With one number per state, a search's cost does not depend on the rest of its batch.
+        prompt_tokens: Tokens that it read to generate them, likewise.
+        unread: Verdicts that could not be parsed, likewise.
+        reasons: Empty, or one text per state: why its value is NaN. The search then fails with this reason.
+    """
+
+    values: Sequence[float]
+    tokens: int | Sequence[int] = 0
+    prompt_tokens: int | Sequence[int] = 0
+    unread: int | Sequence[int] = 0
+    reasons: Sequence[str] = ()
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[tuple[float, int, int, int, str]]) -> Scores:
+        """Return the scores of states that are given one by one: value, tokens, prompt tokens, unread and reason."""
+        columns = list(zip(*rows, strict=True)) or [()] * 5
+        return cls(*columns)
+
+    def __len__(self) -> int:
+        """Return the number of states."""
+        return len(self.values)
+
+    @overload
+    def __getitem__(self, index: int) -> float: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[float]: ...
+    def __getitem__(self, index: int | slice) -> float | Sequence[float]:
+        """Return the value of a state."""
+        return self.values[index]
+
+    def cost(self) -> tuple[int, int, int]:
+        """Return the batch's generated tokens, prompt tokens and verdicts that could not be parsed."""
+        tokens, read, unread = (
+            sum(cost) if isinstance(cost, Sequence) else cost for cost in (self.tokens, self.prompt_tokens, self.unread)
+        )
+        return tokens, read, unread
+
+
+class Critic(ABC):
+    """Scores states; batch in, batch out. A subclass defines `score`; the attributes have defaults.
+
+    An object that only has the method is a critic, too: `as_critic` adapts it when it is loaded.
+
+    A run with a store needs the critic's identity: what its values depend on. Its class, its
+    source and its attributes are stated automatically; a method ``identity()`` replaces the
+    attributes. It is needed if an attribute cannot be stated (a loaded model: state the
+    digest of its weights) or changes while the critic scores. See `mas_gym.internal.identity`, and
+    `mas_gym.testing.check_critic`.
+
+    Attributes:
+        name: Its name in reports, such as ``"masprm"``; by default that of the class.
+        terminal_only: True for outcome critics (ORM), which are defined on terminal states only.
+        free: True if scoring costs no model call (policy likelihood), so that RC stays 0.
+        scores_actions: True if a value rates the message that led to the state and not what may follow, as policy
+            likelihood does; `search.MCTS` then takes the best candidate's value for a frontier's.
+        reads_peers: True if the critic needs the other states of the search: it gets each state as a
+            `search.protocol.PeerContext`.
+        concurrent: True if scoring may and should run in a separate thread beside generation, as on a GPU or a server.
+        max_batch: The number of states that it prefers to get at once.
+    """
+
+    name: str = ""
+    terminal_only: bool = False
+    free: bool = False
+    scores_actions: bool = False
+    reads_peers: bool = False
+    concurrent: bool = False
+    max_batch: int = 64
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Name the critic after its class if it has no name."""
+        super().__init_subclass__(**options)
+        cls.name = cls.name or cls.__name__
+
+    @abstractmethod
+    def score(self, contexts: Sequence[ScoringContext]) -> Sequence[float]:
+        """Return one finite number per state, in order: a list, a tuple, a numpy array or `Scores`.
+
+        What cannot be scored gets no default: its value is NaN, with the reason in `Scores`, or the critic raises a
+        `mas_gym.errors.CriticError`. The search that asked fails with the reason; the others continue.
+        """
+
+    def check_graph(self, mas: MAS) -> None:  # noqa: B027 - most critics score every system
+        """Check that the critic can score a system; called before a run's searches.
+
+        Raises:
+            mas_gym.errors.CriticError: It cannot.
+        """
+
+
+class Adapter:
+    """Adds a base class's defaults to an object; all other attributes are the object's."""
+
+    identical_to: Any
+
+    def __init__(self, part: object, base: type) -> None:
+        """Copy the attributes that the base class declares and the object has."""
+        self.identical_to = part
+        for name in base.__annotations__:
+            if hasattr(part, name):
+                setattr(self, name, getattr(part, name))
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute that the base class does not declare."""
+        if name.startswith("__") or name == "identical_to":
+            raise AttributeError(name)
+        return getattr(self.identical_to, name)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the objects."""
+        return isinstance(other, Adapter) and bool(self.identical_to == other.identical_to)
+
+    def __hash__(self) -> int:
+        """Hash the object's class, because the object may have no hash."""
+        return hash(type(self.identical_to))
+
+
+class _AdaptedCritic(Adapter, Critic):
+    def __init__(self, part: object) -> None:
+        self.name = type(part).__name__
+        super().__init__(part, Critic)
+
+    def score(self, contexts: Sequence[ScoringContext]) -> Sequence[float]:
+        found: Sequence[float] = self.identical_to.score(contexts)
+        return found
+
+    def check_graph(self, mas: MAS) -> None:
+        getattr(self.identical_to, "check_graph", super().check_graph)(mas)
+
+
+def as_critic(part: object) -> Critic:
+    """Return a `Critic` as it is, and an object with a method ``score`` as a critic with the attributes it lacks.
+
+    Raises:
+        ConfigError: It has no such method.
+    """
+    if isinstance(part, Critic):
+        return part
+    if isinstance(part, str):
+        raise ConfigError(
+            f"critic: expected a critic, got {part!r:.80}; rewardmodels.load_critic(...) loads it by name"
+        )
+    if isinstance(part, type) or not callable(getattr(part, "score", None)):
+        raise ConfigError(
+            f"critic: expected an object with score(contexts), got {kind_of(part)}; subclass search.Critic"
+        )
+    return _AdaptedCritic(part)
+
+
+def kind_of(part: object) -> str:
+    """Return what an error message calls an object: its class, or that it is one."""
+    return f"the class {part.__name__}" if isinstance(part, type) else type(part).__name__
+
+
+def scores_of(critic: Critic, contexts: Sequence[ScoringContext]) -> Scores:
+    """Return a critic's scores with one value, one cost and one reason per state; a value is NaN if it has a reason.
+
+    Raises:
+        CriticError: The critic raised it, or did not return one number per state.
+    """
+    found: Any = critic.score(contexts)
+    scores = found if isinstance(found, Scores) else Scores(found)
+    values: Any = _plain(scores.values)
+    expected = f"critic {critic.name!r}: expected {len(contexts)} values"
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        raise CriticError(f"{expected}, as a list, a tuple, a numpy array or search.Scores, got {shown(found)}")
+    if len(values) != len(contexts):
+        raise CriticError(f"{expected}, got {len(values)}")
+    given: Any = _plain(scores.reasons)
+    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) not in (0, len(values)):
+        raise CriticError(f"{expected} with a reason for each, or none, got the reasons {shown(given)}")
+    found_values = [_number(value) for value in values]
+    reasons = [
+        "" if math.isfinite(number) else str(reason or f"expected a finite number, got {shown(value)}")
+        for number, value, reason in zip(found_values, values, given or [""] * len(values), strict=True)
+    ]
+    tokens, read, unread = (
+        _shares(f"{expected} with {name}", getattr(scores, name), len(values))
+        for name in ("tokens", "prompt_tokens", "unread")
+    )
+    return Scores(tuple(found_values), tokens, read, unread, tuple(reasons))
+
+
+def _plain(values: Any) -> Any:
+    return values.tolist() if hasattr(values, "tolist") else values
+
+
+def _number(value: Any) -> float:
+    """Return a real number, or a tensor of one without dimensions, as a float; NaN for anything else."""
+    number = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    try:
+        return math.nan if isinstance(number, bool) or not isinstance(number, numbers.Real) else float(number)
+    except OverflowError:
+        return math.nan
+
+
+def _shares(expected: str, cost: Any, count: int) -> tuple[int, ...]:
+    """Return one cost per state; a sum is divided evenly, and the first states take what is left over."""
+    try:
+        if isinstance(plain := _plain(cost), Sequence):
+            shares = tuple(operator.index(one) for one in plain)
+        else:
+            whole, rest = divmod(operator.index(plain), max(count, 1))
+            shares = tuple(whole + (place < rest) for place in range(count))
+    except TypeError:
+        shares = (-1,)
+    if len(shares) != count or any(share < 0 for share in shares):
+        raise CriticError(f"{expected} as a whole number, or one per value, got {shown(cost)}")
+    return shares
+
+
+def finite_values(critic: Critic, states: Sequence[MASState], scores: Scores) -> list[float]:
+    """Return the values of states.
+
+    Raises:
+        CriticError: A state has none.
+    """
+    for state, reason in zip(states, scores.reasons, strict=True):
+        if reason:
+            raise CriticError(f"critic {critic.name!r} has no value for the state after turn {state.depth}: {reason}")
+    return list(scores.values)
+
+
+def score_batch(critic: Critic, batch: Mapping[Key, Sequence[ScoringContext]]) -> list[tuple[Key, Scores | Exception]]:
+    """Score the states of several searches or environments together, and return each one's share.
+
+    If that fails, they are scored one by one, so that only those at fault get an error.
+    """
+    try:
+        scores = scores_of(critic, [context for share in batch.values() for context in share])
+    except Exception as error:
+        if len(batch) > 1 and not isinstance(error, EngineUnavailableError):
+            return [outcome for key, share in batch.items() for outcome in score_batch(critic, {key: share})]
+        return [(key, error) for key in batch]
+    outcomes: list[tuple[Key, Scores | Exception]] = []
+    start = 0
+    for key, share in batch.items():
+        part = slice(start, start := start + len(share))
+        columns: tuple[Any, ...] = (scores.values, scores.tokens, scores.prompt_tokens, scores.unread, scores.reasons)
+        outcomes.append((key, Scores(*(column[part] for column in columns))))
+    return outcomes

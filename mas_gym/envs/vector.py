@@ -1,0 +1,274 @@
+"""Vector environments whose copies ask their policy and their critic together.
+
+>>> envs = gym.make_vec("MAS-Arithmetic-v0", num_envs=8, policy=my_policy, n=3)  # doctest: +SKIP
+>>> observations, infos = envs.reset(seed=0)  # doctest: +SKIP
+>>> observations, rewards, terminated, truncated, infos = envs.step([0] * 8)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+from numpy.typing import NDArray
+
+from mas_gym.envs.batching import Asking, Together, resetting, stepping
+from mas_gym.envs.env import Info, MASEnv
+from mas_gym.envs.wrappers import CandidateChoice
+from mas_gym.errors import (
+    ConfigError,
+    CriticError,
+    EngineUnavailableError,
+    EpisodeOverError,
+    IllegalActionError,
+    MASGymError,
+    PolicyError,
+    shown,
+    whole_number,
+)
+from mas_gym.policies import AsyncPolicy, Policy, load_policy
+
+logger = logging.getLogger("mas_gym.envs.vector")
+
+_CHOICE = ("n", "seed", "temperature", "top_p")
+
+VectorStep = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], Info]
+
+
+def make_vector(
+    num_envs: int = 1,
+    *,
+    policy: Policy | AsyncPolicy | str | None = None,
+    wrap: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None = None,
+    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    **options: Any,
+) -> MASVectorEnv:
+    """Return copies of one environment; what ``gym.make_vec("MAS-...", num_envs=8, policy="tiny")`` calls.
+
+    Args:
+        num_envs: Number of copies, at least 1.
+        policy: With a policy, or its name, each copy is a `CandidateChoice`; all share the policy. Without one the
+            actions are texts and recipients.
+        wrap: Wraps each copy, as in ``lambda env: CandidateFeatures(env, critic)``.
+        autoreset_mode: When a copy whose episode has ended starts the next one, as Gymnasium defines.
+        options: Arguments of `MASEnv`; with a policy also ``n``, ``seed``, ``temperature`` and ``top_p`` of
+            `CandidateChoice`. This ``seed`` determines the messages that the policy samples; the ``seed`` of
+            `MASVectorEnv.reset` determines the questions.
+
+    Raises:
+        ConfigError: An argument is wrong.
+    """
+    count = whole_number("num_envs", num_envs, at_least=1)
+    if policy is None:
+        for name in set(_CHOICE) & set(options):
+            raise ConfigError(f"{name}: expected a policy with it, as in policy='tiny'")
+    if wrap is not None and not callable(wrap):
+        raise ConfigError(f"wrap: expected a function, as in wrap=mas_gym.CandidateFeatures, got {shown(wrap)}")
+    shared = load_policy(policy) if isinstance(policy, str) else policy
+    chosen = {name: options.pop(name) for name in _CHOICE if name in options}
+
+    def make() -> gym.Env[Any, Any]:
+        env: gym.Env[Any, Any] = MASEnv(**options)
+        if shared is not None:
+            env = CandidateChoice(env, shared, **chosen)
+        made = env if wrap is None else wrap(env)
+        if not isinstance(made, gym.Env):
+            raise ConfigError(f"wrap: expected a function that returns an environment, got {shown(made)} from it")
+        return made
+
+    return MASVectorEnv([make] * count, autoreset_mode=autoreset_mode)
+
+
+class _Outcome(NamedTuple):
+    """What one copy's part of a step gives; `final` is the end of its episode if another one has begun since."""
+
+    observation: Any
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: Info
+    final: tuple[Any, Info] | None = None
+
+
+class MASVectorEnv(SyncVectorEnv):
+    """Copies of an environment, stepped together: each policy and each critic is asked once for all of them.
+
+    It follows Gymnasium's vector interface (spaces, seeds, ``autoreset_mode``, ``reset_mask``, ``final_obs``), and each
+    copy gives what it would give alone with its seed.
+
+    **Errors**: if a policy or critic fails for some of the copies, their episodes are truncated: the reward is 0, the
+    observation the last one, ``infos["error"]`` the reason, and the failure is logged. The others take their step.
+    Any other error, an engine that is unavailable, and a failure of all copies are raised from `step` with a note of
+    the copy's number; then `reset` starts anew.
+
+    Args:
+        env_fns: Make the copies: `MASEnv` in any wrappers. `CandidateChoice`, `CandidateFeatures` and `DenseReward`
+            share their questions unless a wrapper of another kind lies above them.
+        autoreset_mode: When a copy whose episode has ended starts the next one.
+
+    Raises:
+        ConfigError: There is no copy, or the mode is unknown.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
+        *,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    ) -> None:
+        """Make the copies."""
+        if not env_fns:
+            raise ConfigError("env_fns: expected at least one function that makes an environment, got none")
+        try:
+            mode = AutoresetMode(autoreset_mode)
+        except ValueError as error:
+            known = ", ".join(repr(mode.value) for mode in AutoresetMode)
+            raise ConfigError(f"autoreset_mode: expected one of {known}, got {shown(autoreset_mode)}") from error
+        super().__init__(env_fns, autoreset_mode=mode)
+        self._together = Together()
+        self._ended: NDArray[np.bool_] | None = None
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, Info]:
+        """Start an episode in every copy, or in those that ``options["reset_mask"]`` marks.
+
+        Args:
+            seed: Determines the questions: a number, from which copy ``i`` gets ``seed + i``, or one per copy. The
+                ``seed`` of `make_vector` determines the messages that a policy samples.
+            options: ``reset_mask``, a bool array of shape ``(num_envs,)``; the rest as for `MASEnv.reset`.
+
+        Raises:
+            ConfigError: The number of seeds, the mask or an option is wrong.
+        """
+        others = dict(options or {})
+        places = self._places(others.pop("reset_mask", None))
+        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed
+        seeds = [None] * self.num_envs if seeds is None else list(seeds)
+        if len(seeds) != self.num_envs:
+            raise ConfigError(f"seed: expected one per environment, {self.num_envs}, got {len(seeds)}")
+        ended, self._ended = self._ended, None
+        started = self._together.run([resetting(self.envs[place], seeds[place], others or None) for place in places])
+        infos: Info = {}
+        for place, (observation, info) in zip(places, started, strict=True):
+            self._env_obs[place] = observation
+            infos = self._add_info(infos, info, place)
+        self._ended = np.zeros(self.num_envs, dtype=np.bool_) if ended is None else ended
+        self._ended[places] = False
+        return self._observed(), infos
+
+    def step(self, actions: Any) -> VectorStep:
+        """Take a step in every copy.
+
+        Args:
+            actions: One per copy, as ``action_space`` holds them; a copy that starts its next episode ignores its own.
+
+        Raises:
+            EpisodeOverError: No episode has started, a step has failed since, or a copy's episode is over and
+                ``autoreset_mode`` is off.
+            IllegalActionError: The number of actions is wrong, or one is no proposal's index; no copy has moved.
+        """
+        ended = self._ended
+        if ended is None:
+            raise EpisodeOverError("no episode has started, or a step has failed: call envs.reset() first")
+        if ended.any() and self.autoreset_mode == AutoresetMode.DISABLED:
+            raise EpisodeOverError(
+                f"the episodes of environments {np.flatnonzero(ended).tolist()} have ended: reset them with "
+                "options={'reset_mask': terminated | truncated}"
+            )
+        each = self._each(actions, ended)
+        self._ended = None
+        turns = zip(range(self.num_envs), each, ended, strict=True)
+        failed: dict[int, MASGymError] = {}
+        outcomes: list[_Outcome] = self._together.run([self._turn(*turn, failed) for turn in turns])
+        if len(failed) == self.num_envs:
+            raise failed[0]
+        for place, error in failed.items():
+            logger.warning("environment %d of %d: %s; its episode is truncated", place, self.num_envs, error)
+        infos: Info = {}
+        for place, outcome in enumerate(outcomes):
+            self._env_obs[place] = outcome.observation
+            if outcome.final is not None:
+                last, info = outcome.final
+                infos = self._add_info(infos, {"final_obs": last, "final_info": info}, place)
+            infos = self._add_info(infos, outcome.info, place)
+        rewards = np.array([outcome.reward for outcome in outcomes], dtype=np.float64)
+        terminated = np.array([outcome.terminated for outcome in outcomes], dtype=np.bool_)
+        truncated = np.array([outcome.truncated for outcome in outcomes], dtype=np.bool_)
+        self._ended = (terminated | truncated) & (self.autoreset_mode != AutoresetMode.SAME_STEP)
+        return self._observed(), rewards, terminated, truncated, infos
+
+    def _turn(self, place: int, action: Any, ended: bool, failed: dict[int, MASGymError]) -> Asking[_Outcome]:
+        """Take one copy's part of a step; an error of its policy or critic is added to ``failed``."""
+        env = self.envs[place]
+        if ended:
+            observation, info = yield from resetting(env, None, None)
+            return _Outcome(observation, 0.0, False, False, info)
+        try:
+            outcome = _Outcome(*(yield from stepping(env, action)))
+        except EngineUnavailableError:
+            raise
+        except (CriticError, PolicyError) as error:
+            error.add_note(f"in environment {place} of {self.num_envs}")
+            failed[place] = error
+            reason = f"{type(error).__name__}: {error}"
+            outcome = _Outcome(self._env_obs[place], 0.0, False, True, {"error": reason})
+        if self.autoreset_mode != AutoresetMode.SAME_STEP or not (outcome.terminated or outcome.truncated):
+            return outcome
+        observation, info = yield from resetting(env, None, None)
+        return outcome._replace(observation=observation, info=info, final=(outcome.observation, outcome.info))
+
+    def _observed(self) -> Any:
+        # A new batch each time, so that what was handed out before does not move.
+        batch: Any = create_empty_array(self.single_observation_space, self.num_envs, fn=np.zeros)
+        return concatenate(self.single_observation_space, self._env_obs, batch)
+
+    def _places(self, mask: Any) -> list[int]:
+        """Return the numbers of the environments to reset."""
+        if mask is None:
+            return list(range(self.num_envs))
+        if getattr(mask, "shape", ()) != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
+            raise ConfigError(
+                f"reset_mask: expected a bool array of shape ({self.num_envs},) with a True, got {shown(mask)}"
+            )
+        if self._ended is None and not mask.all():
+            raise EpisodeOverError("no episode has started, or a step has failed: reset without reset_mask first")
+        return [int(place) for place in np.flatnonzero(mask)]
+
+    def _each(self, actions: Any, ended: NDArray[np.bool_]) -> list[Any]:
+        """Return the action of each environment."""
+        expected = f"expected {self.num_envs} actions, one per environment"
+        if not isinstance(self.single_action_space, spaces.Discrete):
+            try:
+                each = list(iterate(self.action_space, actions))
+            except (TypeError, ValueError, LookupError) as error:
+                raise IllegalActionError(f"{expected}, got {shown(actions)}") from error
+            if len(each) != self.num_envs:
+                raise IllegalActionError(f"{expected}, got {len(each)}")
+            return each
+        try:
+            numbers = np.asarray(actions)
+        except ValueError as error:
+            raise IllegalActionError(f"{expected}, got {shown(actions)}") from error
+        if numbers.shape != (self.num_envs,) or numbers.dtype.kind not in "iu":
+            raise IllegalActionError(
+                f"{expected}, whole numbers, got an array of shape {numbers.shape} and type {numbers.dtype}"
+            )
+        n = int(self.single_action_space.n)
+        wrong = np.flatnonzero(~ended & ((numbers < 0) | (numbers >= n)))
+        if len(wrong):
+            raise IllegalActionError(
+                f"environment {wrong[0]}: expected a proposal from 0 to {n - 1}, got {numbers[wrong[0]]}"
+            )
+        return list(numbers)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the copies and the policies' sessions."""
+        self._together.close()
+        super().close_extras(**kwargs)

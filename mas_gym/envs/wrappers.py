@@ -1,0 +1,393 @@
+"""Wrappers of the environment: a `Discrete(n)` choice among proposed messages, that choice as numbers, dense rewards.
+
+For `DenseReward` and `CandidateFeatures`, any critic of `search.Critic` that scores unfinished states one by one will
+do, policy likelihood included.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from operator import index
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.utils import RecordConstructorArgs
+from numpy.typing import NDArray
+
+from mas_gym.envs.batching import (
+    Asking,
+    AskingWrapper,
+    Sampling,
+    Scoring,
+    Step,
+    resetting,
+    stepping,
+)
+from mas_gym.envs.env import Info, MASEnv, Observation, Snapshot
+from mas_gym.envs.scoring import Critic, ScoringContext, as_critic
+from mas_gym.envs.spaces import Records, utf8_length
+from mas_gym.errors import ConfigError, EpisodeOverError, IllegalActionError, PolicyError, shown, whole_number
+from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, load_policy
+from mas_gym.policies.base import derive_seed, fitted
+from mas_gym.systems.graph import MAS
+from mas_gym.systems.state import Action
+
+_MOST_TOKENS = 1 << 31
+
+
+class ProposedMessage(NamedTuple):
+    """One proposed message and the number of its tokens."""
+
+    text: str
+    tokens: int
+
+
+class ChoiceSnapshot(NamedTuple):
+    """A snapshot of an episode, from `CandidateChoice.clone_state`.
+
+    Attributes:
+        base: The environment's own.
+        seed: Seed of the episode's proposals.
+        samples: The current proposals.
+        chosen: The proposal that led to the state; None at the start.
+    """
+
+    base: Snapshot
+    seed: int
+    samples: tuple[Sample, ...]
+    chosen: Sample | None = None
+
+
+class _SharedArguments(dict[str, Any]):
+    """Constructor arguments that copies of an environment's spec share, since a policy may hold locks and sockets."""
+
+    def __deepcopy__(self, memo: object) -> _SharedArguments:
+        return _SharedArguments(self)
+
+
+class CandidateChoice(AskingWrapper, RecordConstructorArgs):
+    """At each turn a policy proposes ``n`` messages, and the action selects one by its index.
+
+    The selected message goes to `ALL`. The action space is ``Discrete(n)``, so any discrete agent or planner works.
+
+    **Observation**: the environment's, plus ``candidates``, a tuple of `ProposedMessage`; empty after the end.
+
+    **Info**: ``action_mask`` has length n and is 0 for a proposal that repeats an earlier one or is too long for
+    the environment; ``logprobs`` is a float vector of length n, minus infinity if the policy reports none and
+    after the end.
+
+    **Errors**: `reset` and `step` raise what the policy raises; then only `reset` goes on. `step` raises
+    `EpisodeOverError` outside an episode, and `IllegalActionError` for an action that is no proposal's index.
+
+    Args:
+        env: A `mas_gym.MASEnv`, wrapped or not.
+        policy: A policy, or a name for `mas_gym.policies.load_policy`, such as ``"tiny"``.
+        n: Proposals per turn, at least 1.
+        seed: With a seed, proposals depend only on it and on the transcript, so each problem is one fixed tree.
+            Without one, each episode draws a seed from the environment's generator.
+        temperature: Sampling temperature.
+        top_p: Nucleus sampling mass.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env[Observation, tuple[str, int]],
+        policy: Policy | AsyncPolicy | str,
+        n: int = 4,
+        *,
+        seed: int | None = None,
+        temperature: float = 0.7,
+        top_p: float = 0.95,
+    ) -> None:
+        """Check the arguments; the first reset loads a policy given by name."""
+        RecordConstructorArgs.__init__(
+            self, policy=policy, n=n, seed=seed, temperature=temperature, top_p=top_p, _disable_deepcopy=True
+        )
+        self._saved_kwargs = _SharedArguments(self._saved_kwargs)
+        gym.Wrapper.__init__(self, env)
+        if not isinstance(env.unwrapped, MASEnv):
+            raise ConfigError(f"env: expected a MASEnv, such as gym.make('MAS-Arithmetic-v0'), got {env.unwrapped!r}")
+        if not isinstance(policy, str | Policy | AsyncPolicy):
+            raise ConfigError(f"policy: expected a policy or its name, such as 'tiny', got {policy!r}")
+        self.n = whole_number("n", n, at_least=1)
+        self.mas_env = env.unwrapped
+        self._policy = policy
+        self._fixed_seed = None if seed is None else whole_number("seed", seed, at_least=0)
+        self._temperature, self._top_p = temperature, top_p
+        self._seed = 0
+        self._samples: tuple[Sample, ...] = ()
+        self._chosen: Sample | None = None
+        self.action_space = spaces.Discrete(n)
+        room = n * self.mas_env.max_bytes
+        inner = self.mas_env.observation_space
+        assert isinstance(inner, spaces.Dict)
+        self.observation_space = spaces.Dict(
+            {**inner.spaces, "candidates": Records(ProposedMessage, (None, _MOST_TOKENS), n, room)}
+        )
+
+    def resetting(self, seed: int | None, options: Mapping[str, Any] | None) -> Asking[tuple[Observation, Info]]:
+        """Start an episode and ask for the first proposals."""
+        observation, info = yield from resetting(self.env, seed, options)
+        self._samples, self._chosen = (), None
+        fresh = self.mas_env.np_random.integers(2**31) if self._fixed_seed is None else self._fixed_seed
+        self._seed = int(fresh)
+        self._samples = yield from self._propose()
+        return self._with_candidates(observation, info)
+
+    def stepping(self, action: int) -> Asking[Step]:
+        """Send the selected proposal to `ALL` and ask for the next ones."""
+        if not self._samples:
+            raise EpisodeOverError(
+                "the episode has ended, has not started or was ended by an error: call env.reset() first"
+            )
+        picked, before = self._samples[self._place(action)], self.mas_env.state
+        # Without proposals no step is possible, should the policy fail.
+        self._samples = ()
+        sent = (picked.text, self.mas_env.ALL)
+        observation, reward, terminated, truncated, info = yield from stepping(self.env, sent)
+        if self.mas_env.state is not before:
+            self._chosen = picked
+        if not terminated and not truncated:
+            self._samples = yield from self._propose()
+        observation, info = self._with_candidates(observation, info)
+        return observation, reward, terminated, truncated, info
+
+    def _place(self, action: Any) -> int:
+        try:
+            place = index(action)
+        except TypeError:
+            place = -1
+        if not 0 <= place < self.n:
+            raise IllegalActionError(f"expected a proposal from 0 to {self.n - 1}, got {shown(action)}")
+        return place
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """The current proposals as the policy gave them; empty after the end."""
+        return self._samples
+
+    @property
+    def chosen(self) -> Sample | None:
+        """The proposal that led to the current state; None at the start of an episode."""
+        return self._chosen
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Return which proposals may be selected, under the name that sb3-contrib looks for."""
+        mask: NDArray[np.bool_] = self._mask().astype(bool)
+        return mask
+
+    def clone_state(self, *, include_rng: bool = False) -> ChoiceSnapshot:
+        """Return a snapshot of the episode with its current proposals, in constant time."""
+        base = self.mas_env.clone_state(include_rng=include_rng)
+        return ChoiceSnapshot(base, self._seed, self._samples, self._chosen)
+
+    def restore_state(self, snapshot: ChoiceSnapshot) -> None:
+        """Restore a snapshot in constant time, without calling the policy."""
+        if not isinstance(snapshot, ChoiceSnapshot):
+            raise ConfigError(f"expected a ChoiceSnapshot, from clone_state(), got {type(snapshot).__name__}")
+        self.mas_env.restore_state(snapshot.base)
+        self._seed, self._samples, self._chosen = snapshot.seed, snapshot.samples, snapshot.chosen
+
+    def observe(self) -> tuple[Observation, Info]:
+        """Return a new observation and info for the current state, for use after `restore_state`."""
+        return self._with_candidates(*self.mas_env.observe())
+
+    def _propose(self) -> Asking[tuple[Sample, ...]]:
+        env = self.mas_env
+        seeds = tuple(derive_seed(self._seed, env.problem_id, env.state.digest, i) for i in range(self.n))
+        request = env.request(seeds, self._temperature, self._top_p)
+        if isinstance(self._policy, str):
+            self._policy = load_policy(self._policy)
+        messages, extra_body = fitted(self._policy, request.agent, request.messages, request.extra_body)
+        request = replace(request, messages=messages, extra_body=extra_body)
+        reply: SamplingReply = yield Sampling(self._policy, request)
+        if len(reply.samples) != self.n:
+            raise PolicyError(f"policy {self._policy.name!r}: expected {self.n} samples, got {len(reply.samples)}")
+        return reply.samples
+
+    def _with_candidates(self, observation: Observation, info: Info) -> tuple[Observation, Info]:
+        logprobs = np.full(self.n, -np.inf)
+        candidates = []
+        for i, sample in enumerate(self._samples):
+            if sample.logprob is not None:
+                logprobs[i] = sample.logprob
+            candidates.append(ProposedMessage(sample.text if self._fits(sample) else "", sample.tokens))
+        observation = {**observation, "candidates": tuple(candidates)}
+        return observation, {**info, "action_mask": self._mask(), "logprobs": logprobs}
+
+    def _fits(self, sample: Sample) -> bool:
+        return utf8_length(sample.text) <= self.mas_env.max_bytes
+
+    def _mask(self) -> NDArray[np.int8]:
+        texts = [sample.text for sample in self._samples]
+        legal = [self._fits(sample) and sample.text not in texts[:i] for i, sample in enumerate(self._samples)]
+        return np.array(legal + [False] * (self.n - len(legal)), dtype=np.int8)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CandidateChoice:
+        """Copy the episode and share the policy."""
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        shared = ("_policy", "_samples", "_chosen", "_saved_kwargs")
+        for name, value in self.__dict__.items():
+            twin.__dict__[name] = value if name in shared else copy.deepcopy(value, memo)
+        return twin
+
+
+def candidate_choice(env: gym.Env[Any, Any]) -> CandidateChoice | None:
+    """Return the `CandidateChoice` among an environment's wrappers; None if there is none."""
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, CandidateChoice):
+            return env
+        env = env.env
+    return None
+
+
+FEATURES = ("legal", "logprob", "tokens", "turn", "value")
+"""Features of each candidate, before those of the acting agent: whether it may be chosen, mean log-probability per
+token (nats; 0 if unknown), hundreds of tokens, turns so far over the longest schedule, and the critic's value of the
+state after it (0 without a critic)."""
+
+_LOWEST_LOGPROB = -20.0
+
+
+class DenseReward(AskingWrapper):
+    """Adds the gain in a critic's value to every reward, in the form that leaves the optimal policy unchanged.
+
+    The reward of a step is ``r + gamma * V(next) - V(state)`` with ``V = 0`` before the first message and after the
+    end (Ng, Harada and Russell 1999, "Policy invariance under reward transformations"). With ``gamma = 1`` the return
+    of an episode is that of the environment.
+
+    **Info**: ``reward`` is the environment's own, ``potential`` the critic's value of the new state.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], critic: Critic, gamma: float = 1.0) -> None:
+        """Check the arguments.
+
+        Args:
+            env: A `mas_gym.MASEnv`, wrapped or not, such as a `CandidateChoice`. Critics that read log-probabilities,
+                such as policy likelihood, need a `CandidateChoice` among the wrappers.
+            critic: Scores unfinished states, one by one.
+            gamma: The learner's discount, in ``[0, 1]``.
+
+        Raises:
+            ConfigError: The environment is no `MASEnv`, the critic scores finished states alone or compares states, or
+                gamma is out of its range.
+            CriticError: The critic is not for this system.
+        """
+        super().__init__(env)
+        if not isinstance(env.unwrapped, MASEnv):
+            raise ConfigError(f"env: expected a MASEnv, such as gym.make('MAS-Arithmetic-v0'), got {env.unwrapped!r}")
+        self.mas_env: MASEnv = env.unwrapped
+        number = isinstance(gamma, float | int) and not isinstance(gamma, bool)
+        if not number or not 0 <= gamma <= 1:
+            raise ConfigError(f"gamma: expected a number in [0, 1], got {shown(gamma)}")
+        self._critic, self._gamma = _checked(critic, self.mas_env.mas), gamma
+        self._choice = candidate_choice(env)
+        self._known: tuple[bytes, float] = b"", 0.0
+
+    def resetting(self, seed: int | None, options: Mapping[str, Any] | None) -> Asking[tuple[Any, Info]]:
+        """Start an episode, whose potential is 0."""
+        return resetting(self.env, seed, options)
+
+    def stepping(self, action: Any) -> Asking[Step]:
+        """Take a step and reward the gain in value."""
+        before = yield from self._potential()
+        observation, reward, terminated, truncated, info = yield from stepping(self.env, action)
+        after = 0.0 if terminated else (yield from self._potential())
+        shaped = reward + self._gamma * after - before
+        return observation, shaped, terminated, truncated, {**info, "reward": reward, "potential": after}
+
+    def _potential(self) -> Asking[float]:
+        env = self.mas_env
+        if env.state.depth == 0:
+            return 0.0
+        # After restore_state the last state is another one.
+        if self._known[0] != env.state.digest:
+            sample = None if self._choice is None else self._choice.chosen
+            [value] = yield Scoring(self._critic, [ScoringContext(env.state, env.mas, sample)])
+            self._known = env.state.digest, value
+        return self._known[1]
+
+
+class CandidateFeatures(AskingWrapper):
+    """Candidates as numbers, for learners that read no text.
+
+    **Observation**: float32, shape ``(n, F)``: `FEATURES`, then one column per agent that is 1 for the acting one;
+    all zeros after the end. ``action_masks()`` is that of the `CandidateChoice` below.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], critic: Critic | None = None) -> None:
+        """Check the arguments.
+
+        Args:
+            env: A `CandidateChoice`, or a wrapper of one that leaves its observations as they are.
+            critic: Scores the states after each candidate, one by one; all of a turn are asked for in one call.
+
+        Raises:
+            ConfigError: There is no `CandidateChoice`, or the critic scores finished states alone or compares states.
+            CriticError: The critic is not for this system.
+        """
+        super().__init__(env)
+        choice = candidate_choice(env)
+        if choice is None:
+            raise ConfigError(f"env: expected a CandidateChoice(env, policy, n), got {env!r}")
+        self.choice: CandidateChoice = choice
+        self._critic = None if critic is None else _checked(critic, choice.mas_env.mas)
+        self._longest = max(1, self.choice.mas_env.dynamics.max_depth)
+        width = len(FEATURES) + len(self.choice.mas_env.mas.agents)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (self.choice.n, width), np.float32)
+
+    def resetting(
+        self, seed: int | None, options: Mapping[str, Any] | None
+    ) -> Asking[tuple[NDArray[np.float32], Info]]:
+        """Start an episode."""
+        _, info = yield from resetting(self.env, seed, options)
+        return (yield from self._features(info)), info
+
+    def stepping(self, action: Any) -> Asking[Step]:
+        """Send the chosen candidate."""
+        _, reward, terminated, truncated, info = yield from stepping(self.env, action)
+        return (yield from self._features(info)), reward, terminated, truncated, info
+
+    def _features(self, info: Info) -> Asking[NDArray[np.float32]]:
+        assert self.observation_space.shape is not None
+        table = np.zeros(self.observation_space.shape, dtype=np.float32)
+        env, samples = self.choice.mas_env, self.choice.samples
+        if not samples:
+            return table
+        values = yield from self._values(samples)
+        for row, sample, legal, value in zip(table, samples, info["action_mask"], values, strict=True):
+            turn = env.state.depth / self._longest
+            mean = max(sample.mean_logprob or 0.0, _LOWEST_LOGPROB)
+            row[: len(FEATURES)] = legal, mean, sample.tokens / 100, turn, value
+            row[len(FEATURES) + env.state.acting] = 1
+        return table
+
+    def _values(self, samples: Sequence[Sample]) -> Asking[list[float]]:
+        if self._critic is None:
+            return [0.0] * len(samples)
+        env = self.choice.mas_env
+        states = [env.dynamics.transition(env.state, Action(sample.text, env.ALL)) for sample in samples]
+        contexts = [ScoringContext(s, env.mas, sample) for s, sample in zip(states, samples, strict=True)]
+        values: list[float] = yield Scoring(self._critic, contexts)
+        return values
+
+
+def _checked(critic: Critic, mas: MAS) -> Critic:
+    """Return a critic that can score single unfinished states of a system."""
+    critic = as_critic(critic)
+    if critic.reads_peers:
+        raise ConfigError(
+            f"critic: expected one that scores a state by itself, got {critic.name!r}, which compares the states of a "
+            "search; tiny-masprm or policy-likelihood will do"
+        )
+    if critic.terminal_only:
+        raise ConfigError(
+            f"critic: expected one that scores unfinished states, as tiny-masprm does, got {critic.name!r}"
+        )
+    critic.check_graph(mas)
+    return critic

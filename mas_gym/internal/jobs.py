@@ -1,0 +1,235 @@
+"""Jobs on worker processes."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol
+
+from mas_gym.errors import ConfigError, MASGymError, SearchError
+from mas_gym.internal.workers import _end_with_parent, _safe_path
+
+_PATIENCE = 30.0
+
+
+class JobRunner(Protocol):
+    """Does jobs; `report` sends a message to the parent. Returns what ended a job early, None if it is complete."""
+
+    def __call__(self, job: Any, report: Callable[[Any], None]) -> BaseException | None:
+        """Do a job."""
+
+
+def run_jobs(
+    jobs: Sequence[Any],
+    prepare: Callable[[], JobRunner],
+    count: int,
+    take: Callable[[int, Any], None],
+    imports: Sequence[str] = (),
+) -> BaseException | None:
+    """Do jobs in processes of their own, in order as processes become free.
+
+    Jobs, messages and ``prepare`` are sent between processes, so they must pickle. A module that is run as a script
+    must start its work under ``if __name__ == "__main__"``.
+
+    Args:
+        jobs: The jobs.
+        prepare: Is called once in each process.
+        count: Maximum number of processes.
+        take: Is called here with a job's index and each of its messages.
+        imports: Modules that every process needs. Where processes can be forked, they are imported once, in a process
+            that does nothing else, and their memory is shared.
+
+    Returns:
+        What ended the jobs early: Ctrl-C, an error of a job, or a process that died; None if all are complete. The
+        other processes then end their jobs early, too, and their messages are still taken.
+
+    Raises:
+        ConfigError: ``prepare`` or a job does not pickle.
+    """
+    pool = _Pool(prepare, min(count, len(jobs)), take, deque(enumerate(jobs)), _context(imports))
+    try:
+        with pool.handling_interrupts():
+            pool.run()
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        if "pickle" not in str(error).lower():
+            raise
+        raise ConfigError(f"workers: expected planners and problems that pickle; use workers=1 ({error})") from error
+    finally:
+        pool.kill()
+    return pool.stop
+
+
+def _context(imports: Sequence[str]) -> Any:
+    """Return how processes start: forked from one that has the imports, or each on its own."""
+    if sys.platform != "linux":
+        # Elsewhere, libraries that were imported may not be forked.
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*imports, __name__])
+    return context
+
+
+class _Pool:
+    def __init__(
+        self,
+        prepare: Callable[[], JobRunner],
+        count: int,
+        take: Callable[[int, Any], None],
+        todo: deque[tuple[int, Any]],
+        context: Any,
+    ) -> None:
+        self._prepare, self._count, self._take, self._todo, self._context = prepare, count, take, todo, context
+        self._open: dict[Connection, BaseProcess] = {}
+        self.stop: BaseException | None = None
+
+    @contextmanager
+    def handling_interrupts(self) -> Iterator[None]:
+        """Turn Ctrl-C into an early end: an exception could cut a message in two."""
+        if threading.current_thread() is not threading.main_thread():
+            self._start()
+            yield
+            return
+        # A process inherits that it ignores Ctrl-C, which a terminal sends to parent and children alike.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            self._start()
+            signal.signal(signal.SIGINT, lambda number, frame: self._end(KeyboardInterrupt()))
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _start(self) -> None:
+        environment = dict(os.environ)
+        for _ in range(self._count):
+            mine, theirs = self._context.Pipe()
+            process = self._context.Process(target=_work, args=(theirs, self._prepare, environment), daemon=True)
+            with _safe_path():
+                process.start()
+            theirs.close()
+            self._open[mine] = process
+            self._next(mine)
+
+    def run(self) -> None:
+        """Pass on messages until every process has ended."""
+        while self._open:
+            ready = wait(list(self._open), None if self.stop is None else _PATIENCE)
+            if not ready:
+                return
+            for pipe in ready:
+                self._receive(pipe)  # type: ignore[arg-type]
+
+    def _receive(self, pipe: Connection) -> None:
+        try:
+            kind, index, content = pipe.recv()
+        except (EOFError, OSError):
+            process = self._open.pop(pipe)
+            process.join(_PATIENCE)
+            if process.exitcode != 0:
+                self._end(_death(process.exitcode))
+            return
+        if kind == "ended":
+            if content is not None:
+                self._end(content)
+            self._next(pipe)
+            return
+        try:
+            self._take(index, content)
+        except (KeyboardInterrupt, MASGymError) as error:
+            self._end(error)
+
+    def _next(self, pipe: Connection) -> None:
+        with suppress(OSError):
+            pipe.send(self._todo.popleft() if self._todo and self.stop is None else None)
+
+    def _end(self, stop: BaseException) -> None:
+        if self.stop is None:
+            self.stop = stop
+            for process in self._open.values():
+                process.terminate()
+
+    def kill(self) -> None:
+        """End processes that are still there."""
+        for pipe, process in self._open.items():
+            process.kill()
+            process.join()
+            pipe.close()
+
+
+def _death(code: int | None) -> SearchError:
+    how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+    return SearchError(
+        f"a worker process {how}; finished searches are kept if there is a store. Run the same command again to "
+        "continue, with fewer workers if memory ran out"
+    )
+
+
+class _Parent:
+    """A process's way to its parent; a request to end early does not cut a message in two."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe, self._sending, self._asked = pipe, False, False
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._asked_to_end)
+
+    def _asked_to_end(self, number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self._asked = self._sending
+        if not self._sending:
+            raise KeyboardInterrupt
+
+    def send(self, kind: str, index: int, content: Any) -> None:
+        self._sending = True
+        self._pipe.send((kind, index, content))
+        self._sending = False
+        if self._asked:
+            self._asked = False
+            raise KeyboardInterrupt
+
+
+def _work(pipe: Connection, prepare: Callable[[], JobRunner], environment: Mapping[str, str]) -> None:
+    """Do jobs until the parent has none left; the main function of a process."""
+    parent, index = _Parent(pipe), -1
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # The process that this one was forked from may be older than the parent's environment.
+    os.environ.clear()
+    os.environ.update(environment)
+    # A garbage collection writes to every object that it looks at, and memory is shared until it is written to.
+    gc.freeze()
+    # A parent that is gone needs no answer.
+    with suppress(BrokenPipeError, EOFError):
+        try:
+            work = prepare()
+            while (job := pipe.recv()) is not None:
+                index, content = job
+                stop = work(content, partial(parent.send, "message", index))
+                parent.send("ended", index, _portable(stop))
+        except (BrokenPipeError, EOFError):
+            raise
+        except (Exception, KeyboardInterrupt) as error:
+            parent.send("ended", index, _portable(error))
+
+
+def _portable(error: BaseException | None) -> BaseException | None:
+    """Return an error that pickles; one that is not expected carries its traceback as a note."""
+    if error is None or isinstance(error, KeyboardInterrupt):
+        return error
+    if isinstance(error, MASGymError):
+        # A user's subclass may not pickle.
+        with suppress(Exception):
+            pickle.loads(pickle.dumps(error))
+            return error
+    unexpected = SearchError(f"a worker process failed: {type(error).__name__}: {error}")
+    unexpected.add_note("".join(traceback.format_exception(error)).rstrip())
+    return unexpected

@@ -1,0 +1,286 @@
+"""Child processes that answer one line per line, for graders and programs."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import queue
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import wait
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from mas_gym.internal.guard import guard, kill
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Start Python processes that import nothing from the current folder; multiprocessing has no option for it."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+START_SECONDS = 120.0
+
+
+class Worker:
+    """Answers requests, one at a time; thread-safe.
+
+    It starts at the first request, and again after it was stopped. A forked child forgets the worker of its parent and
+    starts its own.
+    """
+
+    def __init__(self) -> None:
+        """Start nothing yet."""
+        self._lock = threading.Lock()
+        self._asked = 0
+        self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        _workers.add(self)
+
+    def ask(self, request: object, seconds: float) -> Any:
+        """Return the reply to a request.
+
+        Whatever ends the wait, such as Ctrl-C, stops the worker: a reply that is still to come would be taken for
+        that to the next request. For the same reason, requests and replies are numbered.
+
+        Raises:
+            ChildProcessError: The worker does not start.
+            EOFError: It ended before it replied.
+            TimeoutError: It was out of time.
+        """
+        with self._lock:
+            try:
+                self._start()
+                self._asked += 1
+                self._send((self._asked, request))
+                return self._reply(self._asked, seconds)
+            except BaseException:
+                self.stop()
+                raise
+
+    def _reply(self, number: int, seconds: float) -> Any:
+        deadline = monotonic() + seconds
+        while True:
+            try:
+                found, reply = self._replies.get(timeout=max(0.0, deadline - monotonic()))
+            except queue.Empty:
+                raise TimeoutError(f"no reply after {seconds:g} seconds") from None
+            if found is None:
+                raise EOFError("the worker ended before it replied")
+            if found == number:
+                return reply
+
+    def _start(self) -> None:
+        """Start it unless it runs."""
+        raise NotImplementedError
+
+    def _send(self, numbered: tuple[int, object]) -> None:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """End it; the next request starts another."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """In a forked child, forget the worker of the parent without touching it."""
+        self._lock = threading.Lock()
+
+
+class ThreadWorker(Worker):
+    """Answers with a function on a thread, which a stop leaves to end by itself.
+
+    Args:
+        answer: Returns the reply to a request; must not raise.
+    """
+
+    def __init__(self, answer: Callable[[Any], Any]) -> None:
+        """Start nothing yet."""
+        super().__init__()
+        self._answer = answer
+        self._requests: queue.SimpleQueue[tuple[int, Any] | None] | None = None
+
+    def _start(self) -> None:
+        if self._requests is None:
+            self._requests, self._replies = queue.SimpleQueue(), queue.SimpleQueue()
+            threading.Thread(target=self._serve, args=(self._requests, self._replies), daemon=True).start()
+
+    def _send(self, numbered: tuple[int, object]) -> None:
+        assert self._requests is not None
+        self._requests.put(numbered)
+
+    def _serve(self, requests: queue.SimpleQueue[Any], replies: queue.SimpleQueue[Any]) -> None:
+        while (numbered := requests.get()) is not None:
+            number, request = numbered
+            replies.put((number, self._answer(request)))
+
+    def stop(self) -> None:
+        """Let the thread end after its request; the next one starts another."""
+        requests, self._requests = self._requests, None
+        if requests is not None:
+            requests.put(None)
+
+    def forget(self) -> None:
+        """In a forked child, forget the thread, which only the parent has."""
+        super().forget()
+        self._requests = None
+
+
+_START = """
+import importlib.util, sys
+sys.path += [folder for folder in {folders!r} if folder not in sys.path]
+spec = importlib.util.spec_from_file_location("mas_gym", {package!r})
+sys.modules["mas_gym"] = package = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(package)
+from {module} import {function}
+{function}()
+"""
+
+
+class LineProcess(Worker):
+    """A Python process that answers JSON with JSON, each in one line; it runs `serve_lines`.
+
+    It has a process group of its own, which ends with this object and with this process. It runs this same
+    `mas_gym`. Other modules it finds first where Python is installed, then where this process finds them, and not in
+    the current folder.
+
+    Args:
+        entry: The function to run, as in ``"mas_gym.tasks.grading.symbolic:serve"``.
+        arguments: Its ``sys.argv[1:]``.
+        quiet: Drop what it writes to stderr.
+    """
+
+    def __init__(self, entry: str, *arguments: str, quiet: bool = False) -> None:
+        """Start nothing yet."""
+        super().__init__()
+        self._entry, self._arguments = entry, arguments
+        self._stderr = subprocess.DEVNULL if quiet else None
+        self._process: subprocess.Popen[str] | None = None
+        self._end: weakref.finalize[[subprocess.Popen[str]], LineProcess] | None = None
+
+    def _start(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.stop()
+        module, _, function = self._entry.partition(":")
+        folders = [folder for folder in sys.path if isinstance(folder, str) and folder]
+        package = str(Path(__file__).with_name("__init__.py"))
+        code = _START.format(folders=folders, package=package, module=module, function=function)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code, *self._arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            encoding="ascii",
+            start_new_session=True,
+        )
+        guard(self._process.pid)
+        self._end = weakref.finalize(self, _end, self._process)
+        self._replies = queue.SimpleQueue()
+        threading.Thread(target=_pump, args=(self._process, self._replies), daemon=True).start()
+        try:
+            self._reply(0, START_SECONDS)
+        except (EOFError, TimeoutError) as error:
+            raise ChildProcessError(f"the process did not start: {self._entry}") from error
+
+    def _send(self, numbered: tuple[int, object]) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(numbered) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise EOFError("the worker ended before it was asked") from error
+
+    def stop(self) -> None:
+        """Kill the process and its group; the next request starts another."""
+        process, self._process = self._process, None
+        if self._end is not None:
+            self._end.detach()
+        if process is not None:
+            _end(process)
+
+    def forget(self) -> None:
+        """In a forked child, forget the process of the parent without touching it."""
+        super().forget()
+        if self._process is not None:
+            # The parent reaps the process; a return code keeps Popen from warning here.
+            self._process.returncode = 0
+        if self._end is not None:
+            self._end.detach()
+        self._process = self._end = None
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    kill(process.pid)
+    process.wait()
+    # The pipe may be broken already.
+    with suppress(OSError):
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+def _pump(process: subprocess.Popen[str], replies: queue.SimpleQueue[Any]) -> None:
+    assert process.stdout is not None
+    # A line that the end of the process has cut is no reply.
+    with process.stdout, suppress(ValueError):
+        for line in process.stdout:
+            replies.put(json.loads(line))
+    replies.put((None, None))
+
+
+def serve_lines(prepare: Callable[[], Callable[[Any], Any]]) -> None:
+    """Answer as a `LineProcess` until the input ends.
+
+    Args:
+        prepare: Is called once, and returns the function that answers a request.
+    """
+    requests, replies = os.fdopen(os.dup(0), encoding="ascii"), os.fdopen(os.dup(1), "w", encoding="ascii")
+    # Code that reads or prints, and processes that it starts, must not take requests or mix with the replies.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+
+    def send(number: int, reply: object) -> None:
+        with suppress(BrokenPipeError):
+            print(json.dumps((number, reply)), file=replies, flush=True)
+
+    answer, process = prepare(), os.getpid()
+    send(0, "ready")
+    for line in requests:
+        number, request = json.loads(line)
+        reply = answer(request)
+        if os.getpid() != process:
+            # The code has forked, and this is the child: the parent answers.
+            os._exit(0)
+        send(number, reply)
+
+
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+def _forget() -> None:
+    for worker in list(_workers):
+        worker.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,471 @@
+"""Stored samples: recordings to replay, and a response cache so that no sample is generated or paid for twice.
+
+Both are tables of samples. Each sample of a request is looked up; only missing ones are
+requested from the inner policy, if there is one, and then stored.
+
+* A recording is a JSON Lines file: a header ``{"format": "mas-gym-recording", "schema": 1,
+  "policy": NAME}``, then one line per sample, keyed by a digest of everything the sample
+  depends on. Whole lines are appended, so a killed writer leaves at most one incomplete
+  line at the end, which readers skip and writers remove.
+* A response cache is one SQLite file (WAL), keyed also by the policy's identity and shared
+  by any number of processes and runs. Files of earlier versions stay readable: samples of
+  servers are also found under their former addresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import sqlite3
+from collections.abc import Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, IdentityError, PolicyError
+from mas_gym.internal.database import Format, transaction
+from mas_gym.internal.identity import digest_of, identity_of
+from mas_gym.policies.base import (
+    AsyncPolicy,
+    Certainty,
+    Policy,
+    Sample,
+    SamplingReply,
+    SamplingRequest,
+    SamplingSession,
+    spoken,
+    token_count,
+)
+from mas_gym.policies.meters import Meter, meters_of
+from mas_gym.policies.sessions import as_async, open_session, prompt_bound
+
+SCHEMA = 1
+_FORMAT = "mas-gym-recording"
+_COLUMNS = "text, tokens, logprob, finish_reason, prompt_tokens, dropped_tokens, least, entropy, self_certainty"
+
+
+_CACHE = Format(
+    name="response cache",
+    application=0x4D415343,
+    schema=2,
+    tables="""
+CREATE TABLE samples (
+    key BLOB PRIMARY KEY, policy TEXT NOT NULL, text TEXT NOT NULL, tokens INTEGER NOT NULL, logprob REAL,
+    finish_reason TEXT NOT NULL, prompt_tokens INTEGER NOT NULL, dropped_tokens INTEGER NOT NULL,
+    least REAL, entropy REAL, self_certainty REAL) WITHOUT ROWID;
+""",
+    error=DataError,
+    origin="a CachedPolicy creates one",
+)
+
+logger = logging.getLogger("mas_gym.policies")
+
+
+class _Entry(NamedTuple):
+    """A stored sample, with the prompt tokens of the call that drew it."""
+
+    sample: Sample
+    prompt_tokens: int
+    dropped_tokens: int
+
+
+class _Table(Protocol):
+    """Stored samples, found by the request and the seed that they answer."""
+
+    def find(self, request: SamplingRequest) -> list[_Entry | None]:
+        """Return what is stored for each seed of a request."""
+
+    def add(self, request: SamplingRequest, entries: Sequence[_Entry]) -> None:
+        """Store one entry for each seed of a request; what is stored already stays."""
+
+
+class _Lookup(NamedTuple):
+    """What a table holds for a request, and a request for the samples that it lacks."""
+
+    found: list[_Entry | None]
+    missing: SamplingRequest | None
+
+
+def _look_up(table: _Table, request: SamplingRequest) -> _Lookup:
+    found = table.find(request)
+    seeds = tuple(seed for seed, entry in zip(request.seeds, found, strict=True) if entry is None)
+    return _Lookup(found, replace(request, seeds=seeds) if seeds else None)
+
+
+def _complete(
+    table: _Table, lookup: _Lookup, reply: SamplingReply | None = None, one_by_one: bool = False
+) -> SamplingReply:
+    """Store the inner policy's reply to a lookup's missing samples, and return the reply to the whole request.
+
+    ``one_by_one`` says that each sample is a call of its own, which reads the prompt.
+    """
+    entries = [entry for entry in lookup.found if entry is not None]
+    if lookup.missing is not None and reply is not None:
+        calls = len(reply.samples) if one_by_one else 1
+        fresh = [
+            _Entry(sample, reply.prompt_tokens // calls, reply.dropped_tokens // calls) for sample in reply.samples
+        ]
+        table.add(lookup.missing, fresh)
+        rest = iter(fresh)
+        entries = [next(rest) if entry is None else entry for entry in lookup.found]
+    billed = entries if one_by_one else entries[:1]
+    prompt, dropped = sum(entry.prompt_tokens for entry in billed), sum(entry.dropped_tokens for entry in billed)
+    fresh_tokens = 0 if reply is None else reply.prompt_tokens - reply.cached_tokens
+    cached = max(0, prompt - fresh_tokens)
+    return SamplingReply(tuple(entry.sample for entry in entries), prompt, cached, dropped)
+
+
+def sample_key(request: SamplingRequest, seed: int) -> str:
+    """Return the digest (32 hex digits) of a prompt, its agent, its sampling parameters and one seed."""
+    parts: list[Any] = [[[m.role, m.content] for m in request.messages], request.agent]
+    parts += [request.max_new_tokens, float(request.temperature), float(request.top_p), seed]
+    if request.extra_body:
+        parts.append(request.extra_body)
+    return blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+
+
+class RecordedPolicy:
+    """Replays a recording.
+
+    Attributes:
+        name: ``"recorded:"`` and the name of the recorded policy.
+        max_batch: Large, because a reply costs only a look-up.
+        takes_extra_body: True, because a sample is recorded with everything that it depends on.
+    """
+
+    takes_extra_body = True
+
+    def __init__(self, file: str | Path) -> None:
+        """Read a recording.
+
+        Raises:
+            DataNotFoundError: There is no such file.
+            DataError: It is not a recording, or a line before the last one is broken.
+        """
+        self.file = Path(file)
+        policy, records, _ = _read(self.file)
+        self._table = _Recording(self.file, records)
+        self._digest = blake2b(json.dumps(sorted(records.items())).encode(), digest_size=16).hexdigest()
+        self.name = f"recorded:{policy}"
+        self.max_batch = 4096
+
+    def identity(self) -> dict[str, str]:
+        """Return a digest of the recorded samples."""
+        return {"samples": self._digest}
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
+        """Answer every request, in order. Raises `PolicyError` for a sample that was not recorded."""
+        return [self._reply(request) for request in requests]
+
+    def _reply(self, request: SamplingRequest) -> SamplingReply:
+        lookup = _look_up(self._table, request)
+        if lookup.missing is not None and request.extra_body:
+            # The recorded policy may have got the names of speakers as text.
+            messages, extra_body = spoken(request.messages, request.extra_body)
+            lookup = _look_up(self._table, replace(request, messages=messages, extra_body=extra_body))
+        if lookup.missing is not None:
+            seed = lookup.missing.seeds[0]
+            raise PolicyError(
+                f"{self.file}: no recorded message of agent {request.agent!r} for seed {seed} (sample "
+                f"{request.seeds.index(seed) + 1} of {len(request.seeds)}), T {request.temperature}, top-p "
+                f"{request.top_p}, cap {request.max_new_tokens}, after {request.messages[-1].content[-80:]!r}; replay "
+                "with the run seed, MAS, problems and sampling parameters of the recording, or record this run too "
+                "with RecordingPolicy(policy, file)"
+            )
+        return _complete(self._table, lookup)
+
+
+class RecordingPolicy:
+    """Answers from a recording, and appends to it what another policy answers to the rest.
+
+    Attributes:
+        name: The inner policy's.
+        max_batch: The inner policy's.
+        identical_to: The inner policy.
+    """
+
+    def __init__(self, policy: Policy, file: str | Path) -> None:
+        """Open or continue a recording.
+
+        Args:
+            policy: The policy to ask for samples that are not in the file.
+            file: The recording; samples in it are taken for this policy's if the names are equal.
+
+        Raises:
+            ConfigError: The policy does not answer batches.
+            DataError: The file is not a recording, or it records another policy.
+        """
+        if not isinstance(policy, Policy):
+            raise ConfigError(f"expected a policy with sample(requests), got {type(policy).__name__}")
+        self.policy = self.identical_to = policy
+        self.name, self.max_batch = policy.name, policy.max_batch
+        self.file = Path(file)
+        records: dict[str, _Entry] = {}
+        if self.file.exists() and self.file.stat().st_size:
+            recorded, records, intact = _read(self.file)
+            if recorded != policy.name:
+                raise DataError(f"{file} records policy {recorded!r}, got {policy.name!r}; record into another file")
+            with self.file.open("rb+") as stream:
+                stream.truncate(intact)
+            self._table = _Recording(self.file, records)
+        else:
+            self._table = _Recording(self.file, records)
+            self._table.append([{"format": _FORMAT, "schema": SCHEMA, "policy": policy.name}])
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
+        """Answer every request, in order. Raises `mas_gym.errors.PolicyError`."""
+        lookups = [_look_up(self._table, request) for request in requests]
+        wanted = [lookup.missing for lookup in lookups if lookup.missing is not None]
+        replies = list(self.policy.sample(wanted)) if wanted else []
+        if len(replies) != len(wanted):
+            raise PolicyError(f"{self.name}: expected {len(wanted)} replies, got {len(replies)}")
+        rest = iter(replies)
+        return [_complete(self._table, lookup, next(rest) if lookup.missing else None) for lookup in lookups]
+
+    def open(self) -> SamplingSession:
+        """Start a session that records."""
+        return _RecordingSession(open_session(self.policy), self._table)
+
+
+class _RecordingSession:
+    """A session that records the inner session's replies before it returns them."""
+
+    def __init__(self, inner: SamplingSession, table: _Table) -> None:
+        self._inner, self._table = inner, table
+        self._open: dict[Hashable, tuple[int, _Lookup]] = {}
+        self._ready: list[Hashable] = []
+
+    @property
+    def pending(self) -> int:
+        """Requested samples whose request is not answered yet."""
+        return sum(samples for samples, _ in self._open.values())
+
+    def submit(self, key: Hashable, request: SamplingRequest) -> None:
+        """Queue a request."""
+        lookup = _look_up(self._table, request)
+        if lookup.missing is None:
+            self._ready.append(key)
+        else:
+            self._inner.submit(key, lookup.missing)
+        self._open[key] = len(request.seeds), lookup
+
+    def step(self) -> list[tuple[Hashable, SamplingReply | PolicyError]]:
+        """Return the requests that the recording answers, and those that one step of the inner session finishes."""
+        ready, self._ready = self._ready, []
+        done: list[tuple[Hashable, SamplingReply | PolicyError]]
+        done = [(key, _complete(self._table, self._open.pop(key)[1])) for key in ready]
+        for key, outcome in self._inner.step():
+            _, lookup = self._open.pop(key)
+            if not isinstance(outcome, PolicyError):
+                outcome = _complete(self._table, lookup, outcome)
+            done.append((key, outcome))
+        return done
+
+    def close(self) -> None:
+        """Forget every open request."""
+        self._inner.close()
+        self._open.clear()
+        self._ready.clear()
+
+
+class CachedPolicy:
+    """Answers from a response cache, and adds to it what another policy of any shape answers to the rest.
+
+    An `AsyncPolicy`. Two policies share samples if their identities are equal (`mas_gym.internal.identity`).
+
+    Attributes:
+        name: The inner policy's.
+        max_concurrency: The inner policy's.
+        identical_to: The inner policy.
+        hits: Samples found.
+        misses: Samples requested from the inner policy.
+    """
+
+    def __init__(self, policy: Policy | AsyncPolicy, file: str | Path) -> None:
+        """Open or create the cache.
+
+        Args:
+            policy: The policy to ask for samples that are not in the file.
+            file: The SQLite file.
+
+        Raises:
+            IdentityError: The policy cannot state what its samples depend on.
+            DataError: The file is of another kind or version.
+        """
+        self.file = Path(file)
+        self.hits = self.misses = 0
+        self.identical_to = policy
+        self._inner = as_async(policy)
+        self._one_by_one: bool = getattr(policy, "independent_samples", False)
+        self.name, self.max_concurrency = policy.name, self._inner.max_concurrency
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mas-gym-cache")
+        self._table = self._thread.submit(_ResponseCache, policy, self.file).result()
+
+    @property
+    def meters(self) -> Mapping[str, Meter]:
+        """The inner policy's meters; samples from the cache cost nothing."""
+        return meters_of(self._inner)
+
+    @property
+    def max_prompt_bytes(self) -> int | None:
+        """The inner policy's bound on the bytes of a message that fits its window; None if it has none."""
+        return prompt_bound(self.identical_to)
+
+    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+        """Answer one request. Raises `mas_gym.errors.PolicyError`."""
+        loop = asyncio.get_running_loop()
+        lookup = await loop.run_in_executor(self._thread, _look_up, self._table, request)
+        misses = len(lookup.missing.seeds) if lookup.missing is not None else 0
+        self.hits += len(request.seeds) - misses
+        self.misses += misses
+        if lookup.missing is None:
+            return _complete(self._table, lookup, None, self._one_by_one)
+        reply = await self._inner.sample_async(lookup.missing)
+        return await loop.run_in_executor(self._thread, _complete, self._table, lookup, reply, self._one_by_one)
+
+    def close(self) -> None:
+        """Close the file; the policy cannot be used afterwards."""
+        self._thread.submit(self._table.close).result()
+        self._thread.shutdown()
+
+
+class _Recording:
+    """The samples of a recording, in memory; new ones are appended to its file."""
+
+    def __init__(self, file: Path, records: dict[str, _Entry]) -> None:
+        self._file, self._records = file, records
+
+    def find(self, request: SamplingRequest) -> list[_Entry | None]:
+        return [self._records.get(sample_key(request, seed)) for seed in request.seeds]
+
+    def add(self, request: SamplingRequest, entries: Sequence[_Entry]) -> None:
+        lines = []
+        for seed, entry in zip(request.seeds, entries, strict=True):
+            key = sample_key(request, seed)
+            if key not in self._records:
+                self._records[key] = entry
+                tokens = {"prompt_tokens": entry.prompt_tokens, "dropped_tokens": entry.dropped_tokens}
+                lines.append({"key": key, "agent": request.agent, "seed": seed, **entry.sample._asdict(), **tokens})
+        self.append(lines)
+
+    def append(self, lines: Sequence[dict[str, Any]]) -> None:
+        if lines:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.open("ab") as stream:
+                stream.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+
+
+class _ResponseCache:
+    """The samples of one policy in a response cache."""
+
+    def __init__(self, policy: Policy | AsyncPolicy, file: Path) -> None:
+        self._policy, self._file = policy, file
+        # A policy with its own identity() may have to ask its server, so that is left to the first request.
+        self._address = None if callable(getattr(policy, "identity", None)) else self._addressed()
+        # If one call returns all samples of a prompt, they belong together.
+        self._whole = not getattr(policy, "independent_samples", True)
+        self._database = _CACHE.connect(file, create=True)
+        self._warned = False
+
+    def _addressed(self) -> str:
+        try:
+            return digest_of(identity_of(self._policy))
+        except IdentityError as error:
+            raise IdentityError(
+                f"a response cache needs to know what the samples of {self._policy.name} depend on: {error}"
+            ) from error
+
+    def find(self, request: SamplingRequest) -> list[_Entry | None]:
+        if self._address is None:
+            self._address = self._addressed()
+        found = [self._stored(key) for key in self._keys(self._address, request)]
+        former = getattr(self._policy, "former_address", None)
+        if former is not None and None in found:
+            old = (self._stored(key) for key in self._keys(former, request))
+            found = [new or before for new, before in zip(found, old, strict=True)]
+        return [None] * len(found) if self._whole and None in found else found
+
+    def _keys(self, address: str, request: SamplingRequest) -> list[bytes]:
+        group = f"{request.seeds}|" if self._whole else ""
+        parts = (f"{address}|{group}{sample_key(request, seed)}" for seed in request.seeds)
+        return [blake2b(part.encode("utf-8", "surrogatepass"), digest_size=16).digest() for part in parts]
+
+    def _stored(self, key: bytes) -> _Entry | None:
+        row = self._database.execute(f"SELECT {_COLUMNS} FROM samples WHERE key = ?", (key,)).fetchone()
+        if row is None:
+            return None
+        certainty = Certainty(*row[6:]) if any(value is not None for value in row[6:]) else None
+        return _Entry(Sample(row[0], row[1], row[2], row[3], certainty), row[4], row[5])
+
+    def add(self, request: SamplingRequest, entries: Sequence[_Entry]) -> None:
+        assert self._address is not None
+        keyed = zip(self._keys(self._address, request), entries, strict=True)
+        rows = [
+            (key, self._policy.name, *sample[:4], prompt, dropped, *(sample.certainty or Certainty()))
+            for key, (sample, prompt, dropped) in keyed
+        ]
+        insert = f"INSERT OR IGNORE INTO samples VALUES ({', '.join('?' * 11)})"
+        try:
+            with transaction(self._database):
+                self._database.executemany(insert, rows)
+        except (sqlite3.OperationalError, UnicodeEncodeError) as error:
+            # The reply is good even if it cannot be stored: a full disk must not fail the search.
+            if not self._warned:
+                self._warned = True
+                logger.warning("%s: replies are not being cached: %s", self._file, error)
+
+    def close(self) -> None:
+        self._database.close()
+
+
+def _read(file: Path) -> tuple[str, dict[str, _Entry], int]:
+    """Return the recorded policy's name, the records, and the length in bytes of the complete lines."""
+    try:
+        data = file.read_bytes()
+    except (OSError, ValueError) as error:
+        remedy = "write one with RecordingPolicy(policy, file)"
+        raise DataNotFoundError(f"expected a recording at {str(file)!r}, got: {error}; {remedy}") from error
+    intact = data.rfind(b"\n") + 1
+    if intact < len(data):
+        logger.warning("%s: ignoring its incomplete last line (a writer was stopped)", file)
+    header, *lines = data[:intact].split(b"\n")[:-1] or [b""]
+    policy = _header(file, header)
+    records = {}
+    for number, line in enumerate(lines, start=2):
+        try:
+            entry = json.loads(line)
+            counts = token_count(entry["prompt_tokens"]), token_count(entry["dropped_tokens"])
+            records[entry["key"]] = _Entry(_sample(entry), *counts)
+        except (ValueError, KeyError, TypeError) as error:
+            what = f"expected a recorded sample, got {line[:80]!r} ({error})"
+            raise DataError(f"{file}, line {number}: {what}") from error
+    return policy, records, intact
+
+
+def _sample(entry: Mapping[str, Any]) -> Sample:
+    text, tokens, logprob, reason = (entry[name] for name in Sample._fields[:4])
+    # Recordings of earlier versions have no certainty.
+    certainty = entry.get("certainty")
+    known = all(
+        value is None or (isinstance(value, int | float) and math.isfinite(value))
+        for value in (logprob, *(certainty or ()))
+    )
+    if not isinstance(text, str) or not known or reason not in ("stop", "length"):
+        raise ValueError("expected a text, finite log-probabilities or null, and a finish reason of stop or length")
+    return Sample(text, token_count(tokens), logprob, reason, Certainty(*certainty) if certainty else None)
+
+
+def _header(file: Path, line: bytes) -> str:
+    try:
+        header = json.loads(line)
+    except ValueError:
+        header = None
+    if not isinstance(header, dict) or header.get("format") != _FORMAT:
+        raise DataError(f"{file}: expected a recording, whose first line names the format {_FORMAT!r}")
+    if header.get("schema") != SCHEMA:
+        raise DataError(f"{file}: expected schema {SCHEMA}, got {header.get('schema')!r}; record again")
+    return str(header.get("policy"))

@@ -1,0 +1,1 @@
+"""Local models with transformers: chat templates, decoding and the forward pass."""

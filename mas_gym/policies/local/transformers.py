@@ -1,0 +1,285 @@
+"""Policies that run a transformers model in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
+from mas_gym.policies.base import (
+    Choice,
+    Sample,
+    SamplingReply,
+    SamplingRequest,
+    first_tokens,
+    refuse_extra_body,
+)
+from mas_gym.policies.local.chat import ChatFormat
+from mas_gym.policies.local.decode import GLOBAL_CAP, Decoder, DecodeStats, Job
+from mas_gym.policies.local.forward import Model, PrefixStore, check, threads_for
+from mas_gym.policies.model_files import ModelSource, import_models
+from mas_gym.systems.prompts import ChatMessage
+
+import_models()
+
+_EXACT_LIMIT = 100_000_000
+_DEFAULT_WINDOW = 4096
+_WINDOWS = range(16, 10**8)
+
+
+class TransformersPolicy:
+    """Any causal LM of transformers whose only state is attention keys and values, with continuous batching.
+
+    Args:
+        model: A local folder or hub id. Weights are read from safetensors only.
+        name: Name shown in reports; by default the folder's or model's name.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ...; ``"auto"`` uses a GPU if there is one.
+        dtype: ``"float32"``, ``"bfloat16"``, ...; ``"auto"`` is float32 on the CPU and the model's own on a GPU.
+        max_batch: Sequences decoded together.
+        prefix_megabytes: Memory per session for encoded prompts, reused by prompts with the same prefix; 0 for none.
+        window: Context window in tokens, for prompt and answer together; by default the model's own.
+        threads: CPU threads of torch for this model. By default one for models of up to 50 million parameters, and
+            torch's own number for larger ones or if ``OMP_NUM_THREADS`` is set.
+        exact: Make replies independent of the batch (see `mas_gym.policies.local.decode`), at the cost of a float64
+            copy of the model. By default on for float32 models of up to 100 million parameters that run in float64.
+        chat_options: Extra variables for the chat template.
+        trust_remote_code: Run Python code from the model's files. There is no interactive prompt for it.
+
+    Attributes:
+        name: As above.
+        max_batch: As above.
+        stats: Counters of the work done so far.
+        format: The tokenizer with its chat conventions.
+        end_tokens: Token ids that end a message, from the generation config and the tokenizer.
+
+    Raises:
+        ConfigError: An option is invalid.
+        PolicyError: The model cannot be loaded or batched.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        name: str | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_batch: int = 128,
+        prefix_megabytes: int = 64,
+        window: int | None = None,
+        threads: int | None = None,
+        exact: bool | None = None,
+        chat_options: Mapping[str, Any] | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        """Load the model and check that it can be batched."""
+        for option, value in (("max_batch", max_batch), ("window", window), ("threads", threads)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise ConfigError(f"{option}: expected a positive integer, got {value!r}")
+        if type(prefix_megabytes) is not int or prefix_megabytes < 0:
+            raise ConfigError(f"prefix_megabytes: expected an integer of at least 0, got {prefix_megabytes!r}")
+        self.name = name or Path(model).name
+        self.max_batch = max_batch
+        self.prefix_megabytes = prefix_megabytes
+        self.stats = DecodeStats()
+        self._source = ModelSource(str(model))
+        lm, tokenizer = _load(str(model), _device(device), dtype, trust_remote_code)
+        self._threads = lm.num_parameters(), threads
+        with threads_for(*self._threads):
+            self._model = Model(lm, exact=_exact(lm, exact))
+            check(self._model, min(lm.get_input_embeddings().num_embeddings, len(tokenizer)))
+            if self._model.exact and not self._model.has_reference():
+                if exact:
+                    raise ConfigError(f"exact=True: {type(lm).__name__} cannot run in float64; leave exact out")
+                self._model.exact = False
+        self.format = ChatFormat(tokenizer, window or _window(lm), chat_options)
+        self.end_tokens = _end_tokens(lm, tokenizer)
+        # Kept between calls of choose, whose prompts share their instructions.
+        self._prefixes = PrefixStore(prefix_megabytes << 20) if prefix_megabytes and self._model.shares else None
+        self._settings = {
+            "dtype": str(lm.dtype),
+            "exact": self._model.exact,
+            "window": self.format.window,
+            "chat_options": dict(chat_options or {}),
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """Return a digest of the model's files and the settings that affect samples; the first call reads the files.
+
+        Raises:
+            PolicyError: The files changed after the model was loaded.
+        """
+        return {"model": self._source.identity(), **self._settings}
+
+    @property
+    def model(self) -> Any:
+        """The transformers model."""
+        return self._model.model
+
+    @property
+    def max_prompt_bytes(self) -> int:
+        """Upper bound on the bytes of a message that fits the window."""
+        return self.format.max_prompt_bytes
+
+    def open(self) -> TransformersSession:
+        """Start a session with its own batch."""
+        return TransformersSession(self)
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
+        """Answer every request, in order; raises the first `PolicyError`."""
+        session = self.open()
+        for index, request in enumerate(requests):
+            session.submit(index, request)
+        replies: dict[Hashable, SamplingReply] = {}
+        while session.pending:
+            for key, reply in session.step():
+                if isinstance(reply, PolicyError):
+                    raise reply
+                replies[key] = reply
+        return [replies[index] for index in range(len(requests))]
+
+    def choose(self, prompts: Sequence[Sequence[ChatMessage]], words: Sequence[str]) -> list[Choice]:
+        """Return for each prompt how likely the reply begins with each word; one forward pass per batch of prompts.
+
+        Raises:
+            PolicyError: A prompt does not fit the window, or two words begin with the same token.
+        """
+        ids = first_tokens(words, lambda text: self.format.tokenizer(text, add_special_tokens=False)["input_ids"])
+        encoded = [self.format.encode(messages, 1).ids for messages in prompts]
+        # Prompts of similar length together, so that little is padded.
+        order = sorted(range(len(encoded)), key=lambda place: len(encoded[place]))
+        found: dict[int, Choice] = {}
+        with threads_for(*self._threads), torch.inference_mode():
+            for start in range(0, len(order), self.max_batch):
+                part = order[start : start + self.max_batch]
+                logits, _ = self._model.prefill([encoded[place] for place in part], self._prefixes)
+                spread = torch.log_softmax(logits.double(), dim=1)
+                columns = torch.stack([torch.logsumexp(spread[:, tokens], dim=1) for tokens in ids], dim=1)
+                for place, row in zip(part, columns.tolist(), strict=True):
+                    found[place] = Choice(tuple(row), len(encoded[place]))
+        return [found[place] for place in range(len(encoded))]
+
+
+class TransformersSession:
+    """A running batch of a `TransformersPolicy`; see `mas_gym.policies.base.SamplingSession`."""
+
+    def __init__(self, policy: TransformersPolicy) -> None:
+        """Start empty."""
+        self._policy = policy
+        self._decoder: Decoder | None = Decoder(
+            policy._model, policy.max_batch, policy.end_tokens, policy.stats, policy.prefix_megabytes << 20
+        )
+        self._refused: list[tuple[Hashable, SamplingReply | PolicyError]] = []
+        self._open: dict[Hashable, int] = {}
+        self.pending = 0
+
+    def submit(self, key: Hashable, request: SamplingRequest) -> None:
+        """Queue a request."""
+        if self._decoder is None:
+            raise PolicyError("the session is closed; open another")
+        cap = min(request.max_new_tokens, GLOBAL_CAP)
+        try:
+            refuse_extra_body(self._policy, request)
+            prompt = self._policy.format.encode(request.messages, cap)
+        except PolicyError as error:
+            self._refused.append((key, error))
+        else:
+            self._decoder.submit(Job(key, request, prompt.ids, min(cap, prompt.room), prompt.dropped))
+        self._open[key] = len(request.seeds)
+        self.pending += len(request.seeds)
+
+    def step(self) -> list[tuple[Hashable, SamplingReply | PolicyError]]:
+        """Encode waiting prompts or decode one token per row; return the requests that this finishes."""
+        if self._decoder is None:
+            raise PolicyError("the session is closed; open another")
+        done, self._refused = self._refused, []
+        try:
+            with threads_for(*self._policy._threads):
+                finished = self._decoder.step()
+        except RuntimeError as error:
+            raise EngineUnavailableError(
+                f"{self._policy.name}: the forward pass failed ({error}); if memory ran out, lower max_batch (now "
+                f"{self._policy.max_batch}), window or prefix_megabytes"
+            ) from error
+        done += [(job.key, self._reply(job)) for job in finished]
+        for key, _ in done:
+            self.pending -= self._open.pop(key)
+        return done
+
+    def _reply(self, job: Job) -> SamplingReply | PolicyError:
+        samples = []
+        for written in job.written:
+            if written is None or written.finish_reason == "error":
+                return PolicyError(
+                    f"{self._policy.name}: agent {job.request.agent!r} got logits that are not finite; "
+                    "load the model in float32 or bfloat16, and check its weights"
+                )
+            text = self._policy.format.decode(written.tokens)
+            samples.append(Sample(text, len(written.tokens), *written[1:]))
+        return SamplingReply(tuple(samples), len(job.prompt), 0, job.dropped)
+
+    def close(self) -> None:
+        """Forget every open request and free the batch's memory."""
+        self._decoder = None
+        self._refused, self._open, self.pending = [], {}, 0
+
+
+def _device(device: str) -> str:
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _load(model: str, device: str, dtype: str, trust: bool) -> tuple[Any, Any]:
+    """Return the model and its tokenizer."""
+    kind: Any = "float32" if dtype == "auto" and device == "cpu" else dtype
+    # A folder is never looked up on the hub. Without trust_remote_code=False, transformers would ask at the terminal.
+    options: dict[str, Any] = {"trust_remote_code": trust, "local_files_only": Path(model).is_dir()}
+    bars = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model, **options)
+        lm = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=kind, use_safetensors=True, **options)
+        _window(lm), _end_tokens(lm, tokenizer)
+        return lm.to(device).eval().requires_grad_(False), tokenizer
+    except BaseException as error:
+        # The tokenizers library panics on some broken files; the panic is not an Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        remedy = "; pass trust_remote_code=True to run the code in it" if "trust_remote_code" in str(error) else ""
+        raise PolicyError(
+            f"expected a causal LM with its tokenizer at {model!r}, a local folder (config.json, *.safetensors, "
+            f"tokenizer files) or a hub id that can be reached; loading it failed: {type(error).__name__}: "
+            f"{str(error)[:500]}{remedy}"
+        ) from error
+    finally:
+        if bars:
+            transformers.utils.logging.enable_progress_bar()
+
+
+def _exact(lm: Any, wanted: bool | None) -> bool:
+    precise = lm.dtype in (torch.float32, torch.float64)
+    if wanted and not precise:
+        raise ConfigError(f"exact=True needs a float32 or float64 model, got {lm.dtype}; pass dtype='float32'")
+    return wanted if wanted is not None else precise and lm.num_parameters() <= _EXACT_LIMIT
+
+
+def _window(lm: Any) -> int:
+    limit = getattr(lm.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if limit is None:
+        return _DEFAULT_WINDOW
+    if type(limit) is not int or limit not in _WINDOWS:
+        raise ValueError(f"max_position_embeddings: expected an integer of at least {_WINDOWS.start}, got {limit!r}")
+    return limit
+
+
+def _end_tokens(lm: Any, tokenizer: Any) -> frozenset[int]:
+    ids = lm.generation_config.eos_token_id
+    listed = [*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id]
+    if any(type(i) is not int for i in listed if i is not None):
+        raise ValueError(f"eos_token_id: expected integers, got {listed}")
+    return frozenset(i for i in listed if i is not None)

@@ -1,0 +1,79 @@
+"""Prices of tokens and meters of what a policy spent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+_MILLION = 1_000_000
+
+
+class Price(NamedTuple):
+    """Price per million tokens, in any currency."""
+
+    prompt: float
+    cached: float
+    generated: float
+
+
+@dataclass
+class Meter:
+    """Running totals of one policy over all answered calls, including retries.
+
+    Attributes:
+        price: Prices for `money`; None if unknown.
+        calls: Calls with a usable reply.
+        prompt_tokens: Prompt tokens, cached ones included, of all replies that report them, usable or not.
+        cached_tokens: Prompt tokens that the engine had cached.
+        generated_tokens: Generated tokens.
+        faults: Number of faults of each kind.
+    """
+
+    price: Price | None = None
+    calls: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+
+    def add(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int) -> None:
+        """Count one call's tokens."""
+        self.prompt_tokens += prompt_tokens
+        self.cached_tokens += min(cached_tokens, prompt_tokens)
+        self.generated_tokens += generated_tokens
+
+    @property
+    def money(self) -> float | None:
+        """Cost at `price`; None without prices."""
+        if self.price is None:
+            return None
+        fresh = self.prompt_tokens - self.cached_tokens
+        total = fresh * self.price.prompt + self.cached_tokens * self.price.cached
+        return (total + self.generated_tokens * self.price.generated) / _MILLION
+
+    def __str__(self) -> str:
+        """Return a one-line summary."""
+        parts = [
+            f"{self.calls:,} calls",
+            f"{self.prompt_tokens:,} prompt tokens ({self.cached_tokens:,} cached)",
+            f"{self.generated_tokens:,} generated tokens",
+        ]
+        if self.money is not None:
+            parts.append(f"cost {self.money:,.4f}")
+        if self.faults:
+            parts.append("retried: " + ", ".join(f"{kind} {n}" for kind, n in sorted(self.faults.items())))
+        return "; ".join(parts)
+
+
+def meters_of(policy: object) -> Mapping[str, Meter]:
+    """Return the meters of a policy's engines by name; local models have none."""
+    meters: Mapping[str, Meter] = getattr(policy, "meters", {})
+    return meters
+
+
+def money_of(policy: object) -> float | None:
+    """Return the cost of a policy's engines so far; None if none of them has a price."""
+    charged = [meter.money for meter in meters_of(policy).values() if meter.money is not None]
+    return sum(charged) if charged else None

@@ -1,0 +1,222 @@
+r"""The communication graph of a multi-agent system, as plain immutable data.
+
+Nodes are numbered as in the paper's listings (App. "MAS Graph, Prompts, and
+Configuration"): the question node ``q`` is -1, the agents are ``0 .. M-1``, the
+terminal node ``sink`` is ``M``. In actions, ``M + 1`` stands for `ALL`, every
+enabled recipient at once.
+
+Conditions of edges are regular expressions, matched in linear time by RE2. Messages come from
+models and may be hostile, so conditions never use a backtracking matcher. A pattern is
+written in Python's syntax, parsed by Python and handed to RE2 with Python's meaning: ``\d``,
+``\s`` and ``\w`` cover every script, ``(?i)`` folds case as `re` does, ``$`` also matches
+before a final newline. Two differences remain: ``\b`` and ``\B`` know ASCII letters, digits
+and ``_`` only, and nothing can match after the newline that ``$`` consumes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, Literal
+
+from mas_gym.systems.conditions import matcher
+
+Q = -1
+"""The question node, which never acts and holds the question."""
+
+ConditionKind = Literal["regex", "not_regex", "contains", "not_contains"]
+
+History = Literal["inputs", "private"]
+
+Route = Literal["edges", "message"]
+
+RETURNED = "\n\n[program returned] "
+FAILED = "\n\n[program failed] "
+"""They separate the last reply of a program from its answer, if that is another text, or from its error."""
+
+SCHEMA = 1
+"""Version of the config format that `MAS.to_dict` writes and `load_mas` reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """One agent of a MAS.
+
+    Attributes:
+        name: Unique within the MAS.
+        system_prompt: The instructions that precede the agent's inputs.
+        max_new_tokens: Cap on the tokens of one message, at least 1.
+        route: ``"edges"``, its messages reach every agent that its edges allow, or ``"message"``, they reach the one
+            recipient that they name (see `mas_gym.systems.prompts`).
+        fallback: With ``route: message``, the recipient of a message that names no legal one; None if such a
+            message is an invalid action.
+    """
+
+    name: str
+    system_prompt: str
+    max_new_tokens: int
+    route: Route = "edges"
+    fallback: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A test that a message's text must pass for an edge to deliver it.
+
+    Attributes:
+        kind: ``"regex"``, ``"not_regex"``, ``"contains"`` or ``"not_contains"``.
+        pattern: A regular expression that occurs somewhere in the text (see `mas_gym.systems.graph`), or a substring.
+
+    Raises:
+        ConfigError: The regular expression cannot be used.
+    """
+
+    kind: ConditionKind
+    pattern: str
+
+    def __post_init__(self) -> None:
+        """Compile the expression, so that an invalid one is rejected now."""
+        if self.kind.endswith("regex"):
+            matcher(self.pattern)
+
+    def holds(self, text: str) -> bool:
+        """Return whether a message with this text may pass."""
+        found = matcher(self.pattern)(text) if self.kind.endswith("regex") else self.pattern in text
+        return found is not self.kind.startswith("not_")
+
+    def __str__(self) -> str:
+        """Return the YAML form, such as ``"contains:DONE"``."""
+        return f"{self.kind}:{self.pattern}"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A directed edge ``source -> target``, open to every message or only to those that meet a condition."""
+
+    source: int
+    target: int
+    condition: Condition | None = None
+
+
+@dataclass(frozen=True)
+class MAS:
+    """A multi-agent system: agents in schedule order and the edges between them.
+
+    Build one with `mas_gym.load_mas`, which validates; the constructor does not.
+
+    Attributes:
+        name: The name in reports, such as ``"rpsv"``.
+        agents: In the order in which they act (fixed schedule) or are visited (dynamic schedule).
+        edges: Explicit edges, in file order. The last scheduled agent's edge to ``sink`` is implicit.
+        max_turns: None for a schedule in which each agent acts at most once. With a number, edges may form cycles:
+            an agent acts each time that messages have reached it, in the order of their arrival, and the episode
+            ends after this many turns at the latest.
+        min_turns: With ``max_turns``, no message reaches ``sink`` before this turn unless no other agent can act.
+        history: What an agent's prompt contains besides the question: ``"inputs"``, the messages that reached it, or
+            ``"private"``, all messages that it sent or received, in order and with their speakers.
+        program: Whether an agent program (see `mas_gym.programs`) decides who acts next, writes the prompts and returns
+            the answer. Without edges any agent may follow any other.
+        policies: Pairs of an agent's name, or ``"*"`` for all others, and the policy string to use for its messages
+            if a run names no policy. Not part of the system's identity: `to_dict`, the fingerprint and equality
+            leave them out, so that a stored run can be resumed after a server has moved.
+    """
+
+    name: str
+    agents: tuple[Agent, ...]
+    edges: tuple[Edge, ...]
+    policies: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    max_turns: int | None = None
+    min_turns: int = 1
+    history: History = "inputs"
+    program: bool = False
+
+    @property
+    def sink(self) -> int:
+        """The index of the terminal node, ``M``."""
+        return len(self.agents)
+
+    @property
+    def ALL(self) -> int:
+        """The recipient that means every enabled out-edge, ``M + 1``."""
+        return len(self.agents) + 1
+
+    @cached_property
+    def dynamic(self) -> bool:
+        """Whether the schedule depends on the messages: with conditions, ``max_turns``, or a program without edges."""
+        free = self.program and not self.edges
+        return free or self.max_turns is not None or any(edge.condition is not None for edge in self.edges)
+
+    @cached_property
+    def sees_question(self) -> tuple[bool, ...]:
+        """For each agent, whether the edge ``q -> agent`` exists."""
+        heard = {edge.target for edge in self.edges if edge.source == Q}
+        return tuple(i in heard or not self.edges for i in range(len(self.agents)))
+
+    @cached_property
+    def targets(self) -> tuple[tuple[int, ...], ...]:
+        """For each agent, the nodes that its explicit edges lead to, in node order."""
+        return tuple(tuple(sorted(e.target for e in self.edges if e.source == i)) for i in range(len(self.agents)))
+
+    def node_name(self, node: int) -> str:
+        """Return a readable name of a node or recipient index."""
+        special = {Q: "q", self.sink: "sink", self.ALL: "ALL"}
+        return special.get(node) or self.agents[node].name
+
+    def final_text(self, text: str) -> str:
+        """Return the part of a terminal state's text that is graded.
+
+        That is the last message; for a program, what it returned, and nothing if it failed.
+        """
+        if not self.program:
+            return text
+        returned, failed = text.rfind(RETURNED), text.rfind(FAILED)
+        if failed > returned:
+            return ""
+        return text if returned < 0 else text[returned + len(RETURNED) :]
+
+    @property
+    def kind(self) -> str:
+        """What a page calls it: ``"MAS"`` or ``"program"``."""
+        return "program" if self.program else "MAS"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON-able config, which `mas_gym.load_mas` reads back to an equal system."""
+        agents = [self._agent_dict(agent) for agent in self.agents]
+        edges: list[list[int | str]] = []
+        for edge in self.edges:
+            condition = [] if edge.condition is None else [str(edge.condition)]
+            edges.append([edge.source, self._node_key(edge.target), *condition])
+        data = {"schema": SCHEMA, "name": self.name, "agents": agents, "edges": edges}
+        # Defaults are left out, so that the fingerprints of systems without loops do not change.
+        if self.max_turns is not None:
+            data["max_turns"] = self.max_turns
+        if self.min_turns != 1:
+            data["min_turns"] = self.min_turns
+        if self.history != "inputs":
+            data["history"] = self.history
+        if self.program:
+            data["program"] = True
+        return data
+
+    def _agent_dict(self, agent: Agent) -> dict[str, Any]:
+        data: dict[str, Any] = {
+            "name": agent.name,
+            "system_prompt": agent.system_prompt,
+            "max_new_tokens": agent.max_new_tokens,
+        }
+        if agent.route != "edges":
+            data["route"] = agent.route
+        if agent.fallback is not None:
+            data["fallback"] = self._node_key(agent.fallback)
+        return data
+
+    def _node_key(self, node: int) -> int | str:
+        return "sink" if node == self.sink else node
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits that identify the system, the same in every process and on every machine."""
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return blake2b(text.encode(), digest_size=16).hexdigest()

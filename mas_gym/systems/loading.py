@@ -1,0 +1,261 @@
+"""MAS configs: loaded from shipped names, YAML or JSON files, and plain dicts; and their JSON Schema, for editors.
+
+The schema is made from the rules of `mas_gym.systems.validation`. It sees one value at a time, so it accepts every config that
+validation accepts and rejects most that validation rejects. What needs the whole graph (cycles, unreachable agents,
+names used twice, unknown nodes) or a regular expression engine is left to ``mas-gym check``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import yaml
+
+from mas_gym.errors import ConfigError, DataNotFoundError, shown, unknown_name
+from mas_gym.systems.graph import MAS
+from mas_gym.systems.validation import (
+    Place,
+    place_text,
+    validate,
+)
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 16
+MAX_VALUES = 600_000
+MAX_CHARACTERS = 16 * MAX_BYTES
+MAX_NUMBER = 100
+"""Limits on a file: its bytes, levels, values and text with aliases expanded, and characters per number."""
+
+_TAG = "tag:yaml.org,2002:"
+_STRING = _TAG + "str"
+_COLLECTION_TAGS = (None, "!", _TAG + "seq", _TAG + "map")
+_SCALARS = ("int", "float", "bool", "null", "timestamp")
+# libyaml is ten times as fast as the parser in Python, the fallback if PyYAML was built without it.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+MASSource: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | MAS"
+"""What `load_mas` accepts."""
+
+
+def mas_names() -> tuple[str, ...]:
+    """Return the names of the shipped systems: the paper's (App. "MAS Graph, Prompts, and Configuration") and handoff.
+
+    >>> mas_names()
+    ('consensus', 'debate', 'dylan', 'handoff', 'logic', 'refine', 'rpsv', 'single')
+    """
+    folder = resources.files("mas_gym") / "configs"
+    return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")))
+
+
+def load_mas(source: MASSource) -> MAS:
+    """Load and validate a multi-agent system.
+
+    Args:
+        source: A shipped name (in any case), the path of a YAML or JSON file, a dict with the same
+            keys, or a `MAS`, which is returned unchanged.
+
+    Returns:
+        The system, immutable.
+
+    Raises:
+        ConfigError: The config has faults, each listed with its place and remedy.
+        UnknownNameError: No shipped system has that name; the message lists the known names and suggests the nearest.
+        DataNotFoundError: There is no file at that path.
+
+    >>> load_mas("rpsv").agents[0].name
+    'Reader'
+    """
+    if isinstance(source, MAS):
+        return source
+    if isinstance(source, Mapping):
+        return validate(source, "custom")
+    if isinstance(source, str) and source.lower() in mas_names():
+        return _shipped(source.lower())
+    path = _as_path(source)
+    if path is None:
+        got = type(source).__name__
+        raise ConfigError(f"expected a MAS name, a path or a dict, got {got}; known names: {', '.join(mas_names())}")
+    try:
+        found = path.is_file()
+    except (OSError, ValueError):
+        found = False
+    if found:
+        return _parse(path.name, path.stem, _read(path))
+    if path.suffix.lower() in _SUFFIXES or len(path.parts) > 1:
+        known = ", ".join(mas_names())
+        raise DataNotFoundError(f"no MAS config at {str(source)!r}; expected a YAML file or one of {known}")
+    raise unknown_name("MAS", str(source), mas_names())
+
+
+def _as_path(source: object) -> Path | None:
+    return Path(source) if isinstance(source, str | os.PathLike) else None
+
+
+@cache
+def _shipped(name: str) -> MAS:
+    text = (resources.files("mas_gym") / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
+    return _parse(f"{name}.yaml", name, text)
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path.name}: cannot be read ({error.strerror}); check its permissions") from error
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(f"{path.name}: larger than {MAX_BYTES} bytes; pass a dict if the MAS is that large")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path.name}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
+
+
+def _parse(label: str, name: str, text: str) -> MAS:
+    reader = _EventReader(text)
+    try:
+        data = reader.document()
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{label}: {_one_line(error, text)}; correct the YAML there") from error
+
+    def where(place: Place) -> str:
+        known = place
+        while known and known not in reader.lines:
+            known = known[:-1]
+        return f"{label}:{reader.lines.get(known, 1)}: {place_text(place)}"
+
+    return validate(data, name, where)
+
+
+class _Size(NamedTuple):
+    """The size of a value with its aliases expanded."""
+
+    values: int
+    characters: int
+    depth: int
+
+
+class _EventReader:
+    """Builds plain data from YAML events, with the line of each value and limits on depth, numbers and aliases.
+
+    An alias shares the value that it names, but counts as much as a copy would.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.events: Iterator[Any] = yaml.parse(text, _LOADER)
+        self.scalars: Any = yaml.SafeLoader("")
+        self.lines: dict[Place, int] = {}
+        self.anchors: dict[str, tuple[Any, _Size]] = {}
+        self.values = self.characters = 0
+
+    def document(self) -> Any:
+        """Return the only document; None if the text is empty."""
+        data: Any = None
+        documents = 0
+        for event in self.events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    raise ValueError(f"line {_line(event)}: expected a single document, found another")
+                data, _ = self.value(next(self.events), ())
+        return data
+
+    def value(self, event: Any, place: Place) -> tuple[Any, int]:
+        """Return a value and its depth."""
+        line = self.lines[place] = _line(event)
+        if len(place) > MAX_DEPTH:
+            raise ValueError(f"line {line}: nested more than {MAX_DEPTH} levels deep")
+        if isinstance(event, yaml.AliasEvent):
+            return self.alias(str(event.anchor), line, len(place))
+        before = self.values, self.characters
+        self.charge(1, 0, line)
+        data: Any
+        if isinstance(event, yaml.ScalarEvent):
+            data, depth = self.scalar(event), 0
+        elif event.tag not in _COLLECTION_TAGS:
+            raise ValueError(f"line {line}: the tag {shown(event.tag)} is not allowed")
+        elif isinstance(event, yaml.SequenceStartEvent):
+            data, depth = self.sequence(place)
+        else:
+            data, depth = self.mapping(place)
+        if event.anchor is not None:
+            self.anchors[event.anchor] = data, _Size(self.values - before[0], self.characters - before[1], depth)
+        return data, depth
+
+    def charge(self, values: int, characters: int, line: int) -> None:
+        self.values += values
+        self.characters += characters
+        if self.values > MAX_VALUES or self.characters > MAX_CHARACTERS:
+            raise ValueError(f"line {line}: the aliases expand to too many values or too much text")
+
+    def alias(self, anchor: str, line: int, depth: int) -> tuple[Any, int]:
+        if anchor not in self.anchors:
+            raise ValueError(f"line {line}: the alias {shown(anchor)} has no anchor before it")
+        data, size = self.anchors[anchor]
+        self.charge(size.values, size.characters, line)
+        if depth + size.depth > MAX_DEPTH:
+            raise ValueError(f"line {line}: nested more than {MAX_DEPTH} levels deep")
+        return data, size.depth
+
+    def sequence(self, place: Place) -> tuple[list[Any], int]:
+        data: list[Any] = []
+        deepest = 0
+        while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
+            entry, depth = self.value(event, (*place, len(data)))
+            data.append(entry)
+            deepest = max(deepest, depth)
+        return data, deepest + 1
+
+    def mapping(self, place: Place) -> tuple[dict[Any, Any], int]:
+        data: dict[Any, Any] = {}
+        deepest = 0
+        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
+            line = _line(event)
+            if not isinstance(event, yaml.ScalarEvent):
+                raise ValueError(f"line {line}: a key must be a plain word")
+            key = self.scalar(event)
+            if key in data:
+                raise ValueError(f"line {line}: the key {shown(key)} occurs twice in one mapping")
+            step = key if isinstance(key, str) else shown(key)
+            data[key], depth = self.value(next(self.events), (*place, step))
+            self.lines[*place, step] = line
+            deepest = max(deepest, depth)
+        return data, deepest + 1
+
+    def scalar(self, event: Any) -> Any:
+        line, text = _line(event), event.value
+        self.charge(0, len(text), line)
+        tag = event.tag
+        if tag is None or tag == "!":
+            tag = self.scalars.resolve(yaml.ScalarNode, text, event.implicit)
+        if tag == _STRING:
+            return text
+        kind = tag.removeprefix(_TAG)
+        if kind not in _SCALARS:
+            raise ValueError(f"line {line}: the tag {shown(tag)} is not allowed")
+        if len(text) > MAX_NUMBER:
+            raise ValueError(f"line {line}: {len(text)} characters are too many for {kind}: put a text in quotes")
+        try:
+            return self.scalars.construct_object(yaml.ScalarNode(tag, text))
+        except (ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
+            raise ValueError(f"line {line}: {shown(text)} is no valid {kind}: put a text in quotes") from error
+
+
+def _line(part: Any) -> int:
+    return int(part.start_mark.line) + 1
+
+
+def _one_line(error: Exception, text: str) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark is not None:
+        said = " ".join(filter(None, (error.context, error.problem)))
+        hint = " (a text with a colon in it needs quotes, or a | block)" if "mapping values" in said else ""
+        # libyaml reports an unexpected end on the line after the last one.
+        line = min(error.problem_mark.line + 1, max(1, len(text.splitlines())))
+        return f"line {line}: {said}{hint}"
+    return " ".join(str(error).split())

@@ -1,0 +1,156 @@
+"""The JSON schema of a MAS config, for editors."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from mas_gym.systems.graph import SCHEMA, History, Route
+from mas_gym.systems.validation import (
+    AGENT_KEYS,
+    ANYONE,
+    CONDITION_KINDS,
+    CONFIG_KEYS,
+    DEFAULT_MAX_NEW_TOKENS,
+    LONGEST_NAME,
+    MAX_NEW_TOKENS,
+    MAX_TURNS,
+    RESERVED,
+)
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_TEXT = {"type": "string", "pattern": r"\S"}
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a MAS config."""
+    return {
+        "$schema": DIALECT,
+        "title": "MAS-Gym multi-agent system",
+        "type": "object",
+        "properties": _in_order(_config_properties(), CONFIG_KEYS),
+        "required": ["agents", "edges"],
+        "dependentRequired": {"min_turns": ["max_turns"], "fallback": ["max_turns"]},
+        "additionalProperties": False,
+        "$defs": {"agent": _agent(), "edge": _edge()},
+    }
+
+
+def _config_properties() -> dict[str, Any]:
+    kinds = ", ".join(f"`{kind}:`" for kind in CONDITION_KINDS)
+    return {
+        "schema": {"const": SCHEMA, "default": SCHEMA, "description": "Version of the format."},
+        "name": {**_TEXT, "description": "Name in reports; by default the file's name."},
+        "agents": {
+            "type": "array",
+            "minItems": 1,
+            "items": {"$ref": "#/$defs/agent"},
+            "description": "The agents in the order in which they act.",
+        },
+        "edges": {
+            "type": "array",
+            "minItems": 1,
+            "items": {"$ref": "#/$defs/edge"},
+            "description": "Who reads whom, as `[source, target]` or `[source, target, condition]`. "
+            f"Conditions: {kinds}. The last agent writes to `sink` without an edge.",
+        },
+        "policies": {
+            "anyOf": [{"type": "object", "minProperties": 1, "additionalProperties": _TEXT}, {"type": "null"}],
+            "description": "The policy of each agent by name, or of all others under "
+            f"`{ANYONE}`; used if the command names none.",
+        },
+        "max_turns": {
+            **_count(MAX_TURNS),
+            "description": "Allows cycles: agents act as messages reach them, at most this many turns.",
+        },
+        "min_turns": {
+            **_count(MAX_TURNS),
+            "default": 1,
+            "description": "With `max_turns`: no message reaches `sink` before this turn.",
+        },
+        "history": {
+            "enum": list(get_args(History)),
+            "default": get_args(History)[0],
+            "description": "An agent's prompt: the messages that reached it (`inputs`), or all that it sent or "
+            "received (`private`).",
+        },
+        "route": {**_route(), "description": "The `route` of agents without one of their own."},
+        "fallback": {**_fallback(), "description": "The `fallback` of agents without one of their own."},
+    }
+
+
+def _agent() -> dict[str, Any]:
+    properties = {
+        "name": {
+            **_TEXT,
+            "maxLength": LONGEST_NAME,
+            "not": {"pattern": rf"^\s*({'|'.join(map(_any_case, RESERVED))})\s*$"},
+            "description": f"A name of its own; not {', '.join(RESERVED)}.",
+        },
+        "system_prompt": {**_TEXT, "description": "The instructions that precede its inputs."},
+        "max_new_tokens": {
+            **_count(MAX_NEW_TOKENS),
+            "default": DEFAULT_MAX_NEW_TOKENS,
+            "description": "Maximum tokens of one message.",
+        },
+        "route": {
+            **_route(),
+            "description": "Who gets its messages: every agent that its edges allow (`edges`), or the one recipient "
+            "that the message names, as in `RECIPIENT: Critic` (`message`, which needs `max_turns`).",
+        },
+        "fallback": {
+            **_fallback(),
+            "description": "With `route: message`: who gets a message that names no legal recipient. Without it, such "
+            "a message is an invalid action.",
+        },
+    }
+    return {
+        "type": "object",
+        "properties": _in_order(properties, AGENT_KEYS),
+        "required": ["name", "system_prompt"],
+        "additionalProperties": False,
+    }
+
+
+def _edge() -> dict[str, Any]:
+    question = {"enum": [-1, "q"]}
+    node = {"anyOf": [{"type": "integer", "minimum": -1}, _TEXT]}
+    condition = {
+        "anyOf": [{"type": "string", "pattern": rf"^({'|'.join(CONDITION_KINDS)}):[\s\S]"}, {"type": "null"}],
+    }
+    return {
+        "type": "array",
+        "prefixItems": [
+            {"allOf": [node, {"not": {"const": "sink"}}]},
+            {"allOf": [node, {"not": question}]},
+            condition,
+        ],
+        "items": False,
+        "minItems": 2,
+        # The question sends no message, so nothing can be tested and no agent can be skipped.
+        "if": {"prefixItems": [question]},
+        "then": {"prefixItems": [True, {"not": {"const": "sink"}}, {"type": "null"}]},
+        "description": "`[source, target]` or `[source, target, condition]`. A node is an agent's name or its index "
+        "from 0, `q` or -1 for the question, `sink` for the end.",
+    }
+
+
+def _route() -> dict[str, Any]:
+    return {"enum": list(get_args(Route)), "default": get_args(Route)[0]}
+
+
+def _fallback() -> dict[str, Any]:
+    return {"anyOf": [{"type": "integer", "minimum": 0}, {**_TEXT, "not": {"const": "q"}}]}
+
+
+def _count(most: int) -> dict[str, Any]:
+    return {"type": "integer", "minimum": 1, "maximum": most}
+
+
+def _any_case(name: str) -> str:
+    # Schemas have no flag for case.
+    return "".join(f"[{c.lower()}{c.upper()}]" if c.isalpha() else f"\\{c}" for c in name)
+
+
+def _in_order(properties: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    """Return the properties in the order of validation's keys, which they must match."""
+    return {key: properties.pop(key) for key in keys} | {key: properties[key] for key in properties}

@@ -1,0 +1,63 @@
+"""Tool calls within the text of a message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_CALLS = "[tool calls] "
+
+
+class ToolCall(NamedTuple):
+    """One function call of a message: the function, and its arguments as the JSON that the model wrote."""
+
+    name: str
+    arguments: str
+
+
+def with_calls(content: str, calls: Sequence[ToolCall]) -> str:
+    r"""Return the text of a message that calls tools; of one that calls none, its content, which never reads as calls.
+
+    >>> with_calls("I add.", [ToolCall("add", '{"a":1}')])
+    'I add.\n\n[tool calls] [{"name": "add", "arguments": {"a": 1}}]'
+    """
+    content = content.strip()
+    if not calls:
+        last = content.rpartition("\n")[2]
+        return content if not last.startswith(_CALLS) else f"{content[: len(content) - len(last)]}[ {last[1:]}"
+    entries = [{"name": call.name, "arguments": _object(call.arguments)} for call in calls]
+    line = _CALLS + json.dumps(entries, ensure_ascii=False)
+    return f"{content}\n\n{line}" if content else line
+
+
+def split_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
+    """Return the content and the tool calls of a text; it calls none if its last line does not have the form above."""
+    content, _, last = text.rpartition("\n")
+    if not last.startswith(_CALLS):
+        return text, ()
+    try:
+        entries = json.loads(last[len(_CALLS) :])
+        calls = tuple(ToolCall(entry["name"], _written(entry["arguments"])) for entry in entries)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return text, ()
+    if not calls or not all(isinstance(call.name, str) for call in calls):
+        return text, ()
+    return content.rstrip("\n"), calls
+
+
+def _object(arguments: str) -> object:
+    """Return the JSON object in a text if it can be written again; else the text."""
+    try:
+        found = json.loads(arguments)
+        return found if isinstance(found, dict) and json.dumps(found, allow_nan=False) else arguments
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _written(arguments: object) -> str:
+    if isinstance(arguments, str):
+        return arguments
+    if not isinstance(arguments, dict):
+        raise TypeError
+    return json.dumps(arguments, ensure_ascii=False)

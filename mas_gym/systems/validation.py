@@ -1,0 +1,489 @@
+"""From plain data to a `MAS`, or to the list of everything that is wrong with it.
+
+Nothing is repaired silently and reading does not stop at the first fault: each
+one is reported with its place (and line, for files) and its remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, Literal, cast, get_args
+
+from mas_gym.errors import ConfigError, did_you_mean, shown
+from mas_gym.systems.graph import MAS, SCHEMA, Agent, Condition, ConditionKind, Edge, History, Q, Route
+from mas_gym.systems.prompts import folded
+
+DEFAULT_MAX_NEW_TOKENS = 1024
+MAX_NEW_TOKENS = 1_000_000
+MAX_TURNS = 10_000
+MAX_PATTERNS = 64
+"""Maximum number of different regular expressions in one config."""
+MOST_SHOWN = 20
+"""Maximum number of faults that an error message spells out; ``faults`` has them all."""
+ANYONE = "*"
+"""In ``policies``: every agent without an entry of its own."""
+
+_ROUTING_KEYS = ("route", "fallback")
+CONFIG_KEYS = ("schema", "name", "agents", "edges", "policies", "max_turns", "min_turns", "history", *_ROUTING_KEYS)
+AGENT_KEYS = ("name", "system_prompt", "max_new_tokens", *_ROUTING_KEYS)
+RESERVED = ("q", "sink", "all", ANYONE)
+"""Names that no agent may have, in any case."""
+LONGEST_NAME = 200
+CONDITION_KINDS: tuple[str, ...] = get_args(ConditionKind)
+_MOST_CYCLES = 20
+_CYCLE_REMEDY = "remove one of its edges, or set max_turns, with which agents may act more than once"
+_MOST_NAMES = 12
+
+Place = tuple[str | int, ...]
+"""Where a value stands, such as ``("agents", 2, "name")``."""
+
+ReadEdge = tuple[int | None, int | None, Condition | Literal[False] | None]
+"""Source, target and condition; None for a node and False for a condition that could not be read."""
+
+
+def place_text(place: Place) -> str:
+    """Return a place as people write it.
+
+    >>> place_text(("agents", 2, "name"))
+    'agents[2].name'
+    """
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
+    return text.removeprefix(".") or "config"
+
+
+def validate(data: object, name: str, where: Callable[[Place], str] = place_text) -> MAS:
+    """Build the MAS that a config describes.
+
+    Args:
+        data: Mappings, lists and scalars, as YAML or JSON gives them.
+        name: The name to use when the config has none.
+        where: Turns a place into text; loaders of files add the file and line.
+
+    Raises:
+        ConfigError: The config has faults. The message shows the first 20, ``faults`` has them all.
+    """
+    reader = _Reader(where)
+    mas = reader.read(data, name)
+    if mas is None:
+        faults = tuple(reader.faults)
+        if isinstance(data, Mapping) and isinstance(data.get("name"), str):
+            name = data["name"]
+        lines = [f"MAS config {shown(name)} has {len(faults)} fault{'s' if len(faults) > 1 else ''}:"]
+        lines += (f"  {fault}" for fault in faults[:MOST_SHOWN])
+        if len(faults) > MOST_SHOWN:
+            lines.append(f"  ... and {len(faults) - MOST_SHOWN} more; correct these first")
+        raise ConfigError("\n".join(lines), faults)
+    return mas
+
+
+class _Reader:
+    """Collects faults while reading; a method returns None for what could not be read."""
+
+    def __init__(self, where: Callable[[Place], str]) -> None:
+        self.where = where
+        self.faults: list[str] = []
+        self.conditions: dict[str, Condition | str] = {}
+        self.patterns = 0
+
+    def fault(self, place: Place, problem: str) -> None:
+        self.faults.append(f"{self.where(place)}: {problem}")
+
+    def near(self, word: object, known: Iterable[str]) -> str:
+        # Comparing names is slow, and only the first faults are shown.
+        return did_you_mean(word, known) if len(self.faults) < MOST_SHOWN else ""
+
+    def read(self, data: object, name: str) -> MAS | None:
+        if not isinstance(data, Mapping):
+            self.fault((), f"expected a mapping with agents and edges, got {shown(data)}")
+            return None
+        # Stores write program; no config by hand needs it.
+        self.keys((), data, (*CONFIG_KEYS, *({"program"} & data.keys())))
+        schema = data.get("schema", SCHEMA)
+        if schema != SCHEMA or isinstance(schema, bool):
+            self.fault(("schema",), f"expected {SCHEMA}, got {shown(schema)}: this version reads no other schema")
+        title = data.get("name", name)
+        if not isinstance(title, str) or not title.strip():
+            self.fault(("name",), f"expected a non-empty text, got {shown(title)}: name the MAS or drop the key")
+        agents = self.agents(data.get("agents"))
+        names = {agent.name: i for i, agent in reversed(list(enumerate(agents))) if agent}
+        program = data.get("program", False)
+        if not isinstance(program, bool):
+            self.fault(("program",), f"expected true or false, got {shown(program)}")
+        edges = [] if program is True and not data.get("edges") else self.edges(data.get("edges"), len(agents), names)
+        agents = self.routing(data, agents, names, edges)
+        policies = self.policies(data.get("policies"), agents)
+        max_turns, min_turns = self.turns(data)
+        history = data.get("history", "inputs")
+        if history not in get_args(History):
+            self.fault(("history",), f"expected {_or(get_args(History))}, got {shown(history)}")
+        labels = [agent.name if agent else f"agent {i}" for i, agent in enumerate(agents)]
+        loops = "max_turns" in data
+        for place, problem in _graph_faults(labels, edges, loops) if agents and edges else ():
+            self.fault(place, problem)
+        if self.faults:
+            return None
+        good = tuple(agent for agent in agents if agent)
+        read = tuple(Edge(e[0], e[1], e[2]) for e in edges)  # type: ignore[arg-type]
+        loops_and_history = max_turns, min_turns, cast(History, history)
+        return MAS(cast(str, title), good, read, policies, *loops_and_history, program)
+
+    def turns(self, data: Mapping[Any, Any]) -> tuple[int | None, int]:
+        most, least = data.get("max_turns"), data.get("min_turns", 1)
+        if "max_turns" in data and not _is_count(most, MAX_TURNS):
+            self.fault(("max_turns",), f"expected a whole number from 1 to {MAX_TURNS}, got {shown(most)}")
+        elif "min_turns" in data and not ("max_turns" in data and _is_count(least, cast(int, most))):
+            problem = f"expected a whole number from 1 to max_turns, got {shown(least)}: correct it or add max_turns"
+            self.fault(("min_turns",), problem)
+        return most, least
+
+    def routing(
+        self, data: Mapping[Any, Any], agents: list[Agent | None], names: Mapping[str, int], edges: Sequence[ReadEdge]
+    ) -> list[Agent | None]:
+        """Return the agents with their routes and fallbacks; an agent's own keys replace those of the config."""
+        entries = cast(Sequence[object], data.get("agents")) if agents else ()
+        own: list[Mapping[Any, Any]] = [entry if isinstance(entry, Mapping) else {} for entry in entries]
+        common = self.route((), data, "edges")
+        routes = [self.route(("agents", i), entry, common) for i, entry in enumerate(own)]
+        named = [i for i, route in enumerate(routes) if route == "message"]
+        if "fallback" in data and not named:
+            self.fault(("fallback",), "no agent has route: message: add it or drop the key")
+        for i, entry in enumerate(own):
+            if "fallback" in entry and i not in named:
+                self.fault(("agents", i, "fallback"), "the agent has no route: message: add it or drop the key")
+        if not named:
+            return agents
+        place: Place = ("route",) if common == "message" else ("agents", named[0], "route")
+        if data.get("program") is True:
+            self.fault(place, "route: message in a program, which decides itself who acts next: drop the key")
+        elif "max_turns" not in data:
+            self.fault(place, "route: message needs max_turns, with which agents act as messages reach them: add it")
+        self.distinct_names(agents)
+        shared = self.fallback((), data, len(agents), names)
+        for i in named:
+            place = ("agents", i) if "fallback" in own[i] else ()
+            target = self.fallback(place, own[i], len(agents), names) if place else shared
+            if (agent := agents[i]) is not None:
+                self.fallback_edge((*place, "fallback"), agents, i, target, edges)
+                agents[i] = replace(agent, route="message", fallback=target)
+        return agents
+
+    def fallback_edge(
+        self, place: Place, agents: Sequence[Agent | None], i: int, target: int | None, edges: Sequence[ReadEdge]
+    ) -> None:
+        unknown = any(source is None or goal is None or condition is False for source, goal, condition in edges)
+        if target is None or unknown or (i, target, None) in edges:
+            return
+        name, goal = (agent.name if (agent := ([*agents, None])[n]) else "sink" for n in (i, target))
+        remedy = f"add the edge or give {name} a fallback of its own"
+        self.fault(place, f"{name} has no edge without a condition to {goal}: {remedy}")
+
+    def distinct_names(self, agents: Sequence[Agent | None]) -> None:
+        """Report names that messages cannot tell apart."""
+        seen = {folded(name): name for name in RESERVED}
+        for i, agent in enumerate(agents):
+            if agent is None:
+                continue
+            key = folded(agent.name)
+            if not key:
+                self.fault(("agents", i, "name"), f"{shown(agent.name)} needs a letter or digit: messages name it")
+            elif seen.setdefault(key, agent.name) != agent.name:
+                problem = f"messages cannot tell {shown(agent.name)} from {shown(seen[key])}: rename one"
+                self.fault(("agents", i, "name"), problem)
+
+    def route(self, place: Place, data: Mapping[Any, Any], default: Route) -> Route:
+        route = data.get("route", default)
+        if route in get_args(Route):
+            return cast(Route, route)
+        self.fault((*place, "route"), f"expected {_or(get_args(Route))}, got {shown(route)}")
+        return default
+
+    def fallback(self, place: Place, data: Mapping[Any, Any], agents: int, names: Mapping[str, int]) -> int | None:
+        if "fallback" not in data:
+            return None
+        node = self.node((*place, "fallback"), data["fallback"], agents, names)
+        if node == Q:
+            self.fault((*place, "fallback"), "q receives no messages: name an agent or sink")
+            return None
+        return node
+
+    def keys(self, place: Place, data: Mapping[Any, Any], known: Sequence[str]) -> None:
+        for key in data:
+            if key not in known:
+                problem = f"unknown key {shown(key)}: expected {_or(known)}{self.near(key, known)}"
+                self.fault((*place, _step(key)), problem)
+
+    def agents(self, data: object) -> list[Agent | None]:
+        if not _is_list(data) or not data:
+            got = "nothing" if data is None else shown(data)
+            self.fault(("agents",), f"expected a list of at least one agent, got {got}: list them as they act")
+            return []
+        agents = [self.agent(("agents", i), entry) for i, entry in enumerate(cast(Sequence[object], data))]
+        seen: dict[str, int] = {}
+        for i, agent in enumerate(agents):
+            if agent is None:
+                continue
+            if agent.name in seen:
+                first = seen[agent.name]
+                self.fault(
+                    ("agents", i, "name"), f"{shown(agent.name)} is also the name of agents[{first}]: rename one"
+                )
+            seen.setdefault(agent.name, i)
+        return agents
+
+    def agent(self, place: Place, data: object) -> Agent | None:
+        if not isinstance(data, Mapping):
+            self.fault(place, f"expected a mapping with name, system_prompt and max_new_tokens, got {shown(data)}")
+            return None
+        self.keys(place, data, AGENT_KEYS)
+        name = self.agent_name((*place, "name"), data.get("name"))
+        prompt = data.get("system_prompt")
+        if not isinstance(prompt, str) or not prompt.strip():
+            self.fault((*place, "system_prompt"), f"expected a non-empty text, got {shown(prompt)}: instruct the agent")
+            prompt = ""
+        cap = data.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
+        if not isinstance(cap, int) or isinstance(cap, bool) or not 1 <= cap <= MAX_NEW_TOKENS:
+            problem = f"expected a whole number from 1 to {MAX_NEW_TOKENS}, got {shown(cap)}"
+            self.fault((*place, "max_new_tokens"), problem)
+            cap = 1
+        return Agent(name, prompt, cap) if name else None
+
+    def agent_name(self, place: Place, name: object) -> str | None:
+        if not isinstance(name, str) or not name.strip():
+            self.fault(place, f"expected a non-empty text, got {shown(name)}: name the agent, in quotes if necessary")
+        elif len(name) > LONGEST_NAME:
+            self.fault(place, f"expected at most {LONGEST_NAME} characters, got {len(name)}: choose a shorter name")
+        elif name.strip().lower() in RESERVED:
+            self.fault(place, f"{name!r} is the name of a special node: choose another")
+        else:
+            return name
+        return None
+
+    def policies(self, data: object, agents: Sequence[Agent | None]) -> tuple[tuple[str, str], ...]:
+        """Read the policy of each agent; whether it exists is checked when it is loaded."""
+        if data is None:
+            return ()
+        if not isinstance(data, Mapping) or not data:
+            self.fault(("policies",), f"expected a mapping from agents' names to policy strings, got {shown(data)}")
+            return ()
+        names = [agent.name for agent in agents if agent]
+        known = {ANYONE, *names}
+        readable = len(names) == len(agents)
+        for agent, policy in data.items():
+            place = ("policies", _step(agent))
+            if readable and agent not in known:
+                expected = _or([*names[:_MOST_NAMES], repr(ANYONE)])
+                self.fault(place, f"unknown agent {shown(agent)}: expected {expected}{self.near(agent, names)}")
+            if not isinstance(policy, str) or not policy.strip():
+                self.fault(place, f"expected a policy string such as 'openai:MODEL@URL' or tiny, got {shown(policy)}")
+        missing = [name for name in names if name not in data]
+        if missing and ANYONE not in data:
+            some = ", ".join(missing[:_MOST_NAMES]) + (", ..." if len(missing) > _MOST_NAMES else "")
+            self.fault(("policies",), f"no policy for {some}: add each, or '{ANYONE}' for all others")
+        return tuple((str(agent), str(policy)) for agent, policy in data.items()) if not self.faults else ()
+
+    def edges(self, data: object, agents: int, names: Mapping[str, int]) -> list[ReadEdge]:
+        if not _is_list(data) or not data:
+            got = "nothing" if data is None else shown(data)
+            self.fault(("edges",), f"expected a list of edges, got {got}: write at least [-1, 0], from the question")
+            return []
+        return [self.edge(i, entry, agents, names) for i, entry in enumerate(cast(Sequence[object], data))]
+
+    def edge(self, i: int, entry: object, agents: int, names: Mapping[str, int]) -> ReadEdge:
+        if not _is_list(entry) or len(cast(Sequence[object], entry)) not in (2, 3):
+            self.fault(("edges", i), f"expected [source, target] or [source, target, condition], got {shown(entry)}")
+            return None, None, None
+        source, target, *rest = cast(Sequence[object], entry)
+        condition = self.condition(("edges", i, 2), rest[0]) if rest and rest[0] is not None else None
+        start = self.node(("edges", i, 0), source, agents, names)
+        return start, self.node(("edges", i, 1), target, agents, names), condition
+
+    def node(self, place: Place, node: object, agents: int, names: Mapping[str, int]) -> int | None:
+        if isinstance(node, int) and not isinstance(node, bool) and Q <= node < agents:
+            return node
+        if isinstance(node, str):
+            special = {"q": Q, "sink": agents}
+            if node in special or node in names:
+                return special.get(node, names.get(node))
+        near = self.near(node, [*names, "q", "sink"])
+        known = f"0 to {agents - 1}" if agents > 1 else "0"
+        self.fault(place, f"unknown node {shown(node)}: expected {known}, an agent's name, -1 or q, or sink{near}")
+        return None
+
+    def condition(self, place: Place, text: object) -> Condition | Literal[False]:
+        kind, colon, pattern = text.partition(":") if isinstance(text, str) else ("", "", "")
+        if kind not in CONDITION_KINDS or not colon:
+            near = self.near(kind, CONDITION_KINDS)
+            self.fault(
+                place, f"unknown condition {shown(text)}: expected {_or(k + ':...' for k in CONDITION_KINDS)}{near}"
+            )
+            return False
+        key = cast(str, text)
+        if key not in self.conditions:
+            self.conditions[key] = self.compiled(cast(ConditionKind, kind), pattern)
+        read = self.conditions[key]
+        if isinstance(read, Condition):
+            return read
+        self.fault(place, read)
+        return False
+
+    def compiled(self, kind: ConditionKind, pattern: str) -> Condition | str:
+        """Return the condition, or what is wrong with it."""
+        if not pattern:
+            return f"{kind}: needs a pattern, because an empty one is found in every message"
+        self.patterns += kind.endswith("regex")
+        if self.patterns > MAX_PATTERNS:
+            return f"more than {MAX_PATTERNS} different regular expressions in one config: use contains: or share them"
+        try:
+            return Condition(kind, pattern)
+        except ConfigError as error:
+            return str(error)
+
+
+def _is_count(value: object, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+
+
+def _is_list(data: object) -> bool:
+    return isinstance(data, Sequence) and not isinstance(data, str | bytes)
+
+
+def _step(key: object) -> str:
+    return key[:LONGEST_NAME] if isinstance(key, str) else shown(key)
+
+
+def _or(options: Iterable[str]) -> str:
+    *rest, last = options
+    return f"{', '.join(rest)} or {last}" if rest else last
+
+
+def _graph_faults(names: Sequence[str], edges: Sequence[ReadEdge], loops: bool) -> Iterator[tuple[Place, str]]:
+    """Yield what is wrong with the graph as a whole; with ``loops``, edges may go in any direction.
+
+    A node that could not be read is None: its fault is reported already, and the edge's other end is taken as right.
+    """
+    sink = len(names)
+    yield from _edge_faults(edges, sink)
+    if loops:
+        yield from _agent_faults(names, edges, loops=True)
+        return
+    inner: dict[tuple[int, int], int] = {}
+    for i, (source, target, _) in enumerate(edges):
+        if source is not None and target is not None and 0 <= source < sink and 0 <= target < sink:
+            inner.setdefault((source, target), i)
+    in_cycles: set[tuple[int, int]] = set()
+    # Edges that all go forward cannot close a cycle.
+    for cycle in _cycles(sink, inner) if any(source >= target for source, target in inner) else ():
+        steps = [*cycle, cycle[0]]
+        in_cycles.update(pairwise(steps))
+        path = " -> ".join(names[i] for i in (steps if len(steps) <= _MOST_NAMES else steps[:_MOST_NAMES]))
+        yield ("edges", inner[cycle[-1], cycle[0]]), f"a cycle, {path}: {_CYCLE_REMEDY}"
+    for (source, target), i in inner.items():
+        if source > target and (source, target) not in in_cycles:
+            remedy = f"list {names[source]} before {names[target]} or remove the edge"
+            yield ("edges", i), f"{names[source]} -> {names[target]} goes against the order of the agents: {remedy}"
+    yield from _agent_faults(names, edges, loops=False)
+
+
+def _edge_faults(edges: Sequence[ReadEdge], sink: int) -> Iterator[tuple[Place, str]]:
+    seen: dict[tuple[int, int], int] = {}
+    for i, (source, target, condition) in enumerate(edges):
+        if source == sink:
+            yield ("edges", i), "an edge out of sink, which ends the episode: remove it"
+        if target == Q:
+            yield ("edges", i), "an edge into q, which only holds the question: remove it"
+        if source == Q and target == sink:
+            yield ("edges", i), "an edge from q to sink skips every agent: remove it"
+        if source == Q and condition is not None:
+            yield ("edges", i), "a condition on an edge from q, which sends no message: remove the condition"
+        if source is None or target is None:
+            continue
+        first = seen.setdefault((source, target), i)
+        if first != i:
+            yield ("edges", i), f"repeats edges[{first}]: remove one, or join their conditions into one regex"
+
+
+def _cycles(nodes: int, edges: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
+    """Yield cycles that share no edge, at most 20."""
+    left = dict.fromkeys(edges)
+    for _ in range(_MOST_CYCLES):
+        cycle = _cycle(nodes, left)
+        if cycle is None:
+            return
+        for i, node in enumerate(cycle):
+            del left[cycle[i - 1], node]
+        yield cycle
+
+
+def _cycle(nodes: int, edges: Iterable[tuple[int, int]]) -> list[int] | None:
+    incoming: list[list[int]] = [[] for _ in range(nodes)]
+    outgoing: list[list[int]] = [[] for _ in range(nodes)]
+    for source, target in edges:
+        incoming[target].append(source)
+        outgoing[source].append(target)
+    waits = [len(sources) for sources in incoming]
+    ready = [node for node in range(nodes) if not waits[node]]
+    while ready:
+        for target in outgoing[ready.pop()]:
+            waits[target] -= 1
+            if not waits[target]:
+                ready.append(target)
+    stuck = {node for node in range(nodes) if waits[node]}
+    if not stuck:
+        return None
+    # Every stuck node has a stuck predecessor, so walking backwards must close a cycle.
+    walk, node = dict[int, int](), min(stuck)
+    while node not in walk:
+        walk[node] = len(walk)
+        node = min(source for source in incoming[node] if source in stuck)
+    cycle = list(walk)[: walk[node] - 1 if walk[node] else None : -1]
+    start = cycle.index(min(cycle))
+    return cycle[start:] + cycle[:start]
+
+
+def _agent_faults(names: Sequence[str], edges: Sequence[ReadEdge], *, loops: bool) -> Iterator[tuple[Place, str]]:
+    sink = len(names)
+    incoming: list[set[int]] = [set() for _ in names]
+    outgoing: list[set[int]] = [set() for _ in names]
+    conditional = set[int]()
+    ends_always = set[int]()
+    for source, target, condition in edges:
+        if target is not None and 0 <= target < sink:
+            incoming[target].add(Q if source is None else source)
+            if condition is not None:
+                conditional.add(target)
+        if source is not None and 0 <= source < sink:
+            outgoing[source].add(sink if target is None else target)
+            if target == sink and condition is None:
+                ends_always.add(source)
+    reached = _reached(incoming, outgoing, sink)
+    # An agent acts in every episode if there is no condition anywhere above it.
+    sure = [False] * len(names)
+    for i in range(len(names)):
+        sure[i] = i not in conditional and all(s == Q or (0 <= s < i and sure[s]) for s in incoming[i])
+    next_sure = [sink] * (sink + 1)
+    for i in reversed(range(sink)):
+        next_sure[i] = i if sure[i] else next_sure[i + 1]
+    for i, name in enumerate(names):
+        if i not in reached:
+            yield ("agents", i), f"no path leads from q to {name}: add an edge from q or from an earlier agent"
+        if loops:
+            continue
+        later = next_sure[i + 1]
+        if not outgoing[i] and later < sink:
+            problem = f"no agent reads {name}, and {names[later]} acts after it: add an edge from it or remove it"
+            yield ("agents", i), problem
+        if outgoing[i] == {sink} and i in ends_always and sure[i] and i + 1 < sink:
+            yield ("agents", i), f"{name} always ends the episode, {names[i + 1]} never acts: remove its edge to sink"
+
+
+def _reached(incoming: Sequence[set[int]], outgoing: Sequence[set[int]], sink: int) -> set[int]:
+    todo = [i for i in range(sink) if Q in incoming[i]]
+    reached = set(todo)
+    while todo:
+        for target in outgoing[todo.pop()]:
+            if 0 <= target < sink and target not in reached:
+                reached.add(target)
+                todo.append(target)
+    return reached

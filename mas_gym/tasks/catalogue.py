@@ -1,0 +1,395 @@
+r"""`load_task` loads every task: by its name, or from a file of one's own.
+
+The five benchmarks come from a local file or folder or from the Hugging Face
+hub. The procedural tasks need no data. Files of one's own are the matter of
+`mas_gym.tasks.own`. A package adds names with an entry point in the group
+``mas_gym.tasks``: a function ``(split, **options) -> Task``.
+
+Splits follow the paper's App. "Benchmarks and Dataset Splits". Every shuffle is
+``numpy.random.default_rng(42).permutation``, which is also what
+``datasets.Dataset.shuffle(seed=42)`` does, so data from the hub and from a file
+are split alike. Splits do not depend on the seed of a run.
+
+Rows come in the layouts of the hub and of the original releases. GSM8K:
+``question`` and an ``answer`` that ends in ``#### 18``. MATH: ``problem`` and a
+``solution`` whose last ``\boxed`` is the answer, or a separate ``answer``.
+MMLU: ``question``, ``choices`` and an index or letter. LogiQA: ``context``,
+``query``, ``options`` and ``correct_option``. GPQA: ``Question``, ``Correct Answer``
+and ``Incorrect Answer 1`` to ``3``, shuffled by a seed that the row determines.
+
+A complete MATH data set of 12,500 problems is divided into 10,500 and 2,000. GPQA's
+test split is the diamond set, which is taken out of the main set for training.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from inspect import signature
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, UnknownNameError, unknown_name
+from mas_gym.tasks.base import KINDS as ALL_KINDS
+from mas_gym.tasks.base import SPLITS, Grader, GradingMode, Kind, Task
+from mas_gym.tasks.converters import CONVERTERS
+from mas_gym.tasks.files import is_saved, listing, partition_files, read_file, read_saved, stamp, three_ways
+from mas_gym.tasks.grading.answers import check_mode
+from mas_gym.tasks.grading.graders import KindGrader, make_grader
+from mas_gym.tasks.grading.sandbox import Limits, check_sandbox
+from mas_gym.tasks.hub import Hub, read_hub
+from mas_gym.tasks.own import SUFFIXES as OWN_SUFFIXES
+from mas_gym.tasks.own import Columns, is_own, load_own
+from mas_gym.tasks.rows import BadRow, Row, report, shown
+from mas_gym.tasks.sequences import ProblemTask, Table
+from mas_gym.tasks.splits import hold_out_dev, hold_out_test, shuffled
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {"gsm8k": "number", "math": "expression", "mmlu": "choice", "logiqa": "choice", "gpqa": "choice"}
+)
+
+
+# ----------------------------------------------------------------- loading
+
+
+class Benchmark(NamedTuple):
+    """How the partitions of a published data set map to splits.
+
+    Attributes:
+        hub: Its location on the hub.
+        pool: Partition used as the training pool.
+        evaluation: Partition used as the test split.
+        held_out: Number of test rows to hold out if the data set comes as a whole; 0 if it never does.
+        whole: Partition sizes that identify a complete data set, which is then split here.
+        nested: Whether the training pool contains the test rows, which are then taken out of it.
+        mas: The MAS that the paper, or here its kind, pairs with it.
+    """
+
+    hub: Hub
+    pool: str
+    evaluation: str
+    held_out: int = 0
+    whole: tuple[Mapping[str, int], ...] = ()
+    nested: bool = False
+    mas: str = "rpsv"
+
+
+# The sizes of MATH on the hub, and in its release.
+_MATH_WHOLE = (MappingProxyType({"train": 12_500}), MappingProxyType({"train": 7_500, "test": 5_000}))
+
+BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
+    {
+        "gsm8k": Benchmark(Hub("openai/gsm8k", "main"), "train", "test"),
+        "math": Benchmark(Hub("qwedsacf/competition_math"), "train", "test", held_out=2_000, whole=_MATH_WHOLE),
+        # the larger partition is the training pool, whatever its name
+        "mmlu": Benchmark(Hub("cais/mmlu", "all"), "test", "validation", mas="debate"),
+        "logiqa": Benchmark(Hub("lucasmccabe/logiqa", None, "refs/convert/parquet"), "train", "test", mas="logic"),
+        "gpqa": Benchmark(Hub("Idavidrein/gpqa", "*"), "gpqa_main", "gpqa_diamond", nested=True, mas="debate"),
+    }
+)
+PROCEDURAL = ("arithmetic", "ordering")
+TASK_NAMES = (*BENCHMARKS, *PROCEDURAL)
+GRADING_OPTIONS = ("grading", "limit", "grader", "judge", "allow_code", "sandbox")
+ENTRY_POINTS = "mas_gym.tasks"
+"""Entry-point group of packages that add tasks."""
+
+logger = logging.getLogger("mas_gym.tasks")
+
+
+def load_task(
+    name: str | os.PathLike[str],
+    split: str = "test",
+    data: str | Path | None = None,
+    grading: str = "strict",
+    limit: int | None = None,
+    *,
+    columns: Mapping[str, Any] | str | None = None,
+    kind: str | None = None,
+    grader: Any = None,
+    judge: Any = None,
+    allow_code: bool = False,
+    sandbox: str = "bubblewrap",
+    **options: Any,
+) -> Task:
+    """Load a task.
+
+    Args:
+        name: One of `TASK_NAMES`, or of a package; your own CSV, JSONL, JSON or Parquet file or a folder of such
+            files; or ``"OWNER/NAME"`` or ``"OWNER/NAME:CONFIG"`` on the hub.
+        split: ``"test"``, ``"dev"`` (5% of the training pool, the same for all seeds) or ``"train"`` (the rest).
+        data: A local file or folder instead of a benchmark's hub data set. A file holds the evaluation set for
+            ``"test"`` and the training pool for ``"train"`` and ``"dev"``. A folder holds partitions by name.
+        grading: ``"strict"`` or ``"paper"``; see `mas_gym.tasks.grading.answers`.
+        limit: Use only the first problems; a benchmark's test split is shuffled with seed 42 first, as in the paper.
+        columns: For files of your own: the columns of question and answer, and if there are any of id, split, kind
+            and choices, as in ``{"question": "prompt", "answer": "gold"}`` or ``"question=prompt,answer=gold"``.
+        kind: For files of your own: the kind of the answers; guessed from them by default. One of ``"number"``,
+            ``"expression"``, ``"choice"``, ``"text"``, ``"regex"``, ``"code"``, ``"judge"``.
+        grader: ``"FILE.py:NAME"`` or a function ``(problem, text) -> bool | Grade`` (`mas_gym.tasks.grading.graders`).
+        judge: The policy that grades kind ``"judge"``, as `mas_gym.policies.load_policy` takes it.
+        allow_code: Run the code of messages of kind ``"code"``.
+        sandbox: Isolation of that code: ``"bubblewrap"``, or ``"none"`` (see `mas_gym.tasks.grading.sandbox`).
+        **options: Options of procedural tasks, such as ``difficulty`` and ``seed``.
+
+    Returns:
+        An immutable sequence of problems that can grade; its slices are tasks too.
+
+    Raises:
+        UnknownNameError: There is no such task.
+        ConfigError: An argument is out of range, there is no such option, or code is refused or cannot be isolated.
+        DataNotFoundError: The data is neither there nor on the hub.
+        DataError: The data is malformed; the message lists up to 20 bad rows.
+        MissingDependencyError: A package that this task or source needs is not installed.
+    """
+    name = os.fspath(name)
+    if split not in SPLITS:
+        raise ConfigError(f"expected a split of {', '.join(SPLITS)}, got {split!r}")
+    own = {option: value for option, value in (("columns", columns), ("kind", kind)) if value is not None}
+    check_task_options(name, {"grading": grading, "limit": limit, **own, **options})
+    if data is not None and name not in BENCHMARKS:
+        has = "generates its problems" if name in PROCEDURAL else "is its own source"
+        raise ConfigError(f"task {name!r} {has}; expected no data, got {shown(data)}")
+    base = make_base(grading, judge, allow_code, sandbox)
+    if name in PROCEDURAL:
+        task: Any = _procedural(name)(split, grading=grading, **options)
+    elif name in BENCHMARKS:
+        task = _benchmark(name, split, data, base.mode, limit)
+    elif is_own(name):
+        task = _own_task(name, split, Columns.read(columns), kind, base)
+    else:
+        task = _plugin(name, split, {**own, **options})
+    return _finished(task, grader, base, limit)
+
+
+def _finished(task: Any, grader: Any, base: KindGrader, limit: int | None) -> Task:
+    if hasattr(task, "graded_by"):
+        task = task.graded_by(make_grader(grader, base))
+    elif grader is not None:
+        raise ConfigError(f"task {task.name!r} grades by itself; leave out grader, or derive it from ProblemSequence")
+    whole: Task = task
+    return whole if limit is None else whole[:limit]
+
+
+def make_base(grading: str, judge: Any = None, allow_code: bool = False, sandbox: str = "bubblewrap") -> KindGrader:
+    """Return the grader by kind; see `load_task`.
+
+    Raises:
+        ConfigError: There is no such mode of grading, or code is allowed and its sandbox cannot be set up.
+    """
+    decides: Grader | None = None
+    if judge is not None:
+        from mas_gym.tasks.grading.judge import Judge
+
+        decides = judge if isinstance(judge, Grader) else Judge(judge)
+    if sandbox != "bubblewrap" and not allow_code:
+        raise ConfigError(f"sandbox={shown(sandbox)}: expected allow_code=True or --allow-code, too")
+    limits = Limits(sandbox=check_sandbox(sandbox)) if allow_code else None
+    return KindGrader(check_mode(grading), limits, decides)
+
+
+def _benchmark(name: str, split: str, data: str | Path | None, mode: GradingMode, limit: int | None) -> ProblemTask:
+    if KINDS[name] == "expression" and mode == "strict":
+        from mas_gym.tasks.grading.symbolic import require_math
+
+        require_math()
+    table = load_table(name, split, None if data is None else _absolute(data), limit is not None and split == "test")
+    return ProblemTask(name, split, table, range(len(table.problems)), mas=BENCHMARKS[name].mas)
+
+
+def _own_task(source: str, split: str, columns: Columns, kind: str | None, base: KindGrader) -> ProblemTask:
+    own = load_own(source, split, columns, kind)
+    logger.info("%s", own.remark)
+    if "expression" in own.kinds:
+        from mas_gym.tasks.grading.symbolic import require_math
+
+        require_math()
+    refused = next(filter(None, map(base.refusal, own.kinds)), None)
+    if refused is not None:
+        raise ConfigError(f"{source}: {refused}; or state another kind: {', '.join(ALL_KINDS)}")
+    name = Path(source).stem if Path(source).exists() else source
+    mas = mas_of_kind(next(iter(own.kinds)))
+    return ProblemTask(name, split, own.table, range(len(own.table.problems)), mas=mas)
+
+
+def mas_of_kind(kind: str) -> str:
+    """Return the MAS that commands use for answers of a kind unless another is named."""
+    return "debate" if kind == "choice" else "rpsv"
+
+
+def default_mas(task: str | Task) -> str:
+    """Return the MAS of a task: its own attribute ``mas``, or what belongs to its name, else ``"rpsv"``."""
+    if not isinstance(task, str):
+        return str(getattr(task, "mas", "rpsv"))
+    if task in BENCHMARKS:
+        return BENCHMARKS[task].mas
+    return str(_procedural(task).mas) if task in PROCEDURAL else "rpsv"
+
+
+def _absolute(data: str | Path) -> str:
+    try:
+        place = Path(data).expanduser().resolve()
+        place.exists()
+    except (ValueError, RuntimeError, OSError) as error:
+        raise ConfigError(f"expected the path of a file or folder as data, got {shown(str(data))}: {error}") from None
+    return str(place)
+
+
+def check_task_options(name: str, options: Mapping[str, Any]) -> None:
+    """Check a task's name and options without touching its data.
+
+    Args:
+        name: The name, as `load_task` takes it.
+        options: All other arguments of `load_task` except ``split`` and ``data``.
+
+    Raises:
+        UnknownNameError: There is no such task.
+        ConfigError: The task has no such option, or its value is out of range.
+    """
+    known = {*GRADING_OPTIONS}
+    if name in PROCEDURAL:
+        known |= set(signature(_procedural(name)).parameters) - {"split"}
+    elif is_own(name):
+        known |= {"columns", "kind"}
+        Columns.read(options.get("columns"))
+    elif name in _plugins():
+        # Its own function checks its options.
+        return
+    elif name not in BENCHMARKS:
+        raise unknown_task(name)
+    check_mode(options.get("grading", "strict"))
+    limit = options.get("limit")
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        raise ConfigError(f"expected a limit of 1 or more problems, or None, got {limit!r}")
+    if unknown := sorted(set(options) - known):
+        raise ConfigError(f"task {name!r} takes the options {', '.join(sorted(known))}; got {', '.join(unknown)}")
+
+
+def unknown_task(name: str) -> MASGymError:
+    """Return the error for a task that does not exist, with how to bring one's own."""
+    error = unknown_name("task", name, [*TASK_NAMES, *_plugins()])
+    hint = f"for your own problems name a file ({', '.join(OWN_SUFFIXES)}) or a data set OWNER/NAME on the hub"
+    return UnknownNameError(f"{error}; {hint}")
+
+
+def _plugins() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS) if point.name not in TASK_NAMES}
+
+
+def task_makers() -> dict[str, Callable[..., Any]]:
+    """Return the classes and functions that make the tasks without a data set, those of packages included."""
+    return {name: _procedural(name) for name in PROCEDURAL} | {n: point.load() for n, point in _plugins().items()}
+
+
+def _plugin(name: str, split: str, options: Mapping[str, Any]) -> Task:
+    make = _plugins()[name].load()
+    try:
+        signature(make).bind(split=split, **options)
+    except TypeError as error:
+        raise ConfigError(f"task {name!r}: {error}; expected {name}{signature(make)}") from None
+    task = make(split=split, **options)
+    if not isinstance(task, Task):
+        raise ConfigError(f"task {name!r}: expected an object with the methods of Task, got {type(task).__name__}")
+    return task
+
+
+def _procedural(name: str) -> Any:
+    if name == "arithmetic":
+        from mas_gym.tasks.generated.arithmetic import Arithmetic
+
+        return Arithmetic
+    from mas_gym.tasks.generated.ordering import Ordering
+
+    return Ordering
+
+
+def load_table(name: str, split: str, place: str | None, sample: bool) -> Table:
+    """Load the problems of one split; cached until the data on disk changes.
+
+    Args:
+        name: Name of a benchmark.
+        split: ``"train"``, ``"dev"`` or ``"test"``.
+        place: Absolute path of a file or folder; None for the hub.
+        sample: Whether to shuffle the test split.
+    """
+    return _load_table(name, split, place, sample, None if place is None else stamp(Path(place)))
+
+
+@lru_cache(maxsize=16)
+def _load_table(name: str, split: str, place: str | None, sample: bool, state: object) -> Table:
+    rows, order = _split_rows(name, split, place)
+    if sample:
+        order = [order[row] for row in shuffled(len(order))]
+    problems, faults = [], []
+    for number in order:
+        row = rows[number]
+        try:
+            if isinstance(row.value, BadRow):
+                raise row.value
+            if not isinstance(row.value, Mapping):
+                raise BadRow(f"expected an object with named fields, got {shown(row.value)}")
+            problems.append(CONVERTERS[name](row.value, f"{name}/{split}/{number}"))
+        except BadRow as error:
+            faults.append((number, f"{row.place}: {error}"))
+    if faults:
+        raise DataError(report(name, len(rows), [line for _, line in sorted(faults)]))
+    return Table(problems, origin=(load_table, (name, split, place, sample)))
+
+
+def _split_rows(name: str, split: str, place: str | None) -> tuple[list[Row], list[int]]:
+    """Return the raw rows of the partition that holds a split, and the split's row numbers in order."""
+    benchmark = BENCHMARKS[name]
+    wanted = benchmark.evaluation if split == "test" else benchmark.pool
+    parts = _partitions(name, benchmark, wanted, place)
+    if benchmark.nested and split != "test" and (place is None or Path(place).is_dir()):
+        tested = _partitions(name, benchmark, benchmark.evaluation, place).get(benchmark.evaluation, [])
+        questions = {str(row.value.get("Question")).strip() for row in tested if isinstance(row.value, Mapping)}
+        parts[wanted] = [
+            row
+            for row in parts[wanted]
+            if not (isinstance(row.value, Mapping) and str(row.value.get("Question")).strip() in questions)
+        ]
+    sizes = {part: len(rows) for part, rows in parts.items()}
+    if any(sizes == dict(whole) for whole in benchmark.whole):
+        rows = [row for part in sizes for row in parts[part]]
+        test, pool = hold_out_test(len(rows), benchmark.held_out)
+    else:
+        rows = parts.get(wanted, [])
+        test = pool = list(range(len(rows)))
+    if not rows:
+        where = benchmark.hub.path if place is None else place
+        raise DataError(f"{where}: expected problems of task {name!r}, split {split!r}, got none")
+    if split == "test":
+        return rows, test
+    held_out = hold_out_dev(pool)
+    return rows, held_out.dev if split == "dev" else held_out.train
+
+
+def _partitions(name: str, benchmark: Benchmark, wanted: str, place: str | None) -> dict[str, list[Row]]:
+    """Read the wanted partition, or all partitions if the data set is to be split here."""
+    if place is None:
+        part = "train" if benchmark.whole else wanted
+        return {part: read_hub(benchmark.hub, part, name)}
+    path = Path(place)
+    if path.is_file():
+        rows = read_file(path, name)
+        # a file of the whole data set is not one of its splits
+        part = "train" if any(dict(whole) == {"train": len(rows)} for whole in benchmark.whole) else wanted
+        return {part: rows}
+    if not path.is_dir():
+        raise DataNotFoundError(three_ways(name, f"{place} does not exist"))
+    parts = {}
+    for part in ("train", "test") if benchmark.whole else (wanted,):
+        if is_saved(path):
+            rows = read_saved(path, part) or []
+        else:
+            rows = [row for file in partition_files(path, part) for row in read_file(file, name)]
+        if rows:
+            parts[part] = rows
+    if wanted not in parts and not any({p: len(r) for p, r in parts.items()} == dict(w) for w in benchmark.whole):
+        why = f"the folder {place} has no files named {wanted!r}; it holds {listing(path)}"
+        raise DataNotFoundError(three_ways(name, why))
+    return parts

@@ -1,0 +1,1 @@
+"""Tasks whose problems are generated: Arithmetic and Ordering."""

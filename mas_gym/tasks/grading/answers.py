@@ -1,0 +1,154 @@
+r"""Grade a final message: extract its answer and compare it with the reference.
+
+There are two modes. ``"paper"`` follows the paper's App. "Answer extraction and
+normalization" literally (`mas_gym.tasks.grading.paper`). ``"strict"``, the default,
+keeps its rules of equality and corrects what the literal rules get wrong: the
+last statement of an answer counts instead of the first, boxes and LaTeX are
+read, fractions and roots keep their value, the article "A" is not an option,
+and an announced answer that cannot be read is no answer.
+
+A message may state an answer in many ways ("Final Answer: 18", ``\boxed{18}``,
+"#### 18", "so the answer is **18**.") and more than once. The last explicit
+statement that can be read counts. Only a message without one is searched for a
+bare number or label. Extraction is linear in the length of the message.
+
+Texts and patterns are read by the same statements; a message without one gives its
+last line. Both are compared with the whole answer, so that reasoning cannot match.
+
+>>> from mas_gym.tasks.base import Problem
+>>> grade(Problem("p", "How many?", "18"), "First, 9 eggs are laid. Final Answer: $18.00 per day")
+Grade(correct=True, extracted='18', reason='equal', tokens=0, prompt_tokens=0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mas_gym.errors import ConfigError
+from mas_gym.systems.conditions import matcher
+from mas_gym.tasks.base import GRADING_MODES, Grade, GradingMode, Kind, Problem
+from mas_gym.tasks.grading import paper
+from mas_gym.tasks.grading.choices import label_without_statement, read_label
+from mas_gym.tasks.grading.expressions import compare, read_expression
+from mas_gym.tasks.grading.numbers import last_number, read_number
+from mas_gym.tasks.grading.statements import statements
+from mas_gym.tasks.grading.texts import accepted_texts, normalise_text, read_code, read_text
+
+
+def check_mode(mode: str) -> GradingMode:
+    """Return the mode if it exists.
+
+    Raises:
+        ConfigError: There is no such mode.
+    """
+    if mode not in GRADING_MODES:
+        raise ConfigError(f"expected a grading mode of {' or '.join(map(repr, GRADING_MODES))}, got {mode!r}")
+    return mode  # type: ignore[return-value]
+
+
+def _grade_words(problem: Problem, text: str) -> Grade:
+    answer = extract_answer(problem, text)
+    if answer is None:
+        return Grade(False, None, "no answer found")
+    if problem.kind == "regex":
+        span = read_text(text)
+        equal = span is not None and matcher(problem.answer)(span)
+    else:
+        equal = answer in map(normalise_text, accepted_texts(problem.answer))
+    return Grade(equal, answer, "equal" if equal else "different")
+
+
+# ----------------------------------------------------------------- grading
+
+
+def extract_answer(problem: Problem, text: str, mode: GradingMode = "strict") -> str | None:
+    r"""Read the answer from a final message, normalised so that equal answers are mostly equal strings.
+
+    Uses the kind of the problem and the texts of its options, never its reference answer.
+
+    Args:
+        problem: The problem that the message answers.
+        text: The whole final message; any text, of any length.
+        mode: ``"strict"`` or ``"paper"``.
+
+    Returns:
+        A number such as ``"1000"``, ``"0.5"`` or ``"1/3"``, a canonical LaTeX line, an option label in upper case,
+        a normalised text, a piece of code, or None if the message gives no answer.
+    """
+    if problem.kind == "code":
+        return read_code(text)
+    if problem.kind in ("text", "regex", "judge"):
+        words = read_text(text)
+        return None if words is None else normalise_text(words)
+    if mode == "paper":
+        return paper.extract(text, problem.kind)
+    options = problem.metadata.get("options", ()) if problem.kind == "choice" else ()
+    loose = None
+    announced = False
+    for statement in statements(text):
+        if not statement.span or (loose is not None and not statement.firm):
+            continue
+        answer = _read(statement.span, problem.kind, options)
+        if answer is not None and statement.firm:
+            return answer
+        loose = loose or answer
+        announced = announced or statement.declared
+    if loose is not None or announced:
+        return None if announced else loose
+    return _guess(text, problem.kind, options)
+
+
+def _read(span: str, kind: Kind, options: Sequence[str]) -> str | None:
+    if kind == "number":
+        return read_number(span)
+    return read_label(span, options) if kind == "choice" else read_expression(span)
+
+
+_SHORT = 80
+
+
+def _guess(text: str, kind: Kind, options: Sequence[str]) -> str | None:
+    """Read a message that states no answer: a short last line as a whole, then the paper's fallbacks."""
+    if kind == "choice":
+        return label_without_statement(text, options)
+    message = text[-4096:].strip() if kind == "expression" else ""
+    last_line = message.rpartition("\n")[2]
+    if last_line and ("$" in last_line or r"\(" in last_line or len(last_line) <= _SHORT):
+        answer = read_expression(last_line)
+        if answer is not None and not answer.count(" ") > 2:
+            return answer
+    return last_number(text)
+
+
+NEEDS = {
+    "code": "kind 'code' runs code that a model wrote, isolated by bubblewrap; if you accept that, pass "
+    "allow_code=True or --allow-code",
+    "judge": "kind 'judge' needs a policy that decides; pass judge='openai:MODEL@URL' or --judge",
+}
+"""What the kinds that need more than the message ask for."""
+
+
+def grade(problem: Problem, text: str, mode: GradingMode = "strict") -> Grade:
+    """Grade a final message against the reference answer of its problem.
+
+    Args:
+        problem: The problem, with its reference answer.
+        text: The whole final message; any text, of any length. Nothing in it is evaluated.
+        mode: ``"strict"`` or ``"paper"``.
+
+    Returns:
+        The grade. A message without a readable answer is not correct, nor is one whose comparison times out.
+
+    Raises:
+        MissingDependencyError: The comparison needs math-verify, which is not installed.
+        ConfigError: Code and judged answers need more than a text: a `mas_gym.tasks.grading.graders.KindGrader`.
+    """
+    if problem.kind in ("text", "regex"):
+        return _grade_words(problem, text)
+    if problem.kind in ("code", "judge"):
+        raise ConfigError(f"problem {problem.id!r}: {NEEDS[problem.kind]}")
+    answer = extract_answer(problem, text, mode)
+    if answer is None:
+        return Grade(False, None, "no answer found")
+    verdict = compare(problem.answer, answer, problem.kind, mode)
+    return Grade(verdict == "equal", answer, verdict)

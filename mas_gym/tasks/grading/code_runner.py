@@ -1,0 +1,108 @@
+"""Runs a message's code and its tests; `mas_gym.tasks.grading.sandbox` starts this file as a script, in the sandbox.
+
+The job comes as JSON on stdin. The reply is a line once the limits hold, and a line with the result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import site
+import sys
+from types import CodeType, ModuleType
+from typing import Any
+
+_SHOWN = 1000
+
+
+def main() -> None:
+    """Do the job and end the process."""
+    job = json.load(sys.stdin)
+    report = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nowhere, standard)
+    os.close(nowhere)
+    sys.path += job["packages"]
+    # `exit` and `quit`, as in any program; the rest of what `site` does takes longer than most tests.
+    site.setquit()
+    _limit(job["limits"])
+    # The parent's clock starts here.
+    os.write(report, b"ready\n")
+    error = _run({"solution.py": job["code"], "tests.py": job["tests"]})
+    result = {"token": job["token"]} if error is None else {"error": error}
+    os.write(report, json.dumps(result).encode() + b"\n")
+    # Without exit handlers: the code may have registered some.
+    os._exit(0)
+
+
+def _run(programs: dict[str, str]) -> str | None:
+    """Run programs as one module ``__main__``; return why they failed, or None if the last one ran to its end."""
+    module = ModuleType("__main__")
+    sys.modules["__main__"] = module
+    module.__file__ = os.path.abspath(next(iter(programs)))
+    sys.argv = [module.__file__]
+    try:
+        compiled = {name: _compiled(os.path.abspath(name), text) for name, text in programs.items()}
+    except BaseException as error:
+        return _described(error)
+    for name, program in compiled.items():
+        try:
+            exec(program, module.__dict__)
+        except SystemExit as error:
+            if not _left_by_unittest(error):
+                return _described(error)
+            if error.code or name != "tests.py":
+                return f"unittest.main() ended {name} with exit code {int(error.code or 0)}"
+        except BaseException as error:
+            return _described(error)
+    return None
+
+
+def _compiled(path: str, text: str) -> CodeType:
+    # `inspect` and tracebacks read the source.
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+    return compile(text, path, "exec", dont_inherit=True)
+
+
+def _left_by_unittest(error: SystemExit) -> bool:
+    """Return whether ``unittest.main()`` ended the program, rather than the code that it tests."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    return place is not None and place.tb_frame.f_globals.get("__name__") == "unittest.main"
+
+
+def _described(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"[:_SHOWN]
+    except BaseException:
+        return type(error).__name__
+
+
+def _limit(limits: dict[str, Any]) -> None:
+    seconds = int(limits["seconds"]) + 1
+    wanted = {
+        # The first limit sends a signal that says what happened; code can ignore it, but not the second.
+        "RLIMIT_CPU": (seconds, seconds + 1),
+        "RLIMIT_AS": (limits["memory"], limits["memory"]),
+        "RLIMIT_FSIZE": (limits["file"], limits["file"]),
+        "RLIMIT_NOFILE": (64, 64),
+        "RLIMIT_CORE": (0, 0),
+    }
+    for name, pair in wanted.items():
+        which = getattr(resource, name)
+        most = resource.getrlimit(which)[1]
+        soft, hard = (value if most == resource.RLIM_INFINITY else min(value, most) for value in pair)
+        try:
+            resource.setrlimit(which, (soft, hard))
+        except (ValueError, OSError):
+            # macOS refuses some of them.
+            if sys.platform == "linux":
+                raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""Graders: how a task reads and grades answers, by kind or by a function of one's own.
+
+A grader of one's own is a function ``(problem, text) -> bool | Grade``, where ``text`` is the
+whole final message::
+
+    # my.py
+    def grade(problem, text):
+        return problem.answer.lower() in text.lower()
+
+    load_task("my.csv", grader="my.py:grade")       # or grader=grade, or --grader my.py:grade
+
+``FILE.py:NAME`` may also name a class whose instances are called like that, with settings after
+a second colon. Such a grader runs in a process of its own and is killed when it takes longer
+than `GRADER_SECONDS`. A function given as an object runs on a thread: when it takes longer, its
+search fails, but the thread cannot be killed. Either way an error of the grader fails that
+search alone, and the error shows where it was raised.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from mas_gym.errors import ConfigError, MASGymError, shown
+from mas_gym.internal.identity import digest_of, identity_of
+from mas_gym.internal.workers import LineProcess, ThreadWorker, serve_lines
+from mas_gym.plugins import UserCodeError, blame, find_user_code, is_user_code, load_user_code, user_file
+from mas_gym.tasks.base import Grade, Grader, GradingMode, Problem
+from mas_gym.tasks.grading.answers import NEEDS, extract_answer, grade
+from mas_gym.tasks.grading.sandbox import Limits, run_tests
+
+GRADER_SECONDS = 60.0
+"""Time that a grader of one's own may take for one message."""
+
+Function = Callable[[Problem, str], "bool | Grade"]
+
+
+@dataclass(frozen=True)
+class KindGrader:
+    """Grades each problem by its kind.
+
+    Attributes:
+        mode: ``"strict"`` or ``"paper"``.
+        limits: What code may use; None refuses to run code.
+        judge: Decides problems of kind ``"judge"``; None refuses them.
+    """
+
+    mode: GradingMode = "strict"
+    limits: Limits | None = None
+    judge: Grader | None = None
+
+    def identity(self) -> Any:
+        """Return the mode, and what is not the default."""
+        parts = {"limits": self.limits, "judge": self.judge}
+        stated = {name: part for name, part in parts.items() if part not in (None, Limits())}
+        return {"mode": self.mode, **stated} if stated else self.mode
+
+    def refusal(self, kind: str) -> str | None:
+        """Return why problems of a kind cannot be graded; None if they can."""
+        missing = (kind == "code" and self.limits is None) or (kind == "judge" and self.judge is None)
+        return NEEDS[kind] if missing else None
+
+    def extract(self, problem: Problem, text: str) -> str | None:
+        """Read the normalised answer from a final message, without looking at the reference."""
+        return extract_answer(problem, text, self.mode)
+
+    def grade(self, problem: Problem, text: str) -> Grade:
+        """Compare the answer in a final message with the reference.
+
+        Raises:
+            ConfigError: The kind needs what this grader lacks.
+        """
+        if problem.kind == "judge" and self.judge is not None:
+            return self.judge.grade(problem, text)
+        if problem.kind == "code" and self.limits is not None:
+            code = extract_answer(problem, text)
+            if code is None:
+                return Grade(False, None, "no answer found")
+            verdict = run_tests(code, problem.answer, self.limits)
+            return Grade(verdict.passed, code, verdict.reason)
+        return grade(problem, text, self.mode)
+
+
+class Ungraded(KindGrader):
+    """Reads answers by kind and grades none, for questions without a reference."""
+
+    def grade(self, problem: Problem, text: str) -> Grade:
+        """Return the answer, as not correct."""
+        return Grade(False, self.extract(problem, text), "no reference")
+
+
+class _OwnGrader:
+    """Reads answers as for the problem's kind; its subclasses grade with the user's code."""
+
+    base: KindGrader
+
+    @property
+    def mode(self) -> GradingMode:
+        """The grading mode of the answers that are read."""
+        return self.base.mode
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the grader itself, because it does not change."""
+        return self
+
+    def extract(self, problem: Problem, text: str) -> str | None:
+        """Read the normalised answer from a final message."""
+        return self.base.extract(problem, text)
+
+
+class FunctionGrader(_OwnGrader):
+    """Grades with a function; answers are read as for the problem's kind.
+
+    Attributes:
+        function: The function.
+        base: Reads the answers.
+    """
+
+    def __init__(self, function: Function, base: KindGrader) -> None:
+        """Keep the function; its thread starts at the first message."""
+        self.function, self.base = function, base
+        self._worker = ThreadWorker(self._answer)
+
+    def identity(self) -> Any:
+        """Return the function, by its source, and how answers are read."""
+        return {"code": identity_of(self.function), "answers": self.base.identity()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without the thread."""
+        return type(self), (self.function, self.base)
+
+    def grade(self, problem: Problem, text: str) -> Grade:
+        """Call the function.
+
+        Raises:
+            UserCodeError: It raised, took too long, or returned neither a bool nor a `Grade`.
+        """
+        try:
+            result = self._worker.ask((problem, text), GRADER_SECONDS)
+        except TimeoutError:
+            raise _too_slow(_name(self.function)) from None
+        if isinstance(result, Exception):
+            raise result
+        assert isinstance(result, Grade)
+        return result
+
+    def _answer(self, request: tuple[Problem, str]) -> Grade | Exception:
+        problem, text = request
+        try:
+            return call(self.function, problem, text, self.extract(problem, text))
+        except MASGymError as error:
+            return error
+        except BaseException as error:
+            place = blame(error, Path(getattr(getattr(self.function, "__code__", None), "co_filename", "grader")))
+            failure = UserCodeError(f"grader {_name(self.function)}: {place}")
+            failure.__cause__ = error
+            return failure
+
+
+class FileGrader(_OwnGrader):
+    """Grades with a function of a Python file, in a process of its own; answers are read as for the problem's kind.
+
+    Attributes:
+        spec: ``FILE.py:NAME`` or ``FILE.py:NAME:SETTINGS``.
+        base: Reads the answers.
+    """
+
+    def __init__(self, spec: str, base: KindGrader, digest: str | None = None) -> None:
+        """Import the file here too: what is wrong with it shows before anything is graded.
+
+        Raises:
+            MASGymError: As `find_user_code`; or the code is another than when the grader was pickled.
+        """
+        self.spec, self.base = f"{user_file(spec).absolute()}:{spec.rpartition('.py:')[2]}", base
+        self._identity = identity_of(_function(self.spec))
+        if digest not in (None, digest_of(self._identity)):
+            raise ConfigError(f"grader {spec!r}: its code has changed since the task was pickled; load the task again")
+        self._worker = LineProcess("mas_gym.tasks.grading.graders:serve", self.spec)
+
+    def identity(self) -> Any:
+        """Return the code, by its source, and how answers are read."""
+        return {"code": self._identity, "answers": self.base.identity()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the file's name; loading checks that its code is the same."""
+        return FileGrader, (self.spec, self.base, digest_of(self._identity))
+
+    def grade(self, problem: Problem, text: str) -> Grade:
+        """Call the function in its process.
+
+        Raises:
+            UserCodeError: It raised, took too long, ended its process, or returned neither a bool nor a `Grade`.
+        """
+        question = {"text": text, "answer": self.extract(problem, text), "problem": _stated(problem)}
+        try:
+            reply = self._worker.ask(question, GRADER_SECONDS)
+        except ChildProcessError as error:
+            raise UserCodeError(f"grader {self.spec!r}: {error}") from error
+        except TimeoutError:
+            raise _too_slow(repr(self.spec)) from None
+        except EOFError:
+            raise UserCodeError(
+                f"grader {self.spec!r}: its process ended before it answered; check for sys.exit()"
+            ) from None
+        if "error" in reply:
+            failure = UserCodeError(f"grader {self.spec!r}: {reply['error']}")
+            failure.add_note(reply["traceback"])
+            raise failure
+        return Grade(*reply["grade"])
+
+
+def make_grader(grader: str | Function | Grader | None, base: KindGrader) -> Grader:
+    """Return a grader.
+
+    Args:
+        grader: ``FILE.py:NAME``, a function ``(problem, text) -> bool | Grade``, a `Grader`, or None to grade by kind.
+        base: Grades by kind, and reads the answers of the others.
+
+    Raises:
+        ConfigError: It is none of these.
+        MASGymError: The file cannot be imported, or has no such name.
+    """
+    if grader is None:
+        return base
+    if isinstance(grader, str):
+        if not is_user_code(grader):
+            raise ConfigError(f"grader: expected FILE.py:NAME or a function, got {shown(grader)}")
+        return FileGrader(grader, base)
+    if isinstance(grader, Grader):
+        return grader
+    if not callable(grader):
+        raise ConfigError(f"grader: expected FILE.py:NAME or a function (problem, text), got {shown(grader)}")
+    return FunctionGrader(grader, base)
+
+
+def call(function: Function, problem: Problem, text: str, answer: str | None) -> Grade:
+    """Call a grader's function and check what it returns.
+
+    Args:
+        function: The function.
+        problem: The problem.
+        text: The final message.
+        answer: The answer in it as read for the problem's kind, for a result that names none.
+
+    Raises:
+        UserCodeError: The result is neither a bool nor a `Grade`.
+    """
+    result: Any = function(problem, text)
+    if isinstance(result, Grade) and type(result.correct) is bool and isinstance(result.reason, str):
+        return result if isinstance(result.extracted, str) else result._replace(extracted=answer)
+    if isinstance(result, bool) or type(result).__name__ == "bool_":
+        return Grade(bool(result), answer, "equal" if result else "different")
+    hint = "; for a score, compare it with a threshold" if isinstance(result, int | float) else ""
+    raise UserCodeError(f"grader {_name(function)}: expected True, False or a Grade, got {shown(result)}{hint}")
+
+
+def _function(spec: str) -> Function:
+    """Return the function of ``FILE.py:NAME``, or the instance if it names a class or has settings."""
+    value, args, kwargs = find_user_code("grader", spec)
+    if isinstance(value, type) or args or kwargs:
+        value = load_user_code("grader", spec)
+    if not callable(value):
+        raise ConfigError(f"grader {spec!r}: expected a function (problem, text), got {shown(value)}")
+    function: Function = value
+    return function
+
+
+def _stated(problem: Problem) -> list[Any]:
+    try:
+        metadata = json.loads(json.dumps(dict(problem.metadata)))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"problem {problem.id!r}: a grader needs JSON-able metadata, got {error}") from error
+    return [problem.id, problem.question, problem.answer, problem.kind, metadata]
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__name__
+
+
+def _too_slow(name: str) -> UserCodeError:
+    return UserCodeError(f"grader {name}: no grade after {GRADER_SECONDS:g} seconds; check for an endless loop")
+
+
+def serve() -> None:
+    """Answer as the process of a `FileGrader` until the input ends."""
+    serve_lines(_prepare)
+
+
+def _prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    spec = sys.argv[1]
+    function = _function(spec)
+
+    def answer(asked: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {"grade": call(function, Problem(*asked["problem"]), asked["text"], asked["answer"])}
+        except BaseException as error:
+            place = str(error) if isinstance(error, UserCodeError) else blame(error, user_file(spec))
+            return {"error": place, "traceback": "".join(traceback.format_exception(error))}
+
+    return answer

@@ -1,0 +1,154 @@
+"""A policy as a grader: it is shown question, reference and answer, and ends with a verdict.
+
+The judge's tokens are counted in `Judge.spent` and never in a search's TOK: they are a cost of
+measuring, not of answering. The verdict is the last line of a reply, in the form of
+`mas_gym.tasks.grading.verdicts`. A reply without one is asked for again with another seed, counted, and
+never taken for a verdict; after `ATTEMPTS` the grading fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future
+from importlib import resources
+from typing import Any, NamedTuple
+
+from mas_gym.errors import PolicyError
+from mas_gym.internal.event_loop import engine_loop
+from mas_gym.policies import load_policy
+from mas_gym.policies.base import AsyncPolicy, Policy, SamplingReply, SamplingRequest, derive_seed
+from mas_gym.policies.meters import Meter
+from mas_gym.systems.prompts import ChatMessage
+from mas_gym.tasks.base import Grade, Problem
+from mas_gym.tasks.grading.answers import extract_answer
+from mas_gym.tasks.grading.texts import read_text
+from mas_gym.tasks.grading.verdicts import ask_verdict, read_verdict, verdict_lines
+
+ATTEMPTS = 3
+MAX_NEW_TOKENS = 512
+JUDGE_SECONDS = 600.0
+
+
+class Verdict(NamedTuple):
+    """What a judge said, and what that cost, replies without a verdict included."""
+
+    correct: bool
+    tokens: int
+    prompt_tokens: int
+
+
+_WORDS = ("correct", "incorrect")
+_REMEMBERED = 10_000
+
+
+class Judge:
+    """Grades answers by the verdict of a policy.
+
+    Attributes:
+        policy: The judge.
+        spent: Verdicts (``calls``), tokens, and unreadable replies (among ``faults``) so far.
+    """
+
+    def __init__(self, policy: Policy | AsyncPolicy | str, prompt: str | None = None) -> None:
+        """Load the policy.
+
+        Args:
+            policy: The judge, or what `mas_gym.policies.load_policy` takes; only the latter can be pickled for other
+                processes whatever the policy holds.
+            prompt: Its system prompt; the shipped one by default. The message to the judge ends with the lines that
+                state a verdict, correct or incorrect.
+        """
+        self._made_of = (policy, prompt)
+        self.policy: Policy | AsyncPolicy = load_policy(policy) if isinstance(policy, str) else policy
+        self.prompt = prompt or (resources.files("mas_gym.tasks.grading") / "judge.md").read_text(encoding="utf-8")
+        self.spent = Meter()
+        self._known: OrderedDict[tuple[str, str, str], Future[Verdict]] = OrderedDict()
+        self._lock, self._policy_lock = threading.Lock(), threading.Lock()
+
+    def identity(self) -> Any:
+        """Return the policy and the prompt."""
+        return {"policy": self.policy, "prompt": self.prompt, "verdict": ask_verdict("", _WORDS)}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without verdicts and counts."""
+        return Judge, self._made_of
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Judge:
+        """Return the judge itself."""
+        return self
+
+    def extract(self, problem: Problem, text: str) -> str | None:
+        """Read the answer as for kind ``"text"``."""
+        return extract_answer(problem, text)
+
+    def grade(self, problem: Problem, text: str) -> Grade:
+        """Ask for a verdict on the answer in a message; equal answers are judged once, on whatever thread.
+
+        The grade states the verdict's whole cost each time, so that a search's cost does not depend on others.
+
+        Raises:
+            PolicyError: The policy failed, or no reply had a verdict.
+        """
+        answer = read_text(text)
+        if answer is None:
+            return Grade(False, None, "no answer found")
+        correct, tokens, read = self._once((problem.question, problem.answer, answer), problem)
+        said = "judged correct" if correct else "judged incorrect"
+        return Grade(correct, self.extract(problem, text), said, tokens, read)
+
+    def _once(self, key: tuple[str, str, str], problem: Problem) -> Verdict:
+        """Return the verdict on an answer, from whoever asks first."""
+        with self._lock:
+            known = self._known.get(key)
+            mine = self._known[key] = Future() if known is None else known
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        if known is None:
+            try:
+                mine.set_result(self._verdict(problem, key[-1]))
+            except BaseException as error:
+                with self._lock:
+                    # The next to ask tries again.
+                    self._known.pop(key, None)
+                mine.set_exception(error)
+        return mine.result()
+
+    def _verdict(self, problem: Problem, answer: str) -> Verdict:
+        asked = f"Question:\n{problem.question}\n\nReference answer:\n{problem.answer}\n\nAnswer to grade:\n{answer}"
+        messages = (ChatMessage("system", self.prompt), ChatMessage("user", ask_verdict(asked, _WORDS)))
+        said, tokens, read = "", 0, 0
+        for attempt in range(ATTEMPTS):
+            seed = derive_seed(0, problem.id, answer.encode("utf-8", "replace"), attempt)
+            # The first attempt is greedy; another greedy one would say the same.
+            request = SamplingRequest(messages, (seed,), MAX_NEW_TOKENS, 0.7 if attempt else 0.0, agent="Judge")
+            reply = self._ask(request)
+            with self._lock:
+                self.spent.add(reply.prompt_tokens, reply.cached_tokens, reply.samples[0].tokens)
+            tokens, read = tokens + reply.samples[0].tokens, read + reply.prompt_tokens
+            said = reply.samples[0].text
+            verdict = read_verdict(said, asked, _WORDS)
+            with self._lock:
+                if verdict is None:
+                    self.spent.faults["no verdict"] += 1
+                self.spent.calls += verdict is not None
+            if verdict is not None:
+                return Verdict(verdict == 0, tokens, read)
+        first, second = verdict_lines(asked, _WORDS)
+        raise PolicyError(
+            f"judge {self.policy.name}: expected the last line {first!r} or {second!r} in one of {ATTEMPTS} replies, "
+            f"the last of which ended with {said[-200:]!r}; use a model that follows instructions"
+        )
+
+    def _ask(self, request: SamplingRequest) -> SamplingReply:
+        if isinstance(self.policy, AsyncPolicy):
+            future = asyncio.run_coroutine_threadsafe(self.policy.sample_async(request), engine_loop())
+            try:
+                return future.result(JUDGE_SECONDS)
+            except TimeoutError:
+                future.cancel()
+                raise PolicyError(f"judge {self.policy.name}: no verdict in {JUDGE_SECONDS:g} seconds") from None
+        with self._policy_lock:
+            [reply] = self.policy.sample([request])
+        return reply

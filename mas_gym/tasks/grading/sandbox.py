@@ -1,0 +1,259 @@
+"""Runs a message's code against unit tests, in a process with limits, isolated by bubblewrap.
+
+`Limits.sandbox` names the isolation:
+
+- ``"bubblewrap"`` (Linux on x86-64 and ARM64): the process has its own user, process, network, IPC and mount
+  namespaces. It sees Python and its packages, read-only, and an empty ``/tmp``, which disappears with it: no other
+  file or process, no network, no variable of the environment. A second wall, an allow-list of system calls
+  (`mas_gym.tasks.grading.syscalls`), refuses sockets, new processes and all rarer calls. Where this cannot be set up,
+  grading fails with an error.
+- ``"none"``: an ordinary process with your rights. It can read and change your files, read the environment of your
+  processes (API keys), signal them and use the network. Use it inside a container or a virtual machine that you
+  would give to the code.
+
+With both, CPU time, memory, file sizes and open files are limited, and the process group is killed at the end.
+Tests and code share a process, so code that is written to deceive its tests can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import site
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Literal, NamedTuple, cast, get_args
+
+from mas_gym.envs.rendering import one_line
+from mas_gym.errors import ConfigError, choice
+from mas_gym.internal.guard import guard, kill
+from mas_gym.internal.identity import ADDED
+from mas_gym.tasks.grading.syscalls import seccomp_program, supported
+
+MAX_CHARS = 65_536
+"""Maximum length of the code, and of the tests."""
+
+Sandbox = Literal["bubblewrap", "none"]
+"""How code is isolated."""
+
+_START_SECONDS = 120.0  # to start the interpreter, on a busy machine
+_RESULT_BYTES = 8192
+_SHOWN = 200
+_WRITABLE_BYTES = 1 << 26
+_RUNNER = Path(__file__).with_name("code_runner.py")
+_ENVIRONMENT = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store")
+_FILES = ("/etc/ld.so.cache", "/usr/share/zoneinfo")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+_ALTERNATIVE = (
+    "or pass sandbox='none' or --sandbox none to run it with the rights of your account (it can then read your files "
+    "and API keys, and use the network)"
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one run of code may use.
+
+    Attributes:
+        seconds: Wall-clock time; CPU time has the same limit, rounded up.
+        memory_bytes: Address space of the process.
+        file_bytes: Size of one file.
+        sandbox: The isolation, ``"bubblewrap"`` or ``"none"``.
+    """
+
+    seconds: float = 10.0
+    memory_bytes: int = 1 << 30
+    file_bytes: int = 1 << 20
+    sandbox: Sandbox = field(default="bubblewrap", metadata={ADDED: True})
+
+
+class Verdict(NamedTuple):
+    """The result of running code against its tests.
+
+    Attributes:
+        passed: Whether the code and all tests ran to their end.
+        reason: ``"tests passed"``, ``"timed out"``, ``"too complex"``, or ``"tests failed: "`` and the error in one
+            line of at most 200 characters.
+    """
+
+    passed: bool
+    reason: str
+
+
+def run_tests(code: str, tests: str, limits: Limits = Limits()) -> Verdict:
+    """Run code and then its tests; both are Python, and one module ``__main__``, as in ``python file.py``.
+
+    Args:
+        code: What the message wrote.
+        tests: Statements that raise if the code is wrong, such as ``assert f(2) == 4``; or ``unittest`` classes and
+            ``unittest.main()``.
+        limits: What the run may use.
+
+    Raises:
+        ConfigError: The sandbox cannot be set up.
+    """
+    if os.name != "posix":
+        raise ConfigError("running the code of messages needs an operating system with resource limits (Linux, macOS)")
+    if max(len(code), len(tests)) > MAX_CHARS:
+        return Verdict(False, "too complex")
+    token = secrets.token_hex(16)
+    limit = {"seconds": limits.seconds, "memory": limits.memory_bytes, "file": limits.file_bytes}
+    work = {"code": code, "tests": tests, "token": token, "limits": limit, "packages": _packages()}
+    with (
+        tempfile.TemporaryDirectory(prefix="mas-gym-code-", ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryFile() as job,
+        tempfile.TemporaryFile() as complaints,
+    ):
+        job.write(json.dumps(work).encode("ascii"))
+        job.seek(0)
+        with _started(limits.sandbox, folder, job, complaints) as process:
+            assert process.stdout is not None
+            said, late = _read(process.stdout.fileno(), limits.seconds)
+        started, _, rest = said.partition(b"\n")
+        if started != b"ready":
+            complaints.seek(0)
+            lines = complaints.read(1 << 16).decode(errors="replace").split("\n")
+            silent = f"no start in {_START_SECONDS:g} seconds" if late else "it ended without a message"
+            reason = next(filter(None, reversed(lines)), silent)
+            raise _cannot_isolate(limits.sandbox, reason)
+    # bubblewrap adds 128 to the number of a signal.
+    if late or process.returncode in (-signal.SIGXCPU, 128 + signal.SIGXCPU):
+        return Verdict(False, "timed out")
+    return _verdict(rest, token)
+
+
+def check_sandbox(sandbox: str) -> Sandbox:
+    """Return the isolation if code can run in it on this machine.
+
+    Raises:
+        ConfigError: There is no such isolation, or it cannot be set up, with the remedy.
+    """
+    checked = cast(Sandbox, choice("sandbox", sandbox, get_args(Sandbox)))
+    _try(checked, shutil.which("bwrap"))
+    return checked
+
+
+@functools.cache
+def _try(sandbox: Sandbox, bwrap: str | None) -> None:
+    run_tests("", "", Limits(sandbox=sandbox))
+
+
+@contextlib.contextmanager
+def _started(sandbox: Sandbox, folder: str, job: IO[bytes], complaints: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the process; at the end, kill it with its group."""
+    python = [_interpreter(), "-I", "-S", "-B", str(_RUNNER)]
+    with contextlib.ExitStack() as open_files:
+        command, home, descriptors = python, folder, []
+        if sandbox == "bubblewrap":
+            program = open_files.enter_context(tempfile.TemporaryFile())
+            program.write(seccomp_program())
+            program.seek(0)
+            home, descriptors = "/tmp", [program.fileno()]
+            command = [*_bubblewrap(), "--seccomp", str(program.fileno()), "--", *python]
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=job,
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                cwd=folder,
+                env=_ENVIRONMENT | {"HOME": home},
+                start_new_session=True,
+                pass_fds=descriptors,
+            )
+        except OSError as error:
+            raise _cannot_isolate(sandbox, str(error)) from error
+    try:
+        guard(process.pid)
+        yield process
+    finally:
+        kill(process.pid)
+        assert process.stdout is not None
+        process.stdout.close()
+        process.wait()
+
+
+def _bubblewrap() -> list[str]:
+    """Return the command that isolates a process, without its filter."""
+    bwrap = shutil.which("bwrap")
+    if not supported():
+        raise ConfigError(
+            "running the code of messages: bubblewrap isolates it on Linux on x86-64 and ARM64 only; grade on such a "
+            f"machine, {_ALTERNATIVE}"
+        )
+    if bwrap is None:
+        raise ConfigError(
+            "running the code of messages: expected the program bwrap, which isolates it; install it with "
+            f"'apt install bubblewrap' (or the package bubblewrap of your system), {_ALTERNATIVE}"
+        )
+    names = "--unshare-all --unshare-user --uid 65534 --gid 65534 --cap-drop ALL --die-with-parent --new-session"
+    command = [bwrap, *names.split(), "--size", str(_WRITABLE_BYTES), "--tmpfs", "/tmp"]
+    own = [os.path.join(sys.base_prefix, "lib"), os.path.join(sys.base_prefix, "lib64")]
+    for path in dict.fromkeys([*_LIBRARIES, *_FILES, *own, *_packages(), _interpreter(), str(_RUNNER)]):
+        command += ["--ro-bind-try", path, path]
+    # Without /proc, programs that look for libraries beside themselves do not find them.
+    command += ["--setenv", "LD_LIBRARY_PATH", own[0]]
+    for path in _DEVICES:
+        command += ["--dev-bind", path, path]
+    # The C library keeps semaphores in /dev/shm.
+    return [*command, "--symlink", "/tmp", "/dev/shm", "--remount-ro", "/", "--chdir", "/tmp"]
+
+
+def _cannot_isolate(sandbox: Sandbox, reason: str) -> ConfigError:
+    said = one_line(reason)
+    if sandbox == "none":
+        return ConfigError(f"running the code of messages: its process does not start: {said}")
+    return ConfigError(
+        f"running the code of messages: bubblewrap 0.7 or newer cannot isolate it here: {said}; allow user namespaces "
+        "(on Ubuntu, an AppArmor profile for bwrap; in a container, docker run --security-opt seccomp=unconfined "
+        f"--security-opt apparmor=unconfined), {_ALTERNATIVE}"
+    )
+
+
+def _interpreter() -> str:
+    """Return the Python program that the environment is based on; an environment's own one is a link to it."""
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+
+
+def _packages() -> list[str]:
+    """Return the folders of this environment's packages, which tests may import."""
+    return [path for path in site.getsitepackages() if os.path.isdir(path)]
+
+
+def _read(pipe: int, seconds: float) -> tuple[bytes, bool]:
+    """Return what the process reports, and whether it was late: not done ``seconds`` after it began with the code."""
+    poll, said, deadline = select.poll(), b"", time.monotonic() + _START_SECONDS
+    poll.register(pipe, select.POLLIN | select.POLLHUP)
+    while said.count(b"\n") < 2 and len(said) <= _RESULT_BYTES:
+        left = deadline - time.monotonic()
+        if left <= 0 or not poll.poll(left * 1000):
+            return said, True
+        chunk = os.read(pipe, _RESULT_BYTES)
+        if not chunk:
+            break
+        deadline = deadline if said else time.monotonic() + seconds
+        said += chunk
+    return said, False
+
+
+def _verdict(said: bytes, token: str) -> Verdict:
+    try:
+        report = json.loads(said)
+        if report.get("token") == token:
+            return Verdict(True, "tests passed")
+        error = one_line(str(report["error"])[:_SHOWN])[:_SHOWN]
+        return Verdict(False, f"tests failed: {error}")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return Verdict(False, "tests failed: the process ended before its tests did")

@@ -1,0 +1,218 @@
+r"""Symbolic equality, computed by math-verify in a process that can be killed.
+
+math-verify (on sympy) limits its time with signals, which only a main thread
+receives, and no signal interrupts a big-integer power. So a worker process,
+started at the first comparison, does the work for all threads. It limits its own
+CPU time and memory, and the parent kills it if it does not answer in time.
+Expressions that are clearly too large never reach the worker. No text is ever
+evaluated: math-verify parses LaTeX with a grammar.
+
+The worker (`serve`) answers each pair ``[reference, answer]`` with ``[verdict, seconds]``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import signal
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any, Literal, NamedTuple
+
+from mas_gym.internal.workers import LineProcess, serve_lines
+
+SymbolicVerdict = Literal["equal", "different", "timed out", "too complex"]
+
+CPU_SECONDS = 2.0  # for all questions of one comparison; CPU time of the worker, so that machine load changes no result
+ANSWER_SECONDS = 30.0  # wall-clock time after which the worker is killed
+MEMORY_BYTES = 4 << 30
+TOLERANCE = 1e-3
+
+_MAX_CHARS = 300
+_MAX_NESTING = 12
+_MAX_POWER = 1000
+_LONG_DIGITS = re.compile(r"\d{31}")
+_FOUR_DIGITS = re.compile(r"\d{4}")
+_DIGITS = re.compile(r"\d+")
+_POWER_OF_GROUP = re.compile(r"[)}]\s*\^")
+_BIG_FACTORIAL = re.compile(r"\d{4}\s*+!|!\s*!|[)}\]]\s*!")
+_COUNT = re.compile(r"\\(?:binom|dbinom|tbinom|prod|sum)(?![A-Za-z])")
+# What the library would drop or misread instead of rejecting: "5 5" as 10, "3:30am" as 1/10, "1 \\ldots 5" as 6.
+_FOREIGN = re.compile(
+    r"[:;?\"'@#]|\.\.|(?<![_\d])\d++\s++[\d.]|\\(?:[lc]?dots|text|mathrm|p?mod|pmod|bmod|prime)(?![A-Za-z])"
+    r"|(?<![\\A-Za-z])(?!(?:sin|cos|tan|cot|sec|csc|log|exp|arcsin|arccos|arctan|sinh|cosh|tanh)(?![A-Za-z]))[A-Za-z]{3}"
+)
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_POWER = re.compile(r"\^(?:\{(?P<group>[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+)\}|(?P<one>.))")
+
+
+def require_math() -> None:
+    """Check that the symbolic engine is installed.
+
+    Raises:
+        MissingDependencyError: It is not.
+    """
+    from mas_gym.errors import MissingDependencyError
+
+    if find_spec("math_verify") is None:
+        raise MissingDependencyError(
+            "comparing mathematical expressions needs the package math-verify, which is not installed; "
+            "run: pip install 'mas-gym[math]'"
+        )
+
+
+def too_complex(text: str) -> bool:
+    """Whether an expression is too large to compare: its length, nesting, digits, powers or factorials."""
+    if len(text) > _MAX_CHARS or _LONG_DIGITS.search(text) or _BIG_FACTORIAL.search(text):
+        return True
+    count = _COUNT.search(text)
+    if count is not None and _FOUR_DIGITS.search(text, count.end()):
+        return True
+    depth = deepest = 0
+    for sign in text:
+        depth += (sign in "({[") - (sign in ")}]")
+        deepest = max(deepest, depth)
+    if deepest > _MAX_NESTING:
+        return True
+    total = 1
+    for power in _POWER.finditer(text):
+        inside = power["group"] or power["one"] or ""
+        digits = [int(number) for number in _DIGITS.findall(inside)]
+        if "^" in inside or max(digits, default=0) > _MAX_POWER:
+            return True
+        total *= max([1, *digits])
+    # powers of powers multiply: (9^{99})^{99}
+    return total > _MAX_POWER and _POWER_OF_GROUP.search(text) is not None
+
+
+def _is_foreign(reference: str, answer: str) -> bool:
+    """Whether the library would misread one of the two; it also treats ``R`` and ``r`` as one variable."""
+    letters = set(_COMMAND.sub(" ", reference + answer))
+    mixed = any(letter.islower() and letter.upper() in letters for letter in letters)
+    return mixed or any(_FOREIGN.search(text) is not None for text in (reference, answer))
+
+
+class Judgement(NamedTuple):
+    """The result of one symbolic comparison.
+
+    Attributes:
+        verdict: The result.
+        seconds: CPU time used by the worker.
+    """
+
+    verdict: SymbolicVerdict
+    seconds: float = 0.0
+
+
+@lru_cache(maxsize=65536)
+def judge(reference: str, answer: str) -> Judgement:
+    """Compare two normalised LaTeX expressions by meaning.
+
+    Thread-safe. A comparison that runs out of time or memory is ``"timed out"``,
+    which grading counts as wrong.
+
+    Raises:
+        MissingDependencyError: math-verify is not installed.
+    """
+    if too_complex(reference) or too_complex(answer):
+        return Judgement("too complex")
+    if _is_foreign(reference, answer):
+        return Judgement("different")
+    require_math()
+    try:
+        verdict, seconds = _worker.ask([reference, answer], ANSWER_SECONDS)
+    except (EOFError, TimeoutError):
+        return Judgement("timed out", CPU_SECONDS)
+    except ChildProcessError as error:
+        from mas_gym.errors import MissingDependencyError
+
+        raise MissingDependencyError(
+            "the symbolic engine did not start; check that this works: python -c 'import math_verify', "
+            "or run: pip install --force-reinstall 'mas-gym[math]'"
+        ) from error
+    return Judgement(verdict, CPU_SECONDS if verdict == "timed out" else seconds)
+
+
+_worker = LineProcess("mas_gym.tasks.grading.symbolic:serve", quiet=True)
+
+
+# ------------------------------------------------------------------ the worker process
+
+
+class _OutOfTimeError(BaseException):
+    """Raised by the CPU timer; not an `Exception`, so that no handler of a library swallows it."""
+
+
+def _out_of_time(number: int, frame: object) -> None:
+    raise _OutOfTimeError
+
+
+def serve() -> None:
+    """Answer as the worker process until the input ends."""
+    serve_lines(_prepare)
+
+
+def _prepare() -> Callable[[list[str]], Judgement]:
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    logging.disable(logging.CRITICAL)
+    compare = _comparer()
+    timed = hasattr(signal, "setitimer")
+    if timed:
+        signal.signal(signal.SIGVTALRM, _out_of_time)
+
+    def answer(pair: list[str]) -> Judgement:
+        start = time.process_time()
+        verdict: SymbolicVerdict
+        try:
+            if timed:
+                # the timer repeats, in case one exception is lost inside a finaliser
+                signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS, 0.1)
+            verdict = "equal" if compare(*pair) else "different"
+            _stop_timer()
+        except (_OutOfTimeError, MemoryError, RecursionError):
+            _stop_timer()
+            verdict = "timed out"
+        except Exception:
+            _stop_timer()
+            verdict = "different"
+        return Judgement(verdict, time.process_time() - start)
+
+    return answer
+
+
+def _stop_timer() -> None:
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+def _comparer() -> Any:
+    from math_verify import LatexExtractionConfig, parse, verify
+    from sympy import Basic, Expr, N
+
+    config = [LatexExtractionConfig(boxed_match_priority=-1)]
+
+    def read(text: str) -> list[Any]:
+        found = parse(f"${text}$", config, fallback_mode="no_fallback", parsing_timeout=None)
+        return [expression for expression in found if isinstance(expression, Basic) or hasattr(expression, "shape")]
+
+    def near(a: Any, b: Any) -> bool:
+        if not (isinstance(a, Expr) and isinstance(b, Expr)) or a.free_symbols or b.free_symbols:
+            return False
+        x, y = complex(N(a, 20)), complex(N(b, 20))
+        return abs(x - y) <= TOLERANCE * min(1.0, max(abs(x), abs(y)))
+
+    def compare(reference: str, answer: str) -> bool:
+        right, given = read(reference), read(answer)
+        if not right or not given:
+            return False
+        if verify(right, given, allow_set_relation_comp=True, timeout_seconds=None):
+            return True
+        return near(right[0], given[0])
+
+    return compare

@@ -1,0 +1,73 @@
+"""Answers that are short texts or programs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import unicodedata
+
+from mas_gym.tasks.grading.statements import statements
+
+# ---------------------------------------------------- texts, patterns, code
+
+MAX_TEXT = 2000
+"""Maximum length of an answer in words."""
+
+_EDGES = " \t\r\n\"'\u201c\u201d\u2018\u2019\u00ab\u00bb`*_()[]{}<>.,;:!?\u2026"
+_ARTICLES = ("the ", "a ", "an ")
+_INFO = re.compile(r"[ \t]*+[\w+.#-]{0,20}+[ \t]*+\r?\n")
+
+
+def normalise_text(text: str) -> str:
+    """Write an answer in words in the form that is compared: case, edges, spaces and a leading article do not count.
+
+    >>> normalise_text(' The  "Vienna". '), normalise_text("C++")
+    ('vienna', 'c++')
+    """
+    folded = " ".join(unicodedata.normalize("NFKC", text[: 2 * MAX_TEXT]).casefold().split())
+    bare = folded.strip(_EDGES) or folded
+    for article in _ARTICLES:
+        if bare.startswith(article):
+            return bare[len(article) :].lstrip(_EDGES) or bare
+    return bare
+
+
+def accepted_texts(answer: str) -> list[str]:
+    """Return the texts that a reference accepts: a JSON list of texts, or the answer itself."""
+    if answer.lstrip().startswith("["):
+        with contextlib.suppress(ValueError, RecursionError):
+            texts = json.loads(answer)
+            if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
+                return texts
+    return [answer]
+
+
+def read_text(text: str) -> str | None:
+    """Read an answer in words: what the last statement says, or the last line."""
+    loose = None
+    for statement in statements(text):
+        if statement.span.strip(_EDGES):
+            if statement.firm or statement.declared:
+                return _short_text(statement.span)
+            loose = loose or statement.span
+    lines = text[-2 * MAX_TEXT :].strip().splitlines()
+    last = loose if loose is not None else lines[-1] if lines else ""
+    return _short_text(last)
+
+
+def _short_text(span: str) -> str | None:
+    text = " ".join(span.split()).strip("*_`$ ")
+    return text if text and len(text) <= MAX_TEXT else None
+
+
+def read_code(text: str) -> str | None:
+    """Read the code of a message: its last block between triple backticks, or what follows its last answer tag."""
+    for block in reversed(text.split("```")[1::2]):
+        info = _INFO.match(block)
+        block = block[info.end() :] if info is not None else block
+        if block.strip():
+            return block.strip("\r\n")
+    tag = text.casefold().rfind("final answer:")
+    code = text[tag + len("final answer:") :] if tag >= 0 and len(text.casefold()) == len(text) else text
+    return code.strip("\r\n") if code.strip() else None

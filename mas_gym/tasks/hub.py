@@ -1,0 +1,91 @@
+"""Data sets of the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from mas_gym.errors import DataNotFoundError, MissingDependencyError
+from mas_gym.tasks.files import three_ways
+from mas_gym.tasks.rows import Row, shown
+
+PROBE_SECONDS = 4.0
+
+
+class Hub(NamedTuple):
+    """A data set on the hub.
+
+    Attributes:
+        path: Owner and name.
+        config: Its configuration; ``"*"`` if each partition is a configuration with the single split ``train``.
+        revision: A branch or commit.
+    """
+
+    path: str
+    config: str | None = None
+    revision: str | None = None
+
+
+# --------------------------------------------------------------------- hub
+
+
+def read_hub(hub: Hub, partition: str, name: str) -> list[Row]:
+    """Read a partition from the hub, or from its cache if the hub cannot be reached.
+
+    Raises:
+        DataNotFoundError: The hub is unreachable and the data is not cached; raised within seconds.
+        MissingDependencyError: The datasets library is not installed.
+    """
+    try:
+        import datasets
+    except ImportError:
+        why = "loading from the hub needs the package datasets, which is not installed"
+        raise MissingDependencyError(three_ways(name, why)) from None
+    offline = datasets.config.HF_HUB_OFFLINE or not _reachable(datasets.config.HF_ENDPOINT)
+    try:
+        with _offline(datasets.config) if offline else contextlib.nullcontext():
+            config, split = (partition, "train") if hub.config == "*" else (hub.config, partition)
+            rows = datasets.load_dataset(hub.path, config, split=split, revision=hub.revision)
+    except Exception as error:
+        state = "cannot be reached and its cache does not hold" if offline else "does not give"
+        why = f"the hub {state} {hub.path!r}, split {partition!r} ({type(error).__name__}: {shown(str(error))})"
+        raise DataNotFoundError(three_ways(name, why)) from error
+    return [Row(f"{hub.path}/{partition}: row {number}", dict(row)) for number, row in enumerate(rows)]
+
+
+def _reachable(endpoint: str) -> bool:
+    """Return whether the hub responds; a thread waits, since name resolution has no timeout."""
+    import urllib.error
+    import urllib.request
+
+    alive = threading.Event()
+
+    def probe() -> None:
+        try:
+            urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=PROBE_SECONDS).close()
+            alive.set()
+        except urllib.error.HTTPError:
+            alive.set()
+        except (OSError, ValueError) as error:
+            # the hub's own client may trust a certificate that urllib does not
+            if "CERTIFICATE" in str(error):
+                alive.set()
+        finally:
+            done.set()
+
+    done = threading.Event()
+    threading.Thread(target=probe, daemon=True).start()
+    done.wait(PROBE_SECONDS + 1)
+    return alive.is_set()
+
+
+@contextlib.contextmanager
+def _offline(config: Any) -> Iterator[None]:
+    before = config.HF_HUB_OFFLINE
+    config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE = before

@@ -1,0 +1,70 @@
+"""The text format in which LogiQA is published."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mas_gym.tasks.rows import BadRow, shown
+
+# ------------------------------------------------- the text blocks of LogiQA
+
+_MARKED = re.compile(r"\s*([A-Da-d])\s*[.\uff0e、:\uff1a)?\uff1f]\s*")
+_SPACED = re.compile(r"\s*([A-D])\s+")
+_INSIDE = re.compile(r"(?<![A-Za-z])([A-D])[.\uff0e]")
+
+
+def logiqa_block(lines: Sequence[str]) -> Mapping[str, Any]:
+    """Read one block of LogiQA's release: the right letter, the passage, the question and four options.
+
+    The letter names an option by its label. Some blocks list their options out
+    of order (A, C, B, D), and in others the translation moved a label into its
+    sentence ("Most spirits on the C.S City market"). Both are corrected.
+    """
+    if len(lines) != 7:
+        raise BadRow(
+            f"expected 7 lines (letter, passage, question, four options), got {len(lines)}: {shown(' '.join(lines))}"
+        )
+    letter = lines[0].strip().upper()
+    if letter not in ("A", "B", "C", "D"):
+        raise BadRow(f"expected the right option's letter, a to d, got {shown(lines[0])}")
+    options = _by_label(lines[3:])
+    return {"context": lines[1], "query": lines[2], "options": options, "correct_option": "ABCD".index(letter)}
+
+
+def _by_label(lines: Sequence[str]) -> list[str]:
+    found: dict[str, str] = {}
+    rest: dict[int, str] = {}
+    for place, line in enumerate(lines):
+        marked = _MARKED.match(line)
+        if marked is not None and marked[1].upper() not in found:
+            found[marked[1].upper()] = line[marked.end() :]
+        else:
+            rest[place] = line
+    for reader in (_label_in_place, _label_inside):
+        for place, line in list(rest.items()):
+            missing = [name for name in "ABCD" if name not in found]
+            read = reader(line, place, missing)
+            if read is not None:
+                found[read[0]] = read[1]
+                del rest[place]
+    missing = [name for name in "ABCD" if name not in found]
+    found.update(zip(missing, rest.values(), strict=True))
+    return [found[name] for name in "ABCD"]
+
+
+def _label_in_place(line: str, place: int, missing: Sequence[str]) -> tuple[str, str] | None:
+    spaced = _SPACED.match(line)
+    if spaced is not None and spaced[1] in missing and spaced[1] == "ABCD"[place]:
+        return spaced[1], line[spaced.end() :]
+    return None
+
+
+def _label_inside(line: str, place: int, missing: Sequence[str]) -> tuple[str, str] | None:
+    del place
+    for name in missing:
+        inside = next((found for found in _INSIDE.finditer(line) if found[1] == name), None)
+        if inside is not None:
+            return name, line[: inside.start()] + line[inside.end() :]
+    return None

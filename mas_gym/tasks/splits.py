@@ -1,0 +1,45 @@
+"""Held-out splits of the benchmarks (paper, App. "Dataset splits")."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+# ------------------------------------------------------------------ splits
+
+SHUFFLE_SEED = 42
+
+
+class Split(NamedTuple):
+    """Row numbers of the train and dev splits, in the order in which they are used."""
+
+    train: list[int]
+    dev: list[int]
+
+
+def shuffled(size: int) -> list[int]:
+    """Return the numbers below ``size`` in the fixed shuffled order."""
+    order: list[int] = np.random.default_rng(SHUFFLE_SEED).permutation(size).tolist()
+    return order
+
+
+def hold_out_dev(pool: list[int]) -> Split:
+    """Hold out the first 5% (rounded down) of the shuffled training pool as dev; the rest is train.
+
+    >>> [len(part) for part in hold_out_dev(list(range(7473)))]
+    [7100, 373]
+    """
+    order = [pool[place] for place in shuffled(len(pool))]
+    held_out = len(order) // 20
+    return Split(train=order[held_out:], dev=order[:held_out])
+
+
+def hold_out_test(size: int, held_out: int) -> tuple[list[int], list[int]]:
+    """Divide one shuffled data set into ``held_out`` rows for evaluation and the training pool.
+
+    Returns:
+        The evaluation rows and the pool, both in shuffled order.
+    """
+    order = shuffled(size)
+    return order[:held_out], order[held_out:]

@@ -1,0 +1,346 @@
+"""Running a comparison: planners paired with critics, each searched with every seed, reduced to outcomes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mas_gym.errors import ConfigError, MASGymError
+from mas_gym.internal.jobs import run_jobs
+from search.plan import Plan
+from search.planners.registry import load_planner, planner_spec
+from search.protocol import Critic, Planner, as_critic, as_planner, planner_name
+from search.results.outcomes import Outcome
+
+if TYPE_CHECKING:
+    from mas_gym.policies import AsyncPolicy, Policy
+    from mas_gym.programs import Program
+    from mas_gym.systems.graph import MAS
+    from search.budget import Budget
+    from search.engine.fleet import Fleet
+    from search.engine.journal import Progress
+    from search.setup import Sampling
+
+from search.results.searches import outcome_of
+
+PAPER_PLANNERS = ("single", "sc:5", "sc:5,weights=critic", "sbs:5,1", "sbs:5,3", "mcts:10,3")
+"""The search methods of the paper's main table."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One row to measure: a planner with the critic that guides it, if it takes one.
+
+    Attributes:
+        name: The planner in tables.
+        planner: The planner.
+        critic: The critic; None for a planner that takes none.
+        critic_name: The critic in tables.
+        critic_spec: What `rewardmodels.load_critic` takes; needed only on a fleet.
+    """
+
+    name: str
+    planner: Planner
+    critic: Critic | None = None
+    critic_name: str = ""
+    critic_spec: str = ""
+
+    @property
+    def label(self) -> str:
+        """Planner and critic in one string."""
+        return f"{self.name} + {self.critic_name}" if self.critic is not None else self.name
+
+
+class Remote(NamedTuple):
+    """A fleet, and how each of its actors loads its policy and its critic."""
+
+    fleet: Fleet
+    make_policy: Callable[[], Policy | AsyncPolicy]
+    make_critic: Callable[[str], Callable[[], Critic]]
+
+
+class Workers(NamedTuple):
+    """Processes that take one run of an arm after another, and how each loads its policy and its critics.
+
+    Policies and critics that compute on one core then fill as many cores as there are processes.
+
+    Attributes:
+        processes: Their number.
+        make_policy: Loads the policy.
+        make_critic: Returns what loads the critic of a spec.
+        imports: Modules that policy and critics need.
+    """
+
+    processes: int
+    make_policy: Callable[[], Policy | AsyncPolicy]
+    make_critic: Callable[[str], Callable[[], Critic]]
+    imports: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all arms have in common.
+
+    Attributes:
+        task: The problems.
+        mas: The system.
+        policy: Writes the messages; None if a fleet's actors or worker processes load it.
+        seeds: Run seeds.
+        concurrency: Open searches at once; worker processes have equal shares.
+        store: Keeps finished searches.
+        remote: The fleet to search on; None for this process.
+        budget: Limits of each search.
+        run_budget: Limits of each run, of one arm with one seed.
+        sampling: How agents sample; the paper's settings by default.
+        workers: Processes to run arms in, for planners that pickle and critics with a spec; None for this process.
+        program: The agent program behind ``mas``; None for a MAS.
+        training: Whether searches may ask for the true reward, to generate training data.
+    """
+
+    task: Any
+    mas: MAS
+    policy: Policy | AsyncPolicy | None
+    seeds: Sequence[int]
+    concurrency: int = 64
+    store: str | Path | None = None
+    remote: Remote | None = None
+    budget: Budget | None = None
+    run_budget: Budget | None = None
+    sampling: Sampling | None = None
+    workers: Workers | None = None
+    program: Program | None = None
+    training: bool = False
+
+
+def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | Planner]) -> dict[str, Planner]:
+    """Load planners and return them by their name in tables.
+
+    Args:
+        planners: Planners or their short forms, or a mapping from your own names.
+
+    Raises:
+        ConfigError: Two different planners have one name.
+    """
+    if isinstance(planners, Mapping):
+        return {str(name): load_planner(p) if isinstance(p, str) else as_planner(p) for name, p in planners.items()}
+    single = isinstance(planners, str) or hasattr(planners, "plan")
+    items: list[Any] = [planners] if single else list(planners)  # type: ignore[arg-type]
+    loaded = [load_planner(item) if isinstance(item, str) else as_planner(item) for item in items]
+    named = [(planner_spec(planner), planner) for planner in loaded]
+    found: dict[str, Planner] = {}
+    for item, (name, planner) in zip(items, named, strict=True):
+        # Names leave out what only a short form states, such as the kind of values.
+        shared = any(other != planner for same, other in named if same == name)
+        if isinstance(item, str) and (name == planner_name(planner) or shared):
+            name = item
+        if name in found and found[name] != planner:
+            raise ConfigError(f"two planners are called {name!r}: give them names, as in {{'a': first, 'b': second}}")
+        found[name] = planner
+    return found
+
+
+def named_critics(
+    critics: Mapping[str, Critic] | Iterable[str | Critic], lazy: bool = False
+) -> dict[str, tuple[str, Critic]]:
+    """Load critics and return each spec and critic by its name in tables.
+
+    That is the critic's name, or its spec if several critics have that name. Lazy ones read their weights when they
+    first score; see `rewardmodels.load_critic`.
+    """
+    if isinstance(critics, Mapping):
+        return {name: ("", as_critic(critic)) for name, critic in critics.items()}
+    pairs = [(item, load_critic(item, lazy)) if isinstance(item, str) else ("", as_critic(item)) for item in critics]
+    common = Counter(critic.name for _, critic in pairs)
+    found: dict[str, tuple[str, Critic]] = {}
+    for spec, critic in pairs:
+        name = spec if spec and common[critic.name] > 1 else critic.name
+        if name in found and found[name][1] != critic and (not spec or found[name][0] != spec):
+            raise ConfigError(f"two critics are called {name!r}: give them names, as in {{'a': first, 'b': second}}")
+        found.setdefault(name, (spec, critic))
+    return found
+
+
+def load_critic(spec: str, lazy: bool = False) -> Critic:
+    """Load a critic by its name or folder; see `rewardmodels.load_critic`."""
+    # rewardmodels depends on search, so it is imported by name, when a critic is loaded.
+    critic: Critic = import_module("rewardmodels").load_critic(spec, lazy=lazy)
+    return critic
+
+
+def pair(
+    planners: Mapping[str, Planner],
+    critics: Mapping[str, tuple[str, Critic]],
+    refused: Callable[[str], None] = lambda reason: None,
+) -> list[Arm]:
+    """Pair each planner that needs a critic with every critic; the others run once, without.
+
+    Args:
+        planners: By name.
+        critics: By name, as from `named_critics`.
+        refused: Is called with the reason for each pair that cannot work.
+
+    Raises:
+        ConfigError: No pair is left.
+    """
+    arms: list[Arm] = []
+    reasons: list[str] = []
+    for name, planner in planners.items():
+        guides = critics if planner.needs_critic else {"": ("", None)}
+        if not guides:
+            reasons.append(f"{name} left out: it needs a critic: pass critics=[...], such as 'policy-likelihood'")
+        for critic_name, (spec, critic) in guides.items():
+            arm = Arm(name, planner, critic, critic_name, spec)
+            try:
+                planner.for_run(critic, False)
+            except (MASGymError, ValueError) as error:
+                reasons.append(f"{arm.label} left out: {error}")
+            else:
+                arms.append(arm)
+    if not arms:
+        raise ConfigError("; ".join(reasons) or "expected at least one planner, got none")
+    for reason in reasons:
+        refused(reason)
+    return arms
+
+
+def measure(
+    arms: Sequence[Arm],
+    bench: Bench,
+    look: Callable[[Arm, Plan], None] = lambda arm, plan: None,
+    listen: Callable[[Arm, int, Progress], None] | bool = False,
+) -> tuple[list[Outcome], BaseException | None]:
+    """Run every arm with every seed.
+
+    Args:
+        arms: The rows.
+        bench: What they have in common.
+        look: Is called with every plan, in the order in which searches end.
+        listen: Is called with the arm, the seed and every progress update; True for a bar per run in this process.
+
+    Returns:
+        The outcomes of the searches that ended, and what ended the measurement early: Ctrl-C or an error that
+        concerns all searches, such as an engine that is gone; None if it is complete.
+    """
+    for arm in arms:
+        if arm.critic is not None:
+            as_critic(arm.critic).check_graph(bench.mas)
+    if bench.workers is not None:
+        return _measure_in_processes(arms, bench, bench.workers, look, listen)
+    outcomes: list[Outcome] = []
+    for arm in arms:
+        for seed in bench.seeds:
+            found: list[Outcome] = []
+
+            def take(plan: Plan, arm: Arm = arm, seed: int = seed, found: list[Outcome] = found) -> None:
+                found.append(outcome_of(plan, arm.name, arm.critic_name, seed))
+                look(arm, plan)
+
+            def update(now: Progress, arm: Arm = arm, seed: int = seed) -> None:
+                if callable(listen):
+                    listen(arm, seed, now)
+
+            stop = drain(start(arm, bench, seed, update if callable(listen) else listen), take)
+            # In a fixed order, so that sums over searches are equal to the last bit.
+            outcomes += sorted(found, key=lambda outcome: outcome.problem_id)
+            if stop is not None:
+                return outcomes, stop
+    return outcomes, None
+
+
+class _Loaded:
+    """What a worker process has loaded, and the runs that it does with it."""
+
+    def __init__(self, bench: Bench, workers: Workers) -> None:
+        self._bench, self._make_critic = replace(bench, policy=workers.make_policy()), workers.make_critic
+        self._critic: tuple[str, Critic] | None = None
+
+    def __call__(self, job: tuple[Arm, int], report: Callable[[Any], None]) -> BaseException | None:
+        arm, seed = job
+        if arm.critic_spec:
+            if self._critic is None or self._critic[0] != arm.critic_spec:
+                # Only one at a time, because a critic keeps a cache.
+                self._critic = None
+                self._critic = arm.critic_spec, self._make_critic(arm.critic_spec)()
+            arm = replace(arm, critic=self._critic[1])
+        return drain(start(arm, self._bench, seed, report), report)
+
+
+def _measure_in_processes(
+    arms: Sequence[Arm],
+    bench: Bench,
+    workers: Workers,
+    look: Callable[[Arm, Plan], None],
+    listen: Callable[[Arm, int, Progress], None] | bool,
+) -> tuple[list[Outcome], BaseException | None]:
+    for arm in arms:
+        if arm.critic is not None and not arm.critic_spec:
+            raise ConfigError(f"{arm.label}: worker processes load critics by name; name it, or use workers=1")
+    # Planners are usually listed from cheap to expensive: long runs that start first leave no core idle at the end.
+    rows = [(arm, seed) for arm in arms for seed in bench.seeds][::-1]
+    found: list[list[Outcome]] = [[] for _ in rows]
+
+    def take(index: int, message: Plan | Progress) -> None:
+        arm, seed = rows[index]
+        if isinstance(message, Plan):
+            found[index].append(outcome_of(message, arm.name, arm.critic_name, seed))
+            look(arm, message)
+        elif callable(listen):
+            listen(arm, seed, message)
+
+    share = max(1, bench.concurrency // workers.processes)
+    prepare = partial(_Loaded, replace(bench, policy=None, workers=None, concurrency=share), workers)
+    jobs = [(replace(arm, critic=None), seed) for arm, seed in rows]
+    stop = run_jobs(jobs, prepare, workers.processes, take, workers.imports)
+    ordered = [sorted(outcomes, key=lambda outcome: outcome.problem_id) for outcomes in found[::-1]]
+    return [outcome for outcomes in ordered for outcome in outcomes], stop
+
+
+def drain(run: Iterator[Plan], take: Callable[[Plan], None]) -> BaseException | None:
+    """Take every plan of a run, or after Ctrl-C or an error every finished one; return what ended it early."""
+    stop: BaseException | None = None
+    while True:
+        try:
+            for plan in run:
+                take(plan)
+            return stop
+        except (KeyboardInterrupt, MASGymError) as error:
+            # The run still yields the plans that had finished.
+            stop = stop or error
+
+
+def start(arm: Arm, bench: Bench, seed: int, listen: Callable[[Progress], None] | bool = False) -> Iterator[Plan]:
+    """Start searching every problem with one arm and one seed, in this process or on a fleet."""
+    common: dict[str, Any] = {
+        "mas": bench.mas if bench.program is None else None,
+        "program": bench.program,
+        "seed": seed,
+        "concurrency": bench.concurrency,
+        "training": bench.training,
+        "sampling": bench.sampling,
+        "budget": bench.budget,
+        "run_budget": bench.run_budget,
+        "progress": listen,
+    }
+    if bench.remote is None:
+        from search.engine.run import run
+
+        return run(arm.planner, bench.task, policy=bench.policy, critic=arm.critic, store=bench.store, **common)
+    from search.engine.fleet import run_ray
+
+    fleet, make_policy, make_critic = bench.remote
+    critic = None if arm.critic is None else make_critic(arm.critic_spec)
+    store = None if bench.store is None else str(bench.store)
+    return run_ray(
+        arm.planner, bench.task, make_policy=make_policy, make_critic=critic, fleet=fleet, store=store, **common
+    )
+
+
+def calibration_store(store: str | Path) -> Path:
+    """Return the file beside a store that keeps calibration searches: ``runs.calibration.db`` for ``runs.db``."""
+    path = Path(store)
+    return path.with_suffix(f".calibration{path.suffix}")

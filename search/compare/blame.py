@@ -1,0 +1,92 @@
+"""The turn at which a critic's values fall."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from search.plan import Plan
+
+
+class Blame(NamedTuple):
+    """The message that most lowered the value of a transcript.
+
+    Attributes:
+        problem_id: The problem.
+        turn: Its place in the transcript, from 0.
+        speaker: Index of the agent that wrote it.
+        text: The message.
+        values: The value before the first message and after each.
+        fall: By how much it lowered the value.
+        confidence: Half of the fall, in ``[0, 1]`` for values in ``[-1, 1]``; 0 if the value never falls.
+    """
+
+    problem_id: str
+    turn: int
+    speaker: int
+    text: str
+    values: tuple[float, ...]
+    fall: float
+    confidence: float
+
+
+def chosen_path(plan: Plan) -> list[int]:
+    """Return the nodes of the chosen transcript, without the root; empty for a plan without an answer or a tree."""
+    if plan.tree is None or plan.best is None or plan.best.node is None:
+        return []
+    return list(plan.tree.path(plan.best.node)[1:])
+
+
+def path_values(plan: Plan) -> list[float]:
+    """Return the stored values along the chosen transcript; none if one of its states was never scored."""
+    values = [plan.tree[node].value for node in chosen_path(plan)] if plan.tree is not None else []
+    found = [value for value in values if value is not None]
+    return found if len(found) == len(values) else []
+
+
+def blame(plan: Plan, values: Sequence[float], before: float) -> Blame:
+    """Return the message of the chosen transcript after which the value fell most; of equal falls, the first.
+
+    Args:
+        plan: A plan with a tree.
+        values: A critic's value after each message of the chosen transcript.
+        before: The value before the first message.
+    """
+    assert plan.tree is not None
+    path = chosen_path(plan)
+    turn, confidence = largest_fall(values, before)
+    state = plan.tree[path[turn]].state
+    fall = falls(values, before)[turn]
+    return Blame(plan.problem_id, turn, state.speaker, state.text, (before, *values), fall, confidence)
+
+
+def falls(values: Sequence[float], before: float) -> list[float]:
+    """Return by how much each message lowered the value.
+
+    Args:
+        values: After each message.
+        before: The value before the first.
+    """
+    return [old - new for old, new in zip((before, *values), values, strict=False)]
+
+
+def largest_fall(values: Sequence[float], before: float) -> tuple[int, float]:
+    """Return the place of the largest fall, the first of equal ones, and half of it, or 0 if the value never falls."""
+    found = falls(values, before)
+    place = max(range(len(found)), key=found.__getitem__)
+    return place, max(0.0, found[place]) / 2
+
+
+def blamed(scored: Iterable[tuple[Plan, Sequence[float]]]) -> list[Blame]:
+    """Return the blame of the wrong answers of one run.
+
+    Args:
+        scored: The plans of the run, right answers too, each with the values after the messages of its chosen
+            transcript. The mean of the first values is the value before the first message.
+    """
+    first: list[float] = []
+    wrong: list[tuple[Plan, Sequence[float]]] = []
+    for plan, values in scored:
+        first.append(values[0])
+        wrong += [] if plan.correct else [(plan, values)]
+    return [blame(plan, values, sum(first) / len(first)) for plan, values in wrong]

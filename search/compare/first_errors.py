@@ -1,0 +1,406 @@
+"""How good a critic's values are: calibration, the message that lost a search, and first errors of transcripts.
+
+`bench_critic` measures how well a critic finds the first error of labelled transcripts; F1 is ProcessBench's (Zheng et
+al. 2024). A critic gives every prefix a value (`search.compare.transcripts`). One of two rules turns values into a
+prediction:
+
+* ``"value"``: the first step after which the value is below a threshold, as ProcessBench does for reward models;
+* ``"fall"``: the step with the largest fall in value, if half of the fall reaches a threshold, as in `mas-gym blame`.
+
+A rule and its threshold are chosen on transcripts that are not measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mas_gym.errors import ConfigError, choice
+from mas_gym.systems.graph import MAS
+from search.compare.blame import largest_fall
+from search.compare.calibration import Bin, ScoredState, calibration
+from search.compare.transcripts import (
+    NOBODY,
+    Cost,
+    LabelledTranscript,
+    Scored,
+    divide,
+    read_transcripts,
+    score_transcripts,
+)
+from search.protocol import Critic
+from search.results.intervals import Counts, Interval, bootstrap
+
+Rule = Literal["value", "fall"]
+RULES: tuple[Rule, ...] = ("value", "fall")
+
+_FAILED = -2
+_THRESHOLDS = 200
+_RESAMPLES = 1000
+
+
+class Threshold(NamedTuple):
+    """How values become a prediction.
+
+    Attributes:
+        rule: ``"value"`` or ``"fall"``; see the module.
+        at: The threshold.
+    """
+
+    rule: Rule
+    at: float
+
+
+class Predictor:
+    """Predicts the first wrong step of scored transcripts, for any threshold.
+
+    The value before the first step is the mean value after first steps.
+    """
+
+    def __init__(self, scored: Sequence[Scored]) -> None:
+        """Lay the values out in a table, shape (transcripts, steps)."""
+        first = [one.values[0] for one in scored if one.values]
+        start = sum(first) / len(first) if first else 0.0
+        width = max((len(one.values) for one in scored), default=0)
+        self._values = np.full((len(scored), width), np.inf)
+        self._place = np.full(len(scored), NOBODY)
+        self._confidence = np.full(len(scored), -np.inf)
+        for row, one in enumerate(scored):
+            self._values[row, : len(one.values)] = one.values
+            if one.values:
+                self._place[row], self._confidence[row] = largest_fall(one.values, start)
+        self._failed = np.array([not one.values for one in scored], dtype=bool)
+
+    def predict(self, threshold: Threshold) -> NDArray[np.int_]:
+        """Return the first wrong step of each transcript, -1 for none; another negative number without values."""
+        if threshold.rule == "value":
+            below = self._values < threshold.at
+            found = np.where(below.any(axis=1), below.argmax(axis=1), NOBODY)
+        else:
+            found = np.where(self._confidence >= threshold.at, self._place, NOBODY)
+        return np.where(self._failed, _FAILED, found)
+
+    def candidates(self, rule: Rule) -> list[Threshold]:
+        """Return thresholds that make a difference: between quantiles of the statistic that they are compared with."""
+        seen = self._values[np.isfinite(self._values)] if rule == "value" else self._confidence[~self._failed]
+        if not seen.size:
+            return []
+        levels = np.unique(np.quantile(seen, np.linspace(0, 1, _THRESHOLDS)))
+        cuts = [float(low + high) / 2 for low, high in pairwise(levels)]
+        return [Threshold(rule, cut) for cut in [float(levels[0]), *cuts, float(np.nextafter(levels[-1], np.inf))]]
+
+
+def f1_score(predicted: NDArray[np.int_], labels: NDArray[np.int_]) -> float:
+    """Return ProcessBench's F1 in percent: the harmonic mean of the accuracies on wrong and on right transcripts.
+
+    >>> f1_score(np.array([1, 0, -1, -1]), np.array([1, 2, -1, -1]))
+    66.66666666666667
+    """
+    hits, wrong = predicted == labels, labels != NOBODY
+    return _harmonic(_share(hits[wrong]), _share(hits[~wrong]))
+
+
+def _harmonic(first: float, second: float) -> float:
+    return 100 * 2 * first * second / (first + second) if first + second > 0 else 0.0
+
+
+def _share(hits: NDArray[np.bool_]) -> float:
+    return float(hits.mean()) if hits.size else 0.0
+
+
+def choose_threshold(dev: Sequence[Scored], rules: Sequence[Rule] = RULES) -> tuple[Threshold, float]:
+    """Return the rule and the threshold with the best F1, and that F1 in percent.
+
+    Raises:
+        ConfigError: The transcripts are all right, or all wrong.
+    """
+    labels = np.array([one.transcript.label for one in dev])
+    if not len(dev) or (labels == NOBODY).all() or (labels != NOBODY).all():
+        raise ConfigError(
+            f"a threshold is chosen on transcripts with and without an error; the dev part has {len(dev)} of one sort: "
+            "name a file with more, or give a rule and a threshold"
+        )
+    predictor = Predictor(dev)
+    tried = [(f1_score(predictor.predict(t), labels), t) for rule in rules for t in predictor.candidates(rule)]
+    best = max(f1 for f1, _ in tried)
+    # The middle of equally good thresholds is the least likely to be one by chance.
+    rule = next(threshold.rule for f1, threshold in tried if f1 == best)
+    equal = [threshold for f1, threshold in tried if f1 == best and threshold.rule == rule]
+    return equal[len(equal) // 2], best
+
+
+class DepthFigures(NamedTuple):
+    """A critic's values after a number of steps.
+
+    Attributes:
+        prefixes: How many there are.
+        value: Their mean value.
+        right: Share of them without an error.
+        auc: How well the value tells the two apart, in ``[0, 1]``; 0.5 if there is only one sort.
+        gap: Mean distance between value and ``2 right - 1``, over bins of equally many prefixes.
+        bins: The bins.
+    """
+
+    prefixes: int
+    value: float
+    right: float
+    auc: float
+    gap: float
+    bins: tuple[Bin, ...]
+
+
+@dataclass(frozen=True)
+class FirstErrorFigures:
+    """What `bench_critic` measures; shares in ``[0, 1]``, F1 in percent; None where it is not defined.
+
+    Attributes:
+        critic: Its name.
+        terminal_only: Whether it scores whole transcripts alone, so that it names no step.
+        transcripts: How many were measured.
+        wrong: How many of them have an error.
+        failed: Reason to number of transcripts without values; they count as not found.
+        threshold: The rule and its threshold.
+        chosen_on: Where the threshold comes from.
+        dev_f1: F1 on the transcripts that it was chosen on.
+        first_error: Share of the wrong transcripts whose first wrong step is found.
+        no_error: Share of the right transcripts in which no step is named.
+        f1: Their harmonic mean.
+        f1_interval: Its 95% interval, by a bootstrap over questions.
+        agent: Share of the wrong transcripts whose erring agent is named; None without agents.
+        auc: How well a prefix's value tells whether it has an error.
+        pairwise: Of two prefixes of one question and one length, one with an error: share of pairs in which the other
+            has the higher value; ties count half.
+        pairs: How many such pairs there are.
+        by_depth: Calibration and AUC after each number of steps.
+        cost: What scoring cost.
+    """
+
+    critic: str
+    terminal_only: bool
+    transcripts: int
+    wrong: int
+    failed: dict[str, int]
+    threshold: Threshold | None
+    chosen_on: str
+    dev_f1: float | None
+    first_error: float | None
+    no_error: float | None
+    f1: float | None
+    f1_interval: Interval | None
+    agent: float | None
+    auc: float
+    pairwise: float | None
+    pairs: int
+    by_depth: dict[int, DepthFigures]
+    cost: Cost
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-able form."""
+        flat = asdict(self)
+        for name in ("threshold", "f1_interval", "cost"):
+            part = getattr(self, name)
+            flat[name] = None if part is None else part._asdict()
+        flat["by_depth"] = {
+            str(depth): {**found._asdict(), "bins": [one._asdict() for one in found.bins]}
+            for depth, found in self.by_depth.items()
+        }
+        return flat
+
+
+def first_error_figures(
+    critic: str,
+    scored: Sequence[Scored],
+    dev: Sequence[Scored],
+    *,
+    terminal_only: bool = False,
+    threshold: Threshold | None = None,
+    rules: Sequence[Rule] = RULES,
+    chosen_on: str = "",
+    cost: Cost | None = None,
+) -> FirstErrorFigures:
+    """Measure a critic's values against the truth.
+
+    Args:
+        critic: Its name.
+        scored: The transcripts to measure.
+        dev: The transcripts to choose a threshold on; not needed with one, nor for outcome critics.
+        terminal_only: Whether the values are of whole transcripts alone.
+        threshold: In place of a chosen one.
+        rules: Those to choose from.
+        chosen_on: Says where the threshold comes from.
+        cost: What scoring cost.
+
+    Raises:
+        ConfigError: A threshold is to be chosen and ``dev`` lacks one sort of transcripts, or nothing is measured.
+    """
+    if not scored:
+        raise ConfigError("expected transcripts to measure, got none beside those that a threshold is chosen on")
+    labels = np.array([one.transcript.label for one in scored])
+    states = [state for one in scored for state in _states(one, terminal_only)]
+    right, pairs = _pairwise(scored, terminal_only)
+    dev_f1: float | None = None
+    named: dict[str, Any] = dict.fromkeys(("first_error", "no_error", "f1", "f1_interval", "agent"))
+    if not terminal_only:
+        if threshold is None:
+            threshold, dev_f1 = choose_threshold(dev, rules)
+        named = _named(scored, labels, Predictor(scored).predict(threshold))
+    return FirstErrorFigures(
+        critic=critic,
+        terminal_only=terminal_only,
+        transcripts=len(scored),
+        wrong=int((labels != NOBODY).sum()),
+        failed=dict(Counter(one.error for one in scored if one.error is not None).most_common()),
+        threshold=None if terminal_only else threshold,
+        chosen_on="" if terminal_only else chosen_on,
+        dev_f1=dev_f1,
+        auc=auc([state.value for state in states], [state.right > 0 for state in states]),
+        pairwise=right,
+        pairs=pairs,
+        by_depth=_by_depth(states),
+        cost=cost or Cost(),
+        **named,
+    )
+
+
+def _states(one: Scored, last_alone: bool) -> Iterable[ScoredState]:
+    """Yield the scored prefixes; one is right if it has no error yet."""
+    label, first = one.transcript.label, len(one.transcript.steps) if last_alone else 1
+    for depth, value in enumerate(one.values, first):
+        yield ScoredState(depth, value, float(label == NOBODY or depth <= label))
+
+
+def _named(scored: Sequence[Scored], labels: NDArray[np.int_], predicted: NDArray[np.int_]) -> dict[str, Any]:
+    hits, wrong = predicted == labels, labels != NOBODY
+    agents = [one.transcript.agents for one in scored]
+    same = [bool(a) and p >= 0 and a[p] == a[t] for a, p, t in zip(agents, predicted, labels, strict=True) if t >= 0]
+    known = any(len(set(names)) > 1 for names in agents)
+    return {
+        "first_error": _share(hits[wrong]) if wrong.any() else None,
+        "no_error": _share(hits[~wrong]) if not wrong.all() else None,
+        "f1": f1_score(predicted, labels) if wrong.any() and not wrong.all() else None,
+        "f1_interval": _f1_interval(scored, hits, wrong) if wrong.any() and not wrong.all() else None,
+        "agent": sum(same) / len(same) if known and same else None,
+    }
+
+
+def _f1_interval(scored: Sequence[Scored], hits: NDArray[np.bool_], wrong: NDArray[np.bool_]) -> Interval:
+    """Resample the questions, from each one's hits and numbers of wrong and of right transcripts."""
+    questions = {name: i for i, name in enumerate(dict.fromkeys(one.transcript.problem for one in scored))}
+    sums = np.zeros((len(questions), 4))
+    for one, hit, bad in zip(scored, hits, wrong, strict=True):
+        sums[questions[one.transcript.problem], [0, 1] if bad else [2, 3]] += (hit, 1)
+
+    def statistic(counts: Counts) -> list[float]:
+        drawn = counts @ sums
+        return [_harmonic(caught / max(bad, 1), kept / max(good, 1)) for caught, bad, kept, good in drawn]
+
+    return bootstrap(len(sums), statistic, resamples=_RESAMPLES)
+
+
+def _pairwise(scored: Sequence[Scored], last_alone: bool) -> tuple[float | None, int]:
+    groups: dict[tuple[str, int], tuple[list[float], list[float]]] = {}
+    for one in scored:
+        for state in _states(one, last_alone):
+            groups.setdefault((one.transcript.problem, state.depth), ([], []))[state.right > 0].append(state.value)
+    scores = [
+        (better > worse) + (better == worse) / 2
+        for wrong, right in groups.values()
+        for better in right
+        for worse in wrong
+    ]
+    return (sum(scores) / len(scores), len(scores)) if scores else (None, 0)
+
+
+def _by_depth(states: Sequence[ScoredState]) -> dict[int, DepthFigures]:
+    found: dict[int, DepthFigures] = {}
+    for depth, bins in calibration(states).items():
+        here = [state for state in states if state.depth == depth]
+        gap = sum(abs(one.value - (2 * one.right - 1)) * one.states for one in bins) / len(here)
+        value, right = (sum(getattr(s, name) for s in here) / len(here) for name in ("value", "right"))
+        able = auc([s.value for s in here], [s.right > 0 for s in here])
+        found[depth] = DepthFigures(len(here), value, right, able, gap, tuple(bins))
+    return found
+
+
+def bench_critic(
+    critic: Critic | str,
+    data: str | Path | Sequence[LabelledTranscript],
+    *,
+    dev: str | Path | Sequence[LabelledTranscript] | None = None,
+    mas: MAS | str | None = None,
+    rule: Rule | None = None,
+    threshold: float | None = None,
+    listen: Callable[[int, int], None] = lambda done, total: None,
+) -> FirstErrorFigures:
+    """Measure how well a critic finds the first error of labelled transcripts.
+
+    Args:
+        critic: The critic, or what `rewardmodels.load_critic` takes.
+        data: A file as in `search.compare.transcripts`, or its transcripts.
+        dev: Transcripts to choose the threshold on. By default a part of ``data``, which is then not measured: the rows
+            whose ``split`` is dev, else a fifth of the questions, by a hash.
+        mas: The system that wrote the transcripts, in place of the one that their rows name.
+        rule: ``"value"`` or ``"fall"``; by default the better one on ``dev``.
+        threshold: In place of a chosen one; the rule is then ``"value"`` by default, and all of ``data`` is measured.
+        listen: Is called with the number of transcripts scored so far, and of all.
+
+    Raises:
+        ConfigError: An argument is out of range; the critic compares states; or no threshold can be chosen.
+        CriticError: The critic does not fit the system, or can score no transcript.
+        DataError: Rows are no transcripts, or no episodes of the system.
+    """
+    from mas_gym.systems.loading import load_mas
+    from search.compare.arms import load_critic
+
+    if rule is not None:
+        choice("rule", rule, RULES)
+    if threshold is not None and not math.isfinite(threshold):
+        raise ConfigError(f"expected a finite number as threshold, got {threshold!r}")
+    guide = load_critic(critic) if isinstance(critic, str) else critic
+    system = None if mas is None else load_mas(mas)
+    rest = read_transcripts(data) if isinstance(data, str | Path) else list(data)
+    given = Threshold(rule or "value", threshold) if threshold is not None else None
+    chosen: list[LabelledTranscript] = []
+    how = "given"
+    if given is None and dev is not None:
+        chosen, how = (read_transcripts(dev), Path(dev).name) if isinstance(dev, str | Path) else (list(dev), "dev")
+    elif given is None:
+        chosen, rest, how = divide(rest)
+    total = len(chosen) + len(rest)
+    wanted = [] if guide.terminal_only else chosen
+    before, _ = score_transcripts(wanted, guide, system, lambda done: listen(done, total)) if wanted else ([], None)
+    scored, cost = score_transcripts(rest, guide, system, lambda done: listen(len(wanted) + done, total))
+    return first_error_figures(
+        guide.name,
+        scored,
+        before,
+        terminal_only=guide.terminal_only,
+        threshold=given,
+        rules=RULES if rule is None else (rule,),
+        chosen_on=how,
+        cost=cost,
+    )
+
+
+def auc(scores: ArrayLike, labels: ArrayLike) -> float:
+    """Return the area under the ROC curve, in ``[0, 1]``; ties count half; 0.5 if one class is missing.
+
+    >>> auc([0.1, 0.4, 0.4, 0.9], [False, True, False, True])
+    0.875
+    """
+    values, positive = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=bool)
+    ups = int(positive.sum())
+    if ups in (0, positive.size):
+        return 0.5
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    # The mean rank of each value, from 1 (Mann and Whitney 1947).
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return float((ranks[positive].sum() - ups * (ups + 1) / 2) / (ups * (positive.size - ups)))

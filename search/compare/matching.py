@@ -1,0 +1,110 @@
+"""Sizes of planners for an equal cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from mas_gym.errors import ConfigError
+from search.planners.registry import planner_spec
+from search.protocol import planner_name
+
+if TYPE_CHECKING:
+    from mas_gym.tasks.base import Problem
+
+from search.compare.arms import Arm, Bench, calibration_store, measure
+from search.results.sizes import Calibrated
+
+_ROUNDS = 8
+_LARGEST = 4096
+
+
+class Match(NamedTuple):
+    """The cost per problem that all planners should have.
+
+    Attributes:
+        unit: ``"tokens"`` or ``"calls"``.
+        amount: Per problem.
+    """
+
+    unit: str
+    amount: float
+
+    @classmethod
+    def read(cls, text: str) -> Match:
+        """Read ``"tokens=650"``.
+
+        Raises:
+            ConfigError: It names no unit, or no positive number.
+        """
+        unit, _, amount = text.partition("=")
+        try:
+            number = float(amount)
+        except ValueError:
+            number = 0.0
+        if unit.strip() not in ("tokens", "calls") or not 0 < number < float("inf"):
+            raise ConfigError(f"match: expected tokens=N or calls=N, such as tokens=650, got {text!r}")
+        return cls(unit.strip(), number)
+
+
+def calibrate(arm: Arm, bench: Bench, match: Match, problems: Sequence[Problem]) -> tuple[Arm, Calibrated]:
+    """Return an arm whose planner has the size with the closest cost.
+
+    The size is the planner's `search.Planner.size_setting`, such as the number of passes or
+    simulations. Sizes are chosen by cost alone, never by correctness. With a store, the searches
+    are kept in a separate file beside it (`calibration_store`), so that they are not repeated.
+
+    Args:
+        arm: The arm.
+        bench: Policy, system and seed; the first seed is used.
+        match: The cost to reach.
+        problems: The problems to search.
+
+    Raises:
+        ConfigError: Every search failed, or the planner's ``size_setting`` is wrong.
+    """
+    store = None if bench.store is None else calibration_store(bench.store)
+    bench = replace(bench, task=problems, store=store, seeds=bench.seeds[:1], run_budget=None, workers=None)
+    setting = arm.planner.size_setting
+
+    def spent(candidate: Arm) -> float:
+        outcomes, stop = measure([candidate], bench)
+        if stop is not None:
+            raise stop
+        costs = [o.tokens if match.unit == "tokens" else o.agent_calls for o in outcomes if o.error is None]
+        if not costs:
+            raise ConfigError(f"every calibration search failed: {outcomes[0].error if outcomes else 'no problems'}")
+        return sum(costs) / len(costs)
+
+    if not setting:
+        return arm, Calibrated(arm.label, "", 0, spent(arm), len(problems))
+    size = arm.planner.current_size()
+    tried: dict[int, float] = {}
+    for _ in range(_ROUNDS):
+        tried[size] = spent(_resized(arm, size))
+        size = _next_size(tried, match.amount)
+        if size in tried:
+            break
+    best = min(tried, key=lambda tried_size: abs(tried[tried_size] - match.amount))
+    chosen = _resized(arm, best)
+    return chosen, Calibrated(chosen.label, setting, best, tried[best], len(problems))
+
+
+def _resized(arm: Arm, size: int) -> Arm:
+    planner = arm.planner.resized(size)
+    name = planner_spec(planner)
+    return replace(arm, planner=planner, name=f"{arm.name} {size}" if name == planner_name(planner) else name)
+
+
+def _next_size(tried: Mapping[int, float], amount: float) -> int:
+    """Return the size where a line through the two nearest costs meets the amount; a tried size when done."""
+    below = max((size for size in tried if tried[size] <= amount), default=0)
+    above = min((size for size in tried if tried[size] > amount), default=_LARGEST + 1)
+    near, *others = sorted(tried, key=lambda size: abs(tried[size] - amount))
+    slope = tried[near] / near
+    if others and tried[near] != tried[others[0]]:
+        slope = (tried[near] - tried[others[0]]) / (near - others[0])
+    guess = near + round((amount - tried[near]) / slope) if slope > 0 else 2 * near
+    inside = min(max(guess, below + 1), above - 1)
+    return inside or above

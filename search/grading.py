@@ -1,0 +1,185 @@
+"""The grading of a plan's answers; the only place of a search that sees reference answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from mas_gym.errors import ConfigError, shown, whole_number
+from mas_gym.policies.base import AsyncPolicy
+from mas_gym.systems.prompts import current_answer
+from mas_gym.systems.state import MASState
+from mas_gym.tasks.base import Grade, Problem, Task
+from search.plan import AnytimePoint, Plan
+from search.usage import Usage
+
+_QUICK = ("number", "choice", "text", "regex")
+"""Kinds that are graded in microseconds."""
+
+_TOGETHER = 8
+
+
+def final_text(state: MASState) -> str:
+    """Return the text of a terminal state that is graded: its last message; none if that reached nobody.
+
+    A message that names no legal recipient ends the episode without an answer (`mas_gym.Dynamics.failure`).
+    """
+    return state.text if state.recipients else ""
+
+
+class Grader:
+    """Grades the final messages of one problem, each distinct text once.
+
+    Args:
+        problems: The task, whose own grading is used if it has one, or any iterable of problems.
+        problem: The problem.
+        read: Returns the part of a terminal state's text that is graded (`mas_gym.MAS.final_text`).
+
+    Attributes:
+        threads: On how many threads messages may be graded at once; 0 if grading is quick and needs none.
+    """
+
+    def __init__(
+        self, problems: Iterable[Problem], problem: Problem, read: Callable[[str], str] = lambda text: text
+    ) -> None:
+        """Use the task's own grading if it has one, otherwise strict grading."""
+        task: Any = problems
+        if not (hasattr(task, "grade") and hasattr(task, "extract")):
+            from mas_gym.tasks.grading import answers
+
+            task = SimpleNamespace(extract=answers.extract_answer, grade=answers.grade)
+        self._problem = problem
+        self._extract: Callable[[str], str | None] = cache(lambda text: task.extract(problem, read(text)))
+        self._ask: Callable[[str], Grade] = lambda text: task.grade(problem, read(text))
+        self._grades: dict[str, Grade] = {}
+        self.threads = grading_threads(problems, problem.kind)
+
+    def extract(self, text: str) -> str | None:
+        """Return the normalised answer in a message, without looking at the reference."""
+        return self._extract(text)
+
+    def grade(self, text: str) -> Grade:
+        """Compare the answer in a message with the reference.
+
+        Raises:
+            ConfigError: The task's grader returned something else than a `Grade`.
+        """
+        if text not in self._grades:
+            grade = self._ask(text)
+            if not isinstance(grade, Grade):
+                raise ConfigError(f"grader: expected a mas_gym.tasks.Grade, got {shown(grade)}; return Grade(correct)")
+            self._grades[text] = grade
+        return self._grades[text]
+
+    def ungraded(self, texts: Iterable[str]) -> list[str]:
+        """Return the distinct ones among messages that have no grade yet."""
+        return [text for text in dict.fromkeys(texts) if text not in self._grades]
+
+    @property
+    def cost(self) -> Usage:
+        """What a judge spent on the grades so far; the verdict on an answer counts once."""
+        billed = {grade.extracted or text: grade for text, grade in list(self._grades.items()) if grade.tokens}
+        tokens, read = (sum(getattr(one, name) for one in billed.values()) for name in ("tokens", "prompt_tokens"))
+        return Usage(grader_tokens=tokens, grader_prompt_tokens=read)
+
+    def reward(self, text: str) -> float:
+        """Return R of a terminal state with this final message, +1.0 or -1.0."""
+        return 1.0 if self.grade(text).correct else -1.0
+
+    @staticmethod
+    def texts(plan: Plan) -> list[str]:
+        """Return the messages that `graded` grades."""
+        points = [point.state for point in plan.anytime if point.state is not None]
+        return [final_text(state) for state in (*(candidate.state for candidate in plan.candidates), *points)]
+
+    def graded(self, plan: Plan, calls: int, tokens: int) -> Plan:
+        """Return the plan with the answers of its candidates and its anytime curve extracted and graded.
+
+        A plan without a curve gets one point, at its agent calls and tokens.
+        """
+        grades = [self.grade(final_text(candidate.state)) for candidate in plan.candidates]
+        candidates = tuple(
+            replace(candidate, answer=grade.extracted, correct=grade.correct)
+            for candidate, grade in zip(plan.candidates, grades, strict=True)
+        )
+        anytime = tuple(self._graded(point) for point in plan.anytime)
+        best = candidates[0] if candidates else None
+        if best is not None and not anytime:
+            anytime = (AnytimePoint(calls, tokens, best.state, best.node, best.answer, best.correct),)
+        return replace(
+            plan,
+            problem_id=self._problem.id,
+            candidates=candidates,
+            anytime=anytime,
+            answer=best.answer if best else None,
+            correct=bool(best.correct) if best else False,
+        )
+
+    def _graded(self, point: AnytimePoint) -> AnytimePoint:
+        if point.state is None:
+            return point
+        grade = self.grade(final_text(point.state))
+        return point._replace(answer=grade.extracted, correct=grade.correct)
+
+
+def grading_threads(task: object, kind: str) -> int:
+    """Return on how many threads answers of a kind may be graded at once; 0 if they are graded in microseconds.
+
+    What is slow (a judge, code, symbolic equality, a function of the user's) must not hold up the scheduler's loop.
+    """
+    from mas_gym.tasks.grading.graders import KindGrader
+
+    grader = getattr(task, "grader", None)
+    if isinstance(grader, KindGrader) or not hasattr(task, "grade"):
+        if kind in _QUICK:
+            return 0
+        policy = getattr(getattr(grader, "judge", None), "policy", None)
+        # Of other judges nothing is known, and a local model computes one verdict at a time anyway.
+        return _TOGETHER if kind != "judge" or isinstance(policy, AsyncPolicy) else 1
+    return 1
+
+
+class TurnAnswer(NamedTuple):
+    """What an episode would have answered, had it ended after some turns.
+
+    Attributes:
+        turns: Number of turns, at least 1.
+        answer: The normalised answer; None if none had been stated.
+        correct: Whether it equals the reference.
+    """
+
+    turns: int
+    answer: str | None
+    correct: bool
+
+
+def turn_answers(plan: Plan, task: Task, turns: Sequence[int] = (4, 8, 12)) -> tuple[TurnAnswer, ...]:
+    """Return the answers of a plan's chosen episode after several numbers of turns.
+
+    The answer after a turn is the last one that was stated: in the field ``CURRENT ANSWER:`` of a message that
+    has it, otherwise anywhere in the message. From the episode's end on, it is the plan's answer.
+
+    Args:
+        plan: A graded plan, from `search.run` or a store.
+        task: The task with the plan's problem.
+        turns: Numbers of turns.
+
+    Raises:
+        ConfigError: A number is not a whole number of at least 1.
+    """
+    for count in turns:
+        whole_number("turns", count, at_least=1)
+    if plan.best is None:
+        return tuple(TurnAnswer(count, None, False) for count in turns)
+    grader = Grader(task, task.problem(plan.problem_id))
+    grades = [Grade(False)]
+    for state in plan.best.state.path()[1:]:
+        stated = current_answer(state.text)
+        grade = grader.grade(state.text if stated is None else f"Final Answer: {stated}")
+        grades.append(grades[-1] if grade.extracted is None else grade)
+    grades[-1] = Grade(bool(plan.correct), plan.answer)
+    reached = [grades[min(count, len(grades) - 1)] for count in turns]
+    return tuple(TurnAnswer(count, g.extracted, g.correct) for count, g in zip(turns, reached, strict=True))

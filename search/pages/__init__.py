@@ -1,0 +1,15 @@
+"""Pages of finished searches, such as an HTML page to explore a search tree.
+
+The input is plain data. Tables, intervals and plots are in `search.compare`.
+"""
+
+from search.pages.tree import TreeNodes, TreePage, tree_page, tree_view, write_plan_page, write_tree_page
+
+__all__ = [
+    "TreeNodes",
+    "TreePage",
+    "tree_page",
+    "tree_view",
+    "write_plan_page",
+    "write_tree_page",
+]

@@ -1,0 +1,259 @@
+"""The graph of a multi-agent system: as lines for a terminal, as an SVG picture, and as what each agent sees."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+from xml.sax.saxutils import escape, quoteattr
+
+from mas_gym.envs.rendering import one_line
+from mas_gym.systems.graph import MAS, Edge, Q
+from mas_gym.systems.state import MASState
+
+_LONGEST_NAME = 40
+_LONGEST_LABEL = 16
+
+_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 116, 40, 36, 26, 10
+_LABEL_GAP = 96
+"""Horizontal gap if some edges carry the text of their condition."""
+_CHARACTERS = 14
+
+_STYLE = (
+    "text{font:14px system-ui,sans-serif;fill:var(--md-default-fg-color,#22262b);fill-opacity:1}"
+    ".box{fill:var(--md-default-bg-color,#fff);stroke:#8a94a0}.q,.sink{stroke-dasharray:4 3}"
+    ".spoke{fill:#2f6f8f;stroke:none}"
+    ".acts{fill:#c2691a;stroke:none}.spoke+text,.acts+text{fill:#fff}"
+    ".edge{fill:none;stroke:#8a94a0;stroke-width:1.4}.used{stroke:#2f6f8f;stroke-width:2.4}"
+    ".last{stroke:#c2691a;stroke-width:2.4}.if{stroke-dasharray:5 4}.small{font-size:11px}"
+)
+
+
+class Seen(NamedTuple):
+    """What one agent reads when it acts, and whom it can write to.
+
+    Attributes:
+        agent: Its name.
+        question: Whether it reads the question.
+        hears: Each agent that it reads, with the condition on the message, or an empty string.
+        writes: Each agent or ``sink`` that its messages reach, with the condition, or an empty string.
+    """
+
+    agent: str
+    question: bool
+    hears: tuple[tuple[str, str], ...]
+    writes: tuple[tuple[str, str], ...]
+
+
+def drawn_edges(mas: MAS) -> list[Edge]:
+    """Return the edges of a system, with the implicit one from the last scheduled agent to ``sink``."""
+    last = len(mas.agents) - 1
+    edges = list(mas.edges)
+    if mas.max_turns is None and not any((e.source, e.target) == (last, mas.sink) for e in edges):
+        edges.append(Edge(last, mas.sink))
+    return edges
+
+
+def views(mas: MAS) -> list[Seen]:
+    """Return what each agent sees at its turn, in the order of the schedule."""
+    edges = drawn_edges(mas)
+
+    def side(agent: int, incoming: bool) -> tuple[tuple[str, str], ...]:
+        ends = ((e.source, e) if incoming else (e.target, e) for e in edges)
+        mine = [(n, e) for n, e in ends if n != Q and (e.target if incoming else e.source) == agent]
+        return tuple((mas.node_name(n), str(e.condition or "")) for n, e in sorted(mine, key=lambda end: end[0]))
+
+    return [
+        Seen(agent.name, mas.sees_question[i], side(i, incoming=True), side(i, incoming=False))
+        for i, agent in enumerate(mas.agents)
+    ]
+
+
+def graph_text(mas: MAS) -> str:
+    """Draw the graph with line characters; each node's outgoing line leaves below its name.
+
+    >>> from mas_gym import load_mas
+    >>> print(graph_text(load_mas("single")))
+    q
+    ╰──────────────╮
+    Assistant ◄────╯
+    ╰──────────────╮
+    sink ◄─────────╯
+    """
+    rows = [Q, *range(len(mas.agents) + 1)]
+    names = [_short(mas.node_name(node), _LONGEST_NAME) for node in rows]
+    rails = _rails(mas)
+    left = max(map(len, names)) + 4
+    lines = []
+    for i, name in enumerate(names):
+        heard = {rail.column for rail in rails if i in rail.targets}
+        lines.append(_row(f"{name} ◄" if heard else name, left, 2 * i, heard, rails))
+        spoken = {rail.column for rail in rails if rail.source == i}
+        if spoken:
+            lines.append(_row("╰", left, 2 * i + 1, spoken, rails))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+class _Rail(NamedTuple):
+    """The vertical line of one source: its row, the rows it reaches, its column, its first and last half row."""
+
+    source: int
+    targets: frozenset[int]
+    column: int
+    top: int
+    bottom: int
+
+
+def _rails(mas: MAS) -> list[_Rail]:
+    reached: dict[int, set[int]] = {}
+    for edge in drawn_edges(mas):
+        reached.setdefault(edge.source + 1, set()).add(edge.target + 1)
+    rails: list[_Rail] = []
+    for source, targets in sorted(reached.items()):
+        places = [2 * source + 1, *(2 * target for target in targets)]
+        top, bottom = min(places), max(places)
+        taken = {rail.column for rail in rails if rail.top <= bottom and top <= rail.bottom}
+        column = next(column for column in range(len(rails) + 1) if column not in taken)
+        rails.append(_Rail(source, frozenset(targets), column, top, bottom))
+    return rails
+
+
+def _row(label: str, left: int, place: int, joined: set[int], rails: list[_Rail]) -> str:
+    """Return one line: a label, a horizontal line to the joined columns, and the rails that pass."""
+    passing = {rail.column: rail for rail in rails if rail.top <= place <= rail.bottom}
+    end = max(joined, default=-1)
+    line = label + ("─" if joined else " ") * (left - len(label))
+    for column in range(max(passing, default=-1) + 1):
+        rail = passing.get(column)
+        corner = "─" if column < end else " "
+        if rail is not None and column in joined:
+            ends = (place == rail.top, place == rail.bottom)
+            corners = {(True, False): "┬╮", (False, True): "┴╯"}.get(ends, "┼┤")
+            corner = corners[column == end]
+        elif rail is not None:
+            corner = "│"
+        line += ("─" if column <= end else " ") * 2 + corner
+    return line
+
+
+def graph_svg(mas: MAS, state: MASState | None = None, title: str = "") -> str:
+    """Draw the graph as a standalone SVG picture, from the question on the left to ``sink`` on the right.
+
+    Args:
+        mas: The system.
+        state: Highlights the edges that its messages took and the agent that acts; None highlights nothing.
+        title: Text for readers who cannot see the picture.
+
+    Returns:
+        SVG without scripts or references. Colours follow ``--md-default-fg-color`` where a page defines it.
+    """
+    places = _places(mas)
+    pitch = _WIDTH + (_LABEL_GAP if any(edge.condition for edge in mas.edges) else _GAP_X)
+    arcs = list(_arcs(mas, places))
+    above = max(0, *(-arc.bend for arc in arcs))
+    below = max(0, *(arc.bend for arc in arcs))
+    rows = 1 + max(row for _, row in places.values())
+    width = 2 * _MARGIN + max(c for c, _ in places.values()) * pitch + _WIDTH
+    height = 2 * _MARGIN + rows * (_HEIGHT + _GAP_Y) - _GAP_Y + above + below
+    turns = state.turns if state is not None else ()
+    used = {(turn.speaker, target) for turn in turns for target in turn.recipients}
+    last = {(turns[-1].speaker, target) for target in turns[-1].recipients} if turns else set()
+    label = quoteattr(title or f"graph of {one_line(mas.name)}")
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label={label} '
+        f'style="max-width:{width}px;width:100%">',
+        f"<style>{_STYLE}</style>",
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+        'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0L8 4L0 8z" fill="#8a94a0"/></marker></defs>',
+    ]
+    drawn: list[list[str]] = [[], [], []]
+    for arc in arcs:
+        key = (arc.edge.source, arc.edge.target)
+        level = 2 if key in last else 1 if key in used else 0
+        drawn[level].append(_edge_svg(arc, ("", " used", " last")[level], pitch, above))
+    # What the episode has used lies above the other edges.
+    parts += itertools.chain(*drawn)
+    for node, (column, row) in places.items():
+        x, y = _corner(column, row, pitch, above)
+        kind = "acts" if state is not None and node == state.acting else ""
+        kind = kind or ("spoke" if any(turn.speaker == node for turn in turns) else "")
+        special = " q" if node == Q else " sink" if node == mas.sink else ""
+        name = escape(_short(mas.node_name(node), _CHARACTERS))
+        parts.append(f'<rect class="box{special} {kind}" x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="8"/>')
+        parts.append(f'<text x="{x + _WIDTH // 2}" y="{y + _HEIGHT // 2 + 5}" text-anchor="middle">{name}</text>')
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _places(mas: MAS) -> dict[int, tuple[int, int]]:
+    """Return the column and row of each node; a column holds what the longest path from q reaches at that step."""
+    column = {Q: 0}
+    for node in range(len(mas.agents)):
+        before = [column[e.source] for e in mas.edges if e.target == node and e.source < node]
+        column[node] = 1 + max(before, default=0)
+    column[mas.sink] = 1 + max(column.values())
+    rows: dict[int, int] = {}
+    places = {}
+    for node, at in column.items():
+        rows[at] = rows.get(at, -1) + 1
+        places[node] = (at, rows[at])
+    return places
+
+
+class _Arc(NamedTuple):
+    """An edge with the column and row of its ends, and how far it leaves the rows: above if negative."""
+
+    edge: Edge
+    start: tuple[int, int]
+    end: tuple[int, int]
+    bend: int
+    base: int
+
+
+def _arcs(mas: MAS, places: dict[int, tuple[int, int]]) -> Iterator[_Arc]:
+    rows = 1 + max(row for _, row in places.values())
+    depth = rows * (_HEIGHT + _GAP_Y) - _GAP_Y
+    for edge in drawn_edges(mas):
+        start, end = places[edge.source], places[edge.target]
+        hops = end[0] - start[0]
+        reach = 14 + 10 * abs(hops)
+        straight = hops == 1
+        # Edges from the question and edges back pass below the rows, edges between agents above them.
+        bend = 0 if straight else reach if edge.source == Q or hops <= 0 else -reach
+        yield _Arc(edge, start, end, bend, depth)
+
+
+def _corner(column: int, row: int, pitch: int, above: int) -> tuple[int, int]:
+    return _MARGIN + column * pitch, _MARGIN + above + row * (_HEIGHT + _GAP_Y)
+
+
+def _edge_svg(arc: _Arc, kind: str, pitch: int, above: int) -> str:
+    (x0, y0), (x1, y1) = _corner(*arc.start, pitch, above), _corner(*arc.end, pitch, above)
+    ahead = arc.end[0] > arc.start[0]
+    if not arc.bend:
+        a, b = (x0 + _WIDTH, y0 + _HEIGHT // 2), (x1 - 1, y1 + _HEIGHT // 2)
+        middle = (a[0] + b[0]) // 2
+        path = f"M{a[0]} {a[1]}C{middle} {a[1]} {middle} {b[1]} {b[0]} {b[1]}"
+        spot = (middle, (a[1] + b[1]) // 2 - 6)
+    else:
+        shift = _WIDTH // 4 if ahead else -_WIDTH // 4
+        edge_of = _HEIGHT if arc.bend > 0 else 0
+        a = (x0 + _WIDTH // 2 + shift, y0 + edge_of)
+        b = (x1 + _WIDTH // 2 - shift, y1 + edge_of + (1 if arc.bend > 0 else -1))
+        level = _MARGIN + above + arc.base + arc.bend if arc.bend > 0 else _MARGIN + above + arc.bend
+        step = 30 if ahead else -30
+        path = (
+            f"M{a[0]} {a[1]}C{a[0]} {level} {a[0]} {level} {a[0] + step} {level}"
+            f"L{b[0] - step} {level}C{b[0]} {level} {b[0]} {level} {b[0]} {b[1]}"
+        )
+        spot = ((a[0] + b[0]) // 2, level - 4)
+    condition = arc.edge.condition
+    line = f'<path class="edge{kind}{" if" if condition else ""}" marker-end="url(#tip)" d="{path}"/>'
+    if condition:
+        label = escape(_short(str(condition), _LONGEST_LABEL))
+        line += f'<text class="small" x="{spot[0]}" y="{spot[1]}" text-anchor="middle">{label}</text>'
+    return line
+
+
+def _short(name: str, most: int) -> str:
+    line = one_line(name)
+    return line if len(line) <= most else line[: most - 1] + "…"

@@ -1,0 +1,263 @@
+"""HTML pages: a search tree as one self-contained file, the index of a run store, and its problems.
+
+A tree page needs no network or other files. The tree is embedded as JSON and shown as text only, so model output can
+never run as code; a content security policy allows only the page's own script, by its hash.
+
+The pages of ``mas-gym view`` are plain HTML without scripts: the index of runs, where a row is a planner with a critic,
+its seeds together, and the problems of one or two rows.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from mas_gym.errors import DataError, SearchError
+from mas_gym.policies.base import mean_logprob
+
+if TYPE_CHECKING:
+    from mas_gym.tasks import Grade
+    from search import Plan
+
+
+SCHEMA = 1
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass
+class TreeNodes:
+    """The nodes of a tree as columns of equal length; node 0 is the root and parents precede their children.
+
+    Attributes:
+        parent: Index of the parent, -1 for the root.
+        speaker: Agent that wrote the node's message; -1 for the root.
+        text: The message; empty for the root.
+        recipients: Nodes that received the message.
+        visits: N; None for planners without visits.
+        q: Mean backed-up value, None where unknown; the whole column None for planners without it.
+        value: Value by the critic, None where not scored.
+        logprob: Mean log-probability per token, None where unknown.
+        tokens: Generated tokens.
+        answer: Answer read from a terminal message, else None.
+        correct: Whether a terminal message is right; None where not graded.
+    """
+
+    parent: Sequence[int]
+    speaker: Sequence[int]
+    text: Sequence[str]
+    recipients: Sequence[Sequence[int]]
+    visits: Sequence[int | float] | None = None
+    q: Sequence[float | None] | None = None
+    value: Sequence[float | None] | None = None
+    logprob: Sequence[float | None] | None = None
+    tokens: Sequence[int] | None = None
+    answer: Sequence[str | None] | None = None
+    correct: Sequence[bool | None] | None = None
+
+    def columns(self) -> dict[str, Sequence[Any]]:
+        """Return the columns that are present, by name."""
+        return {name: column for name, column in vars(self).items() if column is not None}
+
+
+@dataclass
+class TreePage:
+    """Everything that the page shows.
+
+    Attributes:
+        question: The question.
+        agents: Agent names, in index order.
+        sees_question: For each agent, whether it sees the question.
+        nodes: The tree.
+        chosen: Node of the answer, None if there is none.
+        answer: The chosen answer.
+        correct: Whether it is right; None if not graded.
+        reference: The right answer, if it may be shown.
+        facts: Further names and values for the head of the page, such as planner and usage.
+        title: Title of the page.
+        program: Whether a program wrote the prompts, so that only it knows what an agent saw.
+        requests: Role and text of the messages that a program sent for a node's message, by node, as far as they are
+            known.
+    """
+
+    question: str
+    agents: Sequence[str]
+    sees_question: Sequence[bool]
+    nodes: TreeNodes
+    chosen: int | None = None
+    answer: str | None = None
+    correct: bool | None = None
+    reference: str | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+    title: str = "Search tree"
+    program: bool = False
+    requests: Mapping[int, Sequence[tuple[str, str]]] = field(default_factory=dict)
+
+
+def tree_page(view: TreePage) -> str:
+    """Return the page as HTML.
+
+    Raises:
+        DataError: Columns differ in length, a parent does not come before its child, or a node index is out of range.
+    """
+    _check(view)
+    folder = resources.files("search.pages")
+    style, script, frame = ((folder / f"tree.{kind}").read_text(encoding="utf-8") for kind in ("css", "js", "html"))
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return Template(frame).substitute(
+        csp=html.escape(policy),
+        title=_LONE_SURROGATE.sub("\ufffd", html.escape(view.title)),
+        style=style,
+        script=script,
+        data=_data(view),
+    )
+
+
+def write_tree_page(view: TreePage, path: Path) -> Path:
+    """Write `tree_page` to a file; return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(tree_page(view), encoding="utf-8")
+    return path
+
+
+def tree_view(
+    plan: Plan,
+    facts: Mapping[str, str] | None = None,
+    reference: str | None = None,
+    grade: Callable[[str], Grade | None] | None = None,
+) -> TreePage:
+    """Lay out a plan's tree for `write_tree_page`.
+
+    Args:
+        plan: The plan of a planner that keeps its tree, from a run or a store.
+        facts: Facts for the head of the page, in addition to the usage.
+        reference: The reference answer; None if the problem has none, and nothing is shown as right or wrong.
+        grade: Grades the final text of the terminal nodes that are no candidates, such as those that a beam dropped;
+            None, or its returning None, leaves them unmarked.
+
+    Raises:
+        SearchError: The plan has no tree.
+    """
+    if plan.tree is None or plan.mas is None:
+        reason = plan.error or "it was read without trees, or its planner keeps none"
+        raise SearchError(f"{plan.problem_id or 'plan'}: expected a plan with a search tree, got one without: {reason}")
+    facts = facts or {"problem": plan.problem_id, plan.mas.kind: plan.mas.name}
+    nodes = list(plan.tree)
+    visited = any(node.visits for node in nodes)
+    graded = _grades(plan, grade if reference is not None else None)
+    columns = TreeNodes(
+        parent=[node.parent for node in nodes],
+        speaker=[node.state.speaker for node in nodes],
+        text=[node.state.text for node in nodes],
+        recipients=[list(node.state.recipients) for node in nodes],
+        visits=[node.visits for node in nodes] if visited else None,
+        q=[node.q for node in nodes] if visited else None,
+        value=[node.value for node in nodes],
+        logprob=[mean_logprob(node.logprob, node.tokens) for node in nodes],
+        tokens=[node.tokens for node in nodes],
+        answer=[graded[i][0] if i in graded else None for i in range(len(nodes))],
+        correct=[graded[i][1] if i in graded and reference is not None else None for i in range(len(nodes))],
+    )
+    usage = plan.usage
+    costs = {"AC": usage.agent_calls, "TOK": usage.generated_tokens, "RC": usage.reward_calls}
+    return TreePage(
+        question=nodes[0].state.question,
+        agents=[agent.name for agent in plan.mas.agents],
+        sees_question=list(plan.mas.sees_question),
+        nodes=columns,
+        chosen=plan.best.node if plan.best is not None else None,
+        answer=plan.answer,
+        correct=plan.correct if reference is not None else None,
+        reference=reference,
+        facts={**facts, **{name: f"{number:,}" for name, number in costs.items()}},
+        program=plan.mas.program,
+        requests=plan.requests,
+        title=", ".join(facts[name] for name in ("problem", "planner") if name in facts) or "Search tree",
+    )
+
+
+def _grades(plan: Plan, grade: Callable[[str], Grade | None] | None) -> dict[int, tuple[str | None, bool | None]]:
+    """Return answer and correctness by terminal node."""
+    assert plan.tree is not None and plan.mas is not None
+    found = {one.node: (one.answer, one.correct) for one in plan.candidates if one.node is not None}
+    if grade is not None:
+        once = cache(grade)
+        for node, state in enumerate(plan.tree.states):
+            # A message that reached nobody ended the episode without an answer.
+            text = plan.mas.final_text(state.text) if state.recipients else ""
+            if node not in found and plan.tree.is_terminal(node) and (result := once(text)) is not None:
+                found[node] = result.extracted, result.correct
+    return found
+
+
+def write_plan_page(
+    plan: Plan,
+    path: Path,
+    facts: Mapping[str, str] | None = None,
+    *,
+    reference: str | None = None,
+    grade: Callable[[str], Grade | None] | None = None,
+) -> Path:
+    """Write a plan's search tree as a page; arguments and errors as for `tree_view`."""
+    return write_tree_page(tree_view(plan, facts, reference, grade), path)
+
+
+def _check(view: TreePage) -> None:
+    columns = view.nodes.columns()
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) != 1 or not lengths["parent"]:
+        raise DataError(f"expected node columns of one length of at least 1, got {lengths}")
+    size = lengths["parent"]
+    if view.nodes.parent[0] != -1:
+        raise DataError(f"expected node 0 to be the root with parent -1, got parent {view.nodes.parent[0]}")
+    for node in range(1, size):
+        if not 0 <= view.nodes.parent[node] < node:
+            raise DataError(f"node {node}: expected a parent in [0, {node}), got {view.nodes.parent[node]}")
+    if view.chosen is not None and not 0 <= view.chosen < size:
+        raise DataError(f"expected the chosen node in [0, {size}), got {view.chosen}")
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _data(view: TreePage) -> str:
+    columns = {name: _plain(column) for name, column in view.nodes.columns().items()}
+    pool: dict[str, int] = {}
+    columns["text"] = [pool.setdefault(text, len(pool)) for text in view.nodes.text]
+    requests = {
+        node: [(role, pool.setdefault(text, len(pool))) for role, text in messages]
+        for node, messages in view.requests.items()
+    }
+    document = {name: value for name, value in vars(view).items() if name not in ("nodes", "title")}
+    document |= {
+        "requests": requests,
+        "schema": SCHEMA,
+        "facts": list(view.facts.items()),
+        "texts": list(pool),
+        "nodes": columns,
+    }
+    # Without "<" the text can neither close the script element nor open a comment in it. A lone surrogate, which
+    # models can emit, is not a valid character.
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    return _LONE_SURROGATE.sub("\ufffd", text.replace("<", "\\u003c"))
+
+
+def _plain(column: Sequence[Any]) -> list[Any]:
+    return [None if isinstance(cell, float) and not math.isfinite(cell) else cell for cell in column]
+
+
+PAGE = 100

@@ -1,0 +1,145 @@
+"""Adaptive branching: a tree whose width grows where values vary."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mas_gym.errors import BudgetError
+from mas_gym.systems.state import MASState
+from search.plan import Plan
+from search.planners.common import (
+    Steps,
+    check_at_least,
+    check_positive,
+    child_of,
+    evaluate,
+    path_scores,
+    ranked,
+    step_values,
+)
+from search.protocol import (
+    Critic,
+    Model,
+    PlanGenerator,
+    Planner,
+    Propose,
+)
+from search.tree import Tree
+
+
+@dataclass(frozen=True)
+class AdaptiveBranching(Planner):
+    """AB-MCTS with Gaussian arms; AC is at most ``n_simulations`` D.
+
+    At each state, Thompson sampling decides between a new message and a known one (Inoue et al.,
+    2025). A state's arms are its children and "sample another". The value of an arm is a normal
+    distribution with unknown mean and variance, learned from the values backed up through it;
+    the arm of new messages learns from the first value of each child. The arm with the largest
+    sampled mean is taken, so a state grows wide if its messages differ and deep if they are good.
+
+    A simulation goes down to a terminal state, sampling one message at each new state, and backs
+    up the value of its terminal state. Decoding follows the largest Q among children.
+
+    Attributes:
+        n_simulations: Number of simulations.
+        spread: Prior standard deviation of values around their mean, in units of the critic's values.
+    """
+
+    size_setting = "n_simulations"
+
+    n_simulations: int = 20
+    spread: float = 0.3
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_at_least(self, 1, n_simulations=self.n_simulations)
+        check_positive(self, spread=self.spread)
+
+    def for_run(self, critic: Critic | None, training: bool) -> AdaptiveBranching:
+        """Check that the run scores intermediate states."""
+        step_values("AdaptiveBranching", critic, training)
+        return self
+
+    def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
+        """Run the simulations and decode; the budget can end them early."""
+        search = _Growth(self, model, root, rng)
+        try:
+            for _ in range(self.n_simulations):
+                yield from search.simulate()
+        except BudgetError:
+            if not search.ends:
+                yield from search.simulate(search.tree.path(len(search.tree) - 1))
+        return search.finish()
+
+
+class _Growth:
+    def __init__(self, planner: AdaptiveBranching, model: Model, root: MASState, rng: random.Random) -> None:
+        self.planner, self.model, self.rng = planner, model, rng
+        self.tree = Tree(root)
+        self.squares = [0.0]
+        self.firsts: dict[int, list[float]] = {}
+        self.ends: list[int] = []
+
+    def simulate(self, start: Sequence[int] = (0,)) -> Steps:
+        tree, path, new = self.tree, [*start], [*start[1:]]
+        while not tree.is_terminal(path[-1]):
+            node = self._choose(path[-1])
+            if node is None:
+                yield from self._sample(path)
+                new.append(path[-1])
+            else:
+                path.append(node)
+        value = tree.values[path[-1]]
+        if not tree.visits[path[-1]]:
+            self.ends.append(path[-1])
+        for node in path:
+            if node in new and not tree.visits[node]:
+                self.firsts.setdefault(tree.parents[node], []).append(value)
+            tree.visits[node] += 1
+            tree.totals[node] += value
+            self.squares[node] += value * value
+
+    def _sample(self, path: list[int]) -> Steps:
+        """Extend the path by the child that a new message leads to, which may already exist."""
+        tree, parent = self.tree, path[-1]
+        [[proposal]] = yield [Propose(tree.states[parent], 1)]
+        child = child_of(tree, self.model, parent, proposal)
+        if child == len(self.squares):
+            self.squares.append(0.0)
+            yield from evaluate(tree, [child])
+        path.append(child)
+
+    def _choose(self, node: int) -> int | None:
+        """Return the child with the largest sampled mean; None if a new message has it, or there is no child."""
+        tree = self.tree
+        best, best_sample = None, -math.inf
+        children = tree.children(node)
+        if not children:
+            return None
+        mean = tree.totals[node] / max(tree.visits[node], 1)
+        for child in children:
+            n, total = tree.visits[child], tree.totals[child]
+            sample = self._draw(mean, n, total, self.squares[child])
+            if sample > best_sample:
+                best, best_sample = child, sample
+        firsts = self.firsts.get(node, [])
+        fresh = self._draw(mean, len(firsts), math.fsum(firsts), math.fsum(v * v for v in firsts))
+        return best if best_sample >= fresh else None
+
+    def _draw(self, prior: float, n: int, total: float, squares: float) -> float:
+        """Sample a mean from the posterior of a normal with a normal-inverse-gamma prior worth one observation."""
+        mean = (prior + total) / (1 + n)
+        deviation = squares - 2 * mean * total + n * mean * mean + (mean - prior) ** 2
+        shape = (1 + n) / 2
+        scale = (self.planner.spread**2 + max(deviation, 0.0)) / 2
+        variance = scale / max(self.rng.gammavariate(shape, 1.0), 1e-12)
+        return self.rng.gauss(mean, math.sqrt(variance / (1 + n)))
+
+    def finish(self) -> Plan:
+        tree, node = self.tree, 0
+        while visited := [child for child in tree.children(node) if tree.visits[child]]:
+            node = max(visited, key=lambda child: tree.totals[child] / tree.visits[child])
+        return Plan(ranked(tree, self.ends, path_scores(tree, self.ends, "process"), node), tree)

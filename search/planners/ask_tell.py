@@ -1,0 +1,138 @@
+"""Ask-and-tell search algorithms of other libraries as planners."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from mas_gym.errors import BudgetError
+from mas_gym.systems.state import MASState
+from search.plan import Plan
+from search.planners.common import (
+    Steps,
+    check_at_least,
+    child_of,
+    evaluate,
+    path_scores,
+    ranked,
+    step_values,
+    turns_left,
+)
+from search.protocol import (
+    Critic,
+    Model,
+    PlanGenerator,
+    Planner,
+    Propose,
+    Remaining,
+    ValueKind,
+)
+from search.tree import Tree
+
+ACTION = "message"
+
+
+class AskTellAlgorithm(Protocol):
+    """The interface of a library's algorithm; its own state is passed through unchanged."""
+
+    def init_tree(self) -> Any:
+        """Return the state of an empty search."""
+
+    def ask_batch(self, state: Any, batch_size: int, actions: list[str]) -> tuple[Any, Sequence[Any]]:
+        """Return the state and trials, each with ``trial_id`` and ``parent_state`` (None for the root)."""
+
+    def tell(self, state: Any, trial_id: Any, result: tuple[Any, float]) -> Any:
+        """Return the state after a trial's node and its score in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class AskTell(Planner):
+    """A planner whose states are chosen by an ask/tell algorithm; AC is at most ``n_trials`` + D.
+
+    A node is a transcript, and a trial is one sampled message. Such libraries do
+    not know terminal states: if one is to be extended, the planner reports the same state
+    and score again, at no cost. The answer is the terminal state with the best path score; if no
+    trial reached one, the best transcript is continued to its end. An algorithm with its own
+    random generator is as reproducible as that generator.
+
+    Attributes:
+        algorithm: An object with ``init_tree``, ``ask_batch`` and ``tell``.
+        n_trials: Number of trials.
+        batch: Trials requested at a time, sampled and scored together.
+        values: Kind of the run's values; set by the driver.
+    """
+
+    size_setting = "n_trials"
+
+    algorithm: AskTellAlgorithm
+    n_trials: int = 30
+    batch: int = 1
+    values: ValueKind = "process"
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_at_least(self, 1, n_trials=self.n_trials, batch=self.batch)
+
+    def for_run(self, critic: Critic | None, training: bool) -> AskTell:
+        """Refuse a run whose values are not defined on intermediate states."""
+        return replace(self, values=step_values("AskTell", critic, training))
+
+    def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
+        """Run the trials; a spent budget ends them early."""
+        tree = Tree(root)
+        with suppress(BudgetError):
+            yield from self._search(tree, model)
+        yield from _carry_on(tree, model)
+        ends = _ends(tree)
+        scores = path_scores(tree, ends, self.values)
+        return Plan(ranked(tree, ends, scores, max(ends, key=scores.__getitem__)), tree)
+
+    def _search(self, tree: Tree, model: Model) -> Steps:
+        state, reported = self.algorithm.init_tree(), 0
+        while reported < self.n_trials:
+            batch = min(self.batch, self.n_trials - reported)
+            if not _ends(tree):
+                [left] = yield [Remaining()]
+                # Enough messages stay in reserve to carry on to an end from any transcript.
+                batch = batch if left is None else min(batch, left - turns_left(model, tree.states[0]) + 1)
+                if batch < 1:
+                    return
+            state, trials = self.algorithm.ask_batch(state, batch, [ACTION])
+            nodes = [0 if trial.parent_state is None else int(trial.parent_state) for trial in trials]
+            yield from _extend(tree, model, nodes)
+            for trial, node in zip(trials, nodes, strict=True):
+                value = tree.values[node]
+                state = self.algorithm.tell(state, trial.trial_id, (node, self._score(value)))
+                for step in tree.path(node):
+                    tree.visits[step] += 1
+                    tree.totals[step] += value
+            reported += len(trials)
+
+    def _score(self, value: float) -> float:
+        """Map a value to the [0, 1] that such libraries expect; likelihoods are in it already."""
+        return value if self.values == "likelihood" else (max(-1.0, min(1.0, value)) + 1) / 2
+
+
+def _extend(tree: Tree, model: Model, nodes: list[int]) -> Steps:
+    """Replace each node that is not terminal by a new child of it, sampled and scored."""
+    open_ones = [i for i, node in enumerate(nodes) if not tree.is_terminal(node)]
+    if not open_ones:
+        return
+    replies = yield [Propose(tree.states[nodes[i]], 1) for i in open_ones]
+    for i, [proposal] in zip(open_ones, replies, strict=True):
+        nodes[i] = child_of(tree, model, nodes[i], proposal)
+    yield from evaluate(tree, [node for node in dict.fromkeys(nodes) if node and math.isnan(tree.values[node])])
+
+
+def _carry_on(tree: Tree, model: Model) -> Steps:
+    nodes = [max(range(1, len(tree)), key=lambda node: (tree.values[node], node), default=0)]
+    while not _ends(tree):
+        yield from _extend(tree, model, nodes)
+
+
+def _ends(tree: Tree) -> list[int]:
+    return [node for node in range(len(tree)) if tree.is_terminal(node)]

@@ -1,0 +1,65 @@
+"""Diverse verifier tree search."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from mas_gym.systems.state import MASState
+from search.plan import Plan
+from search.planners.common import (
+    check_at_least,
+    evaluate,
+    path_scores,
+    ranked,
+    step_values,
+    widen,
+)
+from search.protocol import Critic, Model, PlanGenerator, Planner
+from search.tree import Tree
+
+
+@dataclass(frozen=True)
+class DVTS(Planner):
+    """Diverse verifier tree search (Beeching et al., 2024): independent greedy searches side by side.
+
+    Each of ``trees`` searches samples ``width`` messages per step and keeps the best; the best
+    path score among their ends wins. With a fixed schedule AC = trees width D.
+
+    Attributes:
+        trees: Number of independent searches.
+        width: Messages sampled per step in each.
+    """
+
+    size_setting = "trees"
+
+    trees: int = 3
+    width: int = 5
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_at_least(self, 1, trees=self.trees, width=self.width)
+
+    def for_run(self, critic: Critic | None, training: bool) -> DVTS:
+        """Check that the run scores intermediate states."""
+        step_values("DVTS", critic, training)
+        return self
+
+    def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
+        """Extend all searches turn by turn."""
+        tree = Tree(root)
+        grown = yield from widen(tree, model, {0: self.trees * self.width}, answered=False)
+        first = grown[0]
+        groups = [first[i : i + self.width] for i in range(0, len(first), self.width)]
+        ends: list[int] = []
+        while groups:
+            yield from evaluate(tree, [node for group in groups for node in group])
+            leaders = [max(group, key=tree.values.__getitem__) for group in groups]
+            ends += [node for node in leaders if tree.is_terminal(node)]
+            growing = [node for node in leaders if not tree.is_terminal(node)]
+            if not growing:
+                break
+            grown = yield from widen(tree, model, dict.fromkeys(growing, self.width), answered=bool(ends))
+            groups = [group for group in grown.values() if group]
+        scores = path_scores(tree, ends, "process")
+        return Plan(ranked(tree, ends, scores, max(ends, key=scores.__getitem__)), tree)

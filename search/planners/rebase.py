@@ -1,0 +1,93 @@
+"""Reward-balanced search (REBASE)."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mas_gym.errors import ConfigError
+from mas_gym.systems.state import MASState
+from search.plan import Plan
+from search.planners.common import (
+    check_at_least,
+    check_positive,
+    evaluate,
+    path_scores,
+    ranked,
+    step_values,
+    widen,
+)
+from search.planners.voting import sigmoid, vote
+from search.protocol import Critic, Extract, Model, PlanGenerator, Planner
+from search.tree import Tree
+
+
+@dataclass(frozen=True)
+class REBASE(Planner):
+    """Reward-balanced search (Wu et al., 2024): a fixed width, shared among states by their values.
+
+    At each depth the samples are shared among the states in proportion to the softmax of their
+    values; terminal states keep their share of the width. With a
+    fixed schedule AC = width D.
+
+    Attributes:
+        width: Messages sampled per depth.
+        temperature: Temperature of the softmax; the smaller, the larger the share of the best state.
+        choose: ``"vote"``: the answers vote, weighted by the sigmoid of their path scores; ``"best"``: the best
+            path score wins.
+    """
+
+    size_setting = "width"
+
+    width: int = 15
+    temperature: float = 0.1
+    choose: Literal["vote", "best"] = "vote"
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_at_least(self, 1, width=self.width)
+        check_positive(self, temperature=self.temperature)
+        if self.choose not in ("vote", "best"):
+            raise ConfigError(f"REBASE: expected choose to be 'vote' or 'best', got {self.choose!r}")
+
+    def for_run(self, critic: Critic | None, training: bool) -> REBASE:
+        """Check that the run scores intermediate states."""
+        step_values("REBASE", critic, training)
+        return self
+
+    def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
+        """Extend depth by depth, and choose among the terminal states."""
+        tree = Tree(root)
+        ends: list[int] = []
+        shares = {0: self.width}
+        while shares:
+            grown = yield from widen(tree, model, shares, answered=bool(ends))
+            fresh = [child for children in grown.values() for child in children]
+            yield from evaluate(tree, fresh)
+            ends += [node for node in fresh if tree.is_terminal(node)]
+            growing = [node for node in fresh if not tree.is_terminal(node)]
+            values = [tree.values[node] / self.temperature for node in growing]
+            counts = share(self.width - len(ends), values) if growing else []
+            shares = {node: n for node, n in zip(growing, counts, strict=True) if n}
+        scores = path_scores(tree, ends, "process")
+        chosen = max(ends, key=scores.__getitem__)
+        if self.choose == "vote":
+            [answers] = yield [Extract([tree.states[end] for end in ends])]
+            chosen = ends[vote(answers, [sigmoid(scores[end]) for end in ends])]
+        return Plan(ranked(tree, ends, scores, chosen), tree)
+
+
+def share(amount: int, logits: Sequence[float]) -> list[int]:
+    """Divide ``amount`` in proportion to the softmax of ``logits``; the largest fractional parts are rounded up."""
+    top = max(logits)
+    weights = [math.exp(logit - top) for logit in logits]
+    exact = [amount * weight / math.fsum(weights) for weight in weights]
+    counts = [math.floor(part) for part in exact]
+    # Logits may differ by less than their exponentials show.
+    order = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], -logits[i], i))
+    for i in order[: amount - sum(counts)]:
+        counts[i] += 1
+    return counts

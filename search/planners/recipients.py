@@ -1,0 +1,185 @@
+"""Rules that choose recipients for a planner."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
+
+from mas_gym.errors import BudgetError, ConfigError, IllegalActionError
+from mas_gym.policies.base import derive_seed
+from mas_gym.systems.prompts import nameable
+from mas_gym.systems.state import Action, MASState
+from search.plan import Plan
+from search.planners.common import (
+    Steps,
+    step_values,
+)
+from search.protocol import (
+    Critic,
+    Evaluate,
+    PlanGenerator,
+    Planner,
+    Propose,
+    Request,
+    as_planner,
+)
+from search.tree import Proposal
+
+Rule = Literal["schedule", "uniform", "critic"]
+OWN = "own"
+"""The rule that needs no `ChosenRecipients`: each message goes to the recipient that it names."""
+
+RULES = (OWN, *get_args(Rule))
+_DRAW = "recipient"
+
+
+@dataclass(frozen=True)
+class ChosenRecipients(Planner):
+    """A planner whose messages go to recipients that a rule chooses.
+
+    Messages of agents without ``route: message`` are not affected. A message that names no legal recipient
+    gets one, too. Its text stays as it was written.
+
+    Attributes:
+        planner: The planner that gets the proposals.
+        recipients: ``"schedule"``: the next legal recipient after the speaker in listed order, ``sink`` last,
+            then from the beginning; ``"uniform"``: drawn from the legal ones; ``"critic"``: the one whose
+            successor state the critic values most, at one critic call per legal recipient. Among equals the
+            recipient that the message names wins, then the first.
+    """
+
+    planner: Planner
+    recipients: Rule
+
+    def __post_init__(self) -> None:
+        """Check the rule."""
+        if self.recipients not in get_args(Rule):
+            raise ConfigError(f"expected recipients to be one of {RULES}, got {self.recipients!r}")
+        planner = as_planner(self.planner)
+        own = {
+            "planner": planner,
+            "needs_critic": planner.needs_critic or self.recipients == "critic",
+            "size_setting": planner.size_setting,
+        }
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
+
+    def for_run(self, critic: Critic | None, training: bool) -> ChosenRecipients:
+        """Bind the planner; the critic's choice needs a critic that scores states after any turn."""
+        if self.recipients == "critic":
+            step_values("recipients=critic", critic, training)
+            if critic is not None and critic.scores_actions:
+                problem = "policy likelihood rates messages, not their recipients"
+                raise ConfigError(f"recipients=critic: {problem}; use a process critic, such as masprm")
+        return replace(self, planner=self.planner.for_run(critic, training))
+
+    def current_size(self) -> int:
+        """Return the planner's size."""
+        return self.planner.current_size()
+
+    def resized(self, size: int) -> ChosenRecipients:
+        """Return a copy with the planner of another size."""
+        return replace(self, planner=self.planner.resized(size))
+
+    def plan(self, model: Any, root: MASState, rng: random.Random) -> PlanGenerator:
+        """Run the planner, and change the recipients of its proposals."""
+        rule = _RULES[self.recipients](rng)
+        inner = self.planner.plan(model, root, rng)
+        resume: Callable[[], list[Request]] = partial(next, inner)
+        try:
+            while True:
+                try:
+                    requests = resume()
+                except StopIteration as end:
+                    plan: Plan = end.value
+                    return plan
+                try:
+                    replies = yield requests
+                    yield from _readdress(model, requests, replies, rule)
+                except BudgetError as error:
+                    resume = partial(inner.throw, error)
+                else:
+                    resume = partial(inner.send, replies)
+        finally:
+            inner.close()
+
+
+class _Fan(NamedTuple):
+    """A message with the states that it leads to, by recipient."""
+
+    state: MASState
+    named: tuple[int, ...]
+    successors: Mapping[int, MASState]
+
+
+_Steps = Generator[list[Request], list[Any], list[int]]
+_Choose = Callable[[Sequence[_Fan]], _Steps]
+
+
+def _readdress(model: Any, requests: Sequence[Request], replies: list[Any], choose: _Choose) -> Steps:
+    """Change the recipients of the proposals among the replies."""
+    places: list[tuple[list[Proposal], int]] = []
+    fans: list[_Fan] = []
+    for slot, request in enumerate(requests):
+        if isinstance(request, Propose) and nameable(model.mas, request.state):
+            replies[slot] = proposals = list(replies[slot])
+            for i, proposal in enumerate(proposals):
+                places.append((proposals, i))
+                fans.append(_fan(model, request.state, proposal.action))
+    recipients = (yield from choose(fans)) if fans else []
+    for (proposals, i), recipient in zip(places, recipients, strict=True):
+        proposals[i] = proposals[i]._replace(action=Action(proposals[i].action.text, recipient))
+
+
+def _fan(model: Any, state: MASState, action: Action) -> _Fan:
+    successors: dict[int, MASState] = {}
+    for recipient in nameable(model.mas, state):
+        # A condition on the edge may not hold for this text.
+        with suppress(IllegalActionError):
+            successors[recipient] = model.transition(state, Action(action.text, recipient))
+    return _Fan(state, model.transition(state, action).recipients, successors or {action.recipient: state})
+
+
+def _schedule(rng: random.Random) -> _Choose:
+    def choose(fans: Sequence[_Fan]) -> _Steps:
+        yield from ()
+        return [min(fan.successors, key=lambda r: (r <= fan.state.acting, r)) for fan in fans]
+
+    return choose
+
+
+def _uniform(rng: random.Random) -> _Choose:
+    seed, drawn = rng.getrandbits(62), Counter[bytes]()
+
+    def choose(fans: Sequence[_Fan]) -> _Steps:
+        yield from ()
+        return [draw(fan) for fan in fans]
+
+    def draw(fan: _Fan) -> int:
+        # Drawn by state, so that the choices at one state do not depend on those at others.
+        number = derive_seed(seed, _DRAW, fan.state.digest, drawn[fan.state.digest])
+        drawn[fan.state.digest] += 1
+        return sorted(fan.successors)[number % len(fan.successors)]
+
+    return choose
+
+
+def _critic(rng: random.Random) -> _Choose:
+    def choose(fans: Sequence[_Fan]) -> _Steps:
+        states = [state for fan in fans if len(fan.successors) > 1 for state in fan.successors.values()]
+        [found] = (yield [Evaluate(states)]) if states else [[]]
+        values = dict(zip(states, found, strict=True))
+        return [max(fan.successors, key=lambda r: preference(fan, r, values)) for fan in fans]
+
+    def preference(fan: _Fan, recipient: int, values: Mapping[MASState, float]) -> tuple[float, bool, int]:
+        return values.get(fan.successors[recipient], 0.0), (recipient,) == fan.named, -recipient
+
+    return choose
+
+
+_RULES: dict[str, Callable[[random.Random], _Choose]] = {"schedule": _schedule, "uniform": _uniform, "critic": _critic}

@@ -1,0 +1,1 @@
+"""Reports of stored runs: figures, tables and calibration on one page."""

@@ -1,0 +1,345 @@
+"""``mas-gym report``: what a run store holds, as one HTML page that stands alone, with figures."""
+
+from __future__ import annotations
+
+import base64
+import io
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mas_gym.envs.rendering import by_cause
+from mas_gym.errors import ConfigError, need
+from search.compare import Comparison
+from search.compare.blame import Blame, blamed, path_values
+from search.compare.calibration import CONFIDENT, Bin, ScoredState, calibration, scored_states
+from search.report.listing import regrade_table, report_page
+from search.results.display import (
+    COLOURS,
+    FAINT,
+    HEIGHT,
+    INK,
+    NO_CRITIC,
+    PAPER,
+    WIDTH,
+    add_legend,
+    dress,
+    figure_class,
+    legend_height,
+    plain,
+    plain_log_ticks,
+    save_figure,
+    tradeoff_figure,
+)
+from search.results.outcomes import Outcome, ResultRow, anytime_curve
+from search.results.searches import outcome_of
+from search.results.stored import Setting, settings, table_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from search import Plan, RunInfo, Store
+    from search.store.regrade import Regraded
+
+_RANKS = (1, 2, 3, 5, 8, 10)
+
+
+@dataclass
+class SettingReport:
+    """Everything that is reported of the runs of one setting.
+
+    Attributes:
+        setting: The runs.
+        comparison: Their table.
+        calibration: For each row with values, bins by the agent that spoke last.
+        blamed: For each row with values along its answers, the blame of its failed searches.
+        agents: Names of the agents.
+        regraded: Its runs that were graded again, by grading.
+    """
+
+    setting: Setting
+    comparison: Comparison
+    calibration: dict[str, dict[int, list[Bin]]] = field(default_factory=dict)
+    blamed: dict[str, list[Blame]] = field(default_factory=dict)
+    agents: tuple[str, ...] = ()
+    regraded: tuple[Regraded, ...] = ()
+
+
+def read_reports(store: Store, runs: Iterable[str] = (), baseline: str = "") -> list[SettingReport]:
+    """Read everything that is reported, one report per setting; each search is read once.
+
+    Args:
+        store: The store.
+        runs: Which runs, as in `Store.find`; all by default.
+        baseline: The row that the others are compared with, in each setting that has it.
+
+    Raises:
+        ConfigError: There are no runs, or no row is the baseline.
+        StoreError: Searches are damaged, or there is no such run.
+    """
+    found = [store.find(run) for run in runs] or store.runs()
+    if not found:
+        raise ConfigError(f"store {store.path}: expected at least one run, got none; write some with --store")
+    reports = [_read(store, setting, baseline) for setting in settings(found)]
+    rows = [row for report in reports for row in report.comparison.rows]
+    if baseline and not any(baseline in (row.label, row.planner) for row in rows):
+        labels = ", ".join(dict.fromkeys(repr(row.label) for row in rows)) or "no row, for no search has ended"
+        raise ConfigError(f"baseline: expected one of {labels}, got {baseline!r}")
+    return reports
+
+
+def _read(store: Store, setting: Setting, baseline: str) -> SettingReport:
+    outcomes: list[Outcome] = []
+    states: dict[str, list[ScoredState]] = {}
+    found: dict[str, list[Blame]] = {}
+
+    def scored(run: RunInfo, planner: str, critic: str, label: str) -> Iterator[tuple[Plan, list[float]]]:
+        for plan in store.plans(run.run, failed=True):
+            outcomes.append(outcome_of(plan, planner, critic, run.config["seed"]))
+            states.setdefault(label, []).extend(scored_states(plan))
+            if values := path_values(plan):
+                yield plan, values
+
+    for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True):
+        label = f"{planner} + {critic}" if critic else planner
+        found.setdefault(label, []).extend(blamed(scored(run, planner, critic, label)))
+    known = any(baseline in (f"{one.planner} + {one.critic}", one.planner) for one in outcomes)
+    return SettingReport(
+        setting,
+        table_of(store, setting, outcomes, baseline if known else ""),
+        {label: calibration(of_row, "speaker") for label, of_row in states.items() if of_row},
+        {label: of_row for label, of_row in found.items() if of_row},
+        tuple(agent.name for agent in setting.runs[0].mas.agents),
+        tuple(line for run in setting.runs for line in store.regraded(run.run)),
+    )
+
+
+def blame_counts(blamed: Sequence[Blame], agents: Sequence[str]) -> dict[str, int]:
+    """Return how often each agent is blamed, most often first, and at last for how many searches no one is."""
+    sure = [one for one in blamed if one.confidence >= CONFIDENT]
+    counts = Counter(agents[one.speaker] for one in sure)
+    return {**dict(counts.most_common()), "nobody": len(blamed) - len(sure)}
+
+
+def write_report(
+    store: Store,
+    path: Path,
+    *,
+    runs: Iterable[str] = (),
+    baseline: str = "",
+    figures: Path | None = None,
+) -> list[SettingReport]:
+    """Write a store's report as an HTML page that needs no other file; return what is in it.
+
+    Args:
+        store: The store.
+        path: The page.
+        runs: As for `read_reports`.
+        baseline: As for `read_reports`.
+        figures: Folder for the figures as PNG files; None for none.
+
+    Raises:
+        ConfigError: As for `read_reports`.
+        MissingDependencyError: matplotlib is not installed.
+        StoreError: As for `read_reports`.
+    """
+    reports = read_reports(store, runs, baseline)
+    parts: list[str] = []
+    for number, report in enumerate(reports, 1):
+        drawn = report_figures(report)
+        if figures is not None:
+            figures.mkdir(parents=True, exist_ok=True)
+            for name, draw in drawn.items():
+                save_figure(draw(), figures / (f"{name}.png" if len(reports) == 1 else f"{number}-{name}.png"))
+        parts.append(_section(report, {name: data_url(draw()) for name, draw in drawn.items()}))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(report_page(store.path.name, parts), encoding="utf-8")
+    return reports
+
+
+def write_tensorboard(reports: Sequence[SettingReport], folder: Path) -> None:
+    """Write what TensorBoard shows: the figures as images, and a run per row with scalars.
+
+    The scalars are Hit@k, the costs, and Hit@1 over generated tokens, which are its steps.
+
+    Raises:
+        MissingDependencyError: TensorBoard or matplotlib is not installed.
+    """
+    summary = need("tensorboard.summary", "TensorBoard")
+    for number, report in enumerate(reports, 1):
+        _write_images(report, folder / f"{number} figures")
+        for row in report.comparison.rows:
+            writer = summary.Writer(str(folder / f"{number} {row.label}".replace("/", "_")))
+            for k, spread in row.hits.items():
+                writer.add_scalar(f"hit@{k}", spread.mean, 0)
+            for name in ("tokens", "agent_calls", "reward_calls"):
+                writer.add_scalar(name, getattr(row, name).mean, 0)
+            for tokens, hit in row.curve:
+                writer.add_scalar("hit@1 over tokens", hit, round(tokens))
+            writer.close()
+
+
+def _write_images(report: SettingReport, folder: Path) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(folder))
+    for name, draw in report_figures(report).items():
+        figure, out = draw(), io.BytesIO()
+        figure.savefig(out, format="png")
+        width, height = (round(side * figure.dpi) for side in figure.get_size_inches())
+        image = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=out.getvalue())
+        writer.add_event(
+            Event(step=0, wall_time=time.time(), summary=Summary(value=[Summary.Value(tag=name, image=image)]))
+        )
+    writer.close()
+
+
+def report_figures(report: SettingReport) -> dict[str, Callable[[], Figure]]:
+    """Return what draws each figure, by name."""
+    rows = [row for row in report.comparison.rows if row.tokens.mean > 0]
+    found: dict[str, Callable[[], Figure]] = {}
+    if rows:
+        found["accuracy-tokens"] = lambda: tradeoff_figure(rows)
+        found["accuracy-calls"] = lambda: tradeoff_figure(rows, cost="agent_calls")
+    curves = {row.label: anytime_curve(_of(report, row)) for row in rows}
+    curves = {label: curve for label, curve in curves.items() if curve}
+    if curves:
+        found["anytime"] = lambda: _anytime_figure(curves)
+    ranked = [row for row in rows if 5 in row.hits]
+    if ranked:
+        found["hits"] = lambda: _hits_figure({row.label: _of(report, row) for row in ranked})
+    if report.calibration:
+        found["calibration"] = lambda: _calibration_figure(report.calibration, report.agents)
+    return found
+
+
+def _of(report: SettingReport, row: ResultRow) -> list[Outcome]:
+    return [one for one in report.comparison.outcomes if (one.planner, one.critic) == (row.planner, row.critic)]
+
+
+def _looks() -> Iterator[dict[str, Any]]:
+    """Yield colour and line style of one curve after another."""
+    return ({"color": colour, "linestyle": style} for style in cycle(("-", "--", ":", "-.")) for colour in COLOURS)
+
+
+def _figure(lines: int, height: float = HEIGHT) -> Figure:
+    """Return an empty figure with space for a legend of so many lines."""
+    return figure_class()(figsize=(WIDTH, height + legend_height(lines)), dpi=200, layout="constrained")
+
+
+def _anytime_figure(curves: Mapping[str, Sequence[Any]]) -> Figure:
+    figure = _figure(len(curves))
+    axes, handles = figure.subplots(), []
+    for (label, curve), look in zip(curves.items(), _looks(), strict=False):
+        spent = [point.tokens for point in curve]
+        handles += axes.plot(spent, [100 * point.hit for point in curve], lw=1.8, label=plain(label), **look)
+        low, high = ([100 * end for end in ends] for ends in zip(*(point.interval for point in curve), strict=True))
+        axes.fill_between(spent, low, high, color=look["color"], alpha=0.15, lw=0)
+    dress(axes, "generated tokens per problem", "Hit@1 (%) if stopped there")
+    spent = [point.tokens for curve in curves.values() for point in curve]
+    axes.set_xscale("log")
+    plain_log_ticks(axes, min(spent), max(spent))
+    add_legend(figure, handles)
+    return figure
+
+
+def _hits_figure(groups: Mapping[str, Sequence[Outcome]]) -> Figure:
+    figure = _figure(len(groups))
+    axes, handles = figure.subplots(), []
+    for (label, group), look in zip(groups.items(), _looks(), strict=False):
+        hits = [100 * sum(one.hit(k) for one in group) / len(group) for k in _RANKS]
+        handles += axes.plot(_RANKS, hits, marker="o", ms=5, label=plain(label), **look)
+    dress(axes, "k", "Hit@k (%)")
+    axes.set_xticks(_RANKS)
+    add_legend(figure, handles)
+    return figure
+
+
+def _calibration_figure(rows: Mapping[str, Mapping[int, Sequence[Bin]]], agents: Sequence[str]) -> Figure:
+    speakers = sorted({speaker for groups in rows.values() for speaker in groups})
+    looks = dict(zip(speakers, _looks(), strict=False))
+    figure = _figure(len(speakers), 2.4 * len(rows))
+    handles: dict[int, Any] = {}
+    for axes, (label, groups) in zip(figure.subplots(len(rows), squeeze=False).flat, rows.items(), strict=True):
+        for speaker, bins in groups.items():
+            right = [100 * one.right for one in bins]
+            name = f"after {plain(agents[speaker])}"
+            [handles[speaker]] = axes.plot(
+                [one.value for one in bins], right, marker="o", ms=4, label=name, **looks[speaker]
+            )
+        dress(axes, "value", "right answers below (%)", label)
+    add_legend(figure, [handles[speaker] for speaker in speakers])
+    return figure
+
+
+_DARK = {
+    COLOURS[0].lower(): ("blue", "#4da3e8"),
+    COLOURS[5].lower(): ("sky", "#a6d8ff"),
+    INK: ("ink", "#e6eaf0"),
+    FAINT: ("faint", "#2c3541"),
+    PAPER: ("paper", "#1a2028"),
+    NO_CRITIC: ("dim", "#94a1b2"),
+}
+"""The colours of figures that differ in the dark: a name, and the dark one."""
+
+
+def data_url(figure: Figure) -> str:
+    """Return a figure as an SVG picture in a data URL, whose ink and paper follow the reader's colour scheme."""
+    out = io.StringIO()
+    figure.savefig(out, format="svg")
+    text = out.getvalue()
+    for colour, (name, _) in _DARK.items():
+        text = text.replace(colour, f"var(--{name})")
+    light = "".join(f"--{name}:{colour};" for colour, (name, _) in _DARK.items())
+    dark = "".join(f"--{name}:{colour};" for name, colour in _DARK.values())
+    style = f"<style>:root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}</style>"
+    text = text.replace("<defs>", f"{style}<defs>", 1)
+    return "data:image/svg+xml;base64," + base64.b64encode(text.encode()).decode()
+
+
+_CAPTIONS = {
+    "accuracy-tokens": "Accuracy against generated tokens. Vertical bars are 95% intervals; a line that ends in a "
+    "marker shows what that search would have reached with fewer tokens; the dotted line joins the best rows.",
+    "accuracy-calls": "Accuracy against agent calls.",
+    "anytime": "Accuracy if every search had stopped at the same budget, with 95% bands over problems.",
+    "hits": "Hit@k: a right answer among the first k candidates.",
+    "calibration": "Calibration by agent: the mean share of right answers below states of similar value after its "
+    "messages, in bins of equally many states. A useful critic rises from left to right after every agent.",
+}
+
+
+def _section(report: SettingReport, pictures: Mapping[str, str]) -> str:
+    parts = [report.comparison._repr_html_()]
+    for name, data in pictures.items():
+        caption = escape(_CAPTIONS[name])
+        parts.append(f'<figure><img src="{data}" alt="{caption}"><figcaption>{caption}</figcaption></figure>')
+    if report.blamed:
+        parts.append(_blame_table(report))
+    parts.append(regrade_table(report.regraded))
+    failures = [(row.label, reason, n) for row in report.comparison.rows for reason, n in by_cause(row.failures)]
+    if failures:
+        parts.append(_table(("failed searches", "reason", "number"), failures))
+    return "\n".join(parts)
+
+
+def _blame_table(report: SettingReport) -> str:
+    counts = {label: blame_counts(blamed, report.agents) for label, blamed in report.blamed.items()}
+    names = [*report.agents, "nobody"]
+    lines = [(label, *(str(found.get(name, 0)) for name in names)) for label, found in counts.items()]
+    note = (
+        'Wrong answers by the agent whose message lowered the value most; "nobody" where no fall is clear '
+        f"(confidence below {CONFIDENT:g}). The messages: mas-gym blame."
+    )
+    return f"<p>{escape(note)}</p>" + _table(("row", *names), lines)
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in line) + "</tr>" for line in lines)
+    return f"<table><thead><tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr></thead>{body}</table>"

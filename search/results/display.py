@@ -1,0 +1,575 @@
+"""Rows as a terminal table, Markdown, LaTeX, HTML, CSV and JSON, and as a plot.
+
+The plot is of accuracy against cost, as in the paper's first figure.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from mas_gym.envs.rendering import by_cause, one_line
+from mas_gym.errors import ConfigError, need
+from search.results.intervals import Difference
+from search.results.outcomes import HIT_RANKS, SCHEMA, ResultRow, Spread, differences
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+    from rich.table import Table
+
+Look = TypeVar("Look")
+Marker: TypeAlias = str | tuple[int, int, int]
+
+COLUMNS = (
+    *("Search", "Critic", "Problems", "Hit@1", "95% interval", "Hit@3", "Hit@5"),
+    *("TOK", "AC", "RC", "Critic TOK", "Judge TOK", "Failed"),
+)
+PROBLEM_MARKS = (
+    "Problems: rows marked S1, S2 and so on ran on different sets of problems, so only their paired differences "
+    "compare them; * marks a row whose seeds ran on different problems."
+)
+_RARE = {
+    "Problems": f" {PROBLEM_MARKS}",
+    "Critic TOK": " Critic TOK: tokens of judges that guide the search, no part of TOK.",
+    "Judge TOK": " Judge TOK: tokens of the judge that grades the answers, no part of TOK.",
+}
+"""Columns that most tables do not have, and what the caption says of them."""
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
+    character: "\\" + character for character in "&%$#_{}"
+}
+_DASH = "\N{EN DASH}"
+
+
+def percent(spread: Spread | None) -> str:
+    """Return a share as per cent with its deviation over seeds, such as ``"67.8 ± 0.6"``."""
+    if spread is None or math.isnan(spread.mean):
+        return _DASH
+    return f"{100 * spread.mean:.1f}" + (f" ± {100 * spread.std:.1f}" if spread.std is not None else "")
+
+
+def count(spread: Spread) -> str:
+    """Return a cost per problem with its deviation over seeds; decimals only if they carry information."""
+    if math.isnan(spread.mean):
+        return _DASH
+    varies = spread.std is not None and round(spread.std, 1) > 0
+    digits = 0 if spread.mean >= 1000 or (spread.mean == round(spread.mean) and not varies) else 1
+    return f"{spread.mean:,.{digits}f}" + (f" ± {spread.std:,.{digits}f}" if varies else "")
+
+
+def marked_problems(rows: Sequence[ResultRow]) -> bool:
+    """Whether rows, or the seeds of one, ran on different problems, which every form of a table marks."""
+    return len({row.problem_set for row in rows}) > 1 or any(row.uneven for row in rows)
+
+
+def _problem_cells(rows: Sequence[ResultRow]) -> list[str]:
+    """Return each row's number of problems with a mark per set, such as ``"30 S1"``; dashes without marks."""
+    if not marked_problems(rows):
+        return [_DASH] * len(rows)
+    sets = list(dict.fromkeys(row.problem_set for row in rows))
+    return [f"{row.problems:,} S{sets.index(row.problem_set) + 1}{'*' if row.uneven else ''}" for row in rows]
+
+
+def table_cells(rows: Sequence[ResultRow], deviations: bool = True) -> list[tuple[str, ...]]:
+    """Return the cells of each row as text, in the order of `COLUMNS`.
+
+    Args:
+        rows: The rows.
+        deviations: Whether to show deviations over seeds.
+    """
+    return [_cells(row, problems, deviations) for row, problems in zip(rows, _problem_cells(rows), strict=True)]
+
+
+def _cells(row: ResultRow, problems: str, deviations: bool) -> tuple[str, ...]:
+    hits = {k: spread if deviations else Spread(spread.mean, None) for k, spread in row.hits.items()}
+    costs = (row.tokens, row.agent_calls, row.reward_calls)
+    return (
+        one_line(row.planner),
+        one_line(row.critic) or _DASH,
+        problems,
+        percent(hits[1]),
+        f"{100 * row.interval.low:.1f} {_DASH} {100 * row.interval.high:.1f}",
+        *(percent(hits.get(k)) for k in HIT_RANKS[1:]),
+        *(count(cost if deviations else Spread(cost.mean, None)) for cost in costs),
+        *(_tokens(spread, deviations) for spread in (row.critic_tokens, row.grader_tokens)),
+        str(sum(row.failures.values()) or _DASH),
+    )
+
+
+def _tokens(spread: Spread, deviations: bool) -> str:
+    return count(spread if deviations else Spread(spread.mean, None)) if spread.mean > 0 else _DASH
+
+
+def results_table(rows: Sequence[ResultRow], title: str = "", width: int = 120) -> RenderableType:
+    """Return the table for a terminal, fitted to its width; the best Hit@1 is in bold.
+
+    Columns that are empty in every row are omitted. As the terminal narrows, the deviations go first, then Hit@3
+    and Hit@5, then RC; after that each row becomes a paragraph.
+
+    Args:
+        rows: From `search.compare.summarise`.
+        title: Line above the table.
+        width: Terminal width in characters.
+    """
+    return _fitted(rows, title, width)[0]
+
+
+def _fitted(rows: Sequence[ResultRow], title: str, width: int) -> tuple[RenderableType, bool]:
+    """Return the table, and whether it has room for deviations."""
+    from rich.console import Console
+
+    ruler = Console(width=10_000)
+    for deviations, dropped in (
+        (True, ()),
+        (False, ()),
+        (False, ("Hit@3", "Hit@5")),
+        (False, ("Hit@3", "Hit@5", "RC")),
+    ):
+        table = _table(rows, title, deviations, dropped)
+        if ruler.measure(table).maximum <= width:
+            return table, deviations
+    return _cards(rows, title), True
+
+
+def _table(rows: Sequence[ResultRow], title: str, deviations: bool, dropped: tuple[str, ...]) -> Table:
+    from rich.text import Text
+
+    lines = table_cells(rows, deviations)
+    bare = [all(line[i] == _DASH for line in lines) for i in range(len(COLUMNS))]
+    shown = [i for i, name in enumerate(COLUMNS) if name not in dropped and not bare[i]]
+    table = _plain_table(title)
+    for i in shown:
+        table.add_column(COLUMNS[i], justify="left" if i < 2 else "right", no_wrap=True)
+    kinds = [row.planner.split(":")[0] for row in rows]
+    blocks = len(set(kinds)) < len(kinds)
+    for place, (row, line) in enumerate(zip(rows, lines, strict=True)):
+        ends = blocks and kinds[place : place + 2] != [kinds[place]] * 2
+        table.add_row(*(Text(line[i]) for i in shown), style=_style(row, rows), end_section=ends)
+    return table
+
+
+def _plain_table(title: str, header: bool = True) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    look: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD, "pad_edge": False}
+    return Table(title=Text(title, style="bold") if title else None, show_header=header, **look)
+
+
+def _style(row: ResultRow, rows: Sequence[ResultRow]) -> str:
+    return "bold green" if len(rows) > 1 and row.hits[1].mean == _best(rows) > 0 else ""
+
+
+def _best(rows: Sequence[ResultRow]) -> float:
+    """Return the best Hit@1; NaN, which no row has, if the rows ran on different problems."""
+    return max(row.hits[1].mean for row in rows) if len({row.problem_set for row in rows}) == 1 else math.nan
+
+
+def _cards(rows: Sequence[ResultRow], title: str) -> RenderableType:
+    from rich.text import Text
+
+    text = Text(f"{title}\n" if title else "", style="bold")
+    for row, line in zip(rows, table_cells(rows), strict=True):
+        text.append(f"\n{one_line(row.label)}\n", style=_style(row, rows) or "bold")
+        for name, cell in list(zip(COLUMNS, line, strict=True))[2:]:
+            if cell != _DASH:
+                text.append(f"{name:>12} {cell}\n", style="not bold")
+    return text
+
+
+def caption(rows: Sequence[ResultRow], shown: bool = True) -> str:
+    """Return the sentence that explains the table's figures; ``shown`` if the table has deviations over seeds."""
+    sizes = sorted({row.problems for row in rows})
+    problems = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+    seeds = sorted({seed for row in rows for seed in row.seeds})
+    deviations = any("±" in cell for line in table_cells(rows, shown) for cell in line)
+    over = f"mean{' ± std' * deviations} over seeds {', '.join(map(str, seeds))}"
+    averaged = over if len(seeds) > 1 else f"seed {seeds[0]}"
+    return (
+        f"{problems} problems, {averaged}. Hit in %, failed searches counted as wrong; 95% intervals over problems. "
+        "TOK generated tokens, AC agent calls, RC reward calls, each per problem." + "".join(_remarks(rows))
+    )
+
+
+def _remarks(rows: Sequence[ResultRow]) -> list[str]:
+    columns = dict(zip(COLUMNS, zip(*table_cells(rows), strict=True), strict=True))
+    return [text for name, text in _RARE.items() if set(columns[name]) != {_DASH}]
+
+
+def report(rows: Sequence[ResultRow], title: str = "", width: int = 120, baseline: str = "") -> RenderableType:
+    """Return the whole result: the table, its caption, differences to the baseline, and failures by reason."""
+    from rich.console import Group
+    from rich.text import Text
+
+    if not rows:
+        return Text("No search has ended.", style="yellow")
+    table, deviations = _fitted(rows, title, width)
+    parts: list[RenderableType] = [table, Text(caption(rows, deviations), style="dim")]
+    gaps = differences(rows, baseline)
+    if gaps:
+        parts += [Text(""), _difference_table(gaps)]
+    failures = [(row.label, number, reason) for row in rows for reason, number in by_cause(row.failures)]
+    if failures:
+        parts += [Text(""), _failure_table(failures)]
+    return Group(*parts)
+
+
+def _difference_table(gaps: Sequence[tuple[ResultRow, ResultRow, Difference]]) -> Table:
+    from rich.text import Text
+
+    title = f"Hit@1 against {one_line(gaps[0][1].label)}, in points; paired 95% intervals"
+    table = _plain_table(title, header=False)
+    for justify in ("left", "right", "right", "left"):
+        table.add_column(justify=justify, overflow="fold")
+    for row, first, gap in gaps:
+        style = "dim" if not gap.significant else "green" if gap.low > 0 else "red"
+        table.add_row(Text(one_line(row.label)), *gap_cells(gap), Text(verdict(row, first, gap), style=style))
+    return table
+
+
+def _failure_table(failures: Sequence[tuple[str, int, str]]) -> Table:
+    from rich.text import Text
+
+    table = _plain_table("Failed searches")
+    table.add_column("Search", overflow="fold")
+    table.add_column("Number", justify="right")
+    table.add_column("Reason", overflow="fold")
+    for label, number, reason in failures:
+        table.add_row(Text(one_line(label)), str(number), Text(reason))
+    return table
+
+
+def to_markdown(rows: Sequence[ResultRow]) -> str:
+    """Return the table as GitHub Markdown, with a remark if the rows ran on different problems."""
+    header, *body = _fixed_columns(rows)
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * 2 + "---:|" * (len(header) - 2)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in body]
+    if marked_problems(rows):
+        lines += ["", PROBLEM_MARKS.replace("*", r"\*")]
+    return "\n".join(lines) + "\n"
+
+
+def _fixed_columns(rows: Sequence[ResultRow]) -> list[tuple[str, ...]]:
+    """Return the header and the lines of a table with every column but the rare ones that are empty."""
+    lines = [COLUMNS, *table_cells(rows)]
+    shown = [i for i, name in enumerate(COLUMNS) if name not in _RARE or any(line[i] != _DASH for line in lines[1:])]
+    return [tuple(line[i] for i in shown) for line in lines]
+
+
+def to_csv(rows: Sequence[ResultRow]) -> str:
+    """Return one line per row, with a header; shares in ``[0, 1]``."""
+    flat = [row.to_dict() for row in rows]
+    for line in flat:
+        line["seeds"] = " ".join(map(str, line["seeds"]))
+        line["failures"] = json.dumps(line["failures"])
+    out = io.StringIO()
+    if flat:
+        writer = csv.DictWriter(out, flat[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(flat)
+    return out.getvalue()
+
+
+def to_latex(rows: Sequence[ResultRow], title: str = "") -> str:
+    """Return the table in LaTeX, with booktabs rules; the best Hit@1 is in bold."""
+    found = table_cells(rows)
+    shown = [i for i in range(len(COLUMNS)) if any(line[i] != _DASH for line in found)]
+    best, hit = _best(rows), COLUMNS.index("Hit@1")
+    lines = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{''.join('l' if i < 2 else 'r' for i in shown)}}}"]
+    lines += [r"\toprule", " & ".join(latex(COLUMNS[i]) for i in shown) + r" \\", r"\midrule"]
+    for row, plain in zip(rows, found, strict=True):
+        line = [latex(cell) for cell in plain]
+        if row.hits[1].mean == best:
+            line[hit] = rf"\textbf{{{line[hit]}}}"
+        lines.append(" & ".join(line[i] for i in shown) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    said = " ".join(filter(None, (f"{title}." if title else "", caption(rows) if rows else "")))
+    return "\n".join([*lines, rf"\caption{{{latex(said)}}}", r"\end{table}"]) + "\n"
+
+
+def latex(text: str) -> str:
+    r"""Return text with LaTeX's special characters escaped.
+
+    >>> print(latex("50% of a_b"))
+    50\% of a\_b
+    """
+    escaped = "".join(_LATEX.get(character, character) for character in text)
+    return escaped.replace("\N{PLUS-MINUS SIGN}", r"$\pm$").replace(_DASH, "--")
+
+
+def to_html(rows: Sequence[ResultRow], title: str = "", baseline: str = "") -> str:
+    """Return the table, its caption and the differences as a fragment of HTML, for notebooks."""
+    parts = [f"<p><b>{escape(title)}</b></p>" if title else ""]
+    header, *body = _fixed_columns(rows)
+    parts.append(_html_table(header, body))
+    if rows:
+        parts.append(f"<p><small>{escape(caption(rows))}</small></p>")
+    gaps = differences(rows, baseline) if len(rows) > 1 else []
+    if gaps:
+        head = (f"Hit@1 against {one_line(gaps[0][1].label)}, in points", "Difference", "95% interval", "")
+        lines = [(one_line(row.label), *gap_cells(gap), verdict(row, first, gap)) for row, first, gap in gaps]
+        parts.append(_html_table(head, lines))
+    return "\n".join(filter(None, parts))
+
+
+def gap_cells(gap: Difference) -> tuple[str, str]:
+    """Return a difference and its interval in points, such as ``("+3.1", "-0.4 to +6.5")``."""
+    return f"{100 * gap.mean:+.1f}", f"{100 * gap.low:+.1f} to {100 * gap.high:+.1f}"
+
+
+def verdict(a: ResultRow, b: ResultRow, gap: Difference) -> str:
+    """Return what a difference shows, such as ``"includes 0"``, with its problems if a row has more."""
+    return gap.verdict + (f", {gap.problems:,} common problems" if gap.problems < max(a.problems, b.problems) else "")
+
+
+def _html_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    def tagged(tag: str, line: Sequence[str]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in line) + "</tr>"
+
+    return "\n".join(["<table>", tagged("th", head), *(tagged("td", line) for line in lines), "</table>"])
+
+
+def to_json(rows: Sequence[ResultRow], meta: Mapping[str, Any] | None = None, baseline: str = "") -> str:
+    """Return rows, per-problem shares and differences as one JSON document of schema `SCHEMA`.
+
+    Args:
+        rows: From `search.compare.summarise`.
+        meta: JSON-able facts about the run: task, MAS, policy, versions.
+        baseline: The row that the others are compared with; the first by default.
+    """
+    document = {
+        "schema": SCHEMA,
+        "meta": dict(meta or {}),
+        "rows": [{**_finite(row.to_dict()), "shares": row.shares, "curve": row.curve} for row in rows],
+        "differences": [
+            {"of": a.label, "to": b.label, **gap._asdict(), "verdict": gap.verdict}
+            for a, b, gap in differences(rows, baseline)
+        ]
+        if rows
+        else [],
+    }
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def _finite(flat: dict[str, Any]) -> dict[str, Any]:
+    return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in flat.items()}
+
+
+# The colour-blind safe palette of Okabe and Ito (2008), darkest contrast first.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_COSTS = {"tokens": "generated tokens", "agent_calls": "agent calls"}
+_MARKERS: tuple[Marker, ...] = (
+    *("o", "s", "^", "D", "P", "v", "X", "*", "<", ">", "d", "p", "h"),
+    *((4, 1, 0), (6, 1, 0), (4, 1, 45)),
+)
+"""Filled markers of matplotlib, then stars of four and six rays; alike ones lie far apart."""
+INK, FAINT, PAPER, NO_CRITIC = "#22262b", "#d9dde2", "#ffffff", "#5a626c"
+WIDTH, HEIGHT = 4.8, 3.2
+"""Inches of a figure without its legend: text of 10 points is readable where a phone shows it 350 pixels wide."""
+_LONGEST = 48
+
+
+def plain(text: str) -> str:
+    r"""Return a user's text for a figure: one line of bounded length, in which matplotlib finds no mathematics.
+
+    >>> plain("cost$^2$")
+    'cost\\$^2\\$'
+    """
+    line = one_line(text)
+    shown = line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]}...{line[-_LONGEST // 2 + 3 :]}"
+    return shown.replace("$", r"\$")
+
+
+def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tokens") -> Figure:
+    """Draw Hit@1 with its 95% interval against the cost per problem; colour is critic, marker search method.
+
+    A line that ends in a marker shows what that search would have reached with fewer tokens. The dotted line is the
+    frontier: the rows that no other row beats at the same cost or less.
+
+    Args:
+        rows: From `search.compare.summarise`.
+        title: Title of the figure.
+        cost: ``"tokens"`` or ``"agent_calls"``.
+
+    Raises:
+        ConfigError: No row has a finished search.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    make = figure_class()
+    drawn = [row for row in rows if not math.isnan(row.tokens.mean)]
+    if not drawn:
+        raise ConfigError("expected at least one search that ended, got none; there is nothing to plot")
+    colours = _assign([row.critic for row in drawn if row.critic], COLOURS) | {"": NO_CRITIC}
+    markers = _assign([row.planner for row in drawn], _MARKERS)
+    best = frontier(drawn, cost)
+    dotted, curves = 1 < len(best) < len(drawn), cost == "tokens" and any(row.curve for row in drawn)
+    # The smaller markers lie above the larger ones, so that critics with equal results hide none.
+    named = list(dict.fromkeys(row.critic for row in drawn if row.critic))
+    sizes = {"": 9.0} if any(not row.critic for row in drawn) else {}
+    sizes |= {name: 13 - 7 * place / (len(named) - 1) if len(named) > 1 else 9.0 for place, name in enumerate(named)}
+    lines = _lines(dotted, curves, marked_problems(drawn))
+    handles, columns = _legend_handles(colours, markers, sizes, lines)
+    figure = make(figsize=(WIDTH, HEIGHT + legend_height(len(handles) // columns)), dpi=200, layout="constrained")
+    axes = figure.subplots()
+    if dotted:
+        spent = [getattr(row, cost).mean for row in best]
+        axes.plot(spent, [100 * row.hits[1].mean for row in best], ":", color=NO_CRITIC, linewidth=1.2, zorder=1)
+    for row in sorted(drawn, key=lambda row: -sizes[row.critic]):
+        _draw_row(axes, row, cost, colours[row.critic], markers[row.planner], sizes[row.critic])
+    dress(axes, f"{_COSTS[cost]} per problem", "Hit@1 (%)", title)
+    costs = [getattr(row, cost).mean for row in drawn]
+    if min(costs) > 0 and max(costs) / min(costs) > 3:
+        axes.set_xscale("log")
+        plain_log_ticks(axes, min(costs), max(costs))
+    add_legend(figure, handles, columns)
+    return figure
+
+
+def frontier(rows: Sequence[ResultRow], cost: str = "tokens") -> list[ResultRow]:
+    """Return the rows with a higher Hit@1 than every row that costs no more, by growing cost."""
+    best: list[ResultRow] = []
+    for row in sorted(rows, key=lambda row: (getattr(row, cost).mean, -row.hits[1].mean)):
+        if not best or row.hits[1].mean > best[-1].hits[1].mean:
+            best.append(row)
+    return best
+
+
+def save_tradeoff(rows: Sequence[ResultRow], path: Path, title: str = "") -> Path:
+    """Write `tradeoff_figure` to a file whose suffix names the format (png, svg, pdf); return the path."""
+    return save_figure(tradeoff_figure(rows, title), path)
+
+
+def figure_class() -> type[Figure]:
+    """Return matplotlib's figure, which needs no display.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    found: type[Figure] = need("matplotlib.figure", "a plot", "plot").Figure
+    return found
+
+
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write a figure; return the path.
+
+    Raises:
+        ConfigError: The path's suffix names no format.
+    """
+    kinds = figure.canvas.get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in kinds:
+        raise ConfigError(
+            f"{path}: expected a name that ends in one of {', '.join(sorted(kinds))}; try {path.stem}.png"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    return path
+
+
+def _assign(names: Sequence[str], looks: Sequence[Look]) -> dict[str, Look]:
+    return {name: looks[i % len(looks)] for i, name in enumerate(dict.fromkeys(names))}
+
+
+def _draw_row(axes: Any, row: ResultRow, cost: str, colour: str, marker: Marker, size: float) -> None:
+    if row.curve and cost == "tokens":
+        stops, hits = zip(*row.curve, strict=True)
+        axes.plot(stops, [100 * hit for hit in hits], color=colour, linewidth=1.4, alpha=0.55, zorder=2)
+    hit = 100 * row.hits[1].mean
+    below, above = (abs(100 * end - hit) for end in row.interval)
+    # Wide, pale bars stay readable when methods with equal budgets overlap.
+    spent = getattr(row, cost).mean
+    axes.errorbar(spent, hit, yerr=[[below], [above]], fmt="none", ecolor=colour, elinewidth=3, alpha=0.35)
+    axes.plot(spent, hit, marker, color=colour, ms=size, mec=PAPER, mew=0.8, zorder=3)
+
+
+def dress(axes: Any, x: str, y: str, title: str = "") -> None:
+    """Label a panel, with a pale grid and no frame; the title may be a user's text."""
+    axes.set_xlabel(x, color=INK)
+    axes.set_ylabel(y, color=INK)
+    if title:
+        axes.set_title(plain(title), loc="left", color=INK, fontsize=10, fontweight="bold")
+    axes.grid(True, which="major", color=FAINT, linewidth=0.7)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(FAINT)
+    axes.tick_params(colors=INK, length=0, labelsize=10)
+
+
+def plain_log_ticks(axes: Any, low: float, high: float) -> None:
+    """Label a logarithmic axis from a little below ``low`` to a little above ``high`` with whole numbers."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    low, high = low / 1.3, high * 1.3
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if high / low < 1000 else (1,)
+    ticks = [m * 10.0**p for p in powers for m in steps if low <= m * 10.0**p <= high]
+    axes.set_xlim(low, high)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticklabels([f"{tick:,.0f}" if tick >= 1 else f"{tick:g}" for tick in ticks])
+
+
+def legend_height(lines: int) -> float:
+    """Return the inches that a legend of so many lines takes below a figure."""
+    return 0.2 * lines + 0.1
+
+
+def add_legend(figure: Figure, handles: Sequence[Any], columns: int = 1) -> None:
+    """Put a legend below the panels."""
+    look: dict[str, Any] = {"frameon": False, "labelcolor": INK, "fontsize": 10, "labelspacing": 0.25}
+    legend = figure.legend(handles=handles, loc="outside lower left", ncols=columns, **look)
+    for text in legend.get_texts():
+        if text.get_text() in _HEADINGS:
+            text.set_fontweight("bold")
+
+
+_HEADINGS = ("Search", "Critic", "Lines")
+_TWO_COLUMNS = 44
+"""Characters that two columns of a legend may have together."""
+
+
+def _legend_handles(
+    colours: dict[str, str], markers: dict[str, Marker], sizes: dict[str, float], lines: Mapping[str, dict[str, Any]]
+) -> tuple[list[Any], int]:
+    """Return the entries of a legend and its number of columns: searches, then critics and the meaning of lines."""
+    from matplotlib.lines import Line2D
+
+    def entry(label: str, **look: Any) -> Any:
+        return Line2D([], [], label=label, **({"linestyle": "none"} | look))
+
+    shape: dict[str, Any] = {"markeredgecolor": PAPER}
+    first = [entry(_HEADINGS[0])]
+    first += [entry(plain(name), marker=look, color=INK, markersize=8, **shape) for name, look in markers.items()]
+    second = []
+    if list(sizes) != [""]:
+        second = [entry(_HEADINGS[1])]
+        second += [
+            entry(plain(name) or "none", marker="o", color=colours[name], markersize=size, **shape)
+            for name, size in sizes.items()
+        ]
+    second += [entry(_HEADINGS[2]), *(entry(label, color=NO_CRITIC, **look) for label, look in lines.items())]
+    if sum(max(len(one.get_label()) for one in block) for block in (first, second)) > _TWO_COLUMNS:
+        return [*first, *second], 1
+    short = min(first, second, key=len)
+    short += [entry("") for _ in range(abs(len(first) - len(second)))]
+    return [*first, *second], 2
+
+
+def _lines(dotted: bool, curves: bool, marked: bool) -> dict[str, dict[str, Any]]:
+    """Return the meaning of what is drawn beside the markers, and how it looks."""
+    found: dict[str, dict[str, Any]] = {"95% interval": {"linestyle": "-", "linewidth": 3, "alpha": 0.35}}
+    if curves:
+        found["search if stopped earlier"] = {"linestyle": "-", "linewidth": 1.4, "alpha": 0.55}
+    if dotted:
+        found["best at its cost or less"] = {"linestyle": ":", "linewidth": 1.2}
+    if marked:
+        found["rows of different problems"] = {}
+    return found

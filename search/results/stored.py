@@ -1,0 +1,105 @@
+"""Comparisons of stored runs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import isnan
+from typing import TYPE_CHECKING, Any
+
+from mas_gym.errors import ConfigError
+from search.results.outcomes import Outcome, find_row, summarise
+from search.results.searches import outcome_of
+from search.store import RunInfo, Store
+
+if TYPE_CHECKING:
+    pass
+
+from search.results.table import Comparison
+
+_ROW = ("planner", "critic", "seed")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that may stand in one table: they differ in planner, critic and seed alone.
+
+    Attributes:
+        title: What they have in common, in a few words.
+        runs: The runs, oldest first.
+        labels: For each run, planner and critic in tables.
+    """
+
+    title: str
+    runs: tuple[RunInfo, ...]
+    labels: tuple[tuple[str, str], ...]
+
+
+def settings(runs: Iterable[RunInfo]) -> list[Setting]:
+    """Group runs by what they have in common, largest group first."""
+    groups: dict[str, list[RunInfo]] = {}
+    for run in runs:
+        shared = {name: value for name, value in run.config.items() if name not in _ROW}
+        key = json.dumps([shared, run.facts.get("task"), run.facts.get("split")], sort_keys=True, default=str)
+        groups.setdefault(key, []).append(run)
+    found = [Setting(_title(group[0]), tuple(group), tuple(_labels(group))) for group in groups.values()]
+    return sorted(found, key=lambda setting: -sum(run.searches for run in setting.runs))
+
+
+def _title(run: RunInfo) -> str:
+    policy, task = run.config["policy"]["name"], run.facts.get("task") or "own problems"
+    return (
+        f"{task} {run.facts.get('split') or ''}".strip()
+        + f", {run.mas.name}, policy {policy}"
+        + (", true reward" if run.config["training"] else "")
+    )
+
+
+def _labels(runs: Sequence[RunInfo]) -> list[tuple[str, str]]:
+    """Return planner and critic of each run, with part of a digest where different rows would share a name."""
+    keys = [json.dumps([run.config["planner"], run.config["critic"]], sort_keys=True) for run in runs]
+    names = {key: (_name(run, "planner"), _name(run, "critic")) for key, run in zip(keys, runs, strict=True)}
+    marks = {key: run.run[:6] for key, run in zip(reversed(keys), reversed(runs), strict=True)}
+    common = Counter(names.values())
+    return [
+        names[key] if common[names[key]] == 1 else (f"{names[key][0]} [{marks[key]}]", names[key][1]) for key in keys
+    ]
+
+
+def _name(run: RunInfo, part: str) -> str:
+    if part == "planner":
+        return str(run.facts["planner"])
+    critic: dict[str, Any] | None = run.config["critic"]
+    return str(critic["name"]) if critic else ""
+
+
+def stored_comparison(
+    store: Store, runs: Iterable[str] = (), baseline: str = "", grading: str | None = None
+) -> Comparison:
+    """Return the table of stored runs; see `Store.compare`."""
+    chosen = [store.find(run) for run in runs] or store.runs()
+    groups = settings(chosen)
+    if len(groups) != 1:
+        listed = "; ".join(f"{group.title}: {', '.join(run.run[:8] for run in group.runs)}" for group in groups)
+        raise ConfigError(
+            f"expected runs that differ in planner, critic and seed alone, got {len(groups)} settings "
+            f"({listed or 'no run'}); choose the runs of one with runs=[...]"
+        )
+    setting = groups[0]
+    outcomes = [
+        outcome_of(plan, planner, critic, run.config["seed"])
+        for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True)
+        for plan in store.plans(run.run, failed=True, grading=grading)
+    ]
+    return table_of(store, setting, outcomes, baseline)
+
+
+def table_of(store: Store, setting: Setting, outcomes: Sequence[Outcome], baseline: str = "") -> Comparison:
+    """Return the table of one setting, rows by rising cost."""
+    rows = tuple(sorted(summarise(outcomes), key=lambda row: (isnan(row.tokens.mean), row.tokens.mean)))
+    name = find_row(rows, baseline).label if rows else ""
+    seeds = sorted({run.config["seed"] for run in setting.runs})
+    facts = {"store": store.path.name, "seeds": seeds, "baseline": name}
+    return Comparison(rows, tuple(outcomes), name, setting.title, facts)

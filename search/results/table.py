@@ -1,0 +1,137 @@
+"""The result of a comparison."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mas_gym.envs.rendering import one_line
+from mas_gym.errors import ConfigError, MissingDependencyError
+from search.results import display
+from search.results.intervals import Difference
+from search.results.outcomes import Outcome, ResultRow, differences, find_row
+from search.results.sizes import Calibrated
+
+if TYPE_CHECKING:
+    import pandas
+
+
+CALIBRATION_PROBLEMS = 30
+"""Problems on which sizes are chosen by default; with fewer, tables and `Comparison` warn."""
+_WIDTH = 120
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """The result of `compare`: one row per planner and critic.
+
+    ``print(table)`` shows rows, intervals, differences and failures.
+
+    Attributes:
+        rows: The rows, in the order of planners and critics.
+        outcomes: The searches behind them.
+        baseline: The label of the row that the others are compared with.
+        title: The line above the table.
+        meta: JSON-able facts about the run.
+        calibrated: With ``match``, the size of each planner and what it spent on the calibration problems.
+    """
+
+    rows: tuple[ResultRow, ...]
+    outcomes: tuple[Outcome, ...] = ()
+    baseline: str = ""
+    title: str = ""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    calibrated: tuple[Calibrated, ...] = ()
+
+    def differences(self) -> dict[str, Difference]:
+        """Return the paired difference in Hit@1 of each other row to the baseline, by label."""
+        return {row.label: gap for row, _, gap in differences(self.rows, self.baseline)} if self.rows else {}
+
+    def __getitem__(self, label: str) -> ResultRow:
+        """Return the row with a label such as ``"mcts:10,3 + masprm"``, or the only one of a planner."""
+        if not self.rows:
+            raise ConfigError("the comparison has no rows: no search has ended")
+        return find_row(self.rows, label)
+
+    def to_markdown(self) -> str:
+        """Return the table as GitHub Markdown."""
+        return display.to_markdown(self.rows)
+
+    def to_latex(self) -> str:
+        """Return the table in LaTeX, for the package booktabs."""
+        return display.to_latex(self.rows, self.title)
+
+    def to_csv(self) -> str:
+        """Return one line per row, with a header; shares in [0, 1]."""
+        return display.to_csv(self.rows)
+
+    def to_json(self) -> str:
+        """Return rows, per-problem shares, differences and facts as one JSON document."""
+        return display.to_json(self.rows, self.meta, self.baseline)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return one line per row, with the difference to the baseline and its interval.
+
+        Raises:
+            MissingDependencyError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingDependencyError("to_pandas needs pandas; install it with: pip install pandas") from error
+        gaps = self.differences()
+        lines = []
+        for row in self.rows:
+            gap = gaps.get(row.label)
+            names = ("difference", "difference_low", "difference_high", "verdict")
+            shown = (*gap[:3], gap.verdict) if gap else (None,) * 4
+            lines.append({**row.to_dict(), **dict(zip(names, shown, strict=True))})
+        return pandas.DataFrame(lines)
+
+    def plot(self, path: str | os.PathLike[str]) -> Path:
+        """Draw accuracy against tokens, with the frontier of the best rows, to a file (png, svg, pdf).
+
+        Raises:
+            ConfigError: The file suffix is not a known format, or no search has ended.
+            MissingDependencyError: matplotlib is not installed.
+        """
+        from search.results.display import save_tradeoff
+
+        return save_tradeoff(self.rows, Path(path), self.title)
+
+    def show(self, width: int = _WIDTH) -> Any:
+        """Return the whole result as a renderable of rich."""
+        return display.report(self.rows, self.title, width, self.baseline)
+
+    def __str__(self) -> str:
+        """Return what ``print`` shows."""
+        from rich.console import Console
+
+        # In a notebook rich would display the table instead of writing it.
+        console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_jupyter=False)
+        console.print(self.show())
+        lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+        if self.calibrated:
+            lines.append(calibrated_on(self.calibrated[0].problems))
+        for part in self.calibrated:
+            size = f"{part.setting}={part.size}" if part.setting else "no size to change"
+            lines.append(f"{one_line(part.label)}: {size}, {part.spent:,.1f} per problem in calibration")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        """Return one line: each row's label and Hit@1."""
+        rows = "; ".join(f"{one_line(row.label)} {100 * row.hits[1].mean:.1f}" for row in self.rows)
+        return f"<Comparison of {len(self.rows)} rows: {rows}>"
+
+    def _repr_html_(self) -> str:
+        return display.to_html(self.rows, self.title, self.baseline)
+
+
+def calibrated_on(problems: int) -> str:
+    """Return the line that states on how many problems sizes were chosen, with a warning if they are few."""
+    few = f"; with fewer than {CALIBRATION_PROBLEMS} the costs are uncertain" if problems < CALIBRATION_PROBLEMS else ""
+    return f"sizes chosen on {problems} problems{few}"

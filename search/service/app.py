@@ -1,0 +1,484 @@
+"""The OpenAI-compatible service: its routes, where each chat completion is the result of a search, and its HTTP server.
+
+The server is uvicorn, with a timeout for silent clients and a quiet exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import os
+import signal
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import h11
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
+from prometheus_client import CollectorRegistry
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mas_gym.errors import EngineUnavailableError, PromptTooLongError
+from mas_gym.policies.sessions import prompt_bound
+from mas_gym.systems.graph import FAILED
+from search.service import foreign
+from search.service.requests import (
+    TOO_LONG,
+    ApiError,
+    ChatRequest,
+    PoolFullError,
+    SearchPool,
+    Service,
+    check_question,
+    chunk,
+    completion,
+    parse_chat,
+    sse,
+    usage_of,
+)
+from search.service.telemetry import Families, family, text_of
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from search import Plan
+    from search.engine.scheduler import SearchFuture
+
+_BODY_SECONDS = 30.0
+_LINGER_SECONDS = 5.0
+_KEEP_ALIVE_SECONDS = 15.0
+_PROGRESS_SECONDS = 0.1
+
+
+def make_app(
+    service: Service,
+    *,
+    model: str = "mas-gym",
+    seed: int = 42,
+    key: str | None = None,
+    max_body: int = 2**20,
+    max_question: int | None = None,
+) -> FastAPI:
+    """Return the service as an ASGI app.
+
+    Without a key the app answers only requests whose ``Host`` and ``Origin`` name this machine, so that no web page
+    can use it, not even through DNS rebinding. ``app.state.stop()``, safe in a signal handler, cancels every open
+    search; their clients get status 503.
+
+    Args:
+        service: The search behind the answers.
+        model: The model name that clients ask for.
+        seed: The seed of requests that set none.
+        key: The bearer token that clients must send; None for none.
+        max_body: Largest request body, in bytes.
+        max_question: Longest question, in UTF-8 bytes; None for the limit of the body and the policy's window.
+    """
+    pool = SearchPool(service)
+    bounds = [n for n in (max_question, prompt_bound(service.policy)) if n is not None]
+    front = _Front(pool, model, seed, key, max_body, min(bounds, default=None))
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(pool.close)
+
+    app = FastAPI(title="mas-gym", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.pool, app.state.stop = pool, front.stop
+    app.add_api_route("/v1/chat/completions", front.chat, methods=["POST"])
+    app.add_api_route("/v1/models", front.models, methods=["GET"])
+    app.add_api_route("/health", front.health, methods=["GET"])
+    app.add_api_route("/metrics", front.metrics, methods=["GET"])
+    app.add_exception_handler(HTTPException, _http_error)
+    if key is None:
+        app.add_middleware(_LocalOnly)
+    else:
+        app.add_middleware(_KeyRequired, front=front)
+    return app
+
+
+class _LocalOnly:
+    """Refuses requests from web pages of other origins, and requests addressed to another host name."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            fault = foreign(headers.get("host"), headers.get("origin"))
+            if fault is not None:
+                app = _refusal(ApiError(403, fault, kind="permission_error"))
+        await app(scope, receive, send)
+
+
+class _KeyRequired:
+    """Refuses requests without the service's key; `/health` says only that the service is alive."""
+
+    def __init__(self, app: ASGIApp, front: _Front) -> None:
+        self._app, self._front = app, front
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app, front = self._app, self._front
+        if scope["type"] == "http" and scope["path"] != "/health" and not front.authorised(Headers(scope=scope)):
+            text = "expected this service's API key as a bearer token"
+            app = front.refused(ApiError(401, text, kind="authentication_error"))
+        await app(scope, receive, send)
+
+
+class _Front:
+    """The routes."""
+
+    def __init__(
+        self, pool: SearchPool, model: str, seed: int, key: str | None, max_body: int, max_question: int | None
+    ) -> None:
+        self.pool, self.model, self.seed, self.key = pool, model, seed, key
+        self.max_body, self.max_question = max_body, max_question
+        self._read = pool.service.mas.final_text
+        self.stopping = False
+        self._open: set[SearchFuture] = set()
+        self.counts: Counter[str] = Counter()
+        self.answers: Counter[int] = Counter()
+        self.started = int(time.time())
+        self._registry = CollectorRegistry()
+        self._registry.register(Families(self._families))
+
+    def stop(self) -> None:
+        """Cancel every open search, because the server is about to exit."""
+        self.stopping = True
+        for future in tuple(self._open):
+            future.cancel()
+
+    async def health(self, request: Request) -> Response:
+        load = {"active": self.pool.active, "waiting": self.pool.waiting} if self.authorised(request.headers) else {}
+        return _json({"status": "ok"} | load)
+
+    async def models(self) -> Response:
+        entry = {"id": self.model, "object": "model", "created": self.started, "owned_by": "mas-gym"}
+        return _json({"object": "list", "data": [entry]})
+
+    async def metrics(self) -> Response:
+        return Response(text_of(self._registry), media_type="text/plain; version=0.0.4")
+
+    def _families(self) -> Iterator[Metric]:
+        answers = {(str(status),): float(n) for status, n in sorted(self.answers.items())}
+        yield family("counter", "requests", answers, ("status",))
+        for name in ("agent_calls", "generated_tokens", "reward_calls", "cancelled_searches"):
+            yield family("counter", name, {(): self.counts[name]})
+        if self.pool.grades is not None:
+            graded = {(verdict,): float(number) for verdict, number in self.pool.grades.counts.items()}
+            yield family("counter", "graded_answers", graded, ("verdict",))
+        for name, value in (("active", self.pool.active), ("waiting", self.pool.waiting)):
+            yield family("gauge", f"{name}_searches", {(): value})
+
+    async def chat(self, request: Request) -> Response:
+        try:
+            asked = parse_chat(await self._body(request), self.model)
+            check_question(asked.question, self.max_question)
+            changed = asyncio.Event()
+            future = self._submit(asked, changed)
+            if asked.stream:
+                return StreamingResponse(self._stream(asked, future, changed), media_type="text/event-stream")
+            plan = await self._whole(request, future)
+        except ApiError as error:
+            return self.refused(error)
+        self._count(plan, 200)
+        return _json(completion(plan, asked, self.model, self._read))
+
+    def _submit(self, asked: ChatRequest, changed: asyncio.Event) -> SearchFuture:
+        loop = asyncio.get_running_loop()
+
+        def announce() -> None:
+            # The loop is closed if the server stops while a search is still running.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(changed.set)
+
+        if self.stopping:
+            raise _stopping()
+        seed = self.seed if asked.seed is None else asked.seed
+        try:
+            future = self.pool.submit(asked.question, seed, asked.sampling(), announce)
+        except PoolFullError:
+            raise ApiError(429, "too many searches are waiting; try again later", retry_after=1) from None
+        self._open.add(future)
+        return future
+
+    def _close(self, future: SearchFuture) -> None:
+        self._open.discard(future)
+        future.cancel()
+
+    def authorised(self, headers: Headers) -> bool:
+        """Return whether a request has the key, or needs none."""
+        sent = headers.get("authorization", "").encode("utf-8", "replace")
+        return self.key is None or hmac.compare_digest(sent, f"Bearer {self.key}".encode())
+
+    async def _body(self, request: Request) -> bytes:
+        length = request.headers.get("content-length", "0")
+        if length.isdecimal() and int(length[:20]) > self.max_body:
+            raise self._too_large()
+        body = bytearray()
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > self.max_body:
+                        raise self._too_large()
+        except TimeoutError:
+            raise ApiError(408, f"the body did not arrive within {_BODY_SECONDS:.0f} seconds") from None
+        except ClientDisconnect:
+            raise ApiError(499, "the client closed the connection") from None
+        return bytes(body)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"expected a body of at most {self.max_body:,} bytes; shorten the question")
+
+    async def _whole(self, request: Request, future: SearchFuture) -> Plan:
+        """Wait for the plan or for the client to disconnect."""
+        search = asyncio.ensure_future(self._plan(future))
+        leaving = asyncio.ensure_future(_left(request))
+        try:
+            await asyncio.wait((search, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not search.done():
+                self.counts["cancelled_searches"] += 1
+                raise ApiError(499, "the client closed the connection")
+            return search.result()
+        finally:
+            self._close(future)
+            leaving.cancel()
+            await asyncio.gather(search, leaving, return_exceptions=True)
+
+    async def _plan(self, future: SearchFuture) -> Plan:
+        try:
+            plan = await asyncio.wrap_future(future)
+        except EngineUnavailableError as error:
+            raise ApiError(503, f"the engine is not available: {error}", retry_after=10) from error
+        except asyncio.CancelledError:
+            if self.stopping:
+                raise _stopping() from None
+            raise
+        if plan.error is None:
+            self._check_program(plan)
+            return plan
+        if self.stopping:
+            raise _stopping()
+        if plan.error.startswith(PromptTooLongError.__name__):
+            raise ApiError(400, f"the question is too long: {plan.error.partition(': ')[2]}", code=TOO_LONG)
+        raise ApiError(500, f"the search failed: {plan.error}", kind="server_error")
+
+    def _check_program(self, plan: Plan) -> None:
+        """Raise `ApiError` if not even the best run of an agent program returned an answer."""
+        best = plan.best
+        if best is not None and self.pool.service.program is not None:
+            _, failed, error = best.text.rpartition(FAILED)
+            if failed and not self._read(best.text):
+                raise ApiError(500, f"the program failed: {error}", kind="server_error")
+
+    async def _stream(self, asked: ChatRequest, future: SearchFuture, changed: asyncio.Event) -> AsyncIterator[str]:
+        """Yield progress during the search, then the answer; the search ends when the client disconnects."""
+        ident, search = f"chatcmpl-{uuid.uuid4().hex}", asyncio.ensure_future(self._plan(future))
+        finished = False
+        try:
+            yield sse(chunk(ident, self.model, {"role": "assistant", "content": ""}))
+            while not finished:
+                stepped = asyncio.ensure_future(changed.wait())
+                try:
+                    either = asyncio.FIRST_COMPLETED
+                    await asyncio.wait((search, stepped), timeout=_KEEP_ALIVE_SECONDS, return_when=either)
+                finally:
+                    stepped.cancel()
+                step = future.step
+                if changed.is_set() and step is not None:
+                    changed.clear()
+                    line = f"{step.agent}: {step.agent_calls} agent calls, {step.generated_tokens} tokens\n"
+                    yield sse(chunk(ident, self.model, {"reasoning_content": line}))
+                elif not search.done():
+                    yield ": still searching\n\n"
+                finished = search.done()
+                # Slow readers and fast searches get fewer lines, not a longer queue.
+                await asyncio.wait((search,), timeout=_PROGRESS_SECONDS)
+            try:
+                plan = search.result()
+            except ApiError as error:
+                self.answers[error.status] += 1
+                yield sse(error.body())
+                return
+            self._count(plan, 200)
+            for index, candidate in enumerate(plan.candidates[: asked.n]):
+                yield sse(chunk(ident, self.model, {"content": self._read(candidate.text)}, index))
+                yield sse(chunk(ident, self.model, {}, index, finish_reason="stop"))
+            if asked.wants_usage:
+                yield sse(chunk(ident, self.model, None) | {"choices": [], "usage": usage_of(plan)})
+            yield "data: [DONE]\n\n"
+        finally:
+            if not finished:
+                self.counts["cancelled_searches"] += 1
+            self._close(future)
+            search.cancel()
+
+    def _count(self, plan: Plan, status: int) -> None:
+        self.answers[status] += 1
+        self.counts["agent_calls"] += plan.usage.agent_calls
+        self.counts["generated_tokens"] += plan.usage.generated_tokens
+        self.counts["reward_calls"] += plan.usage.reward_calls
+
+    def refused(self, error: ApiError) -> Response:
+        """Count and return the answer to a refused request."""
+        self.answers[error.status] += 1
+        return _refusal(error)
+
+
+class _Lingering(Response):
+    """A reply to a request whose body may still be arriving.
+
+    A server that closes a connection with unread data resets it, and the client never sees the reply. This one
+    replies at once, then discards what still arrives, for a while.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the reply, drain the request, end the reply."""
+        headers = [*self.raw_headers, (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while (await receive()).get("more_body"):
+                    pass
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _refusal(error: ApiError) -> Response:
+    headers = {"retry-after": str(error.retry_after)} if error.retry_after else {}
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    unread = error.status in (401, 403, 408, 413)
+    return _json(error.body(), error.status, headers, _Lingering if unread else Response)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Answer a request for an unknown path or method."""
+    assert isinstance(error, HTTPException)
+    refusal = ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}")
+    return _json(refusal.body(), refusal.status, dict(error.headers or {}), _Lingering)
+
+
+def _stopping() -> ApiError:
+    return ApiError(503, "the service is stopping", kind="server_error", retry_after=10)
+
+
+async def _left(request: Request) -> None:
+    """Wait until the client closes the connection; the body has already been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _json(
+    content: Any, status: int = 200, headers: dict[str, str] | None = None, kind: type[Response] = Response
+) -> Response:
+    # ASCII, so that a lone surrogate from a client cannot break the reply.
+    return kind(json.dumps(content), status, headers, media_type="application/json")
+
+
+HEAD_SECONDS = 30.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class HangsUpOnSilence(H11Protocol):
+    """Closes connections without a complete request, so that idle clients cannot occupy all of them.
+
+    It does so after a while, and at once if all connections are taken: then the oldest silent one makes room.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Accept a connection."""
+        super().connection_made(transport)
+        self.accepted = self.loop.time()
+        self.loop.call_later(HEAD_SECONDS, self._look, None)
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            silent = [other for other in self._others() if other.silent]
+            if silent:
+                min(silent, key=lambda other: other.accepted).hang_up()
+
+    def _others(self) -> Iterator[HangsUpOnSilence]:
+        return (other for other in self.connections if isinstance(other, HangsUpOnSilence) and other is not self)
+
+    @property
+    def silent(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def hang_up(self) -> None:
+        """Close the connection, which counts no longer."""
+        self.connections.discard(self)
+        self.transport.close()
+
+    def _look(self, before: Any) -> None:
+        if self.cycle is before and self.silent:
+            self.hang_up()
+        elif not self.transport.is_closing():
+            self.loop.call_later(HEAD_SECONDS, self._look, self.cycle)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer invalid HTTP with a JSON error, like every other error."""
+        body = json.dumps(ApiError(400, msg).body()).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        reply = h11.Response(status_code=400, headers=[*headers, (b"connection", b"close")], reason=b"Bad Request")
+        for event in (reply, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+class _Server(uvicorn.Server):
+    """Stops at the first signal: cancels the open searches, waits for their replies to be sent, and returns."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals from now on; unlike uvicorn, do not raise them again after serving."""
+        for number in _SIGNALS:
+            signal.signal(number, self.handle_exit)
+        yield
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to stop; a second signal ends the process at once, even while it waits for threads at exit."""
+        if self.should_exit:
+            os._exit(128 + sig)
+        # uvicorn would log a traceback for every request that the exit interrupts.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
+        self._app.state.stop()
+        super().handle_exit(sig, frame)
+
+
+def listen(app: FastAPI, host: str, port: int, limit: int) -> None:
+    """Serve an app until SIGINT or SIGTERM. The signal handlers stay installed, so call it last in a process.
+
+    Args:
+        app: The service.
+        host: Address to listen on.
+        port: Port to listen on.
+        limit: Maximum number of open connections; further ones get status 503.
+    """
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=HangsUpOnSilence,
+        log_level="warning",
+        limit_concurrency=limit,
+        timeout_graceful_shutdown=5,
+    )
+    _Server(config, app).run()

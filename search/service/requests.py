@@ -1,0 +1,398 @@
+"""Requests to the service: the OpenAI chat format, validated, and the searches that answer it.
+
+There is one scheduler, a bounded queue, and one seed and sampling per request.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from queue import Full, Queue
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from mas_gym.programs.calls import unsupported
+from mas_gym.tasks import Problem
+
+if TYPE_CHECKING:
+    from mas_gym.policies.base import AsyncPolicy, Policy
+    from mas_gym.programs import Program
+    from mas_gym.systems.graph import MAS
+    from mas_gym.tasks.base import Grader, Kind
+    from search import Budget, Critic, Plan, Planner, Sampling
+    from search.engine.scheduler import SearchFuture
+
+
+PROBLEM_ID = "question"
+"""The problem id that `mas-gym solve` uses too, so that both give the same answer for the same seed."""
+
+
+_KNOWN = 10_000
+"""Questions of a task that answers are graded for."""
+
+_UNGRADED = 1024
+_LOGGER = logging.getLogger("search")
+
+
+class PoolFullError(Exception):
+    """The queue is full."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """The setup shared by all searches of a service.
+
+    Attributes:
+        planner: The search algorithm.
+        mas: The system.
+        policy: Writes the messages.
+        critic: Scores states; None for planners that need none.
+        kind: Kind of answer.
+        budget: Limits of one search.
+        concurrency: Maximum number of open searches.
+        queue: Maximum number of waiting searches.
+        program: The agent program behind ``mas``; None for a MAS.
+        grader: Grades the answers after they are sent; None for none.
+        references: The problems whose questions are graded; None grades every answer, without a reference.
+    """
+
+    planner: Planner
+    mas: MAS
+    policy: Policy | AsyncPolicy
+    critic: Critic | None = None
+    kind: Kind = "number"
+    budget: Budget | None = None
+    concurrency: int = 32
+    queue: int = 256
+    program: Program | None = None
+    grader: Grader | None = None
+    references: Iterable[Problem] | None = None
+
+
+class _Grades:
+    """Grades answers on a thread of its own, after they were sent, so that no client waits for a grade.
+
+    Attributes:
+        counts: Answers by verdict: right, wrong, failed, or dropped because too many were waiting.
+    """
+
+    def __init__(self, grader: Grader, references: Iterable[Problem] | None, kind: Kind) -> None:
+        self.counts: Counter[str] = Counter(dict.fromkeys(("right", "wrong", "failed", "dropped"), 0))
+        self._grader, self._kind = grader, kind
+        chosen = None if references is None else islice(references, _KNOWN)
+        self._known = None if chosen is None else {" ".join(problem.question.split()): problem for problem in chosen}
+        self._jobs: Queue[tuple[Problem, str] | None] = Queue(_UNGRADED)
+        threading.Thread(target=self._serve, name="mas-gym-grading", daemon=True).start()
+
+    def kind_of(self, question: str) -> Kind:
+        """Return the kind of a question's answer: that of the task's problem, if it is one."""
+        found = self._find(question)
+        return self._kind if found is None else found.kind
+
+    def _find(self, question: str) -> Problem | None:
+        if self._known is None:
+            return Problem(PROBLEM_ID, question, "", self._kind)
+        return self._known.get(" ".join(question.split()))
+
+    def submit(self, question: str, text: str) -> None:
+        """Queue an answer, if its question is graded."""
+        problem = self._find(question)
+        if problem is None:
+            return
+        try:
+            self._jobs.put_nowait((problem, text))
+        except Full:
+            self.counts["dropped"] += 1
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            problem, text = job
+            try:
+                grade = self._grader.grade(problem, text)
+            except Exception as error:
+                self.counts["failed"] += 1
+                _LOGGER.warning("the answer to %s could not be graded: %s", ascii(problem.id), error)
+                continue
+            self.counts["right" if grade.correct else "wrong"] += 1
+            fields: dict[str, object] = {"event": "answer graded", "problem": problem.id, "answer": grade.extracted}
+            fields |= {"correct": grade.correct, "reason": grade.reason}
+            _LOGGER.info("answer to %s graded", ascii(problem.id), extra={"fields": fields})
+
+    def close(self) -> None:
+        """Let the thread end; answers that wait are not graded."""
+        with self._jobs.mutex:
+            self._jobs.queue.clear()
+        self._jobs.put(None)
+
+
+class SearchPool:
+    """A running scheduler with a bounded queue; not thread-safe, used only by the server's event loop."""
+
+    def __init__(self, service: Service) -> None:
+        """Start without searches."""
+        from mas_gym.tasks.grading.graders import Ungraded
+        from mas_gym.tasks.sequences import ProblemTask
+        from search.engine.journal import Journal
+        from search.engine.scheduler import Scheduler
+        from search.setup import make_setup
+
+        self.service = service
+        mas = service.mas if service.program is None else None
+        setup = make_setup(service.planner, mas, service.critic, program=service.program, budget=service.budget)
+        self._journal = Journal(setup, policy=service.policy.name, concurrency=service.concurrency)
+        # Clients send no reference answers.
+        task = ProblemTask.of([], grader=Ungraded())
+        grader = service.grader
+        self.grades = None if grader is None else _Grades(grader, service.references, service.kind)
+        self._scheduler = Scheduler(setup, service.policy, concurrency=service.concurrency, task=task).start()
+
+    @property
+    def active(self) -> int:
+        """Searches in progress."""
+        return self._scheduler.active
+
+    @property
+    def waiting(self) -> int:
+        """Searches that have not started."""
+        return self._scheduler.waiting
+
+    def submit(self, question: str, seed: int, sampling: Sampling, changed: Callable[[], None]) -> SearchFuture:
+        """Queue a search.
+
+        Args:
+            question: The question.
+            seed: Determines the answer together with the question, as far as the engine allows.
+            sampling: How the agents sample.
+            changed: Called on another thread after each message.
+
+        Raises:
+            PoolFullError: The queue is full.
+        """
+        if self.waiting + self.active >= self.service.concurrency + self.service.queue:
+            raise PoolFullError
+        kind = self.service.kind if self.grades is None else self.grades.kind_of(question)
+        problem = Problem(PROBLEM_ID, question, "", kind)
+        future = self._scheduler.submit(problem, seed=seed, sampling=sampling, on_progress=lambda step: changed())
+        future.add_done_callback(self._ended)  # type: ignore[arg-type]
+        return future
+
+    def _ended(self, future: SearchFuture) -> None:
+        """Log a search on the scheduler's thread."""
+        if not future.cancelled() and future.exception() is None:
+            plan = future.result()
+            self._journal.ended(future.problem, plan, {})
+            if self.grades is not None and plan.best is not None:
+                self.grades.submit(future.problem.question, self.service.mas.final_text(plan.best.text))
+
+    def close(self) -> None:
+        """Cancel every search and wait for the scheduler's thread."""
+        self._scheduler.close()
+        if self.grades is not None:
+            self.grades.close()
+        self._journal.close(self._scheduler.usage, self._scheduler.calls, self._scheduler.stopped)
+
+
+TOO_LONG = "context_length_exceeded"
+"""OpenAI's ``code`` for a prompt that does not fit the model's window."""
+
+_MAX_CHOICES, _MAX_INT = 64, 2**31 - 1
+
+
+class ApiError(Exception):
+    """A reply with an error status."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        """Keep the HTTP status, the message, OpenAI's ``type`` and ``code``, and the seconds to wait."""
+        super().__init__(message)
+        self.status, self.message, self.kind, self.retry_after = status, message, kind, retry_after
+        self.code: str | int = status if code is None else code
+
+    def body(self) -> dict[str, Any]:
+        """Return the error in OpenAI's format."""
+        return {"error": {"message": self.message, "type": self.kind, "param": None, "code": self.code}}
+
+
+class TextPart(BaseModel):
+    """A part of a message's content; only text is supported."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatTurn(BaseModel):
+    """One message of the client's conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The content as one text, after the name of its speaker if it has one."""
+        parts = self.content
+        text = (parts if isinstance(parts, str) else "".join(part.text for part in parts)).strip()
+        return f"{self.name}: {text}" if self.name and text else text
+
+
+class StreamOptions(BaseModel):
+    """Options of streaming."""
+
+    include_usage: bool = False
+
+
+class ChatRequest(BaseModel):
+    """A chat request; other fields are ignored if they ask for nothing that changes the answer, else refused."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str
+    messages: list[ChatTurn] = Field(min_length=1)
+    n: int = Field(default=1, ge=1, le=_MAX_CHOICES)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    max_tokens: int | None = Field(default=None, ge=1, le=_MAX_INT)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=_MAX_INT)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    @field_validator("messages")
+    @classmethod
+    def _has_question(cls, turns: list[ChatTurn]) -> list[ChatTurn]:
+        if not any(turn.text for turn in turns if turn.role == "user"):
+            raise ValueError("expected a user message with a question")
+        return turns
+
+    @property
+    def question(self) -> str:
+        """The question of the search: the client's messages in order, separated by blank lines."""
+        return "\n\n".join(text for turn in self.messages if (text := turn.text))
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self) -> Sampling:
+        """Return the paper's sampling settings with the client's overrides; the token limit is per message."""
+        from search import Sampling
+
+        cap = self.max_completion_tokens or self.max_tokens
+        chosen = {"temperature": self.temperature, "top_p": self.top_p, "max_new_tokens": cap}
+        return Sampling(**{name: value for name, value in chosen.items() if value is not None})  # type: ignore[arg-type]
+
+
+def parse_chat(raw: bytes, model: str) -> ChatRequest:
+    """Parse a request body.
+
+    Raises:
+        ApiError: 400 with each error and its location; 404 for another model.
+    """
+    try:
+        content = json.loads(raw.decode("utf-8"), parse_constant=_not_json)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"expected a JSON body: {str(error)[:200]}") from None
+    if isinstance(content, dict) and (reason := unsupported(content)):
+        raise ApiError(400, reason)
+    try:
+        asked = ChatRequest.model_validate(content)
+    except ValidationError as error:
+        faults = (f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors()[:5])
+        raise ApiError(400, "; ".join(faults)) from None
+    if asked.model != model:
+        raise ApiError(404, f"the model {asked.model[:100]!r} does not exist; this service serves {model!r}")
+    return asked
+
+
+def _not_json(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def check_question(question: str, limit: int | None) -> None:
+    """Reject a question that cannot fit before it is tokenised.
+
+    Args:
+        question: The question.
+        limit: Maximum number of UTF-8 bytes; None for no limit.
+
+    Raises:
+        ApiError: 413.
+    """
+    size = len(question.encode("utf-8", "replace"))
+    if limit is not None and size > limit:
+        message = f"expected a question of at most {limit:,} bytes, got {size:,}; shorten it"
+        raise ApiError(413, message, code=TOO_LONG)
+
+
+def usage_of(plan: Plan) -> dict[str, Any]:
+    """Return a plan's usage in OpenAI's format; completion tokens are those of all agents."""
+    usage = plan.usage
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.generated_tokens,
+        "total_tokens": usage.prompt_tokens + usage.generated_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def completion(
+    plan: Plan, asked: ChatRequest, model: str, read: Callable[[str], str] = lambda text: text
+) -> dict[str, Any]:
+    """Return a complete reply: the best candidates as choices, and the search's own figures under ``mas_gym``.
+
+    Args:
+        plan: The plan.
+        asked: The request.
+        model: The model's name.
+        read: Returns the answer in a candidate's text (`mas_gym.MAS.final_text`).
+    """
+    best = plan.candidates[: asked.n]
+    choices = [
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": read(candidate.text)},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+        for index, candidate in enumerate(best)
+    ]
+    figures = {
+        "answers": [candidate.answer for candidate in best],
+        "scores": [candidate.score for candidate in best],
+        "agent_calls": plan.usage.agent_calls,
+        "reward_calls": plan.usage.reward_calls,
+        "seconds": round(plan.usage.seconds, 3),
+        "stopped": plan.stopped,
+    }
+    head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion", "created": int(time.time())}
+    return head | {"model": model, "choices": choices, "usage": usage_of(plan), "mas_gym": figures}
+
+
+def chunk(
+    ident: str, model: str, delta: dict[str, Any] | None, index: int = 0, finish_reason: str | None = None
+) -> dict[str, Any]:
+    """Return one chunk of a streamed reply."""
+    choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    head = {"id": ident, "object": "chat.completion.chunk", "created": int(time.time()), "model": model}
+    return head | {"choices": [choice]}
+
+
+def sse(content: dict[str, Any]) -> str:
+    """Return one server-sent event."""
+    return f"data: {json.dumps(content)}\n\n"
