@@ -41,7 +41,16 @@ from pathlib import Path, PurePath
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from mas_gym.errors import IdentityError, PolicyError
-from mas_gym.source_files import NO_CODE, STANDARD, Code, distributions_of, file_of, is_standard, read_code, shown_file
+from mas_gym.internal.source_files import (
+    NO_CODE,
+    STANDARD,
+    Code,
+    distributions_of,
+    file_of,
+    is_standard,
+    read_code,
+    shown_file,
+)
 
 T = TypeVar("T")
 R = TypeVar("R")

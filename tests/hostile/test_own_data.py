@@ -12,7 +12,7 @@ import pytest
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError
 from mas_gym.plugins import UserCodeError
-from mas_gym.tasks import load_task
+from mas_gym.tasks import files, load_task
 
 GOOD = b"question,answer\nCapital of Austria?,Vienna\n"
 
