@@ -24,7 +24,9 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from mas_gym.errors import ConfigError, DataNotFoundError, MASGymError, UnknownNameError, unknown_name
+import yaml
+
+from mas_gym.errors import ConfigError, DataNotFoundError, MASGymError, UnknownNameError, shown, unknown_name
 
 _SPEC = re.compile(r"(?P<file>.+\.py):(?P<name>[^:]*)(?::(?P<settings>.*))?", re.DOTALL)
 _WORDS = {"true": True, "false": False, "none": None}
@@ -172,6 +174,42 @@ def place_of(error: BaseException) -> str:
                 return f"{os.path.basename(file)}, line {line}"
         found = found.__cause__ or found.__context__
     return ""
+
+
+def build(policy: str, make: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
+    """Call ``make``; raise a `ConfigError` that lists the valid options if it does not accept one."""
+    signature = inspect.signature(make)
+    try:
+        signature.bind(*arguments, **options)
+    except TypeError as error:
+        takes = [name for name, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY]
+        raise ConfigError(f"policy {policy!r}: {error}; it takes {', '.join(takes) or 'no options'}") from error
+    return make(*arguments, **options)
+
+
+def written_options(argument: str) -> tuple[str, dict[str, Any]]:
+    """Split ``"ARGUMENT#option=value&option=value"``; values are YAML.
+
+    Raises:
+        ConfigError: An option has no ``=``, or its value is not valid YAML.
+    """
+    head, _, fragment = argument.partition("#")
+    options: dict[str, Any] = {}
+    for piece in filter(None, fragment.split("&")):
+        key, equals, value = piece.partition("=")
+        if not equals:
+            raise ConfigError(f"expected option=value after '#', got {piece!r} in {argument!r}")
+        options[key] = written_value(value, f"option {key}: expected a plain value")
+    return head, options
+
+
+def written_value(text: str, expected: str) -> Any:
+    """Parse a YAML value of a policy string. Raises `ConfigError` with the text ``expected``."""
+    try:
+        return yaml.safe_load(text)
+    except Exception as error:
+        # The parser raises not only its own errors, but KeyError, ValueError, AttributeError and RecursionError too.
+        raise ConfigError(f"{expected}, got {shown(text)}") from error
 
 
 class _Loader(importlib.machinery.SourceFileLoader):

@@ -5,13 +5,14 @@ states or outcomes from the trees of training searches, and `train` trains a cri
 them. torch is imported on first use.
 """
 
-from rewardmodels.catalogue import known_critics, load_critic, push_to_hub
 from rewardmodels.data.dataset import Example, LabelledTree, RewardData, collect, histogram, merge, split, stored_trees
 from rewardmodels.data.encode import state_parts, state_text
 from rewardmodels.data.mining import Labelled, Pair, outcomes, pairs, pointwise, process_targets
+from rewardmodels.hub import push_to_hub
 from rewardmodels.model.learned import LearnedCritic
 from rewardmodels.training.config import PAPER, TINY, TrainingConfig
 from rewardmodels.training.run import Trained, train
+from search.catalogue import known_critics, load_critic
 from search.critics import Ensemble
 
 __all__ = [

@@ -8,15 +8,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from html import escape
-from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+from mas_gym.errors import SearchError
+from mas_gym.policies.base import mean_logprob
 from mas_gym.programs import Call
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
+from mas_gym.tasks.base import Grade
+from search.pages.tree import TreeNodes, TreePage, write_tree_page
 from search.tree import Tree
 from search.usage import Usage
 
@@ -131,19 +135,95 @@ class Plan:
         """Return whether one of the first ``k`` candidates is correct (Hit@k)."""
         return any(candidate.correct for candidate in self.candidates[:k])
 
-    def write_page(self, path: str | os.PathLike[str], *, reference: str | None = None) -> Path:
+    def page(
+        self,
+        facts: Mapping[str, str] | None = None,
+        reference: str | None = None,
+        grade: Callable[[str], Grade | None] | None = None,
+    ) -> TreePage:
+        """Return the search tree as `search.pages.tree_page` takes it.
+
+        Args:
+            facts: Facts for the head of the page, in addition to the usage.
+            reference: The reference answer; None if the problem has none, and nothing is shown as right or wrong.
+            grade: Grades the final text of the terminal nodes that are no candidates, such as those a beam dropped;
+                None, or its returning None, leaves them unmarked.
+
+        Raises:
+            SearchError: The plan has no tree.
+        """
+        if self.tree is None or self.mas is None:
+            reason = self.error or "it was read without trees, or its planner keeps none"
+            raise SearchError(
+                f"{self.problem_id or 'plan'}: expected a plan with a search tree, got one without: {reason}"
+            )
+        facts = facts or {"problem": self.problem_id, self.mas.kind: self.mas.name}
+        nodes = list(self.tree)
+        visited = any(node.visits for node in nodes)
+        graded = self._grades(grade if reference is not None else None)
+        columns = TreeNodes(
+            parent=[node.parent for node in nodes],
+            speaker=[node.state.speaker for node in nodes],
+            text=[node.state.text for node in nodes],
+            recipients=[list(node.state.recipients) for node in nodes],
+            visits=[node.visits for node in nodes] if visited else None,
+            q=[node.q for node in nodes] if visited else None,
+            value=[node.value for node in nodes],
+            logprob=[mean_logprob(node.logprob, node.tokens) for node in nodes],
+            tokens=[node.tokens for node in nodes],
+            answer=[graded[i][0] if i in graded else None for i in range(len(nodes))],
+            correct=[graded[i][1] if i in graded and reference is not None else None for i in range(len(nodes))],
+        )
+        usage = self.usage
+        costs = {"AC": usage.agent_calls, "TOK": usage.generated_tokens, "RC": usage.reward_calls}
+        return TreePage(
+            question=nodes[0].state.question,
+            agents=[agent.name for agent in self.mas.agents],
+            sees_question=list(self.mas.sees_question),
+            nodes=columns,
+            chosen=self.best.node if self.best is not None else None,
+            answer=self.answer,
+            correct=self.correct if reference is not None else None,
+            reference=reference,
+            facts={**facts, **{name: f"{number:,}" for name, number in costs.items()}},
+            program=self.mas.program,
+            requests=self.requests,
+            title=", ".join(facts[name] for name in ("problem", "planner") if name in facts) or "Search tree",
+        )
+
+    def write_page(
+        self,
+        path: str | os.PathLike[str],
+        facts: Mapping[str, str] | None = None,
+        *,
+        reference: str | None = None,
+        grade: Callable[[str], Grade | None] | None = None,
+    ) -> Path:
         """Write the search tree as an HTML page that stands alone; return its path.
 
         Args:
             path: The file.
+            facts: As for `page`, and so are the others.
             reference: The reference answer, to be shown beside the chosen one.
+            grade: Grades the final texts of terminal nodes that are no candidates.
 
         Raises:
             SearchError: The plan has no tree, because the search failed or was read from a store without trees.
         """
-        # The pages depend on this package, so they are imported by name.
-        written: Path = import_module("search.pages").write_plan_page(self, Path(path), reference=reference)
-        return written
+        return write_tree_page(self.page(facts, reference, grade), Path(path))
+
+    def _grades(self, grade: Callable[[str], Grade | None] | None) -> dict[int, tuple[str | None, bool | None]]:
+        """Return answer and correctness by terminal node."""
+        assert self.tree is not None and self.mas is not None
+        found = {one.node: (one.answer, one.correct) for one in self.candidates if one.node is not None}
+        if grade is not None:
+            once = cache(grade)
+            for node, state in enumerate(self.tree.states):
+                # A message that reached nobody ended the episode without an answer.
+                text = self.mas.final_text(state.text) if state.recipients else ""
+                if node not in found and self.tree.is_terminal(node) and (result := once(text)) is not None:
+                    found[node] = result.extracted, result.correct
+        return found
 
     def _repr_html_(self) -> str:
         answer = escape(self.error or (self.answer if self.answer is not None else "none"))

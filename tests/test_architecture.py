@@ -69,7 +69,7 @@ FLOORS = [
     "mas_gym.tasks.catalogue",
     "mas_gym.envs.env",
     "mas_gym.programs",
-    "mas_gym.envs.scoring",
+    "mas_gym.critics",
     "mas_gym.envs.batching",
     "mas_gym.envs.wrappers",
     "mas_gym.envs.aec",

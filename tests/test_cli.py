@@ -755,7 +755,7 @@ def test_help_ends_with_two_examples_whose_options_exist(run: Run, command: list
 
 def test_help_names_every_planner_and_critic() -> None:
     from mas_gym.cli.options import CRITICS, PLANNERS
-    from rewardmodels.catalogue import critic_makers
+    from search.catalogue import critic_makers
     from search.planners.registry import planner_makers
 
     assert ", ".join(sorted(planner_makers())) == PLANNERS

@@ -20,8 +20,8 @@ pytest.importorskip("accelerate", reason="training needs the extra 'train'")
 from grove import MODEL, chain, grove, other_graph, random_tree, save_base
 
 import mas_gym
-import rewardmodels.catalogue as critics_module
 import search
+import search.catalogue as critics_module
 from mas_gym.errors import ConfigError, CriticError, DataError, DataNotFoundError, UnknownNameError
 from mas_gym.internal.identity import identity_of
 from mas_gym.policies import load_policy
@@ -433,7 +433,7 @@ def test_a_critic_beside_generation_gives_the_same_plans() -> None:
 
 
 def test_third_parties_register_under_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("shy", "rewardmodels.catalogue:_constant", critics_module.ENTRY_POINTS)
+    point = EntryPoint("shy", "search.catalogue:_constant", critics_module.ENTRY_POINTS)
     broken = EntryPoint("broken", "no_such_package:critic", critics_module.ENTRY_POINTS)
     monkeypatch.setattr(critics_module, "entry_points", lambda group: [point, broken])
     assert {"shy", "broken", "constant"} <= set(known_critics())

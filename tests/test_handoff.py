@@ -587,10 +587,10 @@ def test_answers_after_some_turns_of_one_run() -> None:
 
 def test_pages_and_texts_for_critics_show_routes() -> None:
     from rewardmodels.data.encode import state_text
-    from search.pages.tree import tree_page, tree_view
+    from search.pages.tree import tree_page
 
     plan = handed("mcts:6,3,recipients=uniform", mas="handoff")
-    page = tree_page(tree_view(plan))
+    page = tree_page(plan.page())
     assert "NumberTheorist" in page
     texts = {state_text(load_mas("handoff"), state) for state in plan.tree.states}
     assert len(texts) == len(plan.tree)

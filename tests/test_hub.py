@@ -211,7 +211,7 @@ def test_a_hub_without_the_data(hub: ThreadingHTTPServer, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_critic_is_published_and_loaded_by_name(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
-    from rewardmodels.catalogue import shipped
+    from rewardmodels.loaders import shipped
 
     endpoint, home = f"http://127.0.0.1:{hub.server_address[1]}", tmp_path / "home"
     folder = tmp_path / "masprm"

@@ -26,6 +26,7 @@ from mas_gym.errors import (
     PolicyError,
     UnknownNameError,
 )
+from mas_gym.plugins import written_options
 from mas_gym.policies import (
     Policy,
     RecordedPolicy,
@@ -40,7 +41,6 @@ from mas_gym.policies import (
     open_session,
 )
 from mas_gym.policies.base import derive_seed
-from mas_gym.policies.registry import written_options
 from mas_gym.systems.prompts import ChatMessage
 
 

@@ -34,7 +34,7 @@ from mas_gym.tasks.base import rule_of
 from mas_gym.tasks.catalogue import make_base
 from mas_gym.tasks.grading.graders import make_grader
 from rewardmodels import LearnedCritic, load_critic
-from rewardmodels.catalogue import shipped
+from rewardmodels.loaders import shipped
 from rewardmodels.training.config import SMALL, TrainingConfig, config_for
 from rewardmodels.training.run import CHECKPOINTS, ROLLOUTS, grow, teach, trees
 from search import Sampling, load_planner

@@ -76,7 +76,7 @@ def planners(json: AsJSON = False) -> None:
 
 def critics(json: AsJSON = False) -> None:
     """List the critics for --critic, in addition to trained folders."""
-    from rewardmodels.catalogue import critic_makers
+    from search.catalogue import critic_makers
 
     made = (_entry(name, make) for name, make in sorted(critic_makers().items()))
     _show(

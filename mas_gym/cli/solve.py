@@ -156,8 +156,6 @@ def _critic_cost(plan: Plan) -> list[str]:
 
 def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, policy: str, graded: bool) -> None:
     """Write a plan's search tree as a page; print the file, or why there is none."""
-    from search.pages import write_plan_page
-
     if plan.tree is None:
         note(f"{arm.name} keeps no tree: {path} was not written", "yellow")
         return
@@ -172,7 +170,7 @@ def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, policy: str, grad
     problem = bench.task.problem(plan.problem_id)
     # A judge's verdicts cost calls that belong to no search.
     grade = partial(bench.task.grade, problem) if graded and problem.kind != "judge" else None
-    write_plan_page(plan, path, facts, reference=problem.answer if graded else None, grade=grade)
+    plan.write_page(path, facts, reference=problem.answer if graded else None, grade=grade)
     note(f"wrote {path}")
 
 

@@ -23,7 +23,7 @@ import typer
 from mas_gym.cli.console import note, show_traceback
 from mas_gym.errors import ConfigError, MASGymError, MissingDependencyError, StoreError
 from mas_gym.tasks.base import GRADING_MODES
-from search.pages.tree import tree_page, tree_view
+from search.pages.tree import tree_page
 from search.report.listing import Cell, Choice, StoredRow, index_page, problems_page
 from search.service import foreign
 
@@ -267,7 +267,7 @@ class Pages:
         return (file for file in (self._path, Path(f"{self._path}-wal")) if file.exists())
 
     def _read(self, store: Store, run: RunInfo, mark: str) -> None:
-        from search.results.searches import outcome_of
+        from search.results.outcomes import outcome_of
 
         self._damage.pop(run.run, None)
         read = _ReadRun(mark, run, [], {}, {})
@@ -341,7 +341,7 @@ def _tree(store: Store, key: str, problem_id: str) -> str:
         "policy": str(run.config["policy"]["name"]),
         "seed": str(run.config["seed"]),
     }
-    return tree_page(tree_view(plan, facts, problem.answer, _grade(run.config["grading"], problem)))
+    return tree_page(plan.page(facts, problem.answer, _grade(run.config["grading"], problem)))
 
 
 def _grade(grading: object, problem: Problem) -> Callable[[str], Grade | None] | None:

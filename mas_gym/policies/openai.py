@@ -27,6 +27,7 @@ from mas_gym.errors import (
     need,
 )
 from mas_gym.internal.event_loop import engine_loop, on_engine_loop
+from mas_gym.plugins import build, written_options
 from mas_gym.policies.base import Choice, SamplingReply, SamplingRequest, log_sum, spellings
 from mas_gym.policies.completions import (
     Api,
@@ -46,7 +47,6 @@ from mas_gym.policies.completions import (
 )
 from mas_gym.policies.connections import Connections
 from mas_gym.policies.meters import Meter, Price
-from mas_gym.policies.registry import build, written_options
 from mas_gym.systems.prompts import ChatMessage
 
 logger = logging.getLogger("mas_gym.policies")

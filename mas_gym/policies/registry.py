@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -10,10 +9,8 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-import yaml
-
 from mas_gym.errors import ConfigError, MissingDependencyError
-from mas_gym.plugins import is_user_code, load_user_code, unknown
+from mas_gym.plugins import build, is_user_code, load_user_code, unknown, written_options, written_value
 from mas_gym.policies.base import AsyncPolicy, Policy, Purpose, shortened
 
 _importing = threading.Lock()
@@ -202,39 +199,3 @@ def _recorded(argument: str, **options: Any) -> Policy:
         raise ConfigError("expected 'recorded:FILE', got no file")
     policy: Policy = build("recorded", RecordedPolicy, argument, **options)
     return policy
-
-
-def build(policy: str, make: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
-    """Call ``make``; raise a `ConfigError` that lists the valid options if it does not accept one."""
-    signature = inspect.signature(make)
-    try:
-        signature.bind(*arguments, **options)
-    except TypeError as error:
-        takes = [name for name, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY]
-        raise ConfigError(f"policy {policy!r}: {error}; it takes {', '.join(takes) or 'no options'}") from error
-    return make(*arguments, **options)
-
-
-def written_options(argument: str) -> tuple[str, dict[str, Any]]:
-    """Split ``"ARGUMENT#option=value&option=value"``; values are YAML.
-
-    Raises:
-        ConfigError: An option has no ``=``, or its value is not valid YAML.
-    """
-    head, _, fragment = argument.partition("#")
-    options: dict[str, Any] = {}
-    for piece in filter(None, fragment.split("&")):
-        key, equals, value = piece.partition("=")
-        if not equals:
-            raise ConfigError(f"expected option=value after '#', got {piece!r} in {argument!r}")
-        options[key] = written_value(value, f"option {key}: expected a plain value")
-    return head, options
-
-
-def written_value(text: str, expected: str) -> Any:
-    """Parse a YAML value of a policy string. Raises `ConfigError` with the text ``expected``."""
-    try:
-        return yaml.safe_load(text)
-    except Exception as error:
-        # The parser raises not only its own errors, but KeyError, ValueError, AttributeError and RecursionError too.
-        raise ConfigError(f"{expected}, got {shortened(text, 200)}") from error

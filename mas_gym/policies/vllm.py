@@ -16,6 +16,7 @@ from typing import Any
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependencyError, PolicyError
 from mas_gym.internal.event_loop import close_at_exit, engine_loop, on_engine_loop
+from mas_gym.plugins import build, written_options
 from mas_gym.policies.base import (
     Certainty,
     Choice,
@@ -31,7 +32,6 @@ from mas_gym.policies.completions import SEED_MASK
 from mas_gym.policies.local.chat import ChatFormat, Prompt
 from mas_gym.policies.meters import Meter
 from mas_gym.policies.model_files import ModelSource
-from mas_gym.policies.registry import build, written_options
 from mas_gym.systems.prompts import ChatMessage
 
 _engines: dict[tuple[str, str], VLLMEngine] = {}

@@ -169,7 +169,7 @@ class LearnedCritic(Critic):
         self._known: dict[tuple[str, MASState], float] = {}
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the scores: a digest of the model's files, and the settings (`mas_gym.internal.identity`).
+        """Return what determines the scores: a digest of the model's files, and the settings.
 
         Raises:
             DataError: A file cannot be read.

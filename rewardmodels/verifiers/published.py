@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from mas_gym.errors import ConfigError, CriticError, DataError, DataNotFoundError, PolicyError, unknown_name
+from mas_gym.errors import ConfigError, CriticError, DataError, DataNotFoundError, PolicyError, need, unknown_name
 from mas_gym.policies.local.chat import ChatTemplate
 from mas_gym.policies.model_files import ModelSource
 from mas_gym.systems.state import MASState
@@ -76,8 +76,7 @@ class _Published(Critic):
     def __init__(
         self, model: str, device: str | None, dtype: str | None, max_batch: int, max_length: int | None
     ) -> None:
-        import torch
-
+        torch = need("torch", "a local reward model", "local")
         if not model:
             raise ConfigError(f"expected {type(self).__name__.lower()}:FOLDER-OR-ID, got no model")
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")

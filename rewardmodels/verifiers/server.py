@@ -69,8 +69,8 @@ class ServerCritic(Critic):
         **options: Any,
     ) -> None:
         """Check the settings; nothing is sent yet."""
+        from mas_gym.plugins import build
         from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy
-        from mas_gym.policies.registry import build
 
         self._url = url.rstrip("/")
         base, _, self._endpoint = self._url.rpartition("/")

@@ -51,8 +51,7 @@ from search.results.outcomes import (
     find_row,
     summarise,
 )
-from search.results.sizes import Calibrated
-from search.results.table import Comparison
+from search.results.table import Calibrated, Comparison
 
 __all__ = [
     "FEWEST_PROBLEMS",

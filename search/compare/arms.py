@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError, MASGymError
 from mas_gym.internal.jobs import run_jobs
+from search.catalogue import load_critic
 from search.plan import Plan
 from search.planners.registry import load_planner, planner_spec
 from search.protocol import Critic, Planner, as_critic, as_planner, planner_name
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from search.engine.journal import Progress
     from search.setup import Sampling
 
-from search.results.searches import outcome_of
+from search.results.outcomes import outcome_of
 
 PAPER_PLANNERS = ("single", "sc:5", "sc:5,weights=critic", "sbs:5,1", "sbs:5,3", "mcts:10,3")
 """The search methods of the paper's main table."""
@@ -154,7 +154,9 @@ def named_critics(
     """
     if isinstance(critics, Mapping):
         return {name: ("", as_critic(critic)) for name, critic in critics.items()}
-    pairs = [(item, load_critic(item, lazy)) if isinstance(item, str) else ("", as_critic(item)) for item in critics]
+    pairs = [
+        (item, load_critic(item, lazy=lazy)) if isinstance(item, str) else ("", as_critic(item)) for item in critics
+    ]
     common = Counter(critic.name for _, critic in pairs)
     found: dict[str, tuple[str, Critic]] = {}
     for spec, critic in pairs:
@@ -163,13 +165,6 @@ def named_critics(
             raise ConfigError(f"two critics are called {name!r}: give them names, as in {{'a': first, 'b': second}}")
         found.setdefault(name, (spec, critic))
     return found
-
-
-def load_critic(spec: str, lazy: bool = False) -> Critic:
-    """Load a critic by its name or folder; see `rewardmodels.load_critic`."""
-    # rewardmodels depends on search, so it is imported by name, when a critic is loaded.
-    critic: Critic = import_module("rewardmodels").load_critic(spec, lazy=lazy)
-    return critic
 
 
 def pair(

@@ -15,7 +15,7 @@ from search.compare.arms import Arm, Bench, measure, named_critics, named_planne
 from search.compare.matching import Match, calibrate
 from search.protocol import Critic, Planner
 from search.results.outcomes import Outcome, find_row, summarise
-from search.results.sizes import Calibrated
+from search.results.table import Calibrated
 from search.setup import ProgramSource, read_system
 
 if TYPE_CHECKING:

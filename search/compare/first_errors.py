@@ -358,7 +358,7 @@ def bench_critic(
         DataError: Rows are no transcripts, or no episodes of the system.
     """
     from mas_gym.systems.loading import load_mas
-    from search.compare.arms import load_critic
+    from search.catalogue import load_critic
 
     if rule is not None:
         choice("rule", rule, RULES)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mas_gym.tasks.base import Problem
 
 from search.compare.arms import Arm, Bench, calibration_store, measure
-from search.results.sizes import Calibrated
+from search.results.table import Calibrated
 
 _ROUNDS = 8
 _LARGEST = 4096

@@ -3,13 +3,11 @@
 The input is plain data. Tables, intervals and plots are in `search.compare`.
 """
 
-from search.pages.tree import TreeNodes, TreePage, tree_page, tree_view, write_plan_page, write_tree_page
+from search.pages.tree import TreeNodes, TreePage, tree_page, write_tree_page
 
 __all__ = [
     "TreeNodes",
     "TreePage",
     "tree_page",
-    "tree_view",
-    "write_plan_page",
     "write_tree_page",
 ]

@@ -1,10 +1,7 @@
-"""HTML pages: a search tree as one self-contained file, the index of a run store, and its problems.
+"""The HTML page of a search tree, as one self-contained file.
 
 A tree page needs no network or other files. The tree is embedded as JSON and shown as text only, so model output can
 never run as code; a content security policy allows only the page's own script, by its hash.
-
-The pages of ``mas-gym view`` are plain HTML without scripts: the index of runs, where a row is a planner with a critic,
-its seeds together, and the problems of one or two rows.
 """
 
 from __future__ import annotations
@@ -15,21 +12,14 @@ import html
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mas_gym.errors import DataError, SearchError
-from mas_gym.policies.base import mean_logprob
-
-if TYPE_CHECKING:
-    from mas_gym.tasks import Grade
-    from search import Plan
-
+from mas_gym.errors import DataError
 
 SCHEMA = 1
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -131,88 +121,6 @@ def write_tree_page(view: TreePage, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(tree_page(view), encoding="utf-8")
     return path
-
-
-def tree_view(
-    plan: Plan,
-    facts: Mapping[str, str] | None = None,
-    reference: str | None = None,
-    grade: Callable[[str], Grade | None] | None = None,
-) -> TreePage:
-    """Lay out a plan's tree for `write_tree_page`.
-
-    Args:
-        plan: The plan of a planner that keeps its tree, from a run or a store.
-        facts: Facts for the head of the page, in addition to the usage.
-        reference: The reference answer; None if the problem has none, and nothing is shown as right or wrong.
-        grade: Grades the final text of the terminal nodes that are no candidates, such as those that a beam dropped;
-            None, or its returning None, leaves them unmarked.
-
-    Raises:
-        SearchError: The plan has no tree.
-    """
-    if plan.tree is None or plan.mas is None:
-        reason = plan.error or "it was read without trees, or its planner keeps none"
-        raise SearchError(f"{plan.problem_id or 'plan'}: expected a plan with a search tree, got one without: {reason}")
-    facts = facts or {"problem": plan.problem_id, plan.mas.kind: plan.mas.name}
-    nodes = list(plan.tree)
-    visited = any(node.visits for node in nodes)
-    graded = _grades(plan, grade if reference is not None else None)
-    columns = TreeNodes(
-        parent=[node.parent for node in nodes],
-        speaker=[node.state.speaker for node in nodes],
-        text=[node.state.text for node in nodes],
-        recipients=[list(node.state.recipients) for node in nodes],
-        visits=[node.visits for node in nodes] if visited else None,
-        q=[node.q for node in nodes] if visited else None,
-        value=[node.value for node in nodes],
-        logprob=[mean_logprob(node.logprob, node.tokens) for node in nodes],
-        tokens=[node.tokens for node in nodes],
-        answer=[graded[i][0] if i in graded else None for i in range(len(nodes))],
-        correct=[graded[i][1] if i in graded and reference is not None else None for i in range(len(nodes))],
-    )
-    usage = plan.usage
-    costs = {"AC": usage.agent_calls, "TOK": usage.generated_tokens, "RC": usage.reward_calls}
-    return TreePage(
-        question=nodes[0].state.question,
-        agents=[agent.name for agent in plan.mas.agents],
-        sees_question=list(plan.mas.sees_question),
-        nodes=columns,
-        chosen=plan.best.node if plan.best is not None else None,
-        answer=plan.answer,
-        correct=plan.correct if reference is not None else None,
-        reference=reference,
-        facts={**facts, **{name: f"{number:,}" for name, number in costs.items()}},
-        program=plan.mas.program,
-        requests=plan.requests,
-        title=", ".join(facts[name] for name in ("problem", "planner") if name in facts) or "Search tree",
-    )
-
-
-def _grades(plan: Plan, grade: Callable[[str], Grade | None] | None) -> dict[int, tuple[str | None, bool | None]]:
-    """Return answer and correctness by terminal node."""
-    assert plan.tree is not None and plan.mas is not None
-    found = {one.node: (one.answer, one.correct) for one in plan.candidates if one.node is not None}
-    if grade is not None:
-        once = cache(grade)
-        for node, state in enumerate(plan.tree.states):
-            # A message that reached nobody ended the episode without an answer.
-            text = plan.mas.final_text(state.text) if state.recipients else ""
-            if node not in found and plan.tree.is_terminal(node) and (result := once(text)) is not None:
-                found[node] = result.extracted, result.correct
-    return found
-
-
-def write_plan_page(
-    plan: Plan,
-    path: Path,
-    facts: Mapping[str, str] | None = None,
-    *,
-    reference: str | None = None,
-    grade: Callable[[str], Grade | None] | None = None,
-) -> Path:
-    """Write a plan's search tree as a page; arguments and errors as for `tree_view`."""
-    return write_tree_page(tree_view(plan, facts, reference, grade), path)
 
 
 def _check(view: TreePage) -> None:

@@ -33,10 +33,12 @@ def vote(answers: Sequence[str | None], weights: Sequence[float]) -> int:
 
 
 def scored_ends(tree: Tree, ends: Sequence[int], kind: ValueKind) -> Sequence[int]:
+    """Return the nodes that the critic scores: the ends alone if values are of outcomes."""
     return ends if kind in ("outcome", "reward") else range(1, len(tree))
 
 
 def vote_curve(tree: Tree, ends: Sequence[int], chosen: Sequence[int]) -> tuple[AnytimePoint, ...]:
+    """Return the anytime curve of paths that end one after another, with the leader after each."""
     calls = tokens = 0
     curve: list[AnytimePoint] = []
     for end, leader in zip(ends, chosen, strict=True):

@@ -1,4 +1,7 @@
-"""The pages of a run store: the index of runs, where a row is a planner with a critic, and the problems of one or two rows."""
+"""The pages of a run store: the index of runs, and the problems of one or two rows.
+
+A row is a planner with a critic, its seeds together. The pages are plain HTML without scripts.
+"""
 
 from __future__ import annotations
 

@@ -36,8 +36,7 @@ from search.results.display import (
     save_figure,
     tradeoff_figure,
 )
-from search.results.outcomes import Outcome, ResultRow, anytime_curve
-from search.results.searches import outcome_of
+from search.results.outcomes import Outcome, ResultRow, anytime_curve, outcome_of
 from search.results.stored import Setting, settings, table_of
 
 if TYPE_CHECKING:

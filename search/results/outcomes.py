@@ -14,6 +14,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from mas_gym.errors import ConfigError
+from search.plan import Plan
 from search.results.intervals import Difference, Interval, accuracy_interval, mean_std, paired_difference
 
 HIT_RANKS = (1, 3, 5)
@@ -65,6 +66,29 @@ class Outcome:
     def hit(self, k: int) -> bool:
         """Return whether the chosen answer or one of the first ``k`` candidates was right."""
         return self.correct or (k > 1 and self.hit_rank is not None and self.hit_rank <= k)
+
+
+def outcome_of(plan: Plan, planner: str, critic: str, seed: int) -> Outcome:
+    """Reduce a plan to what tables need, under the names of its planner and critic."""
+    ranks = [rank for rank, candidate in enumerate(plan.candidates, 1) if candidate.correct]
+    return Outcome(
+        planner=planner,
+        critic=critic,
+        seed=seed,
+        problem_id=plan.problem_id,
+        correct=bool(plan.correct) and plan.error is None,
+        hit_rank=ranks[0] if ranks and plan.error is None else None,
+        candidates=len(plan.candidates),
+        tokens=plan.usage.generated_tokens,
+        agent_calls=plan.usage.agent_calls,
+        reward_calls=plan.usage.reward_calls,
+        error=plan.error,
+        anytime=tuple((point.generated_tokens, bool(point.correct)) for point in plan.anytime),
+        seconds=plan.usage.seconds,
+        critic_tokens=plan.usage.critic_tokens,
+        grader_tokens=plan.usage.grader_tokens,
+        order_varied=plan.order_varied,
+    )
 
 
 class Spread(NamedTuple):

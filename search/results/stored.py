@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from mas_gym.errors import ConfigError
-from search.results.outcomes import Outcome, find_row, summarise
-from search.results.searches import outcome_of
-from search.store import RunInfo, Store
-
-if TYPE_CHECKING:
-    pass
-
+from search.plan import Plan
+from search.results.outcomes import Outcome, find_row, outcome_of, summarise
+from search.results.run_info import RunInfo
 from search.results.table import Comparison
+
+
+class StoredRuns(Protocol):
+    """What a comparison reads from a run store."""
+
+    path: Path
+
+    def find(self, run: str | None = None) -> RunInfo:
+        """Return a run by its name, its digest or the beginning of its digest."""
+
+    def runs(self) -> list[RunInfo]:
+        """Return all runs, oldest first."""
+
+    def plans(self, run: str | None = None, *, failed: bool = False, grading: str | None = None) -> Iterator[Plan]:
+        """Read the plans of a run."""
+
 
 _ROW = ("planner", "critic", "seed")
 
@@ -76,7 +89,7 @@ def _name(run: RunInfo, part: str) -> str:
 
 
 def stored_comparison(
-    store: Store, runs: Iterable[str] = (), baseline: str = "", grading: str | None = None
+    store: StoredRuns, runs: Iterable[str] = (), baseline: str = "", grading: str | None = None
 ) -> Comparison:
     """Return the table of stored runs; see `Store.compare`."""
     chosen = [store.find(run) for run in runs] or store.runs()
@@ -96,7 +109,7 @@ def stored_comparison(
     return table_of(store, setting, outcomes, baseline)
 
 
-def table_of(store: Store, setting: Setting, outcomes: Sequence[Outcome], baseline: str = "") -> Comparison:
+def table_of(store: StoredRuns, setting: Setting, outcomes: Sequence[Outcome], baseline: str = "") -> Comparison:
     """Return the table of one setting, rows by rising cost."""
     rows = tuple(sorted(summarise(outcomes), key=lambda row: (isnan(row.tokens.mean), row.tokens.mean)))
     name = find_row(rows, baseline).label if rows else ""

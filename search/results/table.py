@@ -7,14 +7,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.envs.rendering import one_line
 from mas_gym.errors import ConfigError, MissingDependencyError
 from search.results import display
 from search.results.intervals import Difference
 from search.results.outcomes import Outcome, ResultRow, differences, find_row
-from search.results.sizes import Calibrated
 
 if TYPE_CHECKING:
     import pandas
@@ -23,6 +22,24 @@ if TYPE_CHECKING:
 CALIBRATION_PROBLEMS = 30
 """Problems on which sizes are chosen by default; with fewer, tables and `Comparison` warn."""
 _WIDTH = 120
+
+
+class Calibrated(NamedTuple):
+    """The size that a planner was given, and what it spent on the calibration problems.
+
+    Attributes:
+        label: The row.
+        setting: The setting that was changed; ``""`` for a planner without one.
+        size: Its value.
+        spent: Tokens or calls per problem.
+        problems: The number of calibration problems.
+    """
+
+    label: str
+    setting: str
+    size: int
+    spent: float
+    problems: int
 
 
 @dataclass(frozen=True, repr=False)

@@ -18,7 +18,6 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +29,8 @@ from mas_gym.systems.prompts import chat_messages
 from mas_gym.tasks.base import Problem, Same, rule_of, same_rule
 from search.plan import Plan
 from search.results.run_info import RunInfo
+from search.results.stored import stored_comparison
+from search.results.table import Comparison
 from search.store.file import FORMAT, Damage, empty_pages, explained
 from search.store.regrade import Grading, Regraded, apply, find_grading, gradings, regraded
 from search.store.rows import CandidateRow, NodeRow, Reader, name_of, read_run, recipients_of, search_id
@@ -300,7 +301,7 @@ class Store:
                 rows += [{**row, "problem": plan.problem_id} for row in preferences(plan.tree, mas, least, rule)]
         return rows
 
-    def compare(self, runs: Iterable[str] = (), baseline: str = "", grading: str | None = None) -> Any:
+    def compare(self, runs: Iterable[str] = (), baseline: str = "", grading: str | None = None) -> Comparison:
         """Return the `search.Comparison` of stored runs: a row per planner and critic, averaged over seeds.
 
         Args:
@@ -312,8 +313,7 @@ class Store:
             ConfigError: There is no such row, or the runs differ in more than planner, critic and seed.
             StoreError: As for `plans`.
         """
-        # Comparing depends on this package, so it is imported by name.
-        return import_module("search.compare.comparison").stored_comparison(self, runs, baseline, grading)
+        return stored_comparison(self, runs, baseline, grading)
 
     def export(self, path: str | os.PathLike[str], run: str | None = None) -> int:
         """Write the nodes of one run's trees as a Parquet file and return how many there are.

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError, MASGymError
+from mas_gym.plugins import written_options
 from mas_gym.policies import load_policy
-from mas_gym.policies.registry import written_options
 
 VALUES = [
     "!!bool x",

@@ -1,0 +1,110 @@
+"""Critics on the Hugging Face hub: publish and download.
+
+``HF_ENDPOINT`` names another hub, ``HF_TOKEN`` or ``hf auth login`` the account, and ``HF_HUB_OFFLINE=1`` uses
+downloaded critics only, all as for any other use of the hub.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MissingDependencyError, shown
+from rewardmodels.model.folder import META, check_folder, model_card, read_info
+
+NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_FILES = ("*.json", "*.safetensors", "*.jinja", "README.md")
+_CARD = "README.md"
+PLACEHOLDER = "PATH/TO/THIS/FOLDER"
+"""What a model card loads the critic by until it has a name."""
+
+
+def push_to_hub(folder: str | Path, name: str, *, private: bool = False, message: str = "Upload critic") -> str:
+    """Publish a critic on the hub; the same call again publishes a new version.
+
+    The model card states what the critic was trained on, and loads it by its name. Checkpoints and curves of the
+    training run stay here.
+
+    Args:
+        folder: A folder that training wrote.
+        name: ``"org/name"``; created if it does not exist.
+        private: Whether a new repository is visible to its owners only.
+        message: The commit's message.
+
+    Returns:
+        The address of the repository.
+
+    Raises:
+        ConfigError: The name is not ``org/name``, or the folder's model is not safe to load.
+        DataError: The folder holds no whole critic, or the hub refuses it.
+        DataNotFoundError: There is no such folder, or the hub cannot be reached.
+        MissingDependencyError: huggingface_hub is not installed.
+    """
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"hub name: expected org/name, got {shown(name)}")
+    folder = Path(folder).expanduser()
+    info = read_info(folder)
+    check_folder(folder)
+    hub = _library()
+    own = folder / _CARD
+    card = own.read_text(encoding="utf-8") if own.is_file() else model_card(info)
+    files = {path.name: path for pattern in _FILES for path in sorted(folder.glob(pattern)) if path.name != _CARD}
+    # Training's own state has the suffix of a model file, and is no part of the model.
+    operations = [hub.CommitOperationAdd(path, str(file)) for path, file in files.items() if path != "run.json"]
+    operations.append(hub.CommitOperationAdd(_CARD, card.replace(PLACEHOLDER, name).encode()))
+    api = hub.HfApi()
+    try:
+        url = api.create_repo(name, private=private, exist_ok=True)
+        api.create_commit(name, operations, commit_message=message)
+    except Exception as error:
+        raise _refused(hub, error, f"cannot publish {name!r}") from error
+    return str(url)
+
+
+def download(name: str, revision: str | None = None) -> Path:
+    """Return the local folder of a published critic, downloaded if necessary.
+
+    Only safetensors, JSON, the chat template and the card are downloaded, never code.
+
+    Args:
+        name: ``"org/name"``.
+        revision: Branch, tag or commit; the newest by default.
+
+    Raises:
+        DataError: The hub refuses it, or what it holds is no critic.
+        DataNotFoundError: The hub does not have it or cannot be reached.
+        MissingDependencyError: huggingface_hub is not installed.
+    """
+    hub = _library()
+    try:
+        folder = Path(hub.snapshot_download(name, revision=revision, allow_patterns=list(_FILES)))
+    except Exception as error:
+        raise _refused(hub, error, f"no critic {name!r}: there is no such folder here") from error
+    if not (folder / META).is_file():
+        raise DataError(f"{name!r} on the hub is no critic of MAS-Gym: expected {META}; publish one with push_to_hub")
+    return folder
+
+
+def _library() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise MissingDependencyError("the hub needs huggingface_hub: pip install 'mas-gym[local]'") from error
+    return huggingface_hub
+
+
+def _refused(hub: Any, error: Exception, what: str) -> Exception:
+    """Return the error to raise for one of the hub's library; the library names no common base."""
+    errors = hub.errors
+    if isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError):
+        reason = "the hub does not have it, or not for this account; check the name, or log in with hf auth login"
+        return DataNotFoundError(f"{what}, and {reason}")
+    if isinstance(error, errors.HfHubHTTPError) and error.response is not None:
+        status = error.response.status_code
+        return DataError(f"{what}; the hub answers with status {status}: {shown(str(error))}")
+    if isinstance(error, errors.LocalEntryNotFoundError | OSError):
+        return DataNotFoundError(f"{what}, and the hub cannot be reached ({shown(str(error))}); check the network")
+    if isinstance(error, ValueError):
+        return DataError(f"{what}: {shown(str(error))}")
+    return error
