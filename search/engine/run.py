@@ -22,7 +22,7 @@ from mas_gym.graph import MAS
 from mas_gym.policies.adapters import before_engines_close
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.tasks.base import Problem
-from search.engine.journal import Journal, Progress, listener
+from search.engine.journal import Journal, Listener, Progress, Record, listener
 from search.engine.scheduler import Scheduler, SearchFuture
 from search.plan import Plan, Usage
 from search.protocol import Critic, Planner
@@ -30,6 +30,7 @@ from search.setup import (
     Budget,
     ProgramSource,
     Sampling,
+    Setup,
     check_problems,
     make_setup,
     resolve_policy,
@@ -89,27 +90,35 @@ def run(
         ConfigError: An argument does not fit, such as a critic that the planner cannot use.
         StoreError: The store is of another kind, in use, or holds a run of that name with other settings.
     """
-    more: dict[str, Any] = {"seed": seed, "sampling": sampling, "budget": budget, "training": training}
-    setup = make_setup(planner, mas, critic, program=program, **more)
+    more: dict[str, Any] = {"sampling": sampling, "budget": budget, "training": training}
+    setup = make_setup(planner, mas, critic, program=program, seed=seed, **more)
     policy = resolve_policy(setup.dynamics.mas, policy)
     check_problems(problems, setup, policy)
     if concurrency < 1:
         raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
     listen = listener(progress)
-    total = len(problems) if isinstance(problems, Sized) else None
     # Whatever raises here leaves nothing open, the store's lock least of all.
     with ExitStack() as opened:
         scheduler = Scheduler(setup, policy, task=problems, concurrency=concurrency, run_budget=run_budget)
         opened.callback(scheduler.close)
         source = Source(problems, scheduler.wake)
         record = open_record(store, setup, problems, policy, run_name) if store is not None else None
-        if record is not None:
-            opened.callback(record.close)
-        facts: dict[str, Any] = {"policy": policy.name, "concurrency": concurrency}
-        journal = Journal(setup, total=total, record=record, listener=listen, **facts)
+        journal = _journal(setup, problems, record, listen, policy=policy.name, concurrency=concurrency)
         scheduler.earlier = journal.earlier
         opened.pop_all()
     return Run(scheduler, source, journal, raise_errors)
+
+
+def _journal(
+    setup: Setup, problems: Iterable[Problem], record: Record | None, listen: Listener | None, **facts: Any
+) -> Journal:
+    total = len(problems) if isinstance(problems, Sized) else None
+    try:
+        return Journal(setup, total=total, record=record, listener=listen, **facts)
+    except BaseException:
+        if record is not None:
+            record.close()
+        raise
 
 
 class Engine(Protocol):
