@@ -18,6 +18,7 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from mas_gym.errors import PolicyError
@@ -483,6 +484,33 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
         if math.isfinite(seconds):
             return max(seconds, 0.0)
     return None
+
+
+@dataclass(slots=True)
+class Tries:
+    """The failed calls of one request: start, jitter, number, time of the first, and how often a reply was unusable.
+
+    Unusable replies count together while they are unusable for the same reason.
+    """
+
+    started: float
+    rng: random.Random
+    made: int = 0
+    first: float = 0.0
+    repeats: int = 0
+    reason: str = ""
+
+    def add(self, fault: Fault, now: float) -> None:
+        """Count a failed call."""
+        self.first = self.first if self.made else now
+        self.made += 1
+        if not fault.transient:
+            self.repeats = self.repeated(fault) + 1
+            self.reason = fault.reason
+
+    def repeated(self, fault: Fault) -> int:
+        """Return how often a reply was unusable for the reason of a fault."""
+        return self.repeats if fault.reason == self.reason else 0
 
 
 def delay(tries: int, wait: float | None, rng: random.Random) -> float:

@@ -33,6 +33,7 @@ from mas_gym.policies.completions import (
     Api,
     BadReply,
     Fault,
+    Tries,
     WireReply,
     delay,
     fault_of,
@@ -269,7 +270,7 @@ class OpenAIPolicy:
 
     async def _call(self, request: SamplingRequest, seeds: tuple[int, ...], top: int = 0) -> tuple[WireReply, int]:
         """Return a usable reply, after retries and adaptations if needed, and the prompt tokens that were cut."""
-        tries = _Tries(asyncio.get_running_loop().time(), random.Random(seeds[0]))
+        tries = Tries(asyncio.get_running_loop().time(), random.Random(seeds[0]))
         changes, kept, empties = 0, 1.0, 0
         while True:
             tried_with = frozenset(self._refused)
@@ -323,7 +324,7 @@ class OpenAIPolicy:
         self, call: Callable[[Any], Any], limit: int, absent: Callable[[Fault], bool] = lambda fault: False
     ) -> dict[str, Any] | None:
         """Make a call until it gives a JSON object; None if a fault means that there is none."""
-        tries = _Tries(asyncio.get_running_loop().time(), random.Random(0))
+        tries = Tries(asyncio.get_running_loop().time(), random.Random(0))
         while True:
             try:
                 reply = load_object(await self._exchange(call, limit))
@@ -338,7 +339,7 @@ class OpenAIPolicy:
                 return None
             await self._wait(fault, tries)
 
-    async def _wait(self, fault: Fault, tries: _Tries) -> None:
+    async def _wait(self, fault: Fault, tries: Tries) -> None:
         """Sleep before the next attempt; raise if there should be none."""
         tries.add(fault, asyncio.get_running_loop().time())
         self.meter.faults[fault.kind] += 1
@@ -445,7 +446,7 @@ class OpenAIPolicy:
             self.notes.append(f"{self.name}: {note}")
             logger.warning("%s: %s", self.name, note)
 
-    def _pause(self, fault: Fault, tries: _Tries) -> float:
+    def _pause(self, fault: Fault, tries: Tries) -> float:
         """Return the seconds to wait before the next attempt; raise if there should be none."""
         where = f"{self.name} at {self._shown_url()}"
         if fault.hopeless:
@@ -516,32 +517,6 @@ def load_openai(argument: str, **options: Any) -> OpenAIPolicy:
 
 class _NoManyChoicesError(Exception):
     """The server returns only one choice per call."""
-
-
-@dataclass(slots=True)
-class _Tries:
-    """The failed calls of one request: start, jitter, number, time of the first, and how often a reply was unusable.
-
-    Unusable replies count together while they are unusable for the same reason.
-    """
-
-    started: float
-    rng: random.Random
-    made: int = 0
-    first: float = 0.0
-    repeats: int = 0
-    reason: str = ""
-
-    def add(self, fault: Fault, now: float) -> None:
-        self.first = self.first if self.made else now
-        self.made += 1
-        if not fault.transient:
-            self.repeats = self.repeated(fault) + 1
-            self.reason = fault.reason
-
-    def repeated(self, fault: Fault) -> int:
-        """Return how often a reply was unusable for the reason of a fault."""
-        return self.repeats if fault.reason == self.reason else 0
 
 
 def _fitted(request: SamplingRequest, fault: Fault) -> tuple[SamplingRequest, float] | None:

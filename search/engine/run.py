@@ -12,22 +12,22 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from mas_gym.errors import ConfigError, DataError
+from mas_gym.errors import DataError
 from mas_gym.internal.event_loop import before_engines_close
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem
 from search.budget import Budget
-from search.engine.journal import Journal, Progress, listener
+from search.engine.journal import Journal, Listener, Progress, Record, listener
 from search.engine.scheduler import Scheduler, SearchFuture
 from search.plan import Plan
 from search.protocol import Critic, Planner
-from search.setup import ProgramSource, Sampling, check_problems, make_setup, resolve_policy
+from search.setup import ProgramSource, Sampling, Setup, check_problems, make_setup, resolve_policy
 from search.store import Store, open_record
 from search.usage import Usage
 
@@ -68,8 +68,7 @@ def run(
         sampling: Temperature, top-p and cap; the paper's by default.
         budget: Limits of each search. A search that meets one returns the best it has, or fails.
         run_budget: Limits of the whole run, with what earlier calls spent on it in the store. A search starts only
-            if the rest of the calls and tokens is expected to pay for it: as much as for the most expensive search so
-            far. The seconds end open searches.
+            if the rest is expected to pay for it, as for the most expensive search so far; seconds end open searches.
         store: A file (or an open `Store`) to which each finished search is written at once. Searches that it
             already holds are not repeated: their plans are read back. Failed ones are tried again.
         run_name: A name for this run in the store, which then refuses to continue it with other settings.
@@ -84,27 +83,43 @@ def run(
         ConfigError: An argument does not fit, such as a critic that the planner cannot use.
         StoreError: The store is of another kind, in use, or holds a run of that name with other settings.
     """
-    more: dict[str, Any] = {"seed": seed, "sampling": sampling, "budget": budget, "training": training}
-    setup = make_setup(planner, mas, critic, program=program, **more)
+    more: dict[str, Any] = {"sampling": sampling, "budget": budget, "training": training}
+    setup = make_setup(planner, mas, critic, program=program, seed=seed, **more)
     policy = resolve_policy(setup.dynamics.mas, policy)
     check_problems(problems, setup, policy)
-    if concurrency < 1:
-        raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
     listen = listener(progress)
-    total = len(problems) if isinstance(problems, Sized) else None
-    # Whatever raises here leaves nothing open, the store's lock least of all.
-    with ExitStack() as opened:
-        scheduler = Scheduler(setup, policy, task=problems, concurrency=concurrency, run_budget=run_budget)
-        opened.callback(scheduler.close)
-        source = Source(problems, scheduler.wake)
+    scheduler = Scheduler(setup, policy, task=problems, concurrency=concurrency, run_budget=run_budget)
+
+    def journal() -> Journal:
         record = open_record(store, setup, problems, policy, run_name) if store is not None else None
-        if record is not None:
-            opened.callback(record.close)
-        facts: dict[str, Any] = {"policy": policy.name, "concurrency": concurrency}
-        journal = Journal(setup, total=total, record=record, listener=listen, **facts)
-        scheduler.earlier = journal.earlier
-        opened.pop_all()
+        return _journal(setup, problems, record, listen, policy=policy.name, concurrency=concurrency)
+
+    return _opened(scheduler, problems, journal, raise_errors)
+
+
+def _opened(
+    scheduler: Scheduler, problems: Iterable[Problem], open_journal: Callable[[], Journal], raise_errors: bool
+) -> Run:
+    """Return a run; whatever raises here leaves nothing open, the store's lock least of all."""
+    try:
+        source, journal = Source(problems, scheduler.wake), open_journal()
+    except BaseException:
+        scheduler.close()
+        raise
+    scheduler.earlier = journal.earlier
     return Run(scheduler, source, journal, raise_errors)
+
+
+def _journal(
+    setup: Setup, problems: Iterable[Problem], record: Record | None, listen: Listener | None, **facts: Any
+) -> Journal:
+    total = len(problems) if isinstance(problems, Sized) else None
+    try:
+        return Journal(setup, total=total, record=record, listener=listen, **facts)
+    except BaseException:
+        if record is not None:
+            record.close()
+        raise
 
 
 class Engine(Protocol):
