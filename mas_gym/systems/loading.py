@@ -1,9 +1,4 @@
-"""MAS configs: loaded from shipped names, YAML or JSON files, and plain dicts; and their JSON Schema, for editors.
-
-The schema is made from the rules of `mas_gym.systems.validation`. It sees one value at a time, so it accepts every config that
-validation accepts and rejects most that validation rejects. What needs the whole graph (cycles, unreachable agents,
-names used twice, unknown nodes) or a regular expression engine is left to ``mas-gym check``.
-"""
+"""MAS configs: loaded from shipped names, YAML or JSON files, and plain dicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The JSON schema of a MAS config, for editors."""
+"""The JSON Schema of a MAS config, for editors.
+
+The schema is made from the rules of `mas_gym.systems.validation`. It sees one value at a time, so it accepts every
+config that validation accepts and rejects most that validation rejects. What needs the whole graph (cycles,
+unreachable agents, names used twice, unknown nodes) or a regular expression engine is left to ``mas-gym check``.
+"""
 
 from __future__ import annotations
 
