@@ -3,7 +3,6 @@
 import json
 import pickle
 import re
-import warnings
 from pathlib import Path
 
 import pytest
@@ -128,8 +127,8 @@ def test_names_in_any_case(source: str) -> None:
         ([[-1, 0], [0, 1], [0, "q"]], "edges[2]: an edge into q"),
         ([[-1, 0], [0, 1], [-1, "sink"]], "edges[2]: an edge from q to sink"),
         ([[-1, 0, "contains:x"], [0, 1]], "edges[0]: a condition on an edge from q"),
-        ([[-1, 0], [0, 1, r"regex:(a)\1"]], "edges[1][2]: the pattern '(a)\\\\1' uses a backreference"),
-        ([[-1, 0], [0, 1, "regex:("]], "edges[1][2]: the pattern '(' is not a valid Python regular expression"),
+        ([[-1, 0], [0, 1, r"regex:(a)\1"]], "edges[1][2]: the pattern '(a)\\\\1' is not valid"),
+        ([[-1, 0], [0, 1, "regex:("]], "edges[1][2]: the pattern '(' is not valid"),
         ([[-1, 0], [0, 1, "contains:"]], "edges[1][2]: contains: needs a pattern"),
         ([[-1, 0], [0, 1, "regx:a"]], "edges[1][2]: unknown condition 'regx:a'"),
         ([[-1, 0], [0, 1, 7]], "edges[1][2]: unknown condition 7"),
@@ -254,7 +253,7 @@ def test_conditional_branches_may_end_without_out_edges() -> None:
         ),
         ("name: !!python/name:os.system x\n", "python/name:os.system' is not allowed"),
         ("a: " + "[" * 5000 + "]" * 5000, "nested more than 16 levels deep"),
-        ("a: &a [*a]\n", "the alias 'a' has no anchor before it"),
+        ("a: &a [*a]\n", "anchors and aliases are not supported"),
         ("--- {a: 1}\n--- {b: 2}\n", "expected a single document"),
         ("a: \x07\n", "control characters are not allowed"),
         ("a: 2024-13-45\n", "line 1: '2024-13-45' is no valid timestamp"),
@@ -271,28 +270,12 @@ def test_malformed_and_hostile_yaml(text: str, expected: str, tmp_path: Path) ->
     assert "bad" in str(caught.value)
 
 
-def test_alias_bombs_are_refused(tmp_path: Path) -> None:
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
-    path = tmp_path / "bomb.yaml"
-    path.write_text("\n".join(lines), encoding="utf-8")
-    with pytest.raises(ConfigError, match="aliases expand to too many values"):
-        load_mas(path)
-
-
-def test_honest_aliases_work(tmp_path: Path) -> None:
+def test_yaml_aliases_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
-    path.write_text(
-        "agents:\n"
-        "  - {name: A, system_prompt: &p Speak., max_new_tokens: &n 5}\n"
-        "  - {name: B, system_prompt: *p, max_new_tokens: *n}\n"
-        "edges: [[q, A], [A, B]]\n",
-        encoding="utf-8",
-    )
-    mas = load_mas(path)
-    assert mas.name == "own"
-    assert mas.agents[1].system_prompt == "Speak."
-    assert mas.agents[1].max_new_tokens == 5
+    agents = "  - {name: A, system_prompt: &p Speak.}\n  - {name: B, system_prompt: *p}\n"
+    path.write_text(f"agents:\n{agents}edges: [[q, A], [A, B]]\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"line 2: YAML anchors and aliases are not supported: write the value out"):
+        load_mas(path)
 
 
 def test_large_and_undecodable_files(tmp_path: Path) -> None:
@@ -319,120 +302,51 @@ def test_unknown_names_and_paths(tmp_path: Path) -> None:
             load_mas(source)
 
 
-PATTERNS = [
-    r"(?i)verdict:\s*disagree",
-    r".*DISAGREE.*",
-    r"^VERDICT:\s*AGREE",
-    r"Final Answer:\s*[-+]?\d+(\.\d+)?",
-    r"(?:\d{1,3},)*\d{3}",
-    r"\b(agree|disagree)\b",
-    r"(\w+,)*x",
-    r"[^\n]*:\s*x",
-    r"(yes|yeah)+z",
-    r"foo.{0,80}bar.*baz",
-    r"\d{4}-\d{2}-\d{2}",
-    r"(?i)(no|nein|non)+!",
-    r"(?:ab?c)*d",
-    r"(?P<word>[^\W\d_]+?)\.$",
-    r"(?x) x  y  # a comment",
-    r"(?m)^x$",
-    r"(?s:x.y)|(?i:z)",
-    "",
-]
-MESSAGES = [
-    "VERDICT:  Disagree",
-    "VERDICT:\u00a0DISAGREE\n",
-    "VERDICT: AGREE\nFinal Answer: 18.5",
-    "1,234 on 2024-01-31",
-    "a,b,x: x\nx y\nz",
-    "\u00e9t\u00e9.\n",
-    "foo bar baz xy NoNein! abcacd yesyeahz",
-    "",
-]
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_patterns_are_pythons(pattern: str) -> None:
-    for message in MESSAGES:
-        assert Condition("regex", pattern).holds(message) == (re.search(pattern, message) is not None), message
+@pytest.mark.parametrize(
+    ("pattern", "text", "expected"),
+    [
+        (r"(?i)verdict:\s*disagree", "VERDICT:  Disagree", True),
+        (r"(?i)verdict:\s*disagree", "VERDICT: AGREE\nFinal Answer: 18.5", False),
+        (r"^VERDICT:\s*AGREE", "so\nVERDICT: AGREE", False),
+        (r"(?m)^VERDICT:\s*AGREE$", "so\nVERDICT: AGREE\nFinal Answer: 18.5", True),
+        (r"Final Answer:\s*[-+]?\d+(\.\d+)?", "Final Answer: 18.5", True),
+        (r"(?:\d{1,3},)*\d{3}", "1,234 on 2024-01-31", True),
+        (r"(?s:x.y)|(?i:z)", "x\ny", True),
+        (r"a.b", "a\nb", False),
+        (r"\bagree\b", "disagree", False),
+        (r"\pL+\.", "\u00e9t\u00e9.", True),
+        ("", "", True),
+    ],
+)
+def test_pattern_matches(pattern: str, text: str, expected: bool) -> None:
+    assert Condition("regex", pattern).holds(text) == expected
+    assert Condition("not_regex", pattern).holds(text) != expected
 
 
 @pytest.mark.parametrize(
-    ("pattern", "reason"),
+    ("pattern", "remedy"),
     [
-        ("(" * 240 + ")" * 240, "is nested too deeply: drop groups that are not needed"),
-        (r"(?<!DIS)AGREE", "a negative lookahead or lookbehind: match the text itself, or use not_regex:"),
-        (r"(?=.*a)b", "a lookahead or lookbehind: match the text itself, or use not_regex:"),
-        (r"(?=(a+)+$)x", "a lookahead or lookbehind"),
-        (r"x*+y", "a possessive repeat: use an ordinary one"),
-        (r"(?>x*)y", "an atomic group: use an ordinary group"),
-        (r"(a)\1+", "a backreference: spell the text out"),
-        (r"(a)?(?(1)b|c)", "a conditional group: list both alternatives"),
-        (r"(?a)\w", "the flag a or L: drop it"),
+        (r"(?<!DIS)AGREE", "RE2 has no lookahead or lookbehind: match the text itself, or use not_regex:"),
+        (r"(?=.*a)b", "RE2 has no lookahead or lookbehind"),
+        (r"x*+y", "possessive repeats: use ordinary ones"),
+        (r"(?>x*)y", "no atomic groups"),
+        (r"(a)\1+", "RE2 has no backreferences: write the text out"),
+        (r"(a)?(?(1)b|c)", "see https://github.com/google/re2/wiki/Syntax"),
+        (r"x\Z", r"the end of the text is \z in RE2"),
         ("a" * (MAX_PATTERN + 1), "at most 500 are allowed: shorten it"),
-        ("a{1000}{1000}", "not a valid Python regular expression"),
-        ("(?:a{1000}){1000}", "is longer than 1000 characters with its repeats spelled out: lower the counts"),
-        ("a{1001}", "is longer than 1000 characters"),
-        (r"\w{900}", "is too large to match quickly: shorten it"),
+        ("(?:a{1000}){1000}", "invalid repetition size"),
+        ("a{1001}", "invalid repetition size"),
+        (r"\pL{900}", "pattern too large"),
+        ("(", "missing )"),
+        ("*", "no argument for repetition operator"),
+        ("\\", "trailing"),
+        ("[\ud800]", "surrogates not allowed"),
     ],
-    ids=lambda value: str(value)[:30],
+    ids=lambda value: ascii(value)[:30],
 )
-def test_patterns_without_a_linear_matcher_are_refused(pattern: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(reason)):
-        Condition("regex", pattern)
-
-
-@pytest.mark.parametrize("pattern", ["(", "*", "[[a]+", "a{99999999999}", "(?P<x>a)(?P<x>b)", "\\", "[\ud800]"])
-def test_patterns_that_do_not_compile(pattern: str) -> None:
-    with pytest.raises(ConfigError, match="not a valid Python regular expression"):
+def test_pattern_that_is_not_valid_names_the_remedy(pattern: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(remedy)):
         matcher(pattern)
-
-
-PIECES = st.recursive(
-    st.sampled_from("ab"),
-    lambda inner: st.one_of(
-        st.tuples(inner, inner).map("".join),
-        st.tuples(inner, inner).map(lambda p: f"(?:{p[0]}|{p[1]})"),
-        st.tuples(inner, st.sampled_from("*+?")).map(lambda p: f"(?:{p[0]}){p[1]}"),
-    ),
-    max_leaves=4,
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    PIECES,
-    st.sampled_from(["", "(?i)", "(?m)", "(?s)", "(?im)"]),
-    st.text("aAbB\n\u0130\u017f\u00a0\u0663 x", max_size=8),
-)
-def test_patterns_match_what_pythons_do(pattern: str, flags: str, text: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        expected = re.search(flags + pattern, text) is not None
-    assert matcher(flags + pattern)(text) == expected
-
-
-@pytest.mark.parametrize("letter", "dswDSW")
-def test_classes_cover_every_script(letter: str) -> None:
-    characters = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
-    inside = "".join(re.findall(f"\\{letter}+", characters))
-    outside = "".join(re.findall(f"\\{letter.swapcase()}+", characters))
-    assert matcher(f"\\A\\{letter}*\\Z")(inside)
-    assert matcher(f"\\A[^\\{letter}]*\\Z")(outside)
-    assert not matcher(f"\\{letter}")(outside)
-
-
-def test_case_is_folded_as_python_does() -> None:
-    for c in map(chr, range(0x2100)):
-        for other in {c.lower(), c.upper(), c.swapcase(), "i", "s", "k"}:
-            expected = re.search(re.escape(c), other, re.IGNORECASE) is not None
-            assert matcher(f"(?i){re.escape(c)}")(other) == expected, (c, other)
-
-
-def test_word_boundaries_know_ascii_alone() -> None:
-    assert matcher(r"\bagree\b")("I agree.")
-    assert not matcher(r"\bagree\b")("disagree")
-    assert matcher(r"\bgal\b")("\u00e9gal")
 
 
 def test_conditions() -> None:

@@ -1,16 +1,13 @@
-r"""The communication graph of a multi-agent system, as plain immutable data.
+"""The communication graph of a multi-agent system, as plain immutable data.
 
 Nodes are numbered as in the paper's listings (App. "MAS Graph, Prompts, and
 Configuration"): the question node ``q`` is -1, the agents are ``0 .. M-1``, the
 terminal node ``sink`` is ``M``. In actions, ``M + 1`` stands for `ALL`, every
 enabled recipient at once.
 
-Conditions of edges are regular expressions, matched in linear time by RE2. Messages come from
-models and may be hostile, so conditions never use a backtracking matcher. A pattern is
-written in Python's syntax, parsed by Python and handed to RE2 with Python's meaning: ``\d``,
-``\s`` and ``\w`` cover every script, ``(?i)`` folds case as `re` does, ``$`` also matches
-before a final newline. Two differences remain: ``\b`` and ``\B`` know ASCII letters, digits
-and ``_`` only, and nothing can match after the newline that ``$`` consumes.
+Conditions of edges are regular expressions in RE2's syntax, matched in time linear in the
+message: messages come from models and may be hostile, so conditions never use a backtracking
+matcher.
 """
 
 from __future__ import annotations

@@ -7,24 +7,18 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import yaml
 
 from mas_gym.errors import ConfigError, DataNotFoundError, shown, unknown_name
 from mas_gym.systems.graph import MAS
-from mas_gym.systems.validation import (
-    Place,
-    place_text,
-    validate,
-)
+from mas_gym.systems.validation import Place, place_text, validate
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
-MAX_VALUES = 600_000
-MAX_CHARACTERS = 16 * MAX_BYTES
 MAX_NUMBER = 100
-"""Limits on a file: its bytes, levels, values and text with aliases expanded, and characters per number."""
+"""Limits on a file: its bytes, its levels, and the characters of a number."""
 
 _TAG = "tag:yaml.org,2002:"
 _STRING = _TAG + "str"
@@ -128,26 +122,13 @@ def _parse(label: str, name: str, text: str) -> MAS:
     return validate(data, name, where)
 
 
-class _Size(NamedTuple):
-    """The size of a value with its aliases expanded."""
-
-    values: int
-    characters: int
-    depth: int
-
-
 class _EventReader:
-    """Builds plain data from YAML events, with the line of each value and limits on depth, numbers and aliases.
-
-    An alias shares the value that it names, but counts as much as a copy would.
-    """
+    """Builds plain data from YAML events, with the line of each value and a limit on depth; aliases are refused."""
 
     def __init__(self, text: str) -> None:
         self.events: Iterator[Any] = yaml.parse(text, _LOADER)
         self.scalars: Any = yaml.SafeLoader("")
         self.lines: dict[Place, int] = {}
-        self.anchors: dict[str, tuple[Any, _Size]] = {}
-        self.values = self.characters = 0
 
     def document(self) -> Any:
         """Return the only document; None if the text is empty."""
@@ -158,58 +139,29 @@ class _EventReader:
                 documents += 1
                 if documents > 1:
                     raise ValueError(f"line {_line(event)}: expected a single document, found another")
-                data, _ = self.value(next(self.events), ())
+                data = self.value(next(self.events), ())
         return data
 
-    def value(self, event: Any, place: Place) -> tuple[Any, int]:
-        """Return a value and its depth."""
+    def value(self, event: Any, place: Place) -> Any:
         line = self.lines[place] = _line(event)
         if len(place) > MAX_DEPTH:
             raise ValueError(f"line {line}: nested more than {MAX_DEPTH} levels deep")
-        if isinstance(event, yaml.AliasEvent):
-            return self.alias(str(event.anchor), line, len(place))
-        before = self.values, self.characters
-        self.charge(1, 0, line)
-        data: Any
+        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+            raise ValueError(f"line {line}: YAML anchors and aliases are not supported: write the value out")
         if isinstance(event, yaml.ScalarEvent):
-            data, depth = self.scalar(event), 0
-        elif event.tag not in _COLLECTION_TAGS:
+            return self.scalar(event)
+        if event.tag not in _COLLECTION_TAGS:
             raise ValueError(f"line {line}: the tag {shown(event.tag)} is not allowed")
-        elif isinstance(event, yaml.SequenceStartEvent):
-            data, depth = self.sequence(place)
-        else:
-            data, depth = self.mapping(place)
-        if event.anchor is not None:
-            self.anchors[event.anchor] = data, _Size(self.values - before[0], self.characters - before[1], depth)
-        return data, depth
+        return self.sequence(place) if isinstance(event, yaml.SequenceStartEvent) else self.mapping(place)
 
-    def charge(self, values: int, characters: int, line: int) -> None:
-        self.values += values
-        self.characters += characters
-        if self.values > MAX_VALUES or self.characters > MAX_CHARACTERS:
-            raise ValueError(f"line {line}: the aliases expand to too many values or too much text")
-
-    def alias(self, anchor: str, line: int, depth: int) -> tuple[Any, int]:
-        if anchor not in self.anchors:
-            raise ValueError(f"line {line}: the alias {shown(anchor)} has no anchor before it")
-        data, size = self.anchors[anchor]
-        self.charge(size.values, size.characters, line)
-        if depth + size.depth > MAX_DEPTH:
-            raise ValueError(f"line {line}: nested more than {MAX_DEPTH} levels deep")
-        return data, size.depth
-
-    def sequence(self, place: Place) -> tuple[list[Any], int]:
+    def sequence(self, place: Place) -> list[Any]:
         data: list[Any] = []
-        deepest = 0
         while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
-            entry, depth = self.value(event, (*place, len(data)))
-            data.append(entry)
-            deepest = max(deepest, depth)
-        return data, deepest + 1
+            data.append(self.value(event, (*place, len(data))))
+        return data
 
-    def mapping(self, place: Place) -> tuple[dict[Any, Any], int]:
+    def mapping(self, place: Place) -> dict[Any, Any]:
         data: dict[Any, Any] = {}
-        deepest = 0
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             line = _line(event)
             if not isinstance(event, yaml.ScalarEvent):
@@ -218,14 +170,12 @@ class _EventReader:
             if key in data:
                 raise ValueError(f"line {line}: the key {shown(key)} occurs twice in one mapping")
             step = key if isinstance(key, str) else shown(key)
-            data[key], depth = self.value(next(self.events), (*place, step))
+            data[key] = self.value(next(self.events), (*place, step))
             self.lines[*place, step] = line
-            deepest = max(deepest, depth)
-        return data, deepest + 1
+        return data
 
     def scalar(self, event: Any) -> Any:
         line, text = _line(event), event.value
-        self.charge(0, len(text), line)
         tag = event.tag
         if tag is None or tag == "!":
             tag = self.scalars.resolve(yaml.ScalarNode, text, event.implicit)

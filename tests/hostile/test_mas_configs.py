@@ -50,8 +50,8 @@ def test_tags_that_do_not_fit_their_values(tag: str, value: str, tmp_path) -> No
         ("name: " + "[" * 100_000, "own.yaml: line 1: nested more than 16 levels deep"),
         ("name: " + "{a: " * 100_000, "own.yaml: line 1: nested more than 16 levels deep"),
         ("- " * 50_000 + "x", "own.yaml: line 1: nested more than 16 levels deep"),
-        ("name: &a [*a]", "own.yaml: line 1: the alias 'a' has no anchor before it"),
-        ("name: *b", "own.yaml: line 1: the alias 'b' has no anchor before it"),
+        ("name: &a [*a]", "own.yaml: line 1: YAML anchors and aliases are not supported"),
+        ("name: *b", "own.yaml: line 1: YAML anchors and aliases are not supported"),
         ("name: !<" + "x" * 50_000 + "> y", "own.yaml: line 1: "),
         ("? " * 50_000 + "x", "own.yaml: line 1: a key must be a plain word"),
         ("a: 1\n---\nb: 2\n", "own.yaml: line 2: expected a single document, found another"),
@@ -67,17 +67,6 @@ def test_hostile_files_are_refused_with_place_and_reason(text: str, expected: st
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"agents":' * 100_000, "1" * 100_000, '{"agents": 1e999999}'])
 def test_hostile_json(text: str, tmp_path) -> None:
     assert refused(text, tmp_path, ".json")
-
-
-def test_aliases_that_would_fill_memory(tmp_path) -> None:
-    lists = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    lists += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 14)]
-    assert "the aliases expand to too many values or too much text" in refused("\n".join(lists), tmp_path)
-    chain = ["a0: &a0 [x]", *(f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, 40))]
-    assert "nested more than 16 levels deep" in refused("\n".join(chain), tmp_path)
-    agents = "\n".join(f"  - {{name: A{i}, system_prompt: *p}}" for i in range(1000))
-    bomb = f"x: &p {'p' * 800_000}\nagents:\n{agents}\nedges: [[q, A0]]\n"
-    assert "too much text" in refused(bomb, tmp_path)
 
 
 @pytest.mark.slow
