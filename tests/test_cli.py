@@ -27,8 +27,8 @@ from mas_gym.cli import app
 from mas_gym.cli.console import RunProgress
 from mas_gym.cli.evaluate import pair_arms
 from mas_gym.cli.listings import _covered
-from mas_gym.envs.rendering import by_cause
 from mas_gym.errors import ConfigError, MASGymError, PolicyError, UnknownNameError
+from mas_gym.internal.text import by_cause
 from mas_gym.policies import RecordingPolicy, SamplingRequest, ScriptedPolicy, load_policy
 from search.engine.journal import Progress
 from search.usage import Usage

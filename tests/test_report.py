@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from benchmarks import intervals
-from mas_gym.envs.rendering import one_line
 from mas_gym.errors import ConfigError, DataError
+from mas_gym.internal.text import one_line
 from search.compare import (
     FEWEST_PROBLEMS,
     Comparison,

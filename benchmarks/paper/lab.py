@@ -23,9 +23,9 @@ from benchmarks.paper.options import PARTNERS, SYSTEMS, Options, read
 from benchmarks.paper.oracle import Truth
 from benchmarks.paper.page import Page, write_page, write_whole
 from benchmarks.tiny.stories import GENERATED, Retold, generated
-from mas_gym.envs.rendering import printable
 from mas_gym.errors import MASGymError, need
 from mas_gym.internal.identity import identity_of
+from mas_gym.internal.text import printable
 from mas_gym.policies import Policy, RecordingPolicy, load_policy
 from mas_gym.policies.model_files import ModelSource
 from mas_gym.policies.vllm import VLLMPolicy

@@ -32,8 +32,8 @@ from mas_gym.cli import (
     view,
 )
 from mas_gym.cli import options as opt
-from mas_gym.envs.rendering import printable
 from mas_gym.errors import MASGymError
+from mas_gym.internal.text import printable
 from search.service import telemetry
 
 _DEBUG = "--debug"

@@ -18,7 +18,7 @@ from itertools import accumulate
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from mas_gym.envs.rendering import one_line, printable
+from mas_gym.internal.text import one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -14,8 +14,8 @@ import typer
 from mas_gym import errors
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import RunProgress, note, stdout
-from mas_gym.envs.rendering import one_line
 from mas_gym.errors import BudgetError, ConfigError, DataError
+from mas_gym.internal.text import one_line
 from search.service import telemetry
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from mas_gym.cli.console import clock, stdout
-from mas_gym.envs.rendering import by_cause, one_line
+from mas_gym.internal.text import by_cause, one_line
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec

@@ -12,8 +12,8 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
-from mas_gym.envs.rendering import one_line
 from mas_gym.errors import ConfigError
+from mas_gym.internal.text import one_line
 
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Grader, Problem

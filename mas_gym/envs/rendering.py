@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -20,10 +17,9 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
     from PIL.ImageFont import FreeTypeFont
 
+from mas_gym.internal.text import printable
+
 _INDENT = "    "
-_LONGEST_LINE = 500
-# Characters that reorder the text after them and could disguise a message.
-_DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 WIDTH, HEIGHT = 1120, 640
 # Drawn at twice the size and scaled down, for smooth lines.
@@ -42,64 +38,6 @@ _LONGEST = 4000
 _PAPER, _INK, _FAINT, _LINE = "#fbfaf7", "#22262b", "#6b7480", "#d4d8dd"
 _DONE, _ACTING, _WAITING, _QUESTION = "#2f6f8f", "#d9822b", "#eceff2", "#5b5f97"
 _GOOD, _BAD, _CARD = "#2e8b57", "#c0392b", "#ffffff"
-
-
-def printable(text: str) -> str:
-    r"""Return a text that is safe to print: control, direction and lone surrogate characters are escaped.
-
-    Newlines and tabs are kept.
-
-    >>> printable("ok\x1b[31m")
-    'ok\\x1b[31m'
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c in "\n\t" or not _steers(c) else _spelled(c) for c in text)
-
-
-def one_line(text: object) -> str:
-    r"""Return a name or a reason as one printable line of bounded length, for messages and tables.
-
-    >>> one_line("two\nlines")
-    'two\\nlines'
-    """
-    whole = str(text)
-    line = printable(whole[:_LONGEST_LINE]).replace("\n", "\\n").replace("\t", "\\t")
-    return line if len(whole) <= _LONGEST_LINE else f"{line} ... ({len(whole) - _LONGEST_LINE:,} more characters)"
-
-
-_VARIES = re.compile(r"""'[^']*'|"[^"]*"|\d+(?:[.,]\d+)*""")
-_PLACE = re.compile(r"\([^()]+, line \d+\)$")
-_COMPARED = 2000
-
-
-def by_cause(reasons: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Group reasons that differ in quoted text and numbers only; return one line and the number of each group.
-
-    >>> by_cause({"no file 'a'": 1, "no file 'b'": 2, "timeout": 4})
-    [('timeout', 4), ("no file 'b' (and 1 similar reason)", 3)]
-    """
-    groups: dict[tuple[str, str], Counter[str]] = {}
-    for reason, number in reasons.items():
-        place = _PLACE.search(reason[-_COMPARED:])
-        key = _VARIES.sub("#", reason[:_COMPARED].removesuffix(place[0] if place else "")), place[0] if place else ""
-        groups.setdefault(key, Counter())[reason] += number
-    found: list[tuple[str, int]] = []
-    for group in groups.values():
-        [(reason, _)], others = group.most_common(1), len(group) - 1
-        similar = f" (and {others} similar reason{'s' * (others > 1)})" if others else ""
-        found.append((one_line(reason) + similar, group.total()))
-    return sorted(found, key=lambda pair: -pair[1])
-
-
-def _steers(character: str) -> bool:
-    # Cc: control characters, Cs: lone surrogates, which no terminal can encode, Zl and Zp: line and paragraph ends.
-    return character in _DIRECTIONS or unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")
-
-
-def _spelled(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
 
 
 def route_text(mas: MAS, speaker: int, recipients: tuple[int, ...]) -> str:

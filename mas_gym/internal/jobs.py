@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import multiprocessing
 import os
@@ -228,7 +229,8 @@ def _portable(error: BaseException | None) -> BaseException | None:
     if isinstance(error, MASGymError):
         # A user's subclass may not pickle.
         with suppress(Exception):
-            pickle.loads(pickle.dumps(error))
+            pickle.dumps(error)
+            copy.copy(error)
             return error
     unexpected = SearchError(f"a worker process failed: {type(error).__name__}: {error}")
     unexpected.add_note("".join(traceback.format_exception(error)).rstrip())

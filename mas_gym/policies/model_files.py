@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from hashlib import blake2b, file_digest
@@ -11,10 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mas_gym.errors import PolicyError
-from mas_gym.policies.registry import _importing
 
 _SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 _READERS = 8
+_importing = threading.Lock()
 
 
 class ModelFile(NamedTuple):

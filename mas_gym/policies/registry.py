@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -12,9 +11,6 @@ from typing import Any
 from mas_gym.errors import ConfigError, MissingDependencyError
 from mas_gym.plugins import build, is_user_code, load_user_code, unknown, written_options, written_value
 from mas_gym.policies.base import AsyncPolicy, Policy, Purpose, shortened
-
-_importing = threading.Lock()
-
 
 ENTRY_POINTS = "mas_gym.policies"
 """Entry-point group for third parties; each entry names a loader ``(argument, **options) -> policy``."""

@@ -576,7 +576,7 @@ def record_at(base_url: str, api_key: str) -> None:
 
 def _use(key: str) -> Use | _RemoteUse | None:
     """Return the next use of a recorded tool; None outside of programs."""
-    execution = CURRENT.get()
+    execution: Execution | None = CURRENT.get()
     if execution is not None:
         return execution.use(key)
     return None if _gateway is None else _RemoteUse(*_gateway, key)

@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mas_gym.envs.rendering import one_line
 from mas_gym.errors import ConfigError
+from mas_gym.internal.text import one_line
 from mas_gym.systems.graph import MAS
 from search.compare.arms import Arm, Bench, measure, named_critics, named_planners, pair
 from search.compare.matching import Match, calibrate

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
-from mas_gym.envs.rendering import one_line
+from mas_gym.internal.text import one_line
 from mas_gym.systems.graph import MAS, Edge, Q
 from mas_gym.systems.state import MASState
 

@@ -13,8 +13,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mas_gym.envs.rendering import by_cause
 from mas_gym.errors import ConfigError, need
+from mas_gym.internal.text import by_cause
 from search.compare import Comparison
 from search.compare.blame import Blame, blamed, path_values
 from search.compare.calibration import CONFIDENT, Bin, ScoredState, calibration, scored_states

@@ -14,8 +14,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from mas_gym.envs.rendering import by_cause, one_line
 from mas_gym.errors import ConfigError, need
+from mas_gym.internal.text import by_cause, one_line
 from search.results.intervals import Difference
 from search.results.outcomes import HIT_RANKS, SCHEMA, ResultRow, Spread, differences
 

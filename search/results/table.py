@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mas_gym.envs.rendering import one_line
 from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.internal.text import one_line
 from search.results import display
 from search.results.intervals import Difference
 from search.results.outcomes import Outcome, ResultRow, differences, find_row

@@ -31,8 +31,8 @@ from typer.testing import CliRunner
 
 import search
 from mas_gym.cli import app, console
-from mas_gym.envs.rendering import one_line, printable
 from mas_gym.errors import PolicyError
+from mas_gym.internal.text import one_line, printable
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 
 CLEAR, TITLE, LINK = "\x1b[2J\x1b[1;1H", "\x1b]0;owned\x07", "\x1b]8;;http://evil.example\x1b\\"

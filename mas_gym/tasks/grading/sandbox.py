@@ -35,10 +35,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, cast, get_args
 
-from mas_gym.envs.rendering import one_line
 from mas_gym.errors import ConfigError, choice
 from mas_gym.internal.guard import guard, kill
 from mas_gym.internal.identity import ADDED
+from mas_gym.internal.text import one_line
 from mas_gym.tasks.grading.syscalls import seccomp_program, supported
 
 MAX_CHARS = 65_536
