@@ -218,8 +218,13 @@ def own_pages(folder: Path, nav: list[Any]) -> list[dict[str, str]]:
     return [{heading((folder / uri).read_text("utf-8")): uri} for uri in uris if f'"{uri}"' not in named]
 
 
-EXAMPLE = re.compile(r'^```(\w+)\n(--8<-- "examples/([\w./]+)")\n```$', re.M)
+EXAMPLE = re.compile(r"^<!-- from: examples/([\w./]+) -->\n```(\w+)\n(.*?)^```$", re.M | re.S)
 """A block that shows an example file."""
+LINK = re.compile(
+    r'\]\((?:\.\./)+((?:benchmarks|mas_gym|search|rewardmodels|examples)/[\w./-]+)(#[\w-]+)?(?: "([\w.]+)")?\)'
+)
+"""A link to a file of the repository; a link to source code may state the public name that it means."""
+GENERATED_FROM = {"mas_gym/systems/schema.py": "reference/mas-config.md", "search/store/file.py": "reference/store.md"}
 
 GENERATED: dict[str, File] = {}
 
@@ -260,6 +265,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def site_page(path: str, name: str | None) -> str:
+    """Return the page of the site that shows a file of the repository, or a public name that the file defines."""
+    if path in GENERATED_FROM:
+        return GENERATED_FROM[path]
+    if name:
+        return f"reference/{name.rpartition('.')[0]}.md#{name}"
+    if path.startswith("benchmarks/pages/"):
+        return path.replace("benchmarks/pages", "evidence", 1)
+    if path.endswith(".py") and not path.startswith("examples/"):
+        return f"reference/{path.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}.md"
+    return path
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Keep the first paragraph for ``llms.txt``, fill in verdicts, and name the file of each example."""
     paragraphs = [p for p in re.split(r"\n\s*\n", markdown) if p and p[0] not in "#<`|:!-[?"]
@@ -267,7 +285,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     first = paragraphs[0] if paragraphs else docstring(shown[1]) if shown else ""
     SUMMARIES[page.url] = (str(page.title), " ".join(first.split()))
     up = "../" * page.file.src_uri.count("/")
-    markdown = EXAMPLE.sub(rf'```\1 title="\3"\n\2\n```\n\n[Download \3]({up}examples/\3)', markdown)
+    markdown = EXAMPLE.sub(rf'```\2 title="\1"\n\3```\n\n[Download \1]({up}examples/\1)', markdown)
+    if page.file.src_uri not in GENERATED:
+        markdown = LINK.sub(lambda link: f"]({up}{site_page(link[1], link[3])}{link[2] or ''})", markdown)
     markdown = re.sub(r"\{verdicts (\w+)\}", lambda match: verdicts(match[1]), markdown)
     return re.sub(r"\]\(\.\./rewardmodels/model/learned\.py\)", "](reference/rewardmodels.md)", markdown)
 

@@ -1,12 +1,13 @@
 """Draws the site's pictures from the real product into ``docs/pictures``.
 
-``python docs/pictures.py`` draws the transcript of the concept page and the shipped graphs; a test checks that
-they are up to date. ``python docs/pictures.py --screens`` also photographs the tree page, the index of runs and the
-report, at 1280 and 390 pixels, light and dark, with headless Chromium.
+``python docs/pictures.py`` draws the turns of an episode and the shipped graphs, and copies files into the pages
+that show them; a test checks that all are up to date. ``python docs/pictures.py --screens`` also photographs the
+tree page, the index of runs and the report, at 1280 and 390 pixels, light and dark, with headless Chromium.
 """
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -32,32 +33,46 @@ MESSAGES = (
     "Fix: 27 + 3 = 30, 30 - 4 = 26, 26 - 7 = 19.\nFinal Answer: 19",
 )
 """What the embedded agents wrote in one pass: the Solver forgets the last step, and the Verifier finds it."""
+DARK = "@media (prefers-color-scheme:dark){svg{--md-default-fg-color:#e2e4e9;--md-default-bg-color:#1e2129}}"
+WALK = Path(__file__).parent / "concepts" / "transcript.md"
+MARKS = ("<!-- begin: python docs/pictures.py -->\n", "<!-- end -->\n")
+"""The part of the page that this script writes."""
+FILE = re.compile(r"^(<!-- from: (\S+) -->\n```\w+\n).*?^```$", re.M | re.S)
 
 
-def transcript() -> str:
-    """Return Markdown that walks through one episode: graph, view, mask, message and reward of each turn."""
+def transcript() -> tuple[str, dict[str, str]]:
+    """Return Markdown that walks through one episode, and its drawings by file name.
+
+    Each turn has the graph, the view, the mask, the message and the reward.
+    """
+    drawn: dict[str, str] = {}
     env = gym.make("MAS-Arithmetic-v0", view="local")
     mas: Any = env.unwrapped
     observation, info = env.reset(options={"problem_id": PROBLEM})
     parts = [f"> {observation['question']}\n"]
     for turn, message in enumerate(MESSAGES, start=1):
         name = info["agent"]
-        parts += [f"### Turn {turn}: the {name}\n", _graph(mas, f"turn {turn}: {name} acts")]
+        title = f"turn {turn}: {name} acts"
+        drawn[f"turn-{turn}.svg"] = _svg(graph_svg(mas.mas, mas.state, title))
+        parts += [f"### Turn {turn}: the {name}\n", f"![{title}](../pictures/turn-{turn}.svg)\n"]
         parts.append(_view(mas, observation, info))
         observation, reward, terminated, _, info = env.step((message, mas.ALL))
         parts.append(f"It writes to `ALL`, which here means {_names(mas)}:\n\n{_quoted(message)}\n")
         parts.append(f"Reward **{reward:+g}**; the episode {'ends' if terminated else 'goes on'}.\n")
-    parts += ["### The end\n", _graph(mas, "the message has reached sink")]
+    title = "the message has reached sink"
+    drawn["turn-end.svg"] = _svg(graph_svg(mas.mas, mas.state, title))
+    parts += ["### The end\n", f"![{title}](../pictures/turn-end.svg)\n"]
     parts.append(
         f"The last message has reached `sink`. The task reads the answer `{info['extracted']}` from it and compares it "
         f"with the reference, so the reward is +1 if they are equal and -1 if they are not. Here `info['correct']` is "
         f"`{info['correct']}`.\n"
     )
-    return "\n".join(parts)
+    return "\n".join(parts), drawn
 
 
-def _graph(mas: Any, title: str) -> str:
-    return f"<div>\n{graph_svg(mas.mas, mas.state, title)}</div>\n"
+def _svg(drawing: str) -> str:
+    """Return a drawing as a file, with colours for light and dark readers."""
+    return drawing.replace("<style>", f"<style>{DARK}", 1)
 
 
 def _view(mas: Any, observation: dict[str, Any], info: dict[str, Any]) -> str:
@@ -86,14 +101,27 @@ def _quoted(message: str) -> str:
 
 def drawings() -> Iterator[tuple[str, str]]:
     """Yield the name and text of each drawing that needs no model."""
-    yield "transcript.md", transcript()
+    yield from transcript()[1].items()
     own = ROOT / "examples" / "own_mas.yaml"
     command = [sys.executable, "-m", "mas_gym.cli", "check", own]
     # The width is stated, because a terminal and pytest have others.
     environment = {**os.environ, "COLUMNS": "80"}
     yield "check.txt", subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    yield "writers.html", f"<div>\n{graph_svg(mas_gym.load_mas(own))}</div>\n"
-    yield "rpsv.html", f"<div>\n{graph_svg(mas_gym.load_mas('rpsv'))}</div>\n"
+    yield "writers.svg", _svg(graph_svg(mas_gym.load_mas(own)))
+    yield "rpsv.svg", _svg(graph_svg(mas_gym.load_mas("rpsv")))
+
+
+def filled(page: Path) -> str:
+    """Return a page with the current text of what it shows: files, and the walk through an episode."""
+
+    def block(found: re.Match[str]) -> str:
+        return f"{found[1]}{(ROOT / found[2]).read_text('utf-8').rstrip()}\n```"
+
+    text = FILE.sub(block, page.read_text("utf-8"))
+    if page != WALK:
+        return text
+    before, _, rest = text.partition(MARKS[0])
+    return before + MARKS[0] + "\n" + transcript()[0] + "\n" + MARKS[1] + rest.partition(MARKS[1])[2]
 
 
 def screens(store: Path | None) -> None:
@@ -145,6 +173,8 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for name, text in drawings():
         (FOLDER / name).write_text(text, encoding="utf-8")
+    for page in Path(__file__).parent.rglob("*.md"):
+        page.write_text(filled(page), encoding="utf-8")
     if wanted.screens:
         screens(wanted.store)
 

@@ -21,8 +21,10 @@ from mas_gym.cli import app
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "pictures")
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-BLOCK = re.compile(r"^(?:<!-- ci: (?P<note>[^>]*?) -->\n)?```(?P<language>\w+)\n(?P<code>.*?)^```", re.M | re.S)
-INCLUDE = re.compile(r'^--8<-- "(.*?)"$', re.M)
+BLOCK = re.compile(
+    r"^(?:<!-- ci: (?P<note>[^>]*?) -->\n|<!-- from: (?P<file>\S+) -->\n)?```(?P<language>\w+)\n(?P<code>.*?)^```",
+    re.M | re.S,
+)
 SETUP = ("git clone ", "python3 -m venv ", "pip install ", "curl ", "hf ")
 """Commands of a shell session that are read and not run."""
 TOO_LONG = {"docs/engines.md", "docs/decisions.md"}
@@ -38,10 +40,8 @@ class Block(NamedTuple):
 def blocks(path: Path) -> Iterator[Block]:
     text = path.read_text(encoding="utf-8")
     for match in BLOCK.finditer(text):
-        code = re.sub(
-            r'^--8<-- "(.*?)"$', lambda found: (ROOT / found[1]).read_text("utf-8"), match["code"], flags=re.M
-        )
-        yield Block(match["language"], code, match["note"] or "")
+        note = match["note"] or (f"skip, because it is the file {match['file']}" if match["file"] else "")
+        yield Block(match["language"], match["code"], note)
 
 
 def shortened(block: Block) -> list[str]:
@@ -53,7 +53,7 @@ def shortened(block: Block) -> list[str]:
     return [line for line in code.splitlines() if line.strip()]
 
 
-LINKING = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "benchmarks").rglob("*.md"))]
+LINKING = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES, *sorted((ROOT / "benchmarks").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("path", LINKING, ids=lambda path: str(path.relative_to(ROOT)))
@@ -167,15 +167,17 @@ def free_port() -> int:
 
 def test_every_how_to_shows_an_example_that_a_test_runs() -> None:
     tests = "".join(path.read_text("utf-8") for path in (ROOT / "tests").glob("test_*.py"))
-    shown = set(re.findall(r'^--8<-- "examples/(\w+)\.py"$', "".join(p.read_text("utf-8") for p in PAGES), re.M))
+    shown = set(re.findall(r"^<!-- from: examples/(\w+)\.py -->$", "".join(p.read_text("utf-8") for p in PAGES), re.M))
     assert shown == {path.stem for path in (ROOT / "examples").glob("*.py")}
     assert all(f'"{name}' in tests for name in shown)
 
 
-def test_the_pictures_without_a_browser_are_current() -> None:
-    drawings = runpy.run_path(str(ROOT / "docs" / "pictures.py"))["drawings"]
-    for name, text in drawings():
+def test_pictures_and_pages_equal_what_they_are_made_from() -> None:
+    script = runpy.run_path(str(ROOT / "docs" / "pictures.py"))
+    for name, text in script["drawings"]():
         assert (ROOT / "docs" / "pictures" / name).read_text("utf-8") == text, "run python docs/pictures.py"
+    for page in PAGES:
+        assert page.read_text("utf-8") == script["filled"](page), "run python docs/pictures.py"
 
 
 def test_llms_txt_says_what_each_page_is_about() -> None:
