@@ -572,12 +572,12 @@ def record_at(base_url: str, api_key: str) -> None:
     _gateway = base_url, api_key
 
 
-def _use(key: str) -> Use | _RemoteUse | None:
+def _use(tool: str, arguments: Any) -> Use | _RemoteUse | None:
     """Return the next use of a recorded tool; None outside of programs."""
     execution = CURRENT.get()
     if execution is not None:
-        return execution.use(key)
-    return None if _gateway is None else _RemoteUse(*_gateway, key)
+        return execution.use(key_of(tool, arguments))
+    return None if _gateway is None else _RemoteUse(*_gateway, key_of(tool, arguments))
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -595,7 +595,7 @@ def recorded(tool: F) -> F:
 
     @functools.wraps(tool)
     def run(*args: Any, **named: Any) -> Any:
-        use = _use(key_of(name, (args, named)))
+        use = _use(name, (args, named))
         if use is None:
             return tool(*args, **named)
         if use.found:
@@ -604,7 +604,7 @@ def recorded(tool: F) -> F:
 
     @functools.wraps(tool)
     async def run_async(*args: Any, **named: Any) -> Any:
-        use = _use(key_of(name, (args, named)))
+        use = _use(name, (args, named))
         if use is None:
             return await tool(*args, **named)
         if use.found:
