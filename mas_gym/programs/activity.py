@@ -15,14 +15,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from enum import Enum
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
-if TYPE_CHECKING:
-    from mas_gym.programs.execution import Execution
-
-CURRENT: ContextVar[Execution | None] = ContextVar("mas_gym_program", default=None)
-"""The execution that a function runs in."""
+CURRENT: ContextVar[Any] = ContextVar("mas_gym_program", default=None)
+"""The execution that a function runs in, or None."""
 
 BUSY_SECONDS = 3.0
 """How long a decision waits for jobs and sleeps; what takes longer counts as unknown from then on."""
@@ -55,7 +52,7 @@ class Job:
 
     __slots__ = ("__weakref__", "execution", "handle", "name", "pool", "thread")
 
-    def __init__(self, execution: Execution, function: Any, pool: ThreadPoolExecutor | None = None) -> None:
+    def __init__(self, execution: Any, function: Any, pool: ThreadPoolExecutor | None = None) -> None:
         """Describe a job that has not begun."""
         inner = function.func if isinstance(function, functools.partial) else function
         self.name = f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"

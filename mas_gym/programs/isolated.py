@@ -13,7 +13,8 @@ import sys
 from typing import Any
 
 from mas_gym.errors import MissingDependencyError
-from mas_gym.programs.execution import Ended, Failed, record_at
+from mas_gym.programs.execution import Ended, Failed
+from mas_gym.programs.recording import record_at
 from mas_gym.programs.sources import FunctionSource, ended, failed
 from mas_gym.user_code import find_user_code
 
