@@ -100,8 +100,8 @@ def evaluate(
     system, code = opt.read_system(mas, program, program_file, problems, isolate=isolate)
     spec = opt.chosen_policy(policy, system)
     opt.warn_of_misuse(spec, source.task, system)
-    alone = {"--ray": ray, "--cache": cache, "--log-json": log_json, "--match": match, "--judge": source.judge}
-    alone["--traces"] = tracing.current()
+    alone = {"--ray": ray, "--cache": cache, "--log-json": log_json, "--match": match, "--traces": tracing.current()}
+    alone["--judge"] = source.judge
     shared = _workers(workers, alone, partial(opt.read_workers, workers, spec, arms, len(problems), len(numbers)))
     fleet = opt.read_fleet(ray, actors, gpus_per_actor)
     local, remote = engines(spec, cache, fleet) if shared is None else (None, None)
@@ -112,15 +112,17 @@ def evaluate(
         arms, baseline = _resize(arms, bench, target, _dev(source, problems), baseline)
     with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
         outcomes, stop = measure(arms, bench, watch=watch)
-    show(outcomes, _title(source, system, spec), files, _meta(bench, source.task, opt.policy_label(spec)), baseline)
+    show(
+        outcomes, _title(source, system.name, spec), files, _meta(bench, source.task, opt.policy_label(spec)), baseline
+    )
     opt.note_costs(local)
     opt.note_judge(problems)
     if stop is not None:
         end_early(stop, f"the table has what was finished; {_goes_on(store)}")
 
 
-def _title(source: opt.TaskSource, system: MAS, policy: PolicySpec) -> str:
-    return f"{source.label}, {system.name}, policy {opt.policy_label(policy)}"
+def _title(source: opt.TaskSource, system: str, policy: PolicySpec) -> str:
+    return f"{source.label}, {system}, policy {opt.policy_label(policy)}"
 
 
 def _check_files(files: Files, log: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""One execution of a program: which of its calls are answered, which wait, how it ended, and its recorded tools.
+"""One execution of a program: which of its calls are answered, which wait, and how it ended.
 
 An execution gets a script, the replies of earlier executions in the order in which they were chosen. A call
 is answered when it is next in the script, and not before. When the script is used up and the program is quiet,
@@ -11,16 +11,6 @@ the calls that wait are put into a canonical order; the first of them is the nex
 
 The order is: calls that waited at the last decision already, as they were ordered then; after them new ones,
 sorted by agent and text. So it depends on what is asked at the same time, and not on which thread was faster.
-
-A tool's result belongs to the replies that were given before it ran: a branch that shares them gets the recorded
-result, any other branch runs the tool. In Python::
-
-    @mas_gym.recorded
-    def search_web(query: str) -> str: ...
-
-In other languages, over the program's base URL: ``POST {base_url}/recorded`` with ``{"tool": ..., "arguments": ...}``
-replies ``{"recorded": true, "result": ...}``, or ``{"recorded": false}``; then the program runs its tool and sends
-``PUT {base_url}/recorded`` with the same fields and ``"result"``.
 """
 
 from __future__ import annotations

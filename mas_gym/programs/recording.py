@@ -1,4 +1,15 @@
-"""Recorded tools: a tool's result is kept for the branches that share the replies before it."""
+"""Recorded tools: a tool's result is kept for the branches that share the replies before it.
+
+A tool's result belongs to the replies that were given before it ran: a branch that shares them gets the recorded
+result, any other branch runs the tool. In Python::
+
+    @mas_gym.recorded
+    def search_web(query: str) -> str: ...
+
+In other languages, over the program's base URL: ``POST {base_url}/recorded`` with ``{"tool": ..., "arguments": ...}``
+replies ``{"recorded": true, "result": ...}``, or ``{"recorded": false}``; then the program runs its tool and sends
+``PUT {base_url}/recorded`` with the same fields and ``"result"``.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +58,7 @@ def record_at(base_url: str, api_key: str) -> None:
 
 def _use(tool: str, arguments: Any) -> Use | _RemoteUse | None:
     """Return the next use of a recorded tool; None outside of programs."""
-    execution = CURRENT.get()
+    execution: Execution | None = CURRENT.get()
     if execution is not None:
         return execution.use(key_of(tool, arguments))
     return None if _gateway is None else _RemoteUse(*_gateway, key_of(tool, arguments))
