@@ -90,8 +90,7 @@ def evaluate(
     from search.compare import Bench, Match
     from search.engine import tracing
 
-    files = Files(json, csv, plot, markdown, latex)
-    _check_files(files, log_json)
+    files = _checked(Files(json, csv, plot, markdown, latex), log_json)
     numbers, target = opt.read_seeds(seeds), None if match is None else Match.read(match)
     limits = opt.read_budget(budget, "--budget"), opt.read_budget(run_budget, "--run-budget")
     arms = pair_arms(planner or ["single"], critic, lazy=True)
@@ -125,10 +124,11 @@ def _title(source: opt.TaskSource, system: str, policy: PolicySpec) -> str:
     return f"{source.label}, {system}, policy {opt.policy_label(policy)}"
 
 
-def _check_files(files: Files, log: Path | None) -> None:
+def _checked(files: Files, log: Path | None) -> Files:
     for path in (*files, log):
         opt.check_folder(path)
     opt.check_plot(files.plot)
+    return files
 
 
 def _goes_on(store: Path | None) -> str:
