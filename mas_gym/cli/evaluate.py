@@ -19,6 +19,7 @@ from mas_gym.render import one_line
 from mas_gym.service import telemetry
 
 if TYPE_CHECKING:
+    from mas_gym.graph import MAS
     from mas_gym.policies import AsyncPolicy, Policy
     from mas_gym.policies.registry import PolicySpec
     from mas_gym.tasks.base import Task
@@ -97,8 +98,7 @@ def evaluate(
     _check_baseline(arms, baseline)
     problems = source.load()
     system, code = opt.read_system(mas, program, program_file, problems, isolate=isolate)
-    spec = opt.chosen_policy(policy, system)
-    opt.warn_of_misuse(spec, source.task, system)
+    spec = _spec(policy, source.task, system)
     alone = {"--ray": ray, "--cache": cache, "--log-json": log_json, "--match": match, "--traces": tracing.current()}
     alone["--judge"] = source.judge
     shared = _workers(workers, alone, partial(opt.read_workers, workers, spec, arms, len(problems), len(numbers)))
@@ -118,6 +118,12 @@ def evaluate(
     opt.note_judge(problems)
     if stop is not None:
         end_early(stop, f"the table has what was finished; {_goes_on(store)}")
+
+
+def _spec(policy: str | None, task: str | None, system: MAS) -> PolicySpec:
+    spec = opt.chosen_policy(policy, system)
+    opt.warn_of_misuse(spec, task, system)
+    return spec
 
 
 def _title(source: opt.TaskSource, system: str, policy: PolicySpec) -> str:
