@@ -21,6 +21,7 @@ from search.service import telemetry
 if TYPE_CHECKING:
     from mas_gym.policies import AsyncPolicy, Policy
     from mas_gym.policies.registry import PolicySpec
+    from mas_gym.systems.graph import MAS
     from mas_gym.tasks.base import Task
     from search import Plan
     from search.compare import Arm, Bench, Match, Outcome, Remote, Workers
@@ -93,16 +94,14 @@ def evaluate(
     from search.compare import Bench, Match
     from search.engine import tracing
 
-    files = Files(json, csv, plot, markdown, latex)
-    _check_files(files, log_json)
+    files = _checked(Files(json, csv, plot, markdown, latex), log_json)
     numbers, target = opt.read_seeds(seeds), None if match is None else Match.read(match)
     limits = opt.read_budget(budget, "--budget"), opt.read_budget(run_budget, "--run-budget")
     arms = pair_arms(planner or ["single"], critic, lazy=True)
     _check_baseline(arms, baseline)
     problems = source.load()
     system, code = opt.read_system(mas, program, program_file, program_temperature, problems, isolate=isolate)
-    spec = opt.chosen_policy(policy, system)
-    opt.warn_of_misuse(spec, source.task, system)
+    spec = _spec(policy, source.task, system)
     alone = {"--ray": ray, "--cache": cache, "--log-json": log_json, "--match": match, "--traces": tracing.current()}
     alone["--judge"] = source.judge
     shared = _workers(workers, alone, partial(opt.read_workers, workers, spec, arms, len(problems), len(numbers)))
@@ -112,20 +111,32 @@ def evaluate(
     bench = Bench(problems, system, local, numbers, concurrency, store, remote, *limits, workers=shared, program=code)
     if target is not None:
         arms, baseline = _resize(arms, bench, target, _dev(source, problems), baseline)
-    title = f"{source.label}, {system.name}, policy {opt.policy_label(spec)}"
     with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
         outcomes, stop = measure(arms, bench, watch=watch)
-    show(outcomes, title, files, _meta(bench, source.task, opt.policy_label(spec)), baseline)
+    show(
+        outcomes, _title(source, system.name, spec), files, _meta(bench, source.task, opt.policy_label(spec)), baseline
+    )
     opt.note_costs(local)
     opt.note_judge(problems)
     if stop is not None:
         end_early(stop, f"the table has what was finished; {_goes_on(store)}")
 
 
-def _check_files(files: Files, log: Path | None) -> None:
+def _spec(policy: str | None, task: str | None, system: MAS) -> PolicySpec:
+    spec = opt.chosen_policy(policy, system)
+    opt.warn_of_misuse(spec, task, system)
+    return spec
+
+
+def _title(source: opt.TaskSource, system: str, policy: PolicySpec) -> str:
+    return f"{source.label}, {system}, policy {opt.policy_label(policy)}"
+
+
+def _checked(files: Files, log: Path | None) -> Files:
     for path in (*files, log):
         opt.check_folder(path)
     opt.check_plot(files.plot)
+    return files
 
 
 def _goes_on(store: Path | None) -> str:

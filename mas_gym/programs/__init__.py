@@ -10,8 +10,9 @@ gateway of ours; each of its calls becomes a decision of a search::
 """
 
 from mas_gym.programs.calls import AGENT_HEADER, Call
-from mas_gym.programs.execution import DivergenceError, recorded
+from mas_gym.programs.execution import DivergenceError
 from mas_gym.programs.program import Program, load_program
+from mas_gym.programs.recording import recorded
 from mas_gym.programs.runner import ProgramError, Runner, Session
 
 __all__ = [

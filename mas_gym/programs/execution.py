@@ -1,4 +1,4 @@
-"""One execution of a program: which of its calls are answered, which wait, how it ended, and its recorded tools.
+"""One execution of a program: which of its calls are answered, which wait, and how it ended.
 
 An execution gets a script, the replies of earlier executions in the order in which they were chosen. A call
 is answered when it is next in the script, and not before. When the script is used up and the program is quiet,
@@ -11,38 +11,22 @@ the calls that wait are put into a canonical order; the first of them is the nex
 
 The order is: calls that waited at the last decision already, as they were ordered then; after them new ones,
 sorted by agent and text. So it depends on what is asked at the same time, and not on which thread was faster.
-
-A tool's result belongs to the replies that were given before it ran: a branch that shares them gets the recorded
-result, any other branch runs the tool. In Python::
-
-    @mas_gym.recorded
-    def search_web(query: str) -> str: ...
-
-In other languages, over the program's base URL: ``POST {base_url}/recorded`` with ``{"tool": ..., "arguments": ...}``
-replies ``{"recorded": true, "result": ...}``, or ``{"recorded": false}``; then the program runs its tool and sends
-``PUT {base_url}/recorded`` with the same fields and ``"result"``.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-import json
-import pickle
 import threading
-from base64 import b64decode, b64encode
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from enum import Enum
 from time import monotonic
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
-from urllib.request import Request, urlopen
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mas_gym.errors import MASGymError
-from mas_gym.programs.activity import CURRENT, Activity
-from mas_gym.programs.calls import Call, CallError, Reply, difference
+from mas_gym.programs.activity import Activity
+from mas_gym.programs.calls import Call, difference
 
 
 class DivergenceError(MASGymError, RuntimeError):
@@ -541,93 +525,3 @@ class Execution:
             if item.reply is not None:
                 with suppress(Exception):
                     item.reply.set_result([])
-
-
-class _RemoteUse:
-    """One use of a recorded tool in a process of its own, which asks the gateway for the result."""
-
-    def __init__(self, base_url: str, api_key: str, key: str) -> None:
-        self._url, self._sent = f"{base_url}/recorded", {"tool": key, "arguments": None}
-        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        reply = self._send("POST", self._sent)
-        self.found = bool(reply["recorded"])
-        self.result = pickle.loads(b64decode(reply["result"])) if self.found else None
-
-    def keep(self, result: Any) -> Any:
-        """Record the result, and return it."""
-        self._send("PUT", {**self._sent, "result": b64encode(pickle.dumps(result)).decode()})
-        return result
-
-    def _send(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
-        request = Request(self._url, json.dumps(body).encode(), self._headers, method=method)
-        with urlopen(request) as reply:
-            found: dict[str, Any] = json.load(reply)
-        return found
-
-
-_gateway: tuple[str, str] | None = None
-
-
-def record_at(base_url: str, api_key: str) -> None:
-    """Have `recorded` tools of this process ask a gateway, because its only program was started by another process."""
-    global _gateway
-    _gateway = base_url, api_key
-
-
-def _use(key: str) -> Use | _RemoteUse | None:
-    """Return the next use of a recorded tool; None outside of programs."""
-    execution: Execution | None = CURRENT.get()
-    if execution is not None:
-        return execution.use(key)
-    return None if _gateway is None else _RemoteUse(*_gateway, key)
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def recorded(tool: F) -> F:
-    """Return a tool that runs once per branch of a program; outside of a search it is the tool itself.
-
-    What is recorded is the result itself, so treat it as immutable. An exception is not recorded.
-
-    Args:
-        tool: A function, synchronous or asynchronous, whose arguments have a ``repr`` that determines them.
-    """
-    name = f"{tool.__module__}.{tool.__qualname__}"
-
-    @functools.wraps(tool)
-    def run(*args: Any, **named: Any) -> Any:
-        use = _use(key_of(name, (args, named)))
-        if use is None:
-            return tool(*args, **named)
-        if use.found:
-            return use.result
-        return use.keep(tool(*args, **named))
-
-    @functools.wraps(tool)
-    async def run_async(*args: Any, **named: Any) -> Any:
-        use = _use(key_of(name, (args, named)))
-        if use is None:
-            return await tool(*args, **named)
-        if use.found:
-            return use.result
-        return use.keep(await tool(*args, **named))
-
-    return cast(F, run_async if inspect.iscoroutinefunction(tool) else run)
-
-
-def answer_use(execution: Execution, method: str, body: bytes) -> Reply:
-    """Answer a request for a recorded result, or record one. Raises `CallError`."""
-    try:
-        asked = json.loads(body)
-        key = key_of(asked["tool"], asked.get("arguments"))
-        result = asked["result"] if method == "PUT" else None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise CallError('expected {"tool": ..., "arguments": ...}, and with PUT "result"') from None
-    if method == "PUT":
-        execution.record(key, result)
-        content: dict[str, Any] = {"recorded": True}
-    else:
-        use = execution.look_up(key)
-        content = {"recorded": use.found} | ({"result": use.result} if use.found else {})
-    return Reply(200, "application/json", json.dumps(content).encode())

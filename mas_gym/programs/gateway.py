@@ -26,8 +26,9 @@ from weakref import WeakValueDictionary
 
 from mas_gym.errors import MissingDependencyError, PolicyError
 from mas_gym.programs.calls import AGENT_HEADER, Call, CallError, Reply, completion, parsed_call, read_call, reply_to
-from mas_gym.programs.execution import Execution, L, Origin, ProgramStopped, answer_use, given, in_thread
+from mas_gym.programs.execution import Execution, L, Origin, ProgramStopped, given, in_thread
 from mas_gym.programs.frameworks import with_node
+from mas_gym.programs.recording import answer_use
 
 MAX_BODY = 16 * 2**20
 MAX_HEAD = 2**16

@@ -14,7 +14,8 @@ from typing import Any
 
 from mas_gym.errors import MissingDependencyError
 from mas_gym.plugins import find_user_code
-from mas_gym.programs.execution import Ended, Failed, record_at
+from mas_gym.programs.execution import Ended, Failed
+from mas_gym.programs.recording import record_at
 from mas_gym.programs.sources import FunctionSource, ended, failed
 
 

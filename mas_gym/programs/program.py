@@ -92,9 +92,8 @@ class Program:
             normalise: Maps a request to what must be equal on replay, to mask what may differ.
             max_calls: Maximum number of model calls in one execution; one more is a failure of the program.
             timeout: Seconds without a call or an answer after which the program has hung.
-            settle: Seconds without a new call after which concurrent calls are ordered if it cannot be observed whether
-                the program makes another one: in commands, services, and functions that wait for other servers. It is
-                raised if a call comes too late.
+            settle: Seconds without a new call after which concurrent calls are ordered where it cannot be observed
+                whether another one comes, as in commands and services; raised if a call comes too late.
             parked: Maximum number of executions kept waiting, which need not be replayed; at most 16 of commands. By
                 default 1,024 of asynchronous functions that take a client and no ``base_url``, and 256 of others,
                 because those hold a connection or a thread each.

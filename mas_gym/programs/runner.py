@@ -8,29 +8,26 @@ execution that is parked there, or starts the program again and replays the repl
 from __future__ import annotations
 
 import itertools
-import logging
 import secrets
-import sys
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from queue import SimpleQueue
-from time import monotonic, process_time, thread_time
+from time import monotonic, process_time
 from typing import Any, Protocol
 
 from mas_gym.errors import MASGymError, SearchError
 from mas_gym.policies.base import fitted
-from mas_gym.programs.activity import BUSY_SECONDS, CURRENT, Frames, State, track
+from mas_gym.programs.activity import CURRENT, track
 from mas_gym.programs.calls import Call
 from mas_gym.programs.execution import (
     DivergenceError,
     Execution,
     Failed,
-    Origin,
     Outcome,
     Report,
     Script,
@@ -39,23 +36,14 @@ from mas_gym.programs.execution import (
     Waiting,
 )
 from mas_gym.programs.gateway import Clients, Gateway, Server
-from mas_gym.programs.sources import Loop, Source
+from mas_gym.programs.loop import Loop
+from mas_gym.programs.quiet import Watcher
+from mas_gym.programs.sources import Source
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import FAILED, MAS, RETURNED
 from mas_gym.systems.state import Action, MASState
 
-logger = logging.getLogger("mas_gym.programs")
-
 _SWEEP_SECONDS = 0.2
-_POLL_SECONDS = 0.002
-_LOAD = 0.1
-"""Largest part of the time that observing programs may take."""
-_IN_FLIGHT_SECONDS = 0.01
-"""How long a request of an idle event loop may be in the hands of the operating system."""
-_ROUNDS = 3
-"""How often both loops must have read their connections before no request is on its way."""
-_MOST_PUT_OFF = 100
-_LONGEST_SETTLE = 1.0
 _STOPPED_SECONDS = 2.0
 
 
@@ -86,29 +74,12 @@ class ProgramError(MASGymError, RuntimeError):
     """A program cannot be searched: it fails or returns before its first call."""
 
 
-class _Watch:
-    """An execution whose open calls are about to be ordered.
-
-    Attributes:
-        seconds: For how long it must be quiet at least.
-        began: When the wait began.
-        busy: When something of it ran for the last time.
-        rounds: How often nothing of it ran, in a row, while the gateway had no request to read.
-        poll: The number of the last such round.
-    """
-
-    __slots__ = ("began", "busy", "poll", "rounds", "seconds")
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.rounds, self.poll = seconds, 0, 0
-        self.began = self.busy = monotonic()
-
-
-class Runner:
+class Runner(Watcher):
     """Runs one program for many searches; thread-safe."""
 
     def __init__(self, program: Described, policy: object = None) -> None:
         """Start nothing yet; ``policy`` says what calls may ask for, None that they may ask for anything."""
+        super().__init__(program.name, program.settle)
         self.program = program
         self.policy = policy
         self.gateway = Gateway(program.normalise, self._fitted)
@@ -116,16 +87,8 @@ class Runner:
         self._lock = threading.RLock()
         self._open: set[Execution] = set()
         self._parked: OrderedDict[tuple[int, bytes], Execution] = OrderedDict()
-        self._programs: Loop | None = None
         self._side: Loop | None = None
         self._server: Server | None = None
-        self._watched: dict[Execution, _Watch] = {}
-        self._unknown: set[str] = set()
-        self._poll_lock = threading.Lock()
-        self._polling, self._polls, self._put_off = False, 0, 0
-        self._look_next = 0.0
-        self._late = False
-        self.settle = program.settle
         self._queue: deque[Execution] = deque()
         self._busy: set[Execution] = set()
         self._stops: dict[Execution, Callable[[], None]] = {}
@@ -254,125 +217,6 @@ class Runner:
             execution.drop()
 
     # ---- what executions need
-
-    def watch(self, execution: Execution, seconds: float = 0.0) -> None:
-        """Call `Execution.settle` when the program is quiet, and has been for some seconds."""
-        if not seconds and execution.exact:
-            execution.settle()
-            return
-        self._watched[execution] = _Watch(seconds)
-        if execution.place is None or not execution.place.here or Origin.LOOP in execution.origins:
-            self._poll_soon()
-
-    def late(self, seconds: float) -> None:
-        """Wait longer for calls that cannot be foreseen: one came some seconds after the decision."""
-        if not self._late:
-            logger.warning(
-                "program %s: a call came %.2g s after the decision for which it should have been ordered, so another "
-                "run may give other results; settle is raised, set Program(..., settle=%.2g) or more",
-                self.program.name,
-                seconds,
-                max(0.1, 2 * seconds),
-            )
-        self._late = True
-        self.settle = min(max(2 * self.settle, 2 * seconds), max(_LONGEST_SETTLE, self.settle))
-
-    def _poll_soon(self) -> None:
-        with self._poll_lock:
-            begins, self._polling = not self._polling, True
-        if begins:
-            self._side_loop().soon(self._poll)
-
-    def _poll(self) -> None:
-        """Look at the programs that run on threads, and have the loop of the others look at those."""
-        began = thread_time()
-        programs, side = self._programs, self._side_loop()
-        if side.pending() and self._put_off < _MOST_PUT_OFF:
-            # Requests that have arrived are read first.
-            self._put_off += 1
-            side.loop.call_soon(self._poll)
-            return
-        self._put_off = 0
-        self._polls += 1
-        on_threads = []
-        for execution in list(self._watched):
-            if execution.place is None:
-                on_threads.append(execution)
-            elif execution.place is not programs or (
-                programs.running == execution.token and not {Origin.THREAD, Origin.LOOP}.isdisjoint(execution.origins)
-            ):
-                # Its loop waits for the call, or is gone.
-                on_threads.append(execution)
-        self._look(on_threads)
-        if programs is not None and len(on_threads) < len(self._watched):
-            programs.soon(programs.poll)
-        with self._poll_lock:
-            # Whoever adds one from now on begins anew.
-            self._polling = bool(self._watched)
-        if self._polling:
-            side.loop.call_later(max(_POLL_SECONDS, (thread_time() - began) / _LOAD), self._poll)
-
-    def _look(self, executions: list[Execution], running: Container[Execution | None] = ()) -> None:
-        """Order the calls of those programs that cannot make another one.
-
-        Args:
-            executions: The programs.
-            running: Those among them that have something to run on their event loop.
-        """
-        quiet = []
-        frames = sys._current_frames() if any(execution.activity.jobs for execution in executions) else {}
-        for execution in executions:
-            watch = self._watched.get(execution)
-            if watch is not None and self._is_quiet(execution, watch, frames, execution in running):
-                self._watched.pop(execution, None)
-                quiet.append(execution)
-        # Frames keep alive what their threads hold.
-        del frames
-        for execution in quiet:
-            execution.settle()
-
-    def _is_quiet(self, execution: Execution, watch: _Watch, frames: Frames, running: bool) -> bool:
-        if not execution.waits:
-            return True
-        blocked, ours, perhaps = execution.open_over_http()
-        state, busy = State.UNKNOWN, set[str]()
-        if execution.observed:
-            state, busy = execution.activity.state(frames, blocked, perhaps, self._unknown)
-        now = monotonic()
-        if running or state is State.BUSY:
-            if now - max(watch.began, execution.touched) < BUSY_SECONDS:
-                watch.busy, watch.rounds = now, 0
-                return False
-            self._unknown |= busy
-            state = State.UNKNOWN
-        if watch.poll != self._polls:
-            watch.rounds, watch.poll = watch.rounds + 1, self._polls
-        seconds = watch.seconds
-        if state is State.UNKNOWN:
-            seconds = max(seconds, self.settle)
-        elif ours:
-            # A request on its way: the event loop has polled its connections in between.
-            seconds = max(seconds, min(self.settle, _IN_FLIGHT_SECONDS))
-        enough = watch.rounds >= _ROUNDS or not ours
-        return enough and now - max(watch.busy, execution.touched) >= seconds
-
-    def _idle(self, running: Callable[[], Container[Execution | None]]) -> bool:
-        """Look at the programs of the event loop, before it waits or polls; return whether one was quiet."""
-        watched = [execution for execution in list(self._watched) if execution.place is self._programs]
-        if not watched:
-            return False
-        began = thread_time()
-        if monotonic() < self._look_next:
-            looked = [execution for execution in watched if not execution.activity.jobs]
-        else:
-            looked = watched
-        self._look(looked, running())
-        if len(looked) == len(watched):
-            self._look_next = monotonic() + (thread_time() - began) / _LOAD
-        left = sum(execution in self._watched for execution in watched)
-        if left:
-            self._poll_soon()
-        return left < len(watched)
 
     # ---- what sources need
 

@@ -129,8 +129,9 @@ def test_programs_that_hang_are_ended_and_the_others_are_not() -> None:
 def test_an_asynchronous_program_that_blocks_the_loop_is_ended_and_the_others_are_not() -> None:
     async def solve(question: str, client: AsyncOpenAI) -> str:
         await ask(client)
-        end = time.monotonic() + 12
-        while question == "Question 0?" and time.monotonic() < end:
+        # Its own time counts, and not for how long it waits for a processor.
+        end = time.thread_time() + 12
+        while question == "Question 0?" and time.thread_time() < end:
             pass
         return "1"
 
@@ -142,8 +143,8 @@ def test_an_asynchronous_program_that_blocks_the_loop_is_ended_and_the_others_ar
 
 def test_a_task_of_a_program_that_blocks_the_loop_ends_its_program() -> None:
     async def tool(question: str) -> None:
-        end = time.monotonic() + 10
-        while question == "Question 0?" and time.monotonic() < end:
+        end = time.thread_time() + 10
+        while question == "Question 0?" and time.thread_time() < end:
             pass
 
     async def solve(question: str, client: AsyncOpenAI) -> str:

@@ -1,0 +1,333 @@
+"""The event loop that programs share: no program can end it, and the activity of each is known."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import selectors
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from mas_gym.programs.activity import CURRENT
+from mas_gym.programs.execution import Execution, ProgramStopped
+from mas_gym.programs.sources import failed, interrupt
+
+_BUSY_SECONDS = 0.3
+_MAX_THREADS = 4096
+_CLOSE_SECONDS = 10.0
+
+
+class _IdleSelector(selectors.DefaultSelector):
+    """Calls ``idle`` before its loop looks for events; if it returns true, the loop does not wait for them."""
+
+    idle: Callable[[], bool] = staticmethod(lambda: False)
+
+    def select(self, timeout: float | None = None) -> Any:
+        if self.idle():
+            timeout = 0
+        return super().select(timeout)
+
+
+class _Transport(asyncio.selector_events._SelectorSocketTransport):  # type: ignore[name-defined,misc]
+    def __del__(self, *args: Any) -> None:
+        # A client of openai that nobody closed closes its connections later, though the collector has closed their
+        # sockets; by then the number of the descriptor may be another connection's, which would be read no more.
+        self._closing, self._conn_lost = True, 1
+        super().__del__(*args)
+
+
+class _Task(asyncio.Task[Any]):
+    token = ""
+    """Of the execution that started it; empty if none did."""
+
+    @property
+    def owner(self) -> str:
+        """The token of the execution that it belongs to, which is the name of an execution's first task."""
+        return self.token or self.get_name()
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Cancel the task, unless another program wants to."""
+        execution = CURRENT.get()
+        if execution is not None and execution.token != self.owner:
+            execution.fail("the program cancelled a task that it did not start: the event loop is shared by programs")
+            return False
+        return super().cancel(msg)
+
+
+class _SelectorLoop(asyncio.SelectorEventLoop):
+    """An event loop that programs share: none can end it for the others, and each one's activity is known."""
+
+    def _make_socket_transport(self, sock: Any, *args: Any, **named: Any) -> Any:
+        return self._observed(_Transport(self, sock, *args, **named), sock)
+
+    def _make_ssl_transport(self, sock: Any, *args: Any, **named: Any) -> Any:
+        made = super()._make_ssl_transport(sock, *args, **named)  # type: ignore[misc]
+        return self._observed(made, sock)
+
+    def _observed(self, transport: Any, sock: socket.socket) -> Any:
+        execution = CURRENT.get()
+        if execution is not None:
+            with suppress(OSError):
+                execution.activity.connected(transport, sock.getpeername())
+        return transport
+
+    async def sock_connect(self, sock: Any, address: Any) -> None:
+        execution = CURRENT.get()
+        if execution is None:
+            return await super().sock_connect(sock, address)
+        connected = self.create_future()
+        execution.activity.awaits(connected)
+        try:
+            return await super().sock_connect(sock, address)
+        finally:
+            connected.cancel()
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        execution = CURRENT.get()
+        if execution is not None and callback is _WAKE:
+            execution.activity.sleeps(args[0], when - self.time())
+        return super().call_at(when, callback, *args, context=context)
+
+    def run_in_executor(self, executor: Any, function: Any, *args: Any) -> Any:  # type: ignore[override]
+        execution = CURRENT.get()
+        if execution is None:
+            return super().run_in_executor(executor, function, *args)
+        pool = executor or execution.activity.executor or self._default_executor  # type: ignore[attr-defined]
+        future = pool.submit(function, *args)
+        result = asyncio.wrap_future(future, loop=self)
+        execution.activity.awaits(result, getattr(future, "job", None))
+        return result
+
+    def set_default_executor(self, executor: Any) -> None:
+        execution = CURRENT.get()
+        if execution is None:
+            super().set_default_executor(executor)
+        else:
+            execution.activity.executor = executor
+
+    def stop(self) -> None:
+        if not _blamed("loop.stop()"):
+            super().stop()
+
+    async def shutdown_default_executor(self, *args: Any, **named: Any) -> None:
+        if not _blamed("loop.shutdown_default_executor()"):
+            await super().shutdown_default_executor(*args, **named)
+
+    async def shutdown_asyncgens(self) -> None:
+        if not _blamed("loop.shutdown_asyncgens()"):
+            await super().shutdown_asyncgens()
+
+    def set_task_factory(self, factory: Any) -> None:
+        if not _blamed("loop.set_task_factory()"):
+            super().set_task_factory(factory)
+
+    def set_exception_handler(self, handler: Any) -> None:
+        # Frameworks set one; those of the others would get its errors.
+        if CURRENT.get() is None:
+            super().set_exception_handler(handler)
+
+
+_WAKE = asyncio.futures._set_result_unless_cancelled  # type: ignore[attr-defined]
+"""What ends `asyncio.sleep`."""
+
+
+def _blamed(call: str) -> bool:
+    """Fail the program that calls a method which would harm other programs; False if no program calls it."""
+    execution = CURRENT.get()
+    if execution is not None:
+        execution.fail(f"the program called {call}: the event loop is shared by programs")
+    return execution is not None
+
+
+def _owner(error: BaseException) -> Execution | None:
+    """Return the program whose callback raised an error that ended the event loop."""
+    trace, found = error.__traceback__, None
+    while trace is not None:
+        if trace.tb_frame.f_code is asyncio.Handle._run.__code__:
+            found = trace.tb_frame.f_locals["self"]._context.get(CURRENT)
+        trace = trace.tb_next
+    return found
+
+
+class _Started:
+    """A task of a loop, or one that is about to be."""
+
+    __slots__ = ("cancelled", "name", "task", "work")
+
+    def __init__(self, work: Callable[[], Any], name: str | None) -> None:
+        self.work, self.name = work, name
+        self.task: asyncio.Task[None] | None = None
+        self.cancelled = False
+
+    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self.cancelled:
+            self.task = loop.create_task(self.work(), name=self.name)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if self.task is not None:
+            self.task.cancel()
+
+
+def _handled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report unhandled task errors, except of tasks that were stopped or failed, and of clients of earlier runs."""
+    error = context.get("exception")
+    stopped = isinstance(error, ProgramStopped | SystemExit | KeyboardInterrupt)
+    if not stopped and not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+        loop.default_exception_handler(context)
+
+
+class Loop:
+    """An event loop on a thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        """Start the thread."""
+        self.selector = _IdleSelector()
+        self.loop = _SelectorLoop(self.selector)
+        # An execution that waits in `asyncio.to_thread` holds a thread, and by default there are a few for all.
+        self.loop.set_default_executor(ThreadPoolExecutor(_MAX_THREADS, "mas-gym-program"))
+        self.loop.set_exception_handler(_handled)
+        self.loop.set_task_factory(self._task)
+        self._asked: float | None = None
+        self._running, self._since, self._waited = "", 0.0, 0.0
+        self._inbox: deque[tuple[contextvars.Context, Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._awake = self._ends = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        while not self._ends:
+            # Those of a task or callback leave the loop.
+            try:
+                self.loop.run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:
+                execution = _owner(error)
+                if execution is not None:
+                    execution.finish(failed(error))
+        self.loop.close()
+
+    def _task(self, loop: asyncio.AbstractEventLoop, work: Any, **named: Any) -> asyncio.Task[Any]:
+        """Make a task, and remember the execution that it belongs to."""
+        task = _Task(work, loop=loop, **named)
+        execution = CURRENT.get()
+        if execution is not None:
+            execution.activity.alone, task.token = False, execution.token
+        return task
+
+    def look(self) -> tuple[bool, float]:
+        """Return whether the loop is busy, and for how many seconds it has run nothing but one task.
+
+        Both are seen in repeated calls of this: a loop is busy that has not called a function for `_BUSY_SECONDS`.
+        Seconds in which its thread waited for a processor do not count for the task.
+        """
+
+        def here() -> None:
+            self._asked = None
+
+        now, running = monotonic(), self.running
+        self._waited = self._queued()
+        own = now - self._waited
+        if self._asked is None:
+            self._asked, self._running, self._since = now, running, own
+            self.soon(here)
+        elif running != self._running:
+            self._running, self._since = running, own
+        return now - (self._asked or now) > _BUSY_SECONDS, own - self._since
+
+    def _queued(self) -> float:
+        """Return for how many seconds the thread has waited for a processor; 0 where the system does not say."""
+        with suppress(OSError):
+            _, queued, _ = Path(f"/proc/self/task/{self._thread.native_id}/schedstat").read_text().split()
+            return int(queued) / 1e9
+        return 0.0
+
+    def wait_longer(self, seconds: float) -> None:
+        """Leave some seconds out of what `look` says."""
+        # Time in which the thread waited for a processor is left out already.
+        self._since += max(0.0, seconds - (self._queued() - self._waited))
+        if self._asked is not None:
+            self._asked += seconds
+
+    def pending(self) -> set[Execution | None]:
+        """Return the programs that have something to run. Only for the loop's thread."""
+        contexts = [handle._context for handle in list(self.loop._ready)]  # type: ignore[attr-defined]
+        contexts += [context for context, *_ in list(self._inbox)]
+        return {context.get(CURRENT) for context in contexts}
+
+    def poll(self) -> None:
+        """Run once, so that the selector is asked."""
+
+    @property
+    def running(self) -> str:
+        """The token of the execution that runs now, or the name of a task that belongs to none."""
+        task = asyncio.current_task(self.loop)
+        return task.owner if isinstance(task, _Task) else ""
+
+    @property
+    def here(self) -> bool:
+        """Whether the caller is on the loop's thread."""
+        return threading.get_ident() == self._thread.ident
+
+    def soon(self, work: Callable[..., Any], *args: Any) -> None:
+        """Call a function on the loop; nothing happens if the loop is closed."""
+        self._inbox.append((contextvars.copy_context(), work, args))
+        if not self._awake:
+            # One wake-up for many functions: each writes to a socket, and gives other threads the interpreter.
+            self._awake = True
+            with suppress(RuntimeError):
+                (self.loop.call_soon if self.here else self.loop.call_soon_threadsafe)(self._read)
+
+    def _read(self) -> None:
+        self._awake = False
+        while self._inbox:
+            context, work, args = self._inbox.popleft()
+            self.loop.call_soon(work, *args, context=context)
+
+    def task(self, work: Callable[[], Any], name: str | None = None) -> Callable[[], None]:
+        """Run the coroutine that ``work`` returns; return a function that cancels it."""
+        started = _Started(work, name)
+        self.soon(started.begin, self.loop)
+        return partial(self.soon, started.cancel)
+
+    def close(self, last: Callable[[], Any] | None = None, wait: bool = True) -> None:
+        """Cancel every task, await ``last``, and end the thread as soon as it is not blocked."""
+
+        async def finish() -> None:
+            left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+            if last is not None:
+                await last()
+            # Connections of clients that nobody closed.
+            for transport in list(getattr(self.loop, "_transports", {}).values()):
+                transport.abort()
+            await asyncio.sleep(0)
+            await self.loop.shutdown_default_executor()
+
+        def begin() -> None:
+            self.loop.create_task(finish()).add_done_callback(end)
+
+        def end(done: asyncio.Task[None]) -> None:
+            self._ends = True
+            self.loop.stop()
+
+        # Not in the context of a program, which may not stop the loop.
+        context = contextvars.copy_context()
+        context.run(CURRENT.set, None)
+        context.run(self.soon, begin)
+        if not wait:
+            interrupt(self._thread)
+        else:
+            self._thread.join(_CLOSE_SECONDS)

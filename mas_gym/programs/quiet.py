@@ -1,0 +1,186 @@
+"""Finding out when programs make no other call before they get a reply, so that their open calls can be ordered."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container
+from time import monotonic, thread_time
+
+from mas_gym.programs.activity import BUSY_SECONDS, Frames, State
+from mas_gym.programs.execution import Execution, Origin
+from mas_gym.programs.loop import Loop
+
+logger = logging.getLogger("mas_gym.programs")
+
+_POLL_SECONDS = 0.002
+_LOAD = 0.1
+"""Largest part of the time that observing programs may take."""
+_IN_FLIGHT_SECONDS = 0.01
+"""How long a request of an idle event loop may be in the hands of the operating system."""
+_ROUNDS = 3
+"""How often both loops must have read their connections before no request is on its way."""
+_MOST_PUT_OFF = 100
+_LONGEST_SETTLE = 1.0
+
+
+class _Watch:
+    """An execution whose open calls are about to be ordered.
+
+    Attributes:
+        seconds: For how long it must be quiet at least.
+        began: When the wait began.
+        busy: When something of it ran for the last time.
+        rounds: How often nothing of it ran, in a row, while the gateway had no request to read.
+        poll: The number of the last such round.
+    """
+
+    __slots__ = ("began", "busy", "poll", "rounds", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.rounds, self.poll = seconds, 0, 0
+        self.began = self.busy = monotonic()
+
+
+class Watcher(ABC):
+    """Watches the executions of a runner that have open calls.
+
+    Attributes:
+        settle: See `mas_gym.programs.Program`; raised if a call comes too late.
+    """
+
+    def __init__(self, name: str, settle: float) -> None:
+        """Watch nothing yet; ``name`` is the program's."""
+        self._name, self.settle = name, settle
+        self._programs: Loop | None = None
+        self._watched: dict[Execution, _Watch] = {}
+        self._unknown: set[str] = set()
+        self._poll_lock = threading.Lock()
+        self._polling, self._polls, self._put_off = False, 0, 0
+        self._look_next = 0.0
+        self._late = False
+
+    @abstractmethod
+    def _side_loop(self) -> Loop:
+        """Return the loop that nothing of a user blocks."""
+
+    def watch(self, execution: Execution, seconds: float = 0.0) -> None:
+        """Call `Execution.settle` when the program is quiet, and has been for some seconds."""
+        if not seconds and execution.exact:
+            execution.settle()
+            return
+        self._watched[execution] = _Watch(seconds)
+        if execution.place is None or not execution.place.here or Origin.LOOP in execution.origins:
+            self._poll_soon()
+
+    def late(self, seconds: float) -> None:
+        """Wait longer for calls that cannot be foreseen: one came some seconds after the decision."""
+        if not self._late:
+            logger.warning(
+                "program %s: a call came %.2g s after the decision for which it should have been ordered, so another "
+                "run may give other results; settle is raised, set Program(..., settle=%.2g) or more",
+                self._name,
+                seconds,
+                max(0.1, 2 * seconds),
+            )
+        self._late = True
+        self.settle = min(max(2 * self.settle, 2 * seconds), max(_LONGEST_SETTLE, self.settle))
+
+    def _poll_soon(self) -> None:
+        with self._poll_lock:
+            begins, self._polling = not self._polling, True
+        if begins:
+            self._side_loop().soon(self._poll)
+
+    def _poll(self) -> None:
+        """Look at the programs that run on threads, and have the loop of the others look at those."""
+        began = thread_time()
+        programs, side = self._programs, self._side_loop()
+        if side.pending() and self._put_off < _MOST_PUT_OFF:
+            # Requests that have arrived are read first.
+            self._put_off += 1
+            side.loop.call_soon(self._poll)
+            return
+        self._put_off = 0
+        self._polls += 1
+        on_threads = []
+        for execution in list(self._watched):
+            if execution.place is None:
+                on_threads.append(execution)
+            elif execution.place is not programs or (
+                programs.running == execution.token and not {Origin.THREAD, Origin.LOOP}.isdisjoint(execution.origins)
+            ):
+                # Its loop waits for the call, or is gone.
+                on_threads.append(execution)
+        self._look(on_threads)
+        if programs is not None and len(on_threads) < len(self._watched):
+            programs.soon(programs.poll)
+        with self._poll_lock:
+            # Whoever adds one from now on begins anew.
+            self._polling = bool(self._watched)
+        if self._polling:
+            side.loop.call_later(max(_POLL_SECONDS, (thread_time() - began) / _LOAD), self._poll)
+
+    def _look(self, executions: list[Execution], running: Container[Execution | None] = ()) -> None:
+        """Order the calls of those programs that cannot make another one.
+
+        Args:
+            executions: The programs.
+            running: Those among them that have something to run on their event loop.
+        """
+        quiet = []
+        frames = sys._current_frames() if any(execution.activity.jobs for execution in executions) else {}
+        for execution in executions:
+            watch = self._watched.get(execution)
+            if watch is not None and self._is_quiet(execution, watch, frames, execution in running):
+                self._watched.pop(execution, None)
+                quiet.append(execution)
+        # Frames keep alive what their threads hold.
+        del frames
+        for execution in quiet:
+            execution.settle()
+
+    def _is_quiet(self, execution: Execution, watch: _Watch, frames: Frames, running: bool) -> bool:
+        if not execution.waits:
+            return True
+        blocked, ours, perhaps = execution.open_over_http()
+        state, busy = State.UNKNOWN, set[str]()
+        if execution.observed:
+            state, busy = execution.activity.state(frames, blocked, perhaps, self._unknown)
+        now = monotonic()
+        if running or state is State.BUSY:
+            if now - max(watch.began, execution.touched) < BUSY_SECONDS:
+                watch.busy, watch.rounds = now, 0
+                return False
+            self._unknown |= busy
+            state = State.UNKNOWN
+        if watch.poll != self._polls:
+            watch.rounds, watch.poll = watch.rounds + 1, self._polls
+        seconds = watch.seconds
+        if state is State.UNKNOWN:
+            seconds = max(seconds, self.settle)
+        elif ours:
+            # A request on its way: the event loop has polled its connections in between.
+            seconds = max(seconds, min(self.settle, _IN_FLIGHT_SECONDS))
+        enough = watch.rounds >= _ROUNDS or not ours
+        return enough and now - max(watch.busy, execution.touched) >= seconds
+
+    def _idle(self, running: Callable[[], Container[Execution | None]]) -> bool:
+        """Look at the programs of the event loop, before it waits or polls; return whether one was quiet."""
+        watched = [execution for execution in list(self._watched) if execution.place is self._programs]
+        if not watched:
+            return False
+        began = thread_time()
+        if monotonic() < self._look_next:
+            looked = [execution for execution in watched if not execution.activity.jobs]
+        else:
+            looked = watched
+        self._look(looked, running())
+        if len(looked) == len(watched):
+            self._look_next = monotonic() + (thread_time() - began) / _LOAD
+        left = sum(execution in self._watched for execution in watched)
+        if left:
+            self._poll_soon()
+        return left < len(watched)

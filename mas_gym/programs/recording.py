@@ -1,0 +1,115 @@
+"""Recorded tools: a tool's result is kept for the branches that share the replies before it.
+
+A tool's result belongs to the replies that were given before it ran: a branch that shares them gets the recorded
+result, any other branch runs the tool. In Python::
+
+    @mas_gym.recorded
+    def search_web(query: str) -> str: ...
+
+In other languages, over the program's base URL: ``POST {base_url}/recorded`` with ``{"tool": ..., "arguments": ...}``
+replies ``{"recorded": true, "result": ...}``, or ``{"recorded": false}``; then the program runs its tool and sends
+``PUT {base_url}/recorded`` with the same fields and ``"result"``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+from urllib.request import Request, urlopen
+
+from mas_gym.programs.activity import CURRENT
+from mas_gym.programs.calls import CallError, Reply
+from mas_gym.programs.execution import Execution, Use, key_of
+
+
+class _RemoteUse:
+    """One use of a recorded tool in a process of its own, which asks the gateway for the result."""
+
+    def __init__(self, base_url: str, api_key: str, key: str) -> None:
+        self._url, self._sent = f"{base_url}/recorded", {"tool": key, "arguments": None}
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        reply = self._send("POST", self._sent)
+        self.found = bool(reply["recorded"])
+        self.result = reply.get("result")
+
+    def keep(self, result: Any) -> Any:
+        """Record the result, which must be JSON-able, and return it as it will be found."""
+        self._send("PUT", {**self._sent, "result": result})
+        return json.loads(json.dumps(result))
+
+    def _send(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
+        request = Request(self._url, json.dumps(body).encode(), self._headers, method=method)
+        with urlopen(request) as reply:
+            found: dict[str, Any] = json.load(reply)
+        return found
+
+
+_gateway: tuple[str, str] | None = None
+
+
+def record_at(base_url: str, api_key: str) -> None:
+    """Have `recorded` tools of this process ask a gateway, because its only program was started by another process."""
+    global _gateway
+    _gateway = base_url, api_key
+
+
+def _use(tool: str, arguments: Any) -> Use | _RemoteUse | None:
+    """Return the next use of a recorded tool; None outside of programs."""
+    execution: Execution | None = CURRENT.get()
+    if execution is not None:
+        return execution.use(key_of(tool, arguments))
+    return None if _gateway is None else _RemoteUse(*_gateway, key_of(tool, arguments))
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def recorded(tool: F) -> F:
+    """Return a tool that runs once per branch of a program; outside of a search it is the tool itself.
+
+    What is recorded is the result itself, so treat it as immutable. An exception is not recorded.
+
+    Args:
+        tool: A function, synchronous or asynchronous, whose arguments have a ``repr`` that determines them.
+    """
+    name = f"{tool.__module__}.{tool.__qualname__}"
+
+    @functools.wraps(tool)
+    def run(*args: Any, **named: Any) -> Any:
+        use = _use(name, (args, named))
+        if use is None:
+            return tool(*args, **named)
+        if use.found:
+            return use.result
+        return use.keep(tool(*args, **named))
+
+    @functools.wraps(tool)
+    async def run_async(*args: Any, **named: Any) -> Any:
+        use = _use(name, (args, named))
+        if use is None:
+            return await tool(*args, **named)
+        if use.found:
+            return use.result
+        return use.keep(await tool(*args, **named))
+
+    return cast(F, run_async if inspect.iscoroutinefunction(tool) else run)
+
+
+def answer_use(execution: Execution, method: str, body: bytes) -> Reply:
+    """Answer a request for a recorded result, or record one. Raises `CallError`."""
+    try:
+        asked = json.loads(body)
+        key = key_of(asked["tool"], asked.get("arguments"))
+        result = asked["result"] if method == "PUT" else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise CallError('expected {"tool": ..., "arguments": ...}, and with PUT "result"') from None
+    if method == "PUT":
+        execution.record(key, result)
+        content: dict[str, Any] = {"recorded": True}
+    else:
+        use = execution.look_up(key)
+        content = {"recorded": use.found} | ({"result": use.result} if use.found else {})
+    return Reply(200, "application/json", json.dumps(content).encode())
