@@ -33,8 +33,8 @@ from mas_gym.cli import (
 )
 from mas_gym.cli import options as opt
 from mas_gym.errors import MASGymError
+from mas_gym.internal import telemetry
 from mas_gym.internal.text import printable
-from search.service import telemetry
 
 _DEBUG = "--debug"
 _USAGE_ERROR: Any = typer.BadParameter.__base__
