@@ -224,7 +224,11 @@ LINK = re.compile(
     r'\]\((?:\.\./)+((?:benchmarks|mas_gym|search|rewardmodels|examples)/[\w./-]+)(#[\w-]+)?(?: "([\w.]+)")?\)'
 )
 """A link to a file of the repository; a link to source code may state the public name that it means."""
-GENERATED_FROM = {"mas_gym/systems/schema.py": "reference/mas-config.md", "search/store/file.py": "reference/store.md"}
+GENERATED_FROM = {
+    "mas_gym/systems/schema.py": "reference/mas-config.md",
+    "search/store/file.py": "reference/store.md",
+    "benchmarks/LOG.md": "evidence/log.md",
+}
 
 GENERATED: dict[str, File] = {}
 
