@@ -1,7 +1,7 @@
-"""The command line ``mas-gym``: one front door over the library. Nothing imports it.
+"""The command line ``mas-gym``. No other package imports it.
 
-This module registers the commands and shows errors; each command has a module, which imports heavy packages
-only when it runs.
+This module registers the commands and displays errors. Each command has a module, which imports large packages
+only when the command runs.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ MATCHED = 1.25
 BaselineName = Annotated[str, typer.Option("--baseline", help="Row to compare the others with; by default the first.")]
 MatchedCost = Annotated[
     str | None,
-    typer.Option("--match", help="tokens=N or calls=N: size planners on dev problems to this cost."),
+    typer.Option("--match", help="tokens=N or calls=N: adjust planners to this cost on dev problems."),
 ]
 
 
