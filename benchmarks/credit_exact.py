@@ -25,7 +25,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -81,12 +81,12 @@ class Enumerator:
         self.policy, self.floor = policy, floor
         self.kept: list[float] = []
 
-    @torch.inference_mode()
     def replies(self, prompts: Sequence[Prompt]) -> list[list[Reply]]:
         """Return the replies to each prompt, most likely first; their probabilities sum to 1."""
         found: list[list[Reply]] = []
-        for start in range(0, len(prompts), 64):
-            found += self._batch(prompts[start : start + 64])
+        with torch.inference_mode():
+            for start in range(0, len(prompts), 64):
+                found += self._batch(prompts[start : start + 64])
         return found
 
     def _batch(self, prompts: Sequence[Prompt]) -> list[list[Reply]]:
@@ -246,12 +246,12 @@ class Method(NamedTuple):
 def measure(
     problems: Sequence[Enumerated], methods: Mapping[str, Method], values: Values, repeats: int, seed: int
 ) -> dict[tuple[str, str], Sums]:
-    """Return sums of shape ``[problems, columns]`` for each method and agent, and for all agents.
+    """Return sums of shape ``[problems, columns]`` for each method and agent, and for all agents with equal weights.
 
     A batch is one tree or group per problem.
     """
     agents = [agent.name for agent in values.model.mas.agents]
-    sums = {(name, agent): np.zeros((len(problems), len(COLUMNS))) for name in methods for agent in (*agents, "all")}
+    sums = {(name, agent): np.zeros((len(problems), len(COLUMNS))) for name in methods for agent in agents}
     grown = {
         shape: [
             [one.grow(shape, np.random.default_rng([seed, turn, repeat, place])) for place, one in enumerate(problems)]
@@ -259,7 +259,8 @@ def measure(
         ]
         for turn, shape in enumerate(sorted({method.shape for method in methods.values()}))
     }
-    values.fill(s for batches in grown.values() for plans in batches for plan in plans for s in _tree(plan).states[1:])
+    for batches in grown.values():
+        values.fill(state for plans in batches for plan in plans for state in _tree(plan).states[1:])
     rewards = {one.problem.question: one.reward for one in problems}
     for name, method in methods.items():
         estimates: list[dict[tuple[str, MASState], list[float]]] = [defaultdict(list) for _ in problems]
@@ -278,8 +279,9 @@ def measure(
                 exact = problems[place].truth(state) - problems[place].truth(state.parent)
                 y, n = np.array(found), len(found)
                 row = [n, n * exact, y.sum(), n * exact**2, (y**2).sum(), exact * y.sum(), n * y.var(), n - 1]
-                for key in ((name, agent), (name, "all")):
-                    sums[key][place] += [*row, spent[place] * n / credited]
+                sums[name, agent][place] += [*row, spent[place] * n / credited]
+        parts = [sums[name, agent] for agent in agents]
+        sums[name, "all"] = np.sum([part / part[:, 0].sum() for part in parts], axis=0)
     return sums
 
 
@@ -306,32 +308,32 @@ def variance_per_token(sums: Sums) -> Sums:
 
 def lines(table: Mapping[tuple[str, str], Sums], methods: Mapping[str, Method], agents: Sequence[str]) -> list[str]:
     """Return the table's lines; sums have shape ``[problems, columns]``."""
-    problems = len(next(iter(table.values())))
-    found = [f"{'method':<18} {'agent':<9} correlation            tokens  variance x tokens"]
+    found = [f"{'method':<16} {'agent':<9} correlation             tokens  variance x tokens"]
     for agent in ("all", *agents):
         for name in methods:
             sums = table[name, agent]
             whole = sums.sum(axis=0)
-            low, high = bootstrap(problems, lambda counts, s=sums: correlation(counts @ s), resamples=2000)
-            least, most = bootstrap(problems, lambda counts, s=sums: variance_per_token(counts @ s), resamples=2000)
             found.append(
-                f"{name:<18} {agent:<9} {correlation(whole):5.3f} [{low:6.3f}, {high:6.3f}]  {whole[8] / whole[0]:6.1f}"
-                f"  {variance_per_token(whole):8.2f} [{least:.2f}, {most:.2f}]"
+                f"{name:<16} {agent:<9} {with_interval(correlation, sums)}  {whole[8] / whole[0]:6.1f}"
+                f"  {with_interval(variance_per_token, sums)}"
             )
     plain = table["leave-one-out", "all"]
-    for name in ("control-variate", "value"):
-        other = table[name, "all"]
-        gap = correlation(other.sum(axis=0)) - correlation(plain.sum(axis=0))
-        low, high = bootstrap(
-            problems, lambda counts, o=other: correlation(counts @ o) - correlation(counts @ plain), resamples=2000
-        )
-        found.append(f"correlation of {name} less that of leave-one-out: {gap:+.3f} [{low:+.3f}, {high:+.3f}]")
+    for name in methods:
+        gap = with_interval(lambda a, b: correlation(a) - correlation(b), table[name, "all"], plain)
+        found.append(f"correlation of {name} less that of leave-one-out: {gap}")
     return found
+
+
+def with_interval(statistic: Callable[..., Sums], *sums: Sums) -> str:
+    """Return a statistic of sums over problems with its 95% interval."""
+    low, high = bootstrap(len(sums[0]), lambda counts: statistic(*(counts @ one for one in sums)), resamples=2000)
+    return f"{statistic(*(one.sum(axis=0) for one in sums)):6.3f} [{low:6.3f}, {high:6.3f}]"
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Enumerate, measure and print the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.credit_exact", description=(__doc__ or "").split("\n")[0])
+    summary = (__doc__ or "").partition(":")[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.credit_exact", description=summary)
     parser.add_argument("-n", type=int, default=40, help="problems of the test split")
     parser.add_argument("--repeats", type=int, default=12, help="independent batches of samples per problem")
     parser.add_argument("--floor", type=float, default=0.01, help="least probability of a reply")
@@ -343,7 +345,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--weight", type=float, default=1.0, help="control-variate: factor of the values")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)
-    siblings, sampled, continued = ([*map(int, text.split(","))] for text in (args.siblings, args.sampled, args.continued))
+    shapes = (args.siblings, args.sampled, args.continued)
+    siblings, sampled, continued = ([int(part) for part in shape.split(",")] for shape in shapes)
     torch.set_num_threads(1)
     model = Dynamics(mas_gym.load_mas("rpsv"))
     task = mas_gym.load_task("arithmetic", split="test", limit=args.n)
@@ -351,7 +354,8 @@ def main(arguments: list[str] | None = None) -> None:
     problems = enumerate_problems(enumerator, task, model)
     prompts = sum(len(one.replies) for one in problems)
     replies = sum(len(ways) for one in problems for ways in one.replies.values())
-    print(f"{len(problems)} problems, {prompts} prompts, {replies} replies, probability kept {np.mean(enumerator.kept):.4f}")
+    kept = float(np.mean(enumerator.kept))
+    print(f"{len(problems)} problems, {prompts} prompts, {replies} replies, probability kept {kept:.4f}")
     flat = ((args.transcripts, args.transcripts), *[(1, 1)] * (model.max_depth - 1))
     trees = tuple(zip(siblings, siblings, strict=True)), tuple(zip(sampled, continued, strict=True))
     methods = {

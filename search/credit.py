@@ -284,7 +284,7 @@ def tree_credit(
     if scores is not None:
         for node, one in rewards.items():
             scores[node] = one if math.isnan(scores[node]) else scores[node]
-    estimates, found = dict(rewards), {}
+    estimates, found = dict(rewards), dict[int, float]()
     for node in range(len(parents) - 1, -1, -1):
         continued = [child for child in children[node] if child in estimates]
         if not continued:
@@ -295,8 +295,8 @@ def tree_credit(
         else:
             left = [child for child in children[node] if child not in estimates and not math.isnan(scores[child])]
             sampled = scores[[*continued, *left]]
-            if missing := [child for child in continued if math.isnan(scores[child])]:
-                raise DataError(f"node {missing[0]}: expected a critic's value, got none; pass value=, a function of states")
+            if unscored := [child for child in continued if math.isnan(scores[child])]:
+                raise DataError(f"node {unscored[0]}: expected a critic's value, got none; pass value=")
             advantages = control_variate(below, sampled, weight=weight)
             estimate = below.mean() + weight * (sampled.mean() - sampled[: len(continued)].mean())
         estimates[node] = float(estimate)
@@ -342,7 +342,8 @@ def _rewards(plan: Plan, tree: Tree | None, reward: StateFunction | None) -> lis
     known = []
     for one in plan.candidates:
         if one.node is None or one.correct is None:
-            raise ConfigError(f"{plan.problem_id or 'plan'}: expected graded candidates, got {one!r:.80}; pass reward=")
+            name = plan.problem_id or "plan"
+            raise ConfigError(f"{name}: expected graded candidates, got {one!r:.80}; pass reward=, a state's reward")
         known.append((one.node, 1.0 if one.correct else -1.0))
     return known
 
