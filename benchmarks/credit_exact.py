@@ -9,7 +9,7 @@ probability it keeps. Samples are drawn from the enumerated replies.
 Per problem and repetition, every method gets about the same number of generated tokens:
 
 * ``shared-outcome``, ``per-agent``, ``per-agent-turn`` and ``value``: independent transcripts (``--transcripts``).
-* ``leave-one-out``: a tree with as many siblings per turn as ``--siblings`` states, each continued.
+* ``leave-one-out`` and ``value-baseline``: a tree with ``--siblings`` messages per state and turn, all continued.
 * ``control-variate``: a tree in which ``--sampled`` messages are sampled and ``--continued`` of them continued.
 
 Columns: the correlation with the exact credit over messages, with a 95% bootstrap interval over problems; tokens
@@ -306,7 +306,9 @@ def variance_per_token(sums: Sums) -> Sums:
     return found
 
 
-def lines(table: Mapping[tuple[str, str], Sums], methods: Mapping[str, Method], agents: Sequence[str]) -> list[str]:
+def lines(
+    table: Mapping[tuple[str, str], Sums], methods: Mapping[str, Method], agents: Sequence[str], repeats: int
+) -> list[str]:
     """Return the table's lines; sums have shape ``[problems, columns]``."""
     found = [f"{'method':<16} {'agent':<9} correlation             tokens  variance x tokens"]
     for agent in ("all", *agents):
@@ -319,8 +321,9 @@ def lines(table: Mapping[tuple[str, str], Sums], methods: Mapping[str, Method], 
             )
     plain = table["leave-one-out", "all"]
     for name in methods:
+        spent = sum(table[name, agent][:, 8].sum() for agent in agents) / len(plain) / repeats
         gap = with_interval(lambda a, b: correlation(a) - correlation(b), table[name, "all"], plain)
-        found.append(f"correlation of {name} less that of leave-one-out: {gap}")
+        found.append(f"{name}: {spent:.0f} tokens per problem; correlation less that of leave-one-out {gap}")
     return found
 
 
@@ -335,14 +338,14 @@ def main(arguments: list[str] | None = None) -> None:
     summary = (__doc__ or "").partition(":")[0]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.credit_exact", description=summary)
     parser.add_argument("-n", type=int, default=40, help="problems of the test split")
-    parser.add_argument("--repeats", type=int, default=12, help="independent batches of samples per problem")
+    parser.add_argument("--repeats", type=int, default=6, help="independent batches of samples per problem")
     parser.add_argument("--floor", type=float, default=0.01, help="least probability of a reply")
     parser.add_argument("--critic", default="tiny-masprm")
     parser.add_argument("--transcripts", type=int, default=16, help="per problem, for the methods without a tree")
-    parser.add_argument("--siblings", default="4,2,2,2", help="leave-one-out: siblings by turn")
-    parser.add_argument("--sampled", default="5,3,2,2", help="control-variate: sampled messages by turn")
-    parser.add_argument("--continued", default="4,2,2,2", help="control-variate: continued messages by turn")
-    parser.add_argument("--weight", type=float, default=1.0, help="control-variate: factor of the values")
+    parser.add_argument("--siblings", default="4,2,2,4", help="leave-one-out: siblings by turn")
+    parser.add_argument("--sampled", default="6,2,2,4", help="control-variate: sampled messages by turn")
+    parser.add_argument("--continued", default="4,2,2,4", help="control-variate: continued messages by turn")
+    parser.add_argument("--weight", type=float, default=0.5, help="factor of the values in the last two methods")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)
     shapes = (args.siblings, args.sampled, args.continued)
@@ -366,10 +369,11 @@ def main(arguments: list[str] | None = None) -> None:
         "value": Method("value", flat, {}),
         "leave-one-out": Method("leave-one-out", trees[0], {}),
         "control-variate": Method("control-variate", trees[1], {"weight": args.weight}),
+        "value-baseline": Method("value-baseline", trees[0], {"weight": args.weight}),
     }
     values = Values(load_critic(args.critic), model)
     table = measure(problems, methods, values, args.repeats, args.seed)
-    print("\n".join(lines(table, methods, [agent.name for agent in model.mas.agents])))
+    print("\n".join(lines(table, methods, [agent.name for agent in model.mas.agents], args.repeats)))
 
 
 if __name__ == "__main__":

@@ -11,12 +11,14 @@ transcripts, ``N`` of tree nodes, ``K`` of continued siblings and ``S >= K`` of 
 | ``per-agent-turn`` | the agent's messages at the same turn of the question (AT-GRPO) | no |
 | ``value`` | the critic's value of the state before it (MASPRM) | only with a perfect critic |
 | ``leave-one-out`` | continuations of its siblings (C3, RLOO) | yes |
-| ``control-variate`` | the same, corrected by the critic's values | yes, with any critic |
+| ``control-variate`` | the same, corrected by the values of siblings that were not continued | yes, with any critic |
+| ``value-baseline`` | continuations of its siblings and the critic's value of the state before it | up to a constant |
 | ``exact`` | the expected reward before it | it is the exact credit |
 
 The exact credit of a message ``a`` in a state ``s`` is ``E[R | s, a] - E[R | s]``. Unbiasedness needs siblings that are
 independent samples, and a choice of which of them to continue that does not depend on their texts or values. Trees
-whose planner merges equal messages or continues the better ones, such as MCTS, give biased estimates.
+whose planner merges equal messages or continues the better ones, such as MCTS, give biased estimates. A constant means
+one that is the same for all messages in a state; it does not change the expected policy gradient.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ METHODS = (
     "value",
     "leave-one-out",
     "control-variate",
+    "value-baseline",
     "exact",
 )
 
@@ -75,7 +78,7 @@ def credit(
     value: StateFunction | None = None,
     truth: StateFunction | None = None,
     scale: bool = True,
-    weight: float = 1.0,
+    weight: float = 0.5,
 ) -> list[tuple[Credit, ...]]:
     """Return the credit of the messages of each plan, in the order of the plans and of the nodes.
 
@@ -90,7 +93,7 @@ def credit(
         value: Critic's value of a state; by default the one stored in the tree.
         truth: Expected reward of a state, for ``exact``.
         scale: Whether the first three methods divide by the standard deviation.
-        weight: Factor of the critic's values in ``control-variate``.
+        weight: Factor of the critic's values in ``control-variate`` and ``value-baseline``.
 
     Raises:
         UnknownNameError: There is no such method.
@@ -105,11 +108,13 @@ def credit(
         found = _state_differences(plans, trees, truth if method == "exact" else value, "truth" if truth else "value")
     else:
         rewards = [_rewards(plan, tree, reward) for plan, tree in zip(plans, trees, strict=True)]
-        if method in ("leave-one-out", "control-variate"):
+        if method in ("leave-one-out", "control-variate", "value-baseline"):
             found = []
             for tree, known in zip(trees, rewards, strict=True):
-                values = _values(tree, value) if method == "control-variate" and tree is not None else None
-                found.append({} if tree is None else tree_credit(tree.parents, dict(known), values, weight=weight))
+                values = {}
+                if tree is not None and method != "leave-one-out":
+                    values["values" if method == "control-variate" else "baselines"] = _values(tree, value)
+                found.append({} if tree is None else tree_credit(tree.parents, dict(known), weight=weight, **values))
         else:
             found = _grouped(plans, trees, rewards, method, scale)
     return [
@@ -225,14 +230,14 @@ def leave_one_out(rewards: ArrayLike) -> Floats:
     return advantages
 
 
-def control_variate(rewards: ArrayLike, values: ArrayLike, *, weight: float = 1.0) -> Floats:
+def control_variate(rewards: ArrayLike, values: ArrayLike, *, weight: float = 0.5) -> Floats:
     """Return leave-one-out advantages whose baseline also uses the values of siblings that were not continued.
 
     ``A_i = R_i - [mean_{j != i, j <= K} (R_j - w V_j) + w mean_{j != i, j <= S} V_j]``. The bracket has the expectation
-    ``E[R | s]`` for any values and any fixed weight, because both means of ``V`` have the same expectation. Its variance
-    is smaller the more of ``R`` the values explain, so a message that is scored but not continued replaces a part of
-    a continuation. Without such messages the result is that of `leave_one_out`. Source: control variates with an
-    estimated mean (double sampling; Cochran 1977, Sampling Techniques, Ch. 12).
+    ``E[R | s]`` for any values and any fixed weight, because both means of ``V`` have the same expectation. Its
+    variance is smaller the more of ``R`` the values explain, so a message that is scored but not continued replaces a
+    part of a continuation. Without such messages the result is that of `leave_one_out`. Source: control variates with
+    an estimated mean (double sampling; Cochran 1977, Sampling Techniques, Ch. 12).
 
     Args:
         rewards: ``[K]`` rewards of the continued messages.
@@ -255,19 +260,49 @@ def control_variate(rewards: ArrayLike, values: ArrayLike, *, weight: float = 1.
     return advantages
 
 
+def value_baseline(rewards: ArrayLike, before: float, *, weight: float = 0.5) -> Floats:
+    """Return the advantage of each of several sibling messages over a mix of the others and the critic's value.
+
+    ``A_i = R_i - [w V(s) + (1-w)/(K-1) sum_{j != i} R_j]``. Its expectation given ``a_i`` is the exact credit plus
+    ``w (E[R | s] - V(s))``, which is the same for all siblings, so the expected policy gradient is exact for any
+    critic. The baseline has ``(1-w)^2`` of the variance of that of `leave_one_out`. Source: state-dependent baselines as control variates of the
+    policy gradient (Williams 1992; Greensmith et al. 2004, JMLR 5:1471).
+
+    Args:
+        rewards: ``[K]`` reward of each message's continuation, or the mean over its continuations.
+        before: Critic's value ``V(s)`` of the state in which the messages were written.
+        weight: The factor ``w``; a message without siblings has only the value as its baseline.
+
+    Returns:
+        ``[K]`` advantages.
+    """
+    found, (value,) = _finite("rewards", rewards), _finite("before", [before])
+    factor = weight if found.size > 1 else 1.0
+    advantages: Floats = (1 - factor) * leave_one_out(found) + factor * (found - value)
+    return advantages
+
+
 def tree_credit(
-    parents: Sequence[int], rewards: dict[int, float], values: ArrayLike | None = None, *, weight: float = 1.0
+    parents: Sequence[int],
+    rewards: dict[int, float],
+    values: ArrayLike | None = None,
+    baselines: ArrayLike | None = None,
+    *,
+    weight: float = 0.5,
 ) -> dict[int, float]:
-    """Return the leave-one-out credit of every message of a tree that has a reward below it.
+    """Return the credit of every message of a tree that has a reward below it, from comparisons of siblings.
 
     A node's estimate is its reward, or from its children ``mean_continued(estimate - w V) + w mean_all(V)``, which is
-    the plain mean without values. Siblings are compared by `leave_one_out` or, with values, by `control_variate`.
+    the plain mean without values. Siblings are compared by `leave_one_out`, with values by `control_variate`, and with
+    baselines by `value_baseline`.
 
     Args:
         parents: ``[N]`` index of each node's parent, which comes before the node; -1 for the root.
         rewards: Reward by terminal node.
-        values: ``[N]`` critic's values; None for plain leave-one-out. A terminal node's may be NaN; its reward is used
-            then. Nodes without a value that were not continued are ignored.
+        values: ``[N]`` critic's values; None for plain means. A terminal node's may be NaN; its reward is used then.
+            Nodes without a value that were not continued are ignored.
+        baselines: ``[N]`` critic's values as baselines of the messages that follow. Where it is NaN, as it usually is
+            for the question alone, the siblings are compared by `leave_one_out`.
         weight: The factor ``w``.
 
     Returns:
@@ -281,6 +316,7 @@ def tree_credit(
         children[parent].append(node)
     _finite("rewards", list(rewards.values()))
     scores = None if values is None else np.array(values, dtype=np.float64)
+    before = np.full(len(parents), math.nan) if baselines is None else np.asarray(baselines, dtype=np.float64)
     if scores is not None:
         for node, one in rewards.items():
             scores[node] = one if math.isnan(scores[node]) else scores[node]
@@ -291,7 +327,9 @@ def tree_credit(
             continue
         below = np.array([estimates[child] for child in continued])
         if scores is None:
-            advantages, estimate = leave_one_out(below), below.mean()
+            plain = math.isnan(before[node])
+            advantages = leave_one_out(below) if plain else value_baseline(below, before[node], weight=weight)
+            estimate = below.mean()
         else:
             left = [child for child in children[node] if child not in estimates and not math.isnan(scores[child])]
             sampled = scores[[*continued, *left]]

@@ -32,6 +32,7 @@ from search.credit import (
     per_agent_and_turn,
     shared_outcome,
     tree_credit,
+    value_baseline,
     value_differences,
 )
 
@@ -150,6 +151,38 @@ def test_true_values_of_messages_that_were_not_continued_lower_the_variance(game
         assert helped[path][1] == pytest.approx(plain[path][1] - 0.48 * spread, abs=1e-9)
 
 
+@settings(max_examples=15)
+@given(game=GAMES, before=st.floats(-2, 2))
+def test_value_baseline_has_the_exact_policy_gradient(game: Game, before: float) -> None:
+    likely = game.chance("", "a")
+    found = exact = 0.0
+    for chance, growth in growths(game, "", ((3, 3),)):
+        texts = [text for text, _ in growth]
+        advantages = value_baseline([game.truth(text) for text in texts], before, weight=0.7)
+        # The derivative of log pi with respect to the logit of "a".
+        score = (texts[0] == "a") - likely
+        found += chance * score * advantages[0]
+        exact += chance * score * (game.truth(texts[0]) - game.truth(""))
+    assert found == pytest.approx(exact, abs=1e-9)
+
+
+def test_value_baseline_mixes_siblings_and_the_value_before() -> None:
+    assert value_baseline([1, 0, 0], 0.25, weight=0.0).tolist() == pytest.approx(leave_one_out([1, 0, 0]).tolist())
+    assert value_baseline([1, 0], 0.25, weight=0.5).tolist() == pytest.approx([1 - 0.125, 0 - 0.625])
+    assert value_baseline([1], 0.25).tolist() == [0.75]
+    tree = planted([("a", [("a", []), ("b", [])]), ("b", [("b", [])])])
+    values = {"a": 0.5, "b": 0.1}
+    (found,) = credit(
+        [plan_of(tree)],
+        "value-baseline",
+        reward=lambda state: {"aa": 1.0, "ab": -1.0, "bb": -1.0}[path_of(state)],
+        value=lambda state: values.get(path_of(state), math.nan),
+    )
+    shown = {path_of(tree.states[one.node]): one.advantage for one in found}
+    # The question has no value, so its messages are compared with each other alone.
+    assert shown == pytest.approx({"a": 1.0, "b": -1.0, "aa": 1.25, "ab": -1.75, "bb": -1.1})
+
+
 @given(REWARDS, st.floats(-5, 5), st.randoms())
 def test_credit_ignores_constants_and_the_order_of_samples(rewards: list[float], shift: float, random: Any) -> None:
     groups = [place % 2 for place in range(len(rewards))]
@@ -191,7 +224,9 @@ def test_scaled_advantages_are_the_formula() -> None:
     assert shared_outcome([1, 0, 0, 1, 5, 7], list("aaaabb"), scale=False).tolist() == [0.5, -0.5, -0.5, 0.5, -1, 1]
     assert leave_one_out([1, 0, 0]).tolist() == pytest.approx([1, -0.5, -0.5])
     # The other reward less its value, plus the mean value of the others.
-    assert control_variate([1, 0], [0.5, 0.25, 0.75]).tolist() == pytest.approx([1 - (-0.25 + 0.5), 0 - (0.5 + 0.625)])
+    assert control_variate([1, 0], [0.5, 0.25, 0.75], weight=1).tolist() == pytest.approx(
+        [1 - (-0.25 + 0.5), 0 - (0.5 + 0.625)]
+    )
 
 
 @pytest.mark.parametrize("rewards", [[1.0], [0.3, 0.3], [0.1, 0.1, 0.1], [0.1 + 0.2, 0.3]])
@@ -214,6 +249,7 @@ def test_credit_rejects_numbers_that_are_not_finite(wrong: float) -> None:
         lambda: shared_outcome([1, wrong], "qq"),
         lambda: leave_one_out([1, wrong]),
         lambda: control_variate([1, 2], [wrong, 1]),
+        lambda: value_baseline([1, 2], wrong),
         lambda: tree_credit([-1, 0, 0], {1: wrong, 2: 1.0}),
         lambda: credit([plan_of(tree)], reward=lambda state: wrong),
         lambda: credit([plan_of(tree)], "shared-outcome", reward=lambda state: wrong),
