@@ -104,19 +104,19 @@ def credit(
     if method == "exact" and truth is None:
         raise ConfigError("credit: expected truth=, a function from a state to its expected reward, for 'exact'")
     trees = [_tree(plan) for plan in plans]
-    if method in ("value", "exact"):
-        found = _state_differences(plans, trees, truth if method == "exact" else value, "truth" if truth else "value")
+    if method == "exact":
+        found = _state_differences(plans, trees, truth, "truth")
+    elif method == "value":
+        found = _state_differences(plans, trees, value, "value")
     else:
         rewards = [_rewards(plan, tree, reward) for plan, tree in zip(plans, trees, strict=True)]
-        if method in ("leave-one-out", "control-variate", "value-baseline"):
-            found = []
-            for tree, known in zip(trees, rewards, strict=True):
-                values = {}
-                if tree is not None and method != "leave-one-out":
-                    values["values" if method == "control-variate" else "baselines"] = _values(tree, value)
-                found.append({} if tree is None else tree_credit(tree.parents, dict(known), weight=weight, **values))
-        else:
+        if method in ("shared-outcome", "per-agent", "per-agent-turn"):
             found = _grouped(plans, trees, rewards, method, scale)
+        else:
+            found = [
+                {} if tree is None else _compared(tree, dict(known), method, value, weight)
+                for tree, known in zip(trees, rewards, strict=True)
+            ]
     return [
         ()
         if tree is None
@@ -265,8 +265,8 @@ def value_baseline(rewards: ArrayLike, before: float, *, weight: float = 0.5) ->
 
     ``A_i = R_i - [w V(s) + (1-w)/(K-1) sum_{j != i} R_j]``. Its expectation given ``a_i`` is the exact credit plus
     ``w (E[R | s] - V(s))``, which is the same for all siblings, so the expected policy gradient is exact for any
-    critic. The baseline has ``(1-w)^2`` of the variance of that of `leave_one_out`. Source: state-dependent baselines as control variates of the
-    policy gradient (Williams 1992; Greensmith et al. 2004, JMLR 5:1471).
+    critic. The baseline has ``(1-w)^2`` of the variance that it has in `leave_one_out`. Source: baselines as control
+    variates of the policy gradient (Williams 1992; Greensmith et al. 2004, JMLR 5:1471).
 
     Args:
         rewards: ``[K]`` reward of each message's continuation, or the mean over its continuations.
@@ -411,6 +411,22 @@ def _state_differences(
     if plans and not any(found):
         raise ConfigError(f"credit: expected states with values, got none; search with a critic or pass {name}=")
     return found
+
+
+def _compared(
+    tree: Tree, rewards: dict[int, float], method: str, value: StateFunction | None, weight: float
+) -> dict[int, float]:
+    """Return the credit of each node from comparisons of siblings."""
+    if not rewards:
+        return {}
+    if method == "leave-one-out":
+        return tree_credit(tree.parents, rewards)
+    values = _values(tree, value)
+    if method == "control-variate":
+        return tree_credit(tree.parents, rewards, values, weight=weight)
+    if all(math.isnan(values[parent]) for parent in tree.parents[1:]):
+        raise ConfigError("credit: expected states with values, got none; search with a critic or pass value=")
+    return tree_credit(tree.parents, rewards, baselines=values, weight=weight)
 
 
 def _grouped(

@@ -240,6 +240,9 @@ def test_no_samples_have_no_credit() -> None:
     assert shared_outcome([], []).size == leave_one_out([]).size == control_variate([], []).size == 0
     for method in METHODS:
         assert credit([], method, truth=lambda state: 0.0) == []
+    stopped = Plan((), planted([]), problem_id="p")
+    for method in ("shared-outcome", "leave-one-out", "control-variate", "value-baseline"):
+        assert credit([stopped], method) == [()]
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
@@ -319,8 +322,9 @@ def test_credit_names_what_is_missing() -> None:
         credit([plan], "leave-one-in")
     with pytest.raises(ConfigError, match="truth="):
         credit([plan], "exact")
-    with pytest.raises(ConfigError, match="pass value="):
-        credit([plan], "value")
+    for method in ("value", "value-baseline"):
+        with pytest.raises(ConfigError, match="pass value="):
+            credit([plan], method, truth=lambda state: 0.5)
     with pytest.raises(DataError, match="pass value="):
         credit([plan], "control-variate")
     with pytest.raises(ConfigError, match="with trees"):
