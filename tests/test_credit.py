@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search_worlds import chain
+from search_worlds import chain, talker
 
 import mas_gym
 import search
 from mas_gym.errors import ConfigError, DataError, UnknownNameError
-from mas_gym.policies import load_policy
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import Action, MASState
 from search import Candidate, Plan, Tree
@@ -304,7 +303,7 @@ def test_plans_of_one_question_are_one_group_and_shared_messages_get_the_mean() 
 def test_credit_of_real_searches() -> None:
     task = mas_gym.load_task("arithmetic", split="train", limit=3)
     planner = search.MCTS(n_simulations=6, max_children=2)
-    plans = list(search.run(planner, task, mas="rpsv", policy=load_policy("tiny"), training=True))
+    plans = list(search.run(planner, task, mas="rpsv", policy=talker(), training=True))
     failed = replace(plans[0], tree=None, candidates=(), error="no reply")
     for method in METHODS:
         found = credit([*plans, failed], method, value=lambda state: 0.1 * len(state.text), truth=lambda state: 0.5)
