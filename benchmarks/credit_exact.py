@@ -225,8 +225,8 @@ class Values:
         self.known.update(zip(fresh, self.critic.score(contexts) if contexts else [], strict=True))
 
     def __call__(self, state: MASState) -> float:
-        """Return the value of a state; the question alone has none."""
-        return self.known[state] if state.depth else math.nan
+        """Return the value of a state, NaN if it was not scored."""
+        return self.known.get(state, math.nan)
 
 
 class Method(NamedTuple):
@@ -259,8 +259,11 @@ def measure(
         ]
         for turn, shape in enumerate(sorted({method.shape for method in methods.values()}))
     }
-    for batches in grown.values():
-        values.fill(state for plans in batches for plan in plans for state in _tree(plan).states[1:])
+    whole = {method.shape for method in methods.values() if method.method == "value"}
+    for shape, batches in grown.items():
+        states = (state for plans in batches for plan in plans for state in _tree(plan).states[1:])
+        # The other methods use no value of a terminal state.
+        values.fill(state for state in states if shape in whole or not values.model.is_terminal(state))
     rewards = {one.problem.question: one.reward for one in problems}
     for name, method in methods.items():
         estimates: list[dict[tuple[str, MASState], list[float]]] = [defaultdict(list) for _ in problems]
@@ -338,7 +341,7 @@ def main(arguments: list[str] | None = None) -> None:
     summary = (__doc__ or "").partition(":")[0]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.credit_exact", description=summary)
     parser.add_argument("-n", type=int, default=40, help="problems of the test split")
-    parser.add_argument("--repeats", type=int, default=6, help="independent batches of samples per problem")
+    parser.add_argument("--repeats", type=int, default=4, help="independent batches of samples per problem")
     parser.add_argument("--floor", type=float, default=0.01, help="least probability of a reply")
     parser.add_argument("--critic", default="tiny-masprm")
     parser.add_argument("--transcripts", type=int, default=16, help="per problem, for the methods without a tree")
