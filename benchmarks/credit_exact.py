@@ -17,7 +17,7 @@ generated per message that gets credit; and the variance that one token buys: th
 message, divided by the squared slope of the estimates on the exact credit (which makes scales comparable), times tokens
 per message. A method with half the variance at twice the tokens per message is as good.
 
-About two minutes on one core; ``-n`` and ``--repeats`` change the size.
+About two and a half minutes on one core; ``-n`` and ``--repeats`` change the size.
 """
 
 from __future__ import annotations

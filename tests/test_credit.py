@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -18,7 +18,9 @@ from search_worlds import chain, talker
 import mas_gym
 import search
 from mas_gym.errors import ConfigError, DataError, UnknownNameError
+from mas_gym.policies import SamplingRequest, load_policy
 from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.prompts import chat_messages
 from mas_gym.systems.state import Action, MASState
 from search import Candidate, Plan, Tree
 from search.credit import (
@@ -331,3 +333,21 @@ def test_credit_names_what_is_missing() -> None:
     ungraded = replace(plan, candidates=tuple(replace(one, correct=None) for one in plan.candidates))
     with pytest.raises(ConfigError, match="pass reward="):
         credit([ungraded])
+
+
+@pytest.mark.slow
+def test_enumerated_replies_have_the_frequencies_of_sampled_ones() -> None:
+    from benchmarks.credit_exact import Enumerator
+
+    policy = load_policy("tiny")
+    model = Dynamics(mas_gym.load_mas("rpsv"))
+    question = next(iter(mas_gym.load_task("arithmetic", limit=1))).question
+    prompt = chat_messages(model.mas, model.initial_state(question))
+    (replies,) = Enumerator(policy, 0.001).replies([prompt])
+    (reply,) = policy.sample([SamplingRequest(prompt, tuple(range(400)), agent="Reader")])
+    counts = Counter(sample.text for sample in reply.samples)
+    tokens = {sample.text: sample.tokens for sample in reply.samples}
+    assert sum(one.probability for one in replies) == pytest.approx(1)
+    # Half the sum of differences is below 0.2 for 400 draws from up to 60 equally likely replies.
+    assert sum(abs(one.probability - counts[one.text] / 400) for one in replies) / 2 < 0.2
+    assert all(tokens[one.text] == one.tokens for one in replies if one.text in tokens)
