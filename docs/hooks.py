@@ -24,6 +24,7 @@ BARE_MODULES = (
     "mas_gym.envs.sb3",
     "mas_gym.plugins",
     "mas_gym.envs.vector",
+    "search.credit",
 )
 """Public modules without an ``__all__``: everything that they define without an underscore."""
 

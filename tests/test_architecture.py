@@ -59,6 +59,7 @@ ORDER = [
     "search.tree",
     "search.pages",
     "search.plan",
+    "search.credit",
     "search.grading",
     "search.protocol",
     "search.critics",

@@ -201,7 +201,7 @@ def test_a_grader_that_forks_or_reads_answers_once(file: Path) -> None:
 
 HERE = """
 import os, sys
-from mas_gym.internal.workers import run_jobs
+from mas_gym.internal.jobs import run_jobs
 from mas_gym.tasks import Problem, ProblemTask
 
 def prepare():
@@ -260,7 +260,7 @@ import shlex, signal, sys, threading
 from functools import partial
 import search
 from mas_gym.policies import ScriptedPolicy
-from mas_gym.internal.workers import run_jobs
+from mas_gym.internal.jobs import run_jobs
 from mas_gym.programs import Program
 from mas_gym.tasks import Problem, ProblemTask
 

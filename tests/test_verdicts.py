@@ -46,11 +46,12 @@ def verdict_of(judge: str, reply: Reply, message: str = "mine") -> bool | None:
             return None
     context = PeerContext(state_of(message), RPSV, None)
     context.siblings = (state_of("other"),)
-    [score] = Judge(policy, mode=judge, n=1).score([context])  # type: ignore[arg-type]
+    scores = Judge(policy, mode=judge, n=1).score([context])  # type: ignore[arg-type]
+    [score], [unread] = scores.values, scores.unread  # type: ignore[misc]
     if math.isnan(score):
-        assert score.unread == (2 if judge == "pairwise" else 1)
+        assert unread == (2 if judge == "pairwise" else 1)
         return None
-    assert score.unread == 0 and score != 0
+    assert unread == 0 and score != 0
     return score > 0
 
 

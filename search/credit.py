@@ -1,0 +1,462 @@
+"""Credit for each message: advantages from groups of samples or from search trees, for training the agents.
+
+`credit` computes them for finished plans by the name of a method. The functions below it take plain arrays. Each
+docstring has the formula, the shapes and the source. In the shapes, ``M`` is the number of messages, ``G`` of
+transcripts, ``N`` of tree nodes, ``K`` of continued siblings and ``S >= K`` of all sampled siblings.
+
+| method | compares a message with | unbiased for the exact credit |
+|---|---|---|
+| ``shared-outcome`` | the other transcripts of the question (GRPO) | no |
+| ``per-agent`` | all messages of the agent in the batch (Dr. MAS) | no |
+| ``per-agent-turn`` | the agent's messages at the same turn of the question (AT-GRPO) | no |
+| ``value`` | the critic's value of the state before it (MASPRM) | only with a perfect critic |
+| ``leave-one-out`` | continuations of its siblings (C3, RLOO) | yes |
+| ``control-variate`` | the same, corrected by the values of siblings that were not continued | yes, with any critic |
+| ``value-baseline`` | continuations of its siblings and the critic's value of the state before it | up to a constant |
+| ``exact`` | the expected reward before it | it is the exact credit |
+
+The exact credit of a message ``a`` in a state ``s`` is ``E[R | s, a] - E[R | s]``. Unbiasedness needs siblings that are
+independent samples, and a choice of which of them to continue that does not depend on their texts or values. Trees
+whose planner merges equal messages or continues the better ones, such as MCTS, give biased estimates. A constant means
+one that is the same for all messages in a state; it does not change the expected policy gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mas_gym.errors import ConfigError, DataError, unknown_name
+from mas_gym.systems.state import MASState
+from search.plan import Plan
+from search.tree import Tree
+
+METHODS = (
+    "shared-outcome",
+    "per-agent",
+    "per-agent-turn",
+    "value",
+    "leave-one-out",
+    "control-variate",
+    "value-baseline",
+    "exact",
+)
+
+StateFunction = Callable[[MASState], float]
+Floats = NDArray[np.float64]
+
+_EQUAL = 1e-9
+"""Rewards of one group that differ by less than this share of the largest are equal up to rounding."""
+
+
+class Credit(NamedTuple):
+    """The advantage of one message.
+
+    Attributes:
+        node: The message's node in the plan's tree.
+        agent: Index of the agent that wrote it.
+        turn: Its place in the transcript, from 0.
+        advantage: By how much it was better than the messages it is compared with.
+    """
+
+    node: int
+    agent: int
+    turn: int
+    advantage: float
+
+
+def credit(
+    plans: Sequence[Plan],
+    method: str = "leave-one-out",
+    *,
+    reward: StateFunction | None = None,
+    value: StateFunction | None = None,
+    truth: StateFunction | None = None,
+    scale: bool = True,
+    weight: float = 0.5,
+) -> list[tuple[Credit, ...]]:
+    """Return the credit of the messages of each plan, in the order of the plans and of the nodes.
+
+    Plans with one ``problem_id`` are samples of one question. A message that several transcripts of a tree share gets
+    the mean of their advantages. A message has no credit if the method cannot compute one: its state has no value, or
+    no transcript below it has a reward. A failed plan has no messages.
+
+    Args:
+        plans: Finished plans with trees.
+        method: One of `METHODS`.
+        reward: Reward of a terminal state; by default +1 for a candidate that is correct and -1 for a wrong one.
+        value: Critic's value of a state; by default the one stored in the tree.
+        truth: Expected reward of a state, for ``exact``.
+        scale: Whether the first three methods divide by the standard deviation.
+        weight: Factor of the critic's values in ``control-variate`` and ``value-baseline``.
+
+    Raises:
+        UnknownNameError: There is no such method.
+        ConfigError: The plans lack what the method needs, or a number is not finite.
+    """
+    if method not in METHODS:
+        raise unknown_name("credit method", method, METHODS)
+    if method == "exact" and truth is None:
+        raise ConfigError("credit: expected truth=, a function from a state to its expected reward, for 'exact'")
+    trees = [_tree(plan) for plan in plans]
+    if method == "exact":
+        found = _state_differences(plans, trees, truth, "truth")
+    elif method == "value":
+        found = _state_differences(plans, trees, value, "value")
+    else:
+        rewards = [_rewards(plan, tree, reward) for plan, tree in zip(plans, trees, strict=True)]
+        if method in ("shared-outcome", "per-agent", "per-agent-turn"):
+            found = _grouped(plans, trees, rewards, method, scale)
+        else:
+            found = [
+                {} if tree is None else _compared(tree, dict(known), method, value, weight)
+                for tree, known in zip(trees, rewards, strict=True)
+            ]
+    return [
+        ()
+        if tree is None
+        else tuple(
+            Credit(node, tree.states[node].speaker, tree.depth(node) - 1, advantages[node])
+            for node in sorted(advantages)
+        )
+        for tree, advantages in zip(trees, found, strict=True)
+    ]
+
+
+def shared_outcome(rewards: ArrayLike, questions: Sequence[Hashable], *, scale: bool = True) -> Floats:
+    """Return the advantage of each transcript, which all its messages share.
+
+    ``A_i = (R_i - mean_q) / std_q`` over the transcripts of question ``q``; without ``scale``, ``R_i - mean_q``.
+    Source: GRPO with outcome supervision (DeepSeekMath, arXiv 2402.03300, Sec. 4.1.2); without the division, Dr. GRPO
+    (arXiv 2503.20783).
+
+    Args:
+        rewards: ``[G]`` rewards of the transcripts.
+        questions: ``[G]`` question of each.
+        scale: Whether to divide by the population standard deviation.
+
+    Returns:
+        ``[G]`` advantages. Those of each question sum to 0; groups of one or of equal rewards have advantage 0.
+    """
+    return _normalised(rewards, questions, scale)
+
+
+def per_agent(rewards: ArrayLike, agents: Sequence[Hashable], *, scale: bool = True) -> Floats:
+    """Return the advantage of each message among all messages of its agent in the batch.
+
+    ``A_m = (R_m - mean_k) / std_k`` over the messages of agent ``k``, where ``R_m`` is the reward of the transcript of
+    message ``m``. Source: Dr. MAS (arXiv 2602.08847, agent-wise normalisation over the active steps of each agent).
+
+    Args:
+        rewards: ``[M]`` reward of each message's transcript.
+        agents: ``[M]`` agent of each message.
+        scale: Whether to divide by the population standard deviation.
+
+    Returns:
+        ``[M]`` advantages, which sum to 0 for each agent.
+    """
+    return _normalised(rewards, agents, scale)
+
+
+def per_agent_and_turn(
+    rewards: ArrayLike,
+    questions: Sequence[Hashable],
+    agents: Sequence[Hashable],
+    turns: Sequence[int],
+    *,
+    scale: bool = True,
+) -> Floats:
+    """Return the advantage of each message among those of the same question, agent and turn.
+
+    ``A_m = (R_m - mean_g) / std_g`` over the group ``g = (question, agent, turn)``. Source: AT-GRPO (arXiv 2510.11062,
+    agent- and turn-wise grouping), whose groups are sampled at one state.
+
+    Args:
+        rewards: ``[M]`` reward of each message's transcript.
+        questions: ``[M]`` question of each message.
+        agents: ``[M]`` agent of each message.
+        turns: ``[M]`` turn of each message.
+        scale: Whether to divide by the population standard deviation.
+
+    Returns:
+        ``[M]`` advantages, which sum to 0 in each group.
+    """
+    return _normalised(rewards, list(zip(questions, agents, turns, strict=True)), scale)
+
+
+def value_differences(values: ArrayLike, parents: Sequence[int]) -> Floats:
+    """Return by how much each node's message raised the value.
+
+    ``A(s_t, a_t) = V(s_{t+1}) - V(s_t)``. Source: the values of MASPRM (arXiv 2510.24803) as a potential; with the true
+    expected rewards in place of the values it is the exact credit.
+
+    Args:
+        values: ``[N]`` value of each node's state; NaN if unknown.
+        parents: ``[N]`` index of each node's parent; -1 for the root.
+
+    Returns:
+        ``[N]`` differences; NaN for the root and where one of the two values is unknown.
+    """
+    found = np.asarray(values, dtype=np.float64)
+    above = np.asarray(parents, dtype=np.intp)
+    if found.ndim != 1 or found.shape != above.shape:
+        raise ConfigError(f"expected one value per node, got shapes {found.shape} and {above.shape}")
+    differences: Floats = np.where(above < 0, math.nan, found - found[above])
+    return differences
+
+
+def leave_one_out(rewards: ArrayLike) -> Floats:
+    """Return the advantage of each of several sibling messages over the others.
+
+    ``A_i = R_i - 1/(K-1) sum_{j != i} R_j``, with the expectation ``E[R | s, a_i] - E[R | s]`` given the message
+    ``a_i``. Source: C3 (arXiv 2603.06859), the leave-one-out baseline of RLOO (Kool et al. 2019; arXiv 2402.14740) over
+    messages in one frozen context.
+
+    Args:
+        rewards: ``[K]`` reward of each message's continuation, or the mean over its continuations.
+
+    Returns:
+        ``[K]`` advantages, which sum to 0; 0 for a message without siblings.
+    """
+    found = _finite("rewards", rewards)
+    if found.size < 2:
+        return np.zeros_like(found)
+    advantages: Floats = (found - found.mean()) * (found.size / (found.size - 1))
+    return advantages
+
+
+def control_variate(rewards: ArrayLike, values: ArrayLike, *, weight: float = 0.5) -> Floats:
+    """Return leave-one-out advantages whose baseline also uses the values of siblings that were not continued.
+
+    ``A_i = R_i - [mean_{j != i, j <= K} (R_j - w V_j) + w mean_{j != i, j <= S} V_j]``. The bracket has the expectation
+    ``E[R | s]`` for any values and any fixed weight, because both means of ``V`` have the same expectation. Its
+    variance is smaller the more of ``R`` the values explain, so a message that is scored but not continued replaces a
+    part of a continuation. Without such messages the result is that of `leave_one_out`. Source: control variates with
+    an estimated mean (double sampling; Cochran 1977, Sampling Techniques, Ch. 12).
+
+    Args:
+        rewards: ``[K]`` rewards of the continued messages.
+        values: ``[S]`` critic's value after each message, the ``K`` continued ones first.
+        weight: The factor ``w``. It must not be chosen from the same rewards.
+
+    Returns:
+        ``[K]`` advantages; 0 for a message without a continued sibling.
+    """
+    found, scores = _finite("rewards", rewards), _finite("values", values)
+    count = found.size
+    if scores.size < count:
+        raise ConfigError(f"expected at least one value per reward, got {scores.size} for {count} rewards")
+    if count < 2:
+        return np.zeros_like(found)
+    own = scores[:count]
+    residuals = found - weight * own
+    baselines = (residuals.sum() - residuals) / (count - 1) + weight * (scores.sum() - own) / (scores.size - 1)
+    advantages: Floats = found - baselines
+    return advantages
+
+
+def value_baseline(rewards: ArrayLike, before: float, *, weight: float = 0.5) -> Floats:
+    """Return the advantage of each of several sibling messages over a mix of the others and the critic's value.
+
+    ``A_i = R_i - [w V(s) + (1-w)/(K-1) sum_{j != i} R_j]``. Its expectation given ``a_i`` is the exact credit plus
+    ``w (E[R | s] - V(s))``, which is the same for all siblings, so the expected policy gradient is exact for any
+    critic. The baseline has ``(1-w)^2`` of the variance that it has in `leave_one_out`. Source: baselines as control
+    variates of the policy gradient (Williams 1992; Greensmith et al. 2004, JMLR 5:1471).
+
+    Args:
+        rewards: ``[K]`` reward of each message's continuation, or the mean over its continuations.
+        before: Critic's value ``V(s)`` of the state in which the messages were written.
+        weight: The factor ``w``; a message without siblings has only the value as its baseline.
+
+    Returns:
+        ``[K]`` advantages.
+    """
+    found, (value,) = _finite("rewards", rewards), _finite("before", [before])
+    factor = weight if found.size > 1 else 1.0
+    advantages: Floats = (1 - factor) * leave_one_out(found) + factor * (found - value)
+    return advantages
+
+
+def tree_credit(
+    parents: Sequence[int],
+    rewards: dict[int, float],
+    values: ArrayLike | None = None,
+    baselines: ArrayLike | None = None,
+    *,
+    weight: float = 0.5,
+) -> dict[int, float]:
+    """Return the credit of every message of a tree that has a reward below it, from comparisons of siblings.
+
+    A node's estimate is its reward, or from its children ``mean_continued(estimate - w V) + w mean_all(V)``, which is
+    the plain mean without values. Siblings are compared by `leave_one_out`, with values by `control_variate`, and with
+    baselines by `value_baseline`.
+
+    Args:
+        parents: ``[N]`` index of each node's parent, which comes before the node; -1 for the root.
+        rewards: Reward by terminal node.
+        values: ``[N]`` critic's values; None for plain means. A terminal node's may be NaN; its reward is used then.
+            Nodes without a value that were not continued are ignored.
+        baselines: ``[N]`` critic's values as baselines of the messages that follow. Where it is NaN, as it usually is
+            for the question alone, the siblings are compared by `leave_one_out`.
+        weight: The factor ``w``.
+
+    Returns:
+        Advantage by node.
+
+    Raises:
+        DataError: A continued node has no value.
+    """
+    children: dict[int, list[int]] = defaultdict(list)
+    for node, parent in enumerate(parents):
+        children[parent].append(node)
+    _finite("rewards", list(rewards.values()))
+    scores = None if values is None else np.array(values, dtype=np.float64)
+    before = np.full(len(parents), math.nan) if baselines is None else np.asarray(baselines, dtype=np.float64)
+    if scores is not None:
+        for node, one in rewards.items():
+            scores[node] = one if math.isnan(scores[node]) else scores[node]
+    estimates, found = dict(rewards), dict[int, float]()
+    for node in range(len(parents) - 1, -1, -1):
+        continued = [child for child in children[node] if child in estimates]
+        if not continued:
+            continue
+        below = np.array([estimates[child] for child in continued])
+        if scores is None:
+            plain = math.isnan(before[node])
+            advantages = leave_one_out(below) if plain else value_baseline(below, before[node], weight=weight)
+            estimate = below.mean()
+        else:
+            left = [child for child in children[node] if child not in estimates and not math.isnan(scores[child])]
+            sampled = scores[[*continued, *left]]
+            if unscored := [child for child in continued if math.isnan(scores[child])]:
+                raise DataError(f"node {unscored[0]}: expected a critic's value, got none; pass value=")
+            advantages = control_variate(below, sampled, weight=weight)
+            estimate = below.mean() + weight * (sampled.mean() - sampled[: len(continued)].mean())
+        estimates[node] = float(estimate)
+        found.update(zip(continued, advantages.tolist(), strict=True))
+    return found
+
+
+def _normalised(rewards: ArrayLike, groups: Sequence[Hashable], scale: bool) -> Floats:
+    found = _finite("rewards", rewards)
+    if len(groups) != found.size:
+        raise ConfigError(f"expected one group per reward, got {len(groups)} for {found.size} rewards")
+    members: dict[Hashable, list[int]] = defaultdict(list)
+    for place, group in enumerate(groups):
+        members[group].append(place)
+    advantages = np.zeros_like(found)
+    for places in members.values():
+        own = found[places]
+        if np.ptp(own) > _EQUAL * np.abs(own).max():
+            advantages[places] = (own - own.mean()) / (own.std() if scale else 1.0)
+    return advantages
+
+
+def _finite(name: str, numbers: ArrayLike) -> Floats:
+    found = np.asarray(numbers, dtype=np.float64)
+    if found.ndim != 1 or not np.isfinite(found).all():
+        raise ConfigError(f"{name}: expected a flat array of finite numbers, got {numbers!r:.80}; drop failed samples")
+    return found
+
+
+def _tree(plan: Plan) -> Tree | None:
+    if plan.tree is None and plan.error is None:
+        name = plan.problem_id or "plan"
+        raise ConfigError(f"{name}: expected a plan with a search tree, got one without; read the store with trees")
+    return plan.tree
+
+
+def _rewards(plan: Plan, tree: Tree | None, reward: StateFunction | None) -> list[tuple[int, float]]:
+    """Return terminal node and reward of each transcript."""
+    if tree is None:
+        return []
+    if reward is not None:
+        return [(node, float(reward(tree.states[node]))) for node in range(len(tree)) if tree.is_terminal(node)]
+    known = []
+    for one in plan.candidates:
+        if one.node is None or one.correct is None:
+            name = plan.problem_id or "plan"
+            raise ConfigError(f"{name}: expected graded candidates, got {one!r:.80}; pass reward=, a state's reward")
+        known.append((one.node, 1.0 if one.correct else -1.0))
+    return known
+
+
+def _values(tree: Tree, value: StateFunction | None) -> list[float]:
+    return list(tree.values) if value is None else [float(value(state)) for state in tree.states]
+
+
+def _state_differences(
+    plans: Sequence[Plan], trees: Sequence[Tree | None], function: StateFunction | None, name: str
+) -> list[dict[int, float]]:
+    """Return the differences of values between each state and the one before it.
+
+    A question whose initial state has no value gets the mean value after its first messages.
+    """
+    values = [[] if tree is None else _values(tree, function) for tree in trees]
+    first: dict[str, list[float]] = defaultdict(list)
+    for plan, tree, known in zip(plans, trees, values, strict=True):
+        if tree is not None:
+            first[plan.problem_id] += [known[child] for child in tree.children(0) if not math.isnan(known[child])]
+    found = []
+    for plan, tree, known in zip(plans, trees, values, strict=True):
+        if known and math.isnan(known[0]) and first[plan.problem_id]:
+            known[0] = math.fsum(first[plan.problem_id]) / len(first[plan.problem_id])
+        differences = value_differences(known, [] if tree is None else tree.parents).tolist()
+        found.append({node: one for node, one in enumerate(differences) if not math.isnan(one)})
+    if plans and not any(found):
+        raise ConfigError(f"credit: expected states with values, got none; search with a critic or pass {name}=")
+    return found
+
+
+def _compared(
+    tree: Tree, rewards: dict[int, float], method: str, value: StateFunction | None, weight: float
+) -> dict[int, float]:
+    """Return the credit of each node from comparisons of siblings."""
+    if not rewards:
+        return {}
+    if method == "leave-one-out":
+        return tree_credit(tree.parents, rewards)
+    values = _values(tree, value)
+    if method == "control-variate":
+        return tree_credit(tree.parents, rewards, values, weight=weight)
+    if all(math.isnan(values[parent]) for parent in tree.parents[1:]):
+        raise ConfigError("credit: expected states with values, got none; search with a critic or pass value=")
+    return tree_credit(tree.parents, rewards, baselines=values, weight=weight)
+
+
+def _grouped(
+    plans: Sequence[Plan],
+    trees: Sequence[Tree | None],
+    rewards: Iterable[list[tuple[int, float]]],
+    method: str,
+    scale: bool,
+) -> list[dict[int, float]]:
+    """Return the mean advantage of each node over the transcripts that pass through it."""
+    transcripts = [
+        (place, one, tree.path(node)[1:])
+        for place, (tree, known) in enumerate(zip(trees, rewards, strict=True))
+        if tree is not None
+        for node, one in known
+    ]
+    messages = [(place, node) for place, _, path in transcripts for node in path]
+    lengths = [len(path) for _, _, path in transcripts]
+    outcomes = [one for _, one, _ in transcripts]
+    questions = [plans[place].problem_id for place, _, _ in transcripts]
+    states = [trees[place].states[node] for place, node in messages]  # type: ignore[union-attr]
+    if method == "shared-outcome":
+        advantages = np.repeat(shared_outcome(outcomes, questions, scale=scale), lengths)
+    elif method == "per-agent":
+        advantages = per_agent(np.repeat(outcomes, lengths), [state.speaker for state in states], scale=scale)
+    else:
+        asked = [plans[place].problem_id for place, _ in messages]
+        agents, turns = [state.speaker for state in states], [state.depth - 1 for state in states]
+        advantages = per_agent_and_turn(np.repeat(outcomes, lengths), asked, agents, turns, scale=scale)
+    passing: list[dict[int, list[float]]] = [defaultdict(list) for _ in plans]
+    for (place, node), one in zip(messages, advantages.tolist(), strict=True):
+        passing[place][node].append(one)
+    return [{node: math.fsum(ones) / len(ones) for node, ones in nodes.items()} for nodes in passing]
