@@ -60,6 +60,7 @@ ORDER = [
     "search.pages",
     "search.plan",
     "search.grading",
+    "search.prices",
     "search.protocol",
     "search.critics",
     "search.planners",
