@@ -120,7 +120,7 @@ def test_stop_answers_within_a_budget(calls: int) -> None:
 
 @pytest.mark.parametrize("settings_", ["stop=0.4", "stop=1.5", "stop=nan", "stop=true", "stop=x"])
 def test_stop_rejects_what_is_no_probability(settings_: str) -> None:
-    with pytest.raises(ConfigError, match=r"stop from 0\.5 to 1"):
+    with pytest.raises(ConfigError, match=r"stop to be a number from 0\.5 to 1"):
         load_planner(f"sc:5,{settings_}")
 
 

@@ -166,9 +166,11 @@ CriticName = Annotated[
 ]
 PlannerNames = Annotated[
     list[str] | None,
-    typer.Option("--planner", help=f"Planner, such as mcts:10,3: {PLANNERS}, my.py:Mine. Repeatable."),
+    typer.Option("--planner", help=f"Planner, as mcts:10,3 or sc:20,stop=0.9: {PLANNERS}, my.py:Mine. Repeatable."),
 ]
-PlannerName = Annotated[str, typer.Option("--planner", help=f"Planner, such as sc:5: {PLANNERS}, my.py:Mine.")]
+PlannerName = Annotated[
+    str, typer.Option("--planner", help=f"Planner, such as sc:20,stop=0.9: {PLANNERS}, my.py:Mine.")
+]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the run; the same seed gives the same result.")]
 Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Maximum number of concurrent searches.")]
 Store = Annotated[
@@ -180,7 +182,7 @@ SearchBudget = Annotated[
 ]
 RunBudget = Annotated[
     list[str] | None,
-    typer.Option("--run-budget", help="Limit per run (one planner, critic and seed), in the same form. Repeatable."),
+    typer.Option("--run-budget", help="Limit per run (one planner, critic and seed), such as usd=20. Repeatable."),
 ]
 PricesFile = Annotated[
     Path | None,

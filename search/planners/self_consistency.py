@@ -58,7 +58,7 @@ class SelfConsistency(Planner):
         if self.weights not in (None, "critic"):
             raise ConfigError(f"SelfConsistency: expected weights None or 'critic', got {self.weights!r}")
         if isinstance(self.stop, bool) or not isinstance(self.stop, int | float) or not 0.5 <= self.stop <= 1:
-            raise ConfigError(f"SelfConsistency: expected stop from 0.5 to 1, such as stop=0.9, got {shown(self.stop)}")
+            raise ConfigError(f"SelfConsistency: expected stop to be a number from 0.5 to 1, got {shown(self.stop)}")
         if self.stop < 1 and self.weights is not None:
             raise ConfigError(
                 "SelfConsistency: stop counts votes, so it needs equal weights; leave out weights or stop"
