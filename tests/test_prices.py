@@ -227,19 +227,42 @@ def test_free_models_spend_no_budget() -> None:
     assert {plan.usd for plan in plans} == {0.0}
 
 
+def test_stored_runs_are_priced(tmp_path: Path) -> None:
+    store, page, prices = tmp_path / "runs.db", tmp_path / "report.html", tmp_path / "prices.yaml"
+    options: dict[str, Any] = {"mas": MAS, "policy": talker(), "critics": [HashCritic(), search.PolicyLikelihood()]}
+    table = search.compare(["single", "mcts:3,2"], problems(6), store=store, prices=PRICES, **options)
+    with search.open_store(store) as opened:
+        stored = opened.compare(prices=PRICES)
+        assert {row.label: row.usd for row in stored.rows} == {row.label: row.usd for row in table.rows}
+        assert {row.usd for row in opened.compare().rows} == {None}
+        with pytest.raises(UnknownNameError, match="no price for the critic 'hash'"):
+            opened.compare(prices={"talker": {"second": 1}})
+    prices.write_text(json.dumps(PRICES), encoding="utf-8")
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(
+        app, ["report", str(store), "--out", str(page), "--prices", str(prices)]
+    )
+    assert done.exit_code == 0 and " USD " in done.output and "USD" in page.read_text(encoding="utf-8")
+
+
 def test_eval_takes_prices(tmp_path: Path) -> None:
-    prices = tmp_path / "prices.yaml"
-    prices.write_text("tiny: {prompt: 0.15, cached: 0.08, generated: 0.6}\n", encoding="utf-8")
+    prices, policy = tmp_path / "prices.yaml", tmp_path / "policy.py"
+    prices.write_text("scripted: {prompt: 0.15, cached: 0.08, generated: 0.6}\n", encoding="utf-8")
+    policy.write_text(
+        "from mas_gym.policies import ScriptedPolicy\n\n\ndef make():\n"
+        "    return ScriptedPolicy(lambda request, seed: 'Final Answer: 3')\n",
+        encoding="utf-8",
+    )
 
     def invoke(*arguments: object) -> str:
-        words = ["eval", "-n", "2", "--planner", "sc:2", *map(str, arguments)]
+        words = ["eval", "-n", "2", "--policy", f"{policy}:make", "--planner", "sc:2", *map(str, arguments)]
         done = CliRunner(env={"COLUMNS": "200"}).invoke(app, words)
         text = re.sub(r"[\s│]+", " ", done.output)
         return text if done.exit_code == 0 else f"{text} {done.exception}"
 
     shown = invoke("--prices", prices, "--budget", "usd=0.01", "--run-budget", "usd=1")
     assert " USD " in shown and "USD: cost per problem" in shown
-    assert "usd=1 needs prices: pass prices=, or --prices prices.yaml" in invoke("--run-budget", "usd=1")
+    for option in ("--budget", "--run-budget", "--match"):
+        assert "usd=1 needs prices: pass prices=, or --prices prices.yaml" in invoke(option, "usd=1")
     assert "expected calls, tokens, seconds, usd" in invoke("--budget", "usdd=1")
-    prices.write_text("tinny: {second: 1}\n", encoding="utf-8")
-    assert "no price for the policy 'tiny'; priced: 'tinny'; did you mean 'tinny'?" in invoke("--prices", prices)
+    prices.write_text("script: {second: 1}\n", encoding="utf-8")
+    assert "no price for the policy 'scripted'; priced: 'script'; did you mean 'script'?" in invoke("--prices", prices)

@@ -96,9 +96,9 @@ def evaluate(
     from search.engine import tracing
 
     files = _checked(Files(json, csv, plot, markdown, latex), log_json)
-    numbers, target = opt.read_seeds(seeds), None if match is None else Match.read(match)
-    limits = opt.read_budget(budget, "--budget"), opt.read_budget(run_budget, "--run-budget")
-    costs = opt.read_prices(prices)
+    numbers, costs = opt.read_seeds(seeds), opt.read_prices(prices)
+    target = None if match is None else Match.read(match, costs is not None)
+    limits = opt.read_budget(budget, "--budget", costs), opt.read_budget(run_budget, "--run-budget", costs)
     arms = pair_arms(planner or ["single"], critic, lazy=True)
     _check_baseline(arms, baseline)
     problems = source.load()

@@ -166,7 +166,10 @@ CriticName = Annotated[
 ]
 PlannerNames = Annotated[
     list[str] | None,
-    typer.Option("--planner", help=f"Planner, as mcts:10,3 or sc:20,stop=0.9: {PLANNERS}, my.py:Mine. Repeatable."),
+    typer.Option(
+        "--planner",
+        help=f"Planner, such as mcts:10,3 or sc:20,stop=0.9: {PLANNERS}, my.py:Mine. Repeatable.",
+    ),
 ]
 PlannerName = Annotated[
     str, typer.Option("--planner", help=f"Planner, such as sc:20,stop=0.9: {PLANNERS}, my.py:Mine.")
@@ -377,11 +380,11 @@ def read_pairs(pairs: Sequence[str] | None) -> dict[str, Any]:
     return read
 
 
-def read_budget(pairs: Sequence[str] | None, flag: str) -> Budget:
-    """Read limits such as ``calls=200``.
+def read_budget(pairs: Sequence[str] | None, flag: str, prices: Prices | None) -> Budget:
+    """Read limits such as ``calls=200``; one of USD needs prices.
 
     Raises:
-        ConfigError: A limit is unknown, or not a positive number.
+        ConfigError: A limit is unknown, not a positive number, or of USD without prices.
     """
     from search.budget import LIMITS, Budget
 
@@ -396,7 +399,8 @@ def read_budget(pairs: Sequence[str] | None, flag: str) -> Budget:
     for name in limits:
         if name not in LIMITS:
             raise ConfigError(f"{flag}: expected {', '.join(LIMITS)}, as in {flag} seconds=60, got {name!r}")
-    return Budget(**limits)
+    budget = Budget(**limits)
+    return budget if prices is not None else budget.priced(None)
 
 
 def read_prices(path: Path | None) -> Prices | None:

@@ -38,11 +38,11 @@ class Match(NamedTuple):
     amount: float
 
     @classmethod
-    def read(cls, text: str) -> Match:
-        """Read ``"tokens=650"``.
+    def read(cls, text: str, priced: bool = False) -> Match:
+        """Read ``"tokens=650"``; USD only if the comparison is ``priced``.
 
         Raises:
-            ConfigError: It names no unit, or no positive number.
+            ConfigError: It names no unit, or no positive number, or USD without prices.
         """
         unit, _, amount = text.partition("=")
         try:
@@ -51,6 +51,8 @@ class Match(NamedTuple):
             number = 0.0
         if unit.strip() not in _COSTS or not 0 < number < float("inf"):
             raise ConfigError(f"match: expected tokens=N, calls=N or usd=X, such as tokens=650, got {text!r}")
+        if unit.strip() == "usd" and not priced:
+            raise ConfigError(f"match: {text} needs prices: pass prices=, or --prices prices.yaml")
         return cls(unit.strip(), number)
 
 
@@ -68,11 +70,8 @@ def calibrate(arm: Arm, bench: Bench, match: Match, problems: Sequence[Problem])
         problems: The problems to search.
 
     Raises:
-        ConfigError: Every search failed, the planner's ``size_setting`` is wrong, or USD are to be met without prices
-            or at prices of 0.
+        ConfigError: Every search failed, the planner's ``size_setting`` is wrong, or searches cost 0 USD.
     """
-    if match.unit == "usd" and bench.prices is None:
-        raise ConfigError(f"match: usd={match.amount:g} needs prices: pass prices=, or --prices prices.yaml")
     store = None if bench.store is None else calibration_store(bench.store)
     bench = replace(bench, task=problems, store=store, seeds=bench.seeds[:1], run_budget=None, workers=None)
     setting = arm.planner.size_setting
