@@ -64,8 +64,10 @@ class Budget:
         Raises:
             ConfigError: There is such a limit without prices.
         """
-        rate = self.priced(self.rate).rate
-        return 0.0 if rate is None else rate.usd(usage)
+        if self.rate is None:
+            self.priced(None)
+            return 0.0
+        return self.rate.usd(usage)
 
     def spent(self, usage: Usage, wanted: int) -> str | None:
         """Say which limit forbids ``wanted`` more agent calls, ``"budget of 30 calls spent"``; None if none does.

@@ -74,7 +74,8 @@ class AnytimePoint(NamedTuple):
 class Plan:
     """The outcome of one search.
 
-    A planner fills in ``candidates``, ``tree`` and ``anytime``; the driver the rest.
+    A planner fills in ``candidates``, ``tree`` and ``anytime``, and ``stopped`` if it ended early by its own rule; the
+    driver fills in the rest.
 
     Attributes:
         candidates: Terminal states: the chosen one first, then by descending score.

@@ -87,7 +87,7 @@ def shell(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (("--match", "tokens"), "expected tokens=N or calls=N"),
+        (("--match", "tokens"), "expected tokens=N, calls=N or usd=X"),
         (("--baseline", "sbs:9"), "expected one of 'single'"),
         # Before the calibration, which would ask the policy for other problems than it has recorded.
         (("--baseline", "sbs:9", "--match", "calls=4"), "expected one of 'single'"),

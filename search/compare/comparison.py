@@ -91,13 +91,8 @@ def compare(
     calibrated: list[Calibrated] = []
     if match is not None:
         sample = islice(items, CALIBRATION_PROBLEMS) if dev is None else dev
-        pairs = matched(
-            arms,
-            bench,
-            Match.read(match, prices is not None),
-            sample,
-            lambda reason: warnings.warn(reason, stacklevel=3),
-        )
+        target = Match.read(match, prices is not None)
+        pairs = matched(arms, bench, target, sample, lambda reason: warnings.warn(reason, stacklevel=3))
         arms, baseline = [new for _, new, _ in pairs], renamed(baseline, pairs)
         calibrated = [part for *_, part in pairs]
     listen = (lambda arm, seed, now: progress(arm.label, seed, now)) if callable(progress) else progress
