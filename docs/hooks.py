@@ -80,7 +80,7 @@ def command_pages() -> Iterator[tuple[str, str, str]]:
 
     parts = [
         "# Command line\n",
-        "Every command takes `--help`. The global options come before the command; `--debug` may come after it.\n",
+        "Every command has the option `--help`. Global options precede the command; `--debug` may also follow it.\n",
     ]
     root: Any = typer.main.get_command(app)
     for words, command in commands(root, "mas-gym"):
@@ -127,8 +127,8 @@ def store_pages() -> Iterator[tuple[str, str, str]]:
         "# Run store\n",
         "A run store is one SQLite file in WAL mode. Each finished search is one transaction. Read it with "
         "[`search.open_store`](search.md#search.open_store), with pandas ([how](../howto/read-store.md)) or with any "
-        "SQLite client. Columns called `checksum`, `parts` and `held` guard the rows against damage: a reader may "
-        "ignore them, and a writer must not change rows.\n",
+        "SQLite client. The columns `checksum`, `parts` and `held` detect corrupt rows. Readers may ignore them. "
+        "Rows must not be changed.\n",
     ]
     for name, body in re.findall(r"CREATE TABLE (\w+) \((.*?)\n\)", TABLES, re.S):
         parts += [f"## {name}\n", "| column | type | meaning |", "|---|---|---|"]
@@ -155,11 +155,11 @@ def schema_pages(config: MkDocsConfig) -> Iterator[tuple[str, str, str]]:
     parts = [
         "# MAS config\n",
         "A multi-agent system is a YAML or JSON file. `mas-gym new mas.yaml` writes a commented template and "
-        "`mas-gym check mas.yaml` reports every fault, draws the graph and lists what each agent sees.\n",
-        "Editors complete and check these files with the [JSON Schema](mas.schema.json), which is made from the "
-        "rules of validation. In VS Code with the YAML extension, put this line first:\n",
+        "`mas-gym check mas.yaml` reports all errors, draws the graph and lists what each agent sees.\n",
+        "Editors can complete and check these files with the [JSON Schema](mas.schema.json), which is generated from "
+        "the validation rules. In VS Code with the YAML extension, add this first line:\n",
         "```yaml\n# yaml-language-server: $schema=mas.schema.json\n```\n",
-        "and write the schema beside the file with `mas-gym check --schema > mas.schema.json`.\n",
+        "and write the schema into the folder of the file with `mas-gym check --schema > mas.schema.json`.\n",
     ]
     tables = {"The file": schema, "An agent": schema["$defs"]["agent"]}
     for title, part in tables.items():
@@ -224,7 +224,11 @@ LINK = re.compile(
     r'\]\((?:\.\./)+((?:benchmarks|mas_gym|search|rewardmodels|examples)/[\w./-]+)(#[\w-]+)?(?: "([\w.]+)")?\)'
 )
 """A link to a file of the repository; a link to source code may state the public name that it means."""
-GENERATED_FROM = {"mas_gym/systems/schema.py": "reference/mas-config.md", "search/store/file.py": "reference/store.md"}
+GENERATED_FROM = {
+    "mas_gym/systems/schema.py": "reference/mas-config.md",
+    "search/store/file.py": "reference/store.md",
+    "benchmarks/LOG.md": "evidence/log.md",
+}
 
 GENERATED: dict[str, File] = {}
 

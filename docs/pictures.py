@@ -57,8 +57,8 @@ def transcript() -> tuple[str, dict[str, str]]:
         parts += [f"### Turn {turn}: the {name}\n", f"![{title}](../pictures/turn-{turn}.svg)\n"]
         parts.append(_view(mas, observation, info))
         observation, reward, terminated, _, info = env.step((message, mas.ALL))
-        parts.append(f"It writes to `ALL`, which here means {_names(mas)}:\n\n{_quoted(message)}\n")
-        parts.append(f"Reward **{reward:+g}**; the episode {'ends' if terminated else 'goes on'}.\n")
+        parts.append(f"It sends this message to `ALL`, which at this turn is {_names(mas)}:\n\n{_quoted(message)}\n")
+        parts.append(f"Reward **{reward:+g}**; the episode {'ends' if terminated else 'continues'}.\n")
     title = "the message has reached sink"
     drawn["turn-end.svg"] = _svg(graph_svg(mas.mas, mas.state, title))
     parts += ["### The end\n", f"![{title}](../pictures/turn-end.svg)\n"]

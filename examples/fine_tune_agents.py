@@ -44,7 +44,7 @@ def train(rows: list[dict], folder: Path, epochs: float) -> None:
 
 
 def right(policy, problems: int, seeds: range) -> np.ndarray:
-    """Return which single passes are right, shape (seeds, problems)."""
+    """Return which single passes are correct, shape (seeds, problems)."""
     task = mas_gym.load_task("arithmetic", split="test", limit=problems)
     found = np.zeros((len(seeds), problems))
     place = {problem.id: number for number, problem in enumerate(task)}

@@ -1,8 +1,8 @@
-"""Four ways to choose who acts next, in the shipped handoff system of eight roles.
+"""Four rules for selecting the next agent, in the shipped handoff system of eight roles.
 
-The agents and the critic are scripted, so the figures show how the parts work together and not
-how good a model is. Each field has one specialist; the others mostly err. The critic recomputes the
-arithmetic, and prefers recipients who can mend what is wrong.
+The agents and the critic are scripted, so the figures show how the components work together and not
+how good a model is. Each field has one specialist; the others are mostly wrong. The critic recomputes the
+arithmetic and prefers recipients that can correct an error.
 Run ``python examples/handoffs.py``.
 """
 
@@ -21,7 +21,7 @@ RULES = ("schedule", "uniform", "own", "critic")
 
 
 def problems(count):
-    """Return products to compute, each of one field."""
+    """Return problems that each ask for a product and belong to one field."""
     fields = list(SPECIALISTS)
     made = [(f"{fields[i % 4]}: {7 + i} times {3 + i % 9}?", (7 + i) * (3 + i % 9)) for i in range(count)]
     return ProblemTask.of([Problem(f"product/{i}", question, str(answer)) for i, (question, answer) in enumerate(made)])
@@ -35,12 +35,12 @@ def solved(question):
 
 
 def message(agent, recipient, text, answer):
-    """Return a message in four fields."""
+    """Return a message with four fields."""
     return f"SPEAKER: {agent}\nRECIPIENT: {recipient}\nMESSAGE: {text}\nCURRENT ANSWER: {answer}"
 
 
 def say(request, seed):
-    """Write one agent's message."""
+    """Return one agent's message."""
     agent, prompt = request.agent, request.messages[-1].content
     question = prompt.splitlines()[0]
     specialist, right = solved(question)
@@ -60,7 +60,7 @@ def say(request, seed):
 
 
 class Reviewer:
-    """Values a state by its current answer and by who acts next."""
+    """Scores a state by its current answer and its next agent."""
 
     name, terminal_only, free = "reviewer", False, False
 

@@ -1,4 +1,4 @@
-"""Many machines or GPUs: the same run on Ray actors, each with an engine of its own.
+"""Many machines or GPUs: the same run on Ray actors, each with its own engine.
 
 Run ``python examples/many_machines.py``; it starts two actors on this machine. On a cluster, pass its address
 to `Fleet`, and ``gpus=1.0`` for one GPU per actor. The rows are the same as without Ray.

@@ -1,4 +1,4 @@
-"""MaskablePPO of sb3-contrib learns to choose among the agents' candidate messages.
+"""Train MaskablePPO of sb3-contrib to choose among the agents' candidate messages.
 
 Run ``pip install sb3-contrib``, then ``python examples/maskable_ppo.py``; about three minutes on one core.
 """
@@ -13,7 +13,7 @@ from rewardmodels import load_critic
 
 
 def make(split: str, copies: int, seed: int, problems: int = 500) -> mas_gym.MASVectorEnv:
-    """Return copies of the choice among three candidates, as numbers, with values of MASPRM among the features."""
+    """Return sub-environments with three candidates per turn as numeric features, including values of MASPRM."""
     critic = load_critic("tiny-masprm")
     return gym.make_vec(
         "MAS-Arithmetic-v0",
@@ -28,7 +28,7 @@ def make(split: str, copies: int, seed: int, problems: int = 500) -> mas_gym.MAS
 
 
 def hit(problems: int, choose) -> np.ndarray:
-    """Return which episodes end with a right answer, one in each copy."""
+    """Return which episodes end with a correct answer, one per sub-environment."""
     envs = make("test", problems, seed=2)
     observations, _ = envs.reset(seed=0)
     found, ended = np.zeros(problems), np.zeros(problems, dtype=bool)

@@ -1,6 +1,6 @@
-"""Your own critic: a rule that looks for numbers that the agents have lost.
+"""Your own critic: a rule that detects numbers missing from the messages.
 
-A critic scores states, batch in, batch out. Values may have any scale; larger is better.
+A critic scores batches of states. Values may have any scale; larger values are better.
 Run ``python examples/own_critic.py``, or use it from the command line:
 ``mas-gym eval --planner mcts:10,3 --critic examples/own_critic.py:NothingLost``.
 """
@@ -13,7 +13,7 @@ from mas_gym.policies import load_policy
 
 
 class NothingLost(search.Critic):
-    """The share of the question's numbers that the latest message with numbers still mentions."""
+    """The share of the question's numbers that occur in the latest message with numbers."""
 
     name = "nothing-lost"
     free = True  # scoring costs no model call, so RC stays 0
@@ -32,7 +32,7 @@ class NothingLost(search.Critic):
 
 
 def main(problems: int = 50, planner: str = "mcts:10,3") -> None:
-    """Guide the same search by this critic and by one without knowledge."""
+    """Run the same search with this critic and with a constant critic."""
     task = mas_gym.load_task("arithmetic", split="test")[:problems]
     policy = load_policy("tiny")
     for critic in (search.ConstantCritic(0.5), NothingLost()):

@@ -1,4 +1,4 @@
-"""Your own multi-agent system: from YAML to an environment, and the errors of a broken config.
+"""Your own multi-agent system: from YAML to an environment, and the errors of an invalid config.
 
 Run ``python examples/own_mas.py``.
 """
@@ -15,7 +15,7 @@ CONFIG = Path(__file__).with_name("own_mas.yaml")
 
 
 def play(critic: str) -> None:
-    """Play one episode in which the critic sends this text."""
+    """Play one episode in which the Critic sends this text."""
     env = gym.make("MAS-Arithmetic-v0", mas=str(CONFIG), render_mode="ansi")
     mas = env.unwrapped
     answer = f"Final Answer: {mas.task[0].answer}"
@@ -33,7 +33,7 @@ def main() -> None:
     play(critic="REVISE: recount.")
     play(critic="It is right. Final Answer: 0")
 
-    # All faults are reported at once, each with its place and remedy.
+    # All errors are reported at once, each with its location and a fix.
     broken = mas_gym.load_mas(CONFIG).to_dict()
     broken["agents"][0]["max_new_tokens"] = 0
     broken["edges"] += [["Editor", "Writer"], ["Critic", "Editr"], [0, "sink", "regex:(?=REVISE)"]]

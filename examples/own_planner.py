@@ -1,7 +1,7 @@
 """Your own planner: at each step, sample four messages and keep the one with the highest score.
 
-A planner yields requests and receives replies; the engine does the rest: many
-problems at once, full batches, seeds, budgets, grading, usage.
+A planner yields requests and receives replies. The scheduler handles concurrent
+problems, batches, seeds, budgets, grading and usage.
 Run ``python examples/own_planner.py``.
 """
 
@@ -11,7 +11,7 @@ from mas_gym.policies import load_policy
 
 
 class Greedy(search.Planner):
-    """The best of four messages at every step; AC = 4 D."""
+    """Selects the best of four messages at every step; AC = 4 D."""
 
     def plan(self, model, root, rng):
         """Return a plan with a single candidate."""

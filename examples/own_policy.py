@@ -1,6 +1,6 @@
-"""Your own policy: any function from a chat prompt to a text can write the agents' messages.
+"""Your own policy: any function from a chat prompt to a text can generate the agents' messages.
 
-Replace ``write`` by a call of your model or API. For a service with many open requests at once,
+Replace ``write`` by a call to your model or API. For a service with many open requests at once,
 define ``async def sample_async(self, request)`` instead of ``sample``; see `mas_gym.policies.AsyncPolicy`.
 Run ``python examples/own_policy.py``, or use it from the command line:
 ``mas-gym eval --policy examples/own_policy.py:Calculator --planner sc:5``.
@@ -21,16 +21,16 @@ class Calculator:
     max_batch = 64
 
     def sample(self, requests):
-        """Answer every request, in order: one sample for each of its seeds."""
+        """Return a reply to every request, in order, with one sample per seed."""
         return [SamplingReply(tuple(self._sample(request, seed) for seed in request.seeds)) for request in requests]
 
     def _sample(self, request, seed):
         text = self.write(request.messages[-1].content, random.Random(seed))
-        # The log-probability is None, because a calculator has none; policy likelihood then has nothing to score.
+        # The log-probability is None, because a calculator has none; policy likelihood cannot be used.
         return Sample(text, tokens=len(text.split()), logprob=None, finish_reason="stop")
 
     def write(self, prompt: str, rng: random.Random) -> str:
-        """Return one message. The seed alone decides what is random, so that runs can be repeated."""
+        """Return one message. It depends only on the prompt and the seed, so runs can be repeated."""
         words = re.findall(r"\b(loses|gives|eats)\b|(\d+)", prompt)
         total, sign = 0, 1
         for lost, number in words:
@@ -42,7 +42,7 @@ class Calculator:
 
 
 def main(problems: int = 50) -> None:
-    """Let it play a single agent, once and in a vote of five."""
+    """Run it as a single agent, once and with a majority vote over five samples."""
     task = mas_gym.load_task("arithmetic", split="test")[:problems]
     for planner in ("single", "sc:5"):
         plans = list(search.run(planner, task, mas="single", policy=Calculator()))

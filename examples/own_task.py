@@ -17,12 +17,12 @@ KNOWN = {"Austria": "Vienna", "Peru": "Lima", "Kenya": "the city of Nairobi", "S
 
 
 def grade(problem, text):
-    """Accept the first accepted answer anywhere in the final message."""
+    """Accept a final message that contains the first reference answer."""
     return problem.answer.strip('[]"').partition('"')[0].lower() in text.lower()
 
 
 def answers():
-    """Stand in for a language model; use load_policy("openai:MODEL@URL") instead."""
+    """Return a scripted policy instead of a language model such as load_policy("openai:MODEL@URL")."""
 
     def answer(request, seed):
         question = " ".join(message.content for message in request.messages)
@@ -32,7 +32,7 @@ def answers():
 
 
 def main() -> None:
-    """Grade the same answers by their kind, and by `grade`."""
+    """Grade the same answers by their kind and with `grade`."""
     for grader in (None, grade):
         task = mas_gym.load_task(FILE, columns=COLUMNS, grader=grader)
         plans = list(search.run("single", task, mas=task.mas, policy=answers()))

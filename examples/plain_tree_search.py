@@ -1,7 +1,7 @@
 """A tree search that uses Gymnasium only: `step`, masks, `clone_state` and `restore_state`.
 
 Agents guess the digits of the answer one after the other. UCT finds the path to the
-reward with a budget of episodes, on one environment.
+reward within a fixed number of episodes, with one environment.
 Run ``python examples/plain_tree_search.py``.
 """
 
@@ -55,7 +55,7 @@ def episode(env, root: Node) -> float:
 
 
 def propose(request, seed: int) -> str:
-    """Replace a language model: the Reader guesses the tens, the Solver the ones, the others pass them on."""
+    """Replace a language model: the Reader guesses the tens, the Solver the ones; the others forward them."""
     rng = random.Random(seed)
     heard = request.messages[-1].content.split()[-1]
     if request.agent == "Reader":

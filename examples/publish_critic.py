@@ -9,7 +9,7 @@ from rewardmodels import load_critic, push_to_hub
 
 
 def main(folder: str, repository: str) -> None:
-    """Upload a folder that training wrote, and load it back from the hub."""
+    """Upload a folder written by training, and load the critic from the hub."""
     print("published at", push_to_hub(folder, repository, private=True))
     critic = load_critic(repository)
     print(f"{critic.name}: trained on {', '.join(critic.info.tasks)}, for {', '.join(critic.info.graphs)}")

@@ -1,6 +1,6 @@
 """Read a run store with pandas: one row per search, and one row per message.
 
-Run ``python examples/read_store.py``; it makes a small store first.
+Run ``python examples/read_store.py``; it writes a small store first.
 """
 
 import tempfile
@@ -14,7 +14,7 @@ from mas_gym.policies import load_policy
 
 
 def main(problems: int = 20) -> None:
-    """Make a store, then read it."""
+    """Write a small store and read it."""
     path = Path(tempfile.mkdtemp()) / "runs.db"
     task, policy = mas_gym.load_task("arithmetic", limit=problems), load_policy("tiny")
     for planner in ("single", "mcts:6,2"):

@@ -13,14 +13,14 @@ from mas_gym.policies import load_policy
 
 
 def main(problems: int = 20) -> None:
-    """Stop a run after half of its problems, and run the same call again."""
+    """Stop a run after half of its problems, and repeat the same call."""
     store = Path(tempfile.mkdtemp()) / "runs.db"
     task, policy = mas_gym.load_task("arithmetic", limit=problems), load_policy("tiny")
 
     def run() -> search.Run:
         return search.run("sc:3", task, mas="rpsv", policy=policy, store=store, concurrency=2)
 
-    # Leave early, as a crash or Ctrl-C would: finished searches are in the store.
+    # Stop early, like a crash or Ctrl-C. Finished searches are in the store.
     with run() as first:
         early = list(islice(first, problems // 2))
     print(f"stopped after {len(early)} searches, {first.usage.agent_calls} agent calls")
@@ -29,7 +29,7 @@ def main(problems: int = 20) -> None:
     plans = list(second)
     print(f"{len(plans)} plans; {second.usage.agent_calls} agent calls in the second call")
 
-    # A run in one go gives the same answers.
+    # An uninterrupted run gives the same answers.
     whole = search.run("sc:3", task, mas="rpsv", policy=policy)
     answers = {plan.problem_id: plan.answer for plan in plans}
     print("same answers as a run in one go:", answers == {plan.problem_id: plan.answer for plan in whole})

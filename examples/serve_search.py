@@ -1,4 +1,4 @@
-"""Serve search as an OpenAI-compatible endpoint, and ask it from a plain HTTP client.
+"""Serve search as an OpenAI-compatible endpoint, and send a request from a plain HTTP client.
 
 Run ``python examples/serve_search.py``. It does what ``mas-gym serve --planner sc:5 --port 8080`` does, asks one
 question and stops.
@@ -16,11 +16,11 @@ QUESTION = "Tom has 3 pens and buys 4. How many pens does he have?"
 
 
 def main(port: int = 8080) -> None:
-    """Start the server, ask, print the answer and what it cost, stop the server."""
+    """Start the server, send a question, print the answer and its cost, and stop the server."""
     server = subprocess.Popen([*COMMAND, str(port)], stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     try:
-        # The server prints its address when it is about to listen.
+        # The server prints its address just before it starts listening.
         while not re.search("Serving|Uvicorn running", line := server.stderr.readline()):
             assert line, "the server ended before it was ready"
         print(ask(f"http://127.0.0.1:{port}/v1/chat/completions"))

@@ -17,7 +17,7 @@ from search.engine.tracing import trace
 
 
 def main() -> None:
-    """Trace one search and print what its spans say."""
+    """Trace one search and print its spans."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     task, policy = mas_gym.load_task("arithmetic", limit=1), load_policy("tiny")

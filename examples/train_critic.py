@@ -1,7 +1,7 @@
 """Train a critic: search with true rewards, mine preference pairs, train, guide a search.
 
-Run ``python examples/train_critic.py``. With these sizes it shows the steps and makes a poor critic; the shipped one
-needed 600 trees of 40 simulations.
+Run ``python examples/train_critic.py``. These sizes only demonstrate the steps and give a poor critic. The shipped
+critic was trained on 600 trees of 40 simulations.
 """
 
 import tempfile
@@ -17,13 +17,13 @@ def main(problems: int = 24, simulations: int = 12, epochs: float = 1.0) -> None
     """Train in a temporary folder."""
     folder, policy = Path(tempfile.mkdtemp()), load_policy("tiny")
 
-    # Trees of the train split. Only training runs may see the true reward of a leaf.
+    # Trees of the train split. Only training runs can access the true reward of a leaf.
     task = mas_gym.load_task("arithmetic", split="train", limit=problems)
     planner = search.MCTS(n_simulations=simulations, max_children=3, c_uct=4.0)
     for _ in search.run(planner, task, mas="rpsv", policy=policy, training=True, store=folder / "trees.db"):
         pass
 
-    # Siblings of which one led to right answers more often than the other; and labelled states for calibration.
+    # Pairs of siblings, of which one led to correct answers more often; and labelled states for calibration.
     trees = list(rewardmodels.stored_trees(folder / "trees.db"))
     pairs = rewardmodels.collect(trees, "pairs")
     points = rewardmodels.collect(trees, "points")

@@ -1,7 +1,7 @@
 """Train a critic with TRL's RewardTrainer on mined pairs, and guide a search with it.
 
 Run ``pip install trl``, then ``python examples/trl_critic.py``; about five minutes on one core. The critic is a scalar
-reward model with a chat template, so ``rm:FOLDER`` loads it, and so does anything else that knows this form.
+reward model with a chat template. ``rm:FOLDER`` loads it, and so do other tools for this format.
 """
 
 import tempfile
@@ -18,7 +18,7 @@ from rewardmodels.data.mining import pairs
 
 
 def chat(state) -> list[dict]:
-    """Write a state as ``rm:`` critics read it: the question, then the messages as one answer."""
+    """Return a state in the format of ``rm:`` critics: the question, then the messages as one answer."""
     answer = "\n\n".join(turn.text for turn in state.path()[1:])
     return [{"role": "user", "content": state.question}, {"role": "assistant", "content": answer}]
 
@@ -60,7 +60,7 @@ def main(problems: int = 300, simulations: int = 20, tests: int = 100, epochs: f
     held = len(mined) // 10
     train(mined[held:], folder / "critic", epochs)
 
-    # Such models were made for finished answers; this one has learned from states on the way, too.
+    # Such models usually score finished answers; this one was also trained on unfinished states.
     critic = rewardmodels.load_critic(f"rm:{folder / 'critic'}", prefixes=True)
     mas = mas_gym.load_mas("rpsv")
     contexts = [search.ScoringContext(side.state, mas, None) for pair in mined[:held] for side in pair[:2]]

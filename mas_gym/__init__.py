@@ -1,4 +1,4 @@
-"""MAS-Gym: multi-agent LLM systems as Gymnasium environments, and search over them.
+"""MAS-Gym: multi-agent LLM systems as Gymnasium environments.
 
 Importing this package registers the environments. Everything else is imported on
 first access, so the import is fast and needs no optional package.
@@ -7,12 +7,12 @@ first access, so the import is fast and needs no optional package.
 ``load_mas``            a multi-agent system: a shipped name, a YAML path or a dict
 ``load_task``           a data set of problems with its grader
 ``MASEnv``              the environment behind every registered id
-``Dynamics``            its pure transition model
+``Dynamics``            the pure transition model of the environment
 ``CandidateChoice``     the environment as a ``Discrete(n)`` choice among proposals
-``CandidateFeatures``   the same with numbers in place of texts, for learners that read none
-``DenseReward``         a critic's gains in value added to the rewards, which leaves the optimal policy unchanged
-``MASVectorEnv``        copies of an environment that ask their policy and critic together
-``aec_env``             the environment as a PettingZoo AEC game
+``CandidateFeatures``   the same choice with numeric features instead of texts
+``DenseReward``         reward shaping with a critic's values; leaves the optimal policy unchanged
+``MASVectorEnv``        a vector environment that batches policy and critic requests
+``aec_env``             the environment as a PettingZoo AEC environment
 ``mas_gym.testing``     checks for your own configs, policies, critics and planners
 ======================  ==========================================================
 """

@@ -1,8 +1,7 @@
-"""Search over the messages of a multi-agent system: protocol, planners, engine and run store.
+"""Search over the messages of a multi-agent system: protocol, planners, scheduler and run store.
 
-`run` searches many problems at once; `MCTS`, `StepBeamSearch`, `SelfConsistency`,
-`BestOfN` and `SinglePass` are the paper's planners; anything with a `plan` method
-is another.
+`run` searches many problems concurrently. `MCTS`, `StepBeamSearch`, `SelfConsistency`,
+`BestOfN` and `SinglePass` are the paper's planners. Subclass `Planner` to add others.
 """
 
 from mas_gym.errors import BudgetError

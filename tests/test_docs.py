@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "pictures")
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 BLOCK = re.compile(
-    r"^(?:<!-- ci: (?P<note>[^>]*?) -->\n|<!-- from: (?P<file>\S+) -->\n)?```(?P<language>\w+)\n(?P<code>.*?)^```",
+    r"^(?:<!-- ci: (?P<note>[^>]*?) -->\n|<!-- from: \S+ -->\n)?```(?P<language>\w+)\n(?P<code>.*?)^```",
     re.M | re.S,
 )
 SETUP = ("git clone ", "python3 -m venv ", "pip install ", "curl ", "hf ")
@@ -40,8 +40,7 @@ class Block(NamedTuple):
 def blocks(path: Path) -> Iterator[Block]:
     text = path.read_text(encoding="utf-8")
     for match in BLOCK.finditer(text):
-        note = match["note"] or (f"skip, because it is the file {match['file']}" if match["file"] else "")
-        yield Block(match["language"], match["code"], note)
+        yield Block(match["language"], match["code"], match["note"] or "")
 
 
 def shortened(block: Block) -> list[str]:

@@ -1,7 +1,8 @@
-"""What README.md shows is typed here, so that it cannot go stale."""
+"""The code and the commands of README.md, and those of the pages that continue it."""
 
 import json
 import re
+import runpy
 import shlex
 from pathlib import Path
 from typing import Any
@@ -16,21 +17,31 @@ from mas_gym.cli import app
 from mas_gym.policies import load_policy
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-PYTHON = re.findall(r"^```python\n(.*?)^```", TEXT, re.M | re.S)
+README, INDEX = ROOT / "README.md", ROOT / "docs" / "index.md"
+CONSOLE = re.compile(r"^```console\n(.*?)^```", re.M | re.S)
 COMMANDS = [
-    line for block in re.findall(r"^```console\n(.*?)^```", TEXT, re.M | re.S) for line in block.splitlines() if line
+    line
+    for page in (README, INDEX, ROOT / "docs" / "start" / "first-critic.md")
+    for block in CONSOLE.findall(page.read_text(encoding="utf-8"))
+    for line in block.splitlines()
+    if line
 ]
 
 
-def block(mark: str) -> str:
-    [found] = [code for code in PYTHON if mark in code]
+def python_block(page: Path, mark: str) -> str:
+    [found] = [
+        code for code in re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.M | re.S) if mark in code
+    ]
     return found
+
+
+def test_the_readme_has_at_most_120_lines() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
 
 
 def test_the_environment_block(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
-    exec(block("gym.make("), names)
+    exec(python_block(ROOT / "docs" / "howto" / "reinforcement-learning.md", "14 + 3*6"), names)
     assert names["reward"] == 0.0
     assert names["env"].unwrapped.clone_state() == names["snapshot"]
 
@@ -41,17 +52,16 @@ def test_the_search_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    exec(block("search.run("), names)
-    assert {plan.problem_id for plan in search.run("single", names["task"], policy=names["policy"], mas=names["mas"])}
+    exec(python_block(README, "search.run("), names)
+    assert {plan.problem_id for plan in search.run("single", names["task"], policy=names["policy"], mas="rpsv")}
     assert (tmp_path / "runs.db").is_file()
 
 
-def test_the_planner_block() -> None:
-    names: dict[str, Any] = {"search": search}
-    exec(block("class Greedy"), names)
+def test_the_planner_of_the_example_makes_four_calls_per_turn() -> None:
+    greedy = runpy.run_path(str(ROOT / "examples" / "own_planner.py"))["Greedy"]
     task = mas_gym.load_task("arithmetic", limit=2)
     policy, critic = load_policy("tiny"), search.PolicyLikelihood()
-    plans = list(search.run(names["Greedy"](), task, mas="rpsv", policy=policy, critic=critic))
+    plans = list(search.run(greedy(), task, mas="rpsv", policy=policy, critic=critic))
     assert [plan.error for plan in plans] == [None, None]
     assert all(plan.usage.agent_calls == 16 for plan in plans)
 
@@ -62,7 +72,7 @@ def test_the_commands_are_understood(line: str) -> None:
     command: Any = typer.main.get_command(app)
     while hasattr(command, "commands"):
         command = command.commands[words.pop(0)]
-    # Parsing alone: an option or an argument that is not there raises.
+    # Parsing fails for an unknown option or argument.
     with command.make_context(line, words) as context:
         assert context.params
 
@@ -71,9 +81,7 @@ def test_the_commands_are_understood(line: str) -> None:
 def test_the_commands_to_look_around_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shown sizes take minutes, so the comparison is shortened; `mas-gym view` serves until Ctrl-C."""
     monkeypatch.chdir(tmp_path)
-    [look] = [
-        part for part in re.findall(r"^```console\n(.*?)^```", TEXT, re.M | re.S) if "mas-gym blame runs.db" in part
-    ]
+    [look] = [part for part in CONSOLE.findall(INDEX.read_text(encoding="utf-8")) if "mas-gym blame runs.db" in part]
     lines = [line for line in look.splitlines() if line.startswith("mas-gym ") and " view " not in line]
     shorter = {"-n 100": "-n 2", "--seeds 14,24,42": "--seeds 14", "mcts:20,2": "mcts:3,2"}
     assert [line.split()[1] for line in lines] == ["solve", "eval", "report", "blame", "bench-critic"]

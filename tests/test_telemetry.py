@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
 
+from mas_gymǁinternal import telemetry
 from search_worlds import HashCritic, chain, problems, talker
 from typer.testing import CliRunner
 
@@ -22,7 +23,6 @@ import search
 from mas_gym.cli import app
 from mas_gym.errors import ConfigError, PolicyError
 from mas_gym.policies.base import SamplingReply, SamplingRequest
-from search.service import telemetry
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ VERIFIER = "You are the Verifier. Double-check the result and produce the final 
 
 
 class State(TypedDict, total=False):
-    """What the agents have written."""
+    """The agents' messages."""
 
     question: str
     facts: str

@@ -1,4 +1,4 @@
-"""A loop and a tool in plain `openai`: a calculator checks the Solver's steps, and the Verifier may send the work back.
+"""A loop and a tool in plain `openai`: a calculator checks the Solver's steps, and the Verifier may return the work.
 
 `mas-gym eval --program examples/programs/loop_with_tool.py:solve -n 20 --planner single --planner sc:5`
 """
@@ -19,7 +19,7 @@ STEP = re.compile(r"(\d+) *([-+*]) *(\d+) *= *(-?\d+)")
 
 @mas_gym.recorded
 def calculator(text: str) -> bool:
-    """Return whether every step of a calculation is right."""
+    """Return whether every step of a calculation is correct."""
     results = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
     return all(results[sign](int(a), int(b)) == int(c) for a, sign, b, c in STEP.findall(text))
 

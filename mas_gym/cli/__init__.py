@@ -1,7 +1,7 @@
-"""The command line ``mas-gym``: one front door over the library. Nothing imports it.
+"""The command line ``mas-gym``. No other package imports it.
 
-This module registers the commands and shows errors; each command has a module, which imports heavy packages
-only when it runs.
+This module registers the commands and displays errors. Each command has a module, which imports large packages
+only when the command runs.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from mas_gym.cli import (
 )
 from mas_gym.cli import options as opt
 from mas_gym.errors import MASGymError
+from mas_gym.internal import telemetry
 from mas_gym.internal.text import printable
-from search.service import telemetry
 
 _DEBUG = "--debug"
 _USAGE_ERROR: Any = typer.BadParameter.__base__

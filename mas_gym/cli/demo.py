@@ -50,7 +50,7 @@ def demo(
     concurrency: opt.Concurrency = 64,
     workers: opt.WorkerCount = None,
 ) -> None:
-    """Compare the paper's planners and critics on word problems with tiny agents: a table, a plot and a search tree.
+    """Compare the paper's planners and critics on word problems with tiny agents; write a table, plot and search tree.
 
     Needs no GPU, API key or network. An interrupted demo resumes when started again.
     """

@@ -15,8 +15,8 @@ from mas_gym import errors
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import RunProgress, note, stdout
 from mas_gym.errors import BudgetError, ConfigError, DataError
+from mas_gym.internal import telemetry
 from mas_gym.internal.text import one_line
-from search.service import telemetry
 
 if TYPE_CHECKING:
     from mas_gym.policies import AsyncPolicy, Policy
@@ -52,7 +52,7 @@ MATCHED = 1.25
 BaselineName = Annotated[str, typer.Option("--baseline", help="Row to compare the others with; by default the first.")]
 MatchedCost = Annotated[
     str | None,
-    typer.Option("--match", help="tokens=N, calls=N or usd=X: size planners on dev problems to this cost."),
+    typer.Option("--match", help="tokens=N, calls=N or usd=X: adjust planners to this cost on dev problems."),
 ]
 
 

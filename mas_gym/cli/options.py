@@ -58,7 +58,7 @@ TaskName = Annotated[
         "OWNER/NAME on the hub.",
     ),
 ]
-Data = Annotated[Path | None, typer.Option("--data", help="Read the task from this file or folder, not the hub.")]
+Data = Annotated[Path | None, typer.Option("--data", help="Read the task from a file or folder, not the hub.")]
 Split = Annotated[str, typer.Option("--split", help="train, dev or test.")]
 Number = Annotated[
     int | None,
@@ -82,7 +82,7 @@ AnswerKind = Annotated[
     typer.Option(
         "--kind",
         help="Kind of answer of your questions: number, expression, choice, text, regex, code or judge. By default "
-        "guessed from a file's answers; number for a single question.",
+        "inferred from a file's answers; number for a single question.",
     ),
 ]
 GraderName = Annotated[
@@ -101,7 +101,7 @@ SandboxName = Annotated[
     typer.Option(
         "--sandbox",
         metavar="bubblewrap|none",
-        help="Isolation of that code: bubblewrap, or none to run it with the rights of your account.",
+        help="Isolation of that code: bubblewrap, or none to run it with the permissions of your account.",
     ),
 ]
 MASName = Annotated[
@@ -110,7 +110,7 @@ MASName = Annotated[
 ]
 ProgramSpec = Annotated[
     str | None,
-    typer.Option("--program", help="Your agents in place of a MAS: my_agents.py:solve, a command, or a service's URL."),
+    typer.Option("--program", help="Your agents instead of a MAS: my_agents.py:solve, a command, or a service's URL."),
 ]
 ProgramFiles = Annotated[
     list[str] | None,
@@ -118,7 +118,7 @@ ProgramFiles = Annotated[
 ]
 ProgramTemperature = Annotated[
     float | None,
-    typer.Option("--program-temperature", help="Temperature of all calls, in place of what the program asks for."),
+    typer.Option("--program-temperature", help="Temperature of all calls; overrides that of the program."),
 ]
 Isolate = Annotated[
     bool,

@@ -40,7 +40,7 @@ def report(
         Path | None, typer.Option("--tensorboard", help="Folder for TensorBoard: scalars and figures.")
     ] = None,
 ) -> None:
-    """Turn a run store into one HTML page: tables, intervals, curves, calibration and failures; runs nothing."""
+    """Write one HTML page about a run store: tables, intervals, curves, calibration and failures."""
     from search import open_store
     from search.report.report import write_report, write_tensorboard
 
@@ -72,7 +72,7 @@ def blame(
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write every failed search and its blame.")] = None,
 ) -> None:
-    """Name the agent whose message most lowered the value of each wrong answer, or nobody where no fall is clear."""
+    """Name the agent whose message most lowered the value of each wrong answer, if there is a clear fall."""
     from search import open_store
     from search.compare.calibration import CONFIDENT
 
@@ -157,7 +157,7 @@ def regrade(
     show: Annotated[int, typer.Option("--show", min=0, help="Number of differences to list per run.")] = 20,
     json: Annotated[Path | None, typer.Option("--json", help="Write all differences as JSON.")] = None,
 ) -> None:
-    """Grade the searches of a store again, without a model call; the old grades stay beside the new.
+    """Grade the searches of a store again, without model calls; the old grades are kept.
 
     With --task the problems come from that task, so that corrected reference answers count; problems that it does not
     have are left out. Without, they are those of the store, graded by --grader, --kind or --grading.

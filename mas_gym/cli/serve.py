@@ -10,8 +10,7 @@ import typer
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note
 from mas_gym.errors import ConfigError, MissingDependencyError
-from search.service import is_loopback
-from search.service.telemetry import json_lines
+from mas_gym.internal.telemetry import json_lines
 
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Grader, Task
@@ -128,6 +127,8 @@ def _web() -> tuple[Any, Any, Any]:
 def _key(variable: str, host: str) -> str | None:
     """Return the API key; require one if other machines can connect."""
     key = os.environ.get(variable) or None
+    from search.service import is_loopback
+
     if key is None and not is_loopback(host):
         raise ConfigError(
             f"--host {host}: expected an API key because other machines can reach the service; set one with "

@@ -40,7 +40,7 @@ def check(
     svg: Annotated[Path | None, typer.Option("--svg", help="Write the graph as an SVG picture.")] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of configs, for editors.")] = False,
 ) -> None:
-    """Report every fault of a MAS config; if there is none, draw its graph and list what each agent sees."""
+    """Report all errors of a MAS config; if it is valid, draw its graph and list what each agent sees."""
     from mas_gym.systems.schema import json_schema
     from search.pages.graph import graph_svg, graph_text, views
 

@@ -14,7 +14,7 @@ from mas_gym.cli import options as opt
 from mas_gym.cli.console import examples, note, stdout
 from mas_gym.cli.evaluate import end_early, engines, measure
 from mas_gym.errors import ConfigError
-from search.service import telemetry
+from mas_gym.internal import telemetry
 
 if TYPE_CHECKING:
     from rewardmodels import LabelledTree, Trained

@@ -23,14 +23,12 @@ import typer
 from mas_gym.cli.console import note, show_traceback
 from mas_gym.errors import ConfigError, MASGymError, MissingDependencyError, StoreError
 from mas_gym.tasks.base import GRADING_MODES
-from search.pages.tree import tree_page
-from search.report.listing import Cell, Choice, StoredRow, index_page, problems_page
-from search.service import foreign
 
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Grade, Grader, Problem
     from search import RunInfo, Store
     from search.compare import Outcome
+    from search.report.listing import Cell, StoredRow
     from search.store.regrade import Regraded
 
 _KEY = 16
@@ -142,6 +140,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Send a page, or the reason why there is none."""
         # Another site's page could reach this server through DNS rebinding; it must not read the store.
+        from search.service import foreign
+
         refusal = foreign(self.headers.get("Host"), self.headers.get("Origin"))
         if refusal is not None:
             self._send(403, _error_page(refusal))
@@ -211,6 +211,8 @@ class Pages:
         if place == "/":
             rows, faults, unread = self._listing()
             plot = self._plot if not unread else lambda rows: None
+            from search.report.listing import index_page
+
             return index_page(self._path.name, rows, faults, unread, plot, self._regraded)
         if place == "/problems":
             rows, _, _ = self._listing()
@@ -220,6 +222,8 @@ class Pages:
             if first is None:
                 raise ConfigError(f"expected a row of the index, got {query.get('a', '')[:80]!r}; start at /")
             second = None if second is first else second
+            from search.report.listing import Choice, problems_page
+
             choice = Choice(first, second, query.get("show", "all"), query.get("q", "").strip(), page)
             return problems_page(self._path.name, choice)
         if place.startswith("/tree/"):
@@ -267,6 +271,7 @@ class Pages:
         return (file for file in (self._path, Path(f"{self._path}-wal")) if file.exists())
 
     def _read(self, store: Store, run: RunInfo, mark: str) -> None:
+        from search.report.listing import Cell
         from search.results.outcomes import outcome_of
 
         self._damage.pop(run.run, None)
@@ -307,6 +312,8 @@ def stored_rows(runs: Iterable[_ReadRun]) -> list[StoredRow]:
     from search.results.stored import settings
 
     read = {run.info.run: run for run in runs if run.outcomes}
+    from search.report.listing import StoredRow
+
     found: list[StoredRow] = []
     for setting in settings(run.info for run in read.values()):
         groups: dict[tuple[str, str], list[_ReadRun]] = {}
@@ -341,6 +348,8 @@ def _tree(store: Store, key: str, problem_id: str) -> str:
         "policy": str(run.config["policy"]["name"]),
         "seed": str(run.config["seed"]),
     }
+    from search.pages.tree import tree_page
+
     return tree_page(plan.page(facts, problem.answer, _grade(run.config["grading"], problem)))
 
 

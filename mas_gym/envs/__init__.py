@@ -1,1 +1,1 @@
-"""The system as Gymnasium and PettingZoo environments, their spaces, wrappers and vector environments."""
+"""Gymnasium and PettingZoo environments of multi-agent systems, with spaces, wrappers and vector environments."""

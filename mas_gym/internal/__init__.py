@@ -1,1 +1,1 @@
-"""What all packages share and no user imports: identities, worker processes, databases and the event loop."""
+"""Shared internals: identities, worker processes, databases and the event loop."""

@@ -184,7 +184,7 @@ class LineProcess(Worker):
         self.stop()
         module, _, function = self._entry.partition(":")
         folders = [folder for folder in sys.path if isinstance(folder, str) and folder]
-        package = str(Path(__file__).with_name("__init__.py"))
+        package = str(Path(__file__).parents[1] / "__init__.py")
         code = _START.format(folders=folders, package=package, module=module, function=function)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", code, *self._arguments],

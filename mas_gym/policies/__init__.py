@@ -1,4 +1,4 @@
-"""Policies generate the messages of agents; see `mas_gym.policies.base` for the contract.
+"""Policies generate the messages of agents; `mas_gym.policies.base` documents the interface.
 
 Importing this package loads neither a model nor torch; `load_policy` imports torch only for policies that need it.
 """

@@ -1,7 +1,7 @@
-"""Agent programs: search over agents written in any framework, branched at their model calls.
+"""Agent programs: search over agents written in any framework, with branches at their model calls.
 
-A program turns a question into an answer by calling a chat model. It runs unchanged but for its base URL, which is a
-gateway of ours; each of its calls becomes a decision of a search::
+A program answers a question by calling a chat model. Only its base URL changes, to that of a gateway. Each of its
+calls is a decision of the search::
 
     from mas_gym.programs import Program
 

@@ -1,1 +1,1 @@
-"""A multi-agent system, from its config to the states of an episode: graph, conditions, dynamics and prompts."""
+"""Multi-agent systems: configs, graphs, conditions, states, dynamics and prompts."""

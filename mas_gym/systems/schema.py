@@ -55,7 +55,7 @@ def _config_properties() -> dict[str, Any]:
             "type": "array",
             "minItems": 1,
             "items": {"$ref": "#/$defs/edge"},
-            "description": "Who reads whom, as `[source, target]` or `[source, target, condition]`. "
+            "description": "Connections between nodes, as `[source, target]` or `[source, target, condition]`. "
             f"Conditions: {kinds}. The last agent writes to `sink` without an edge.",
         },
         "policies": {
@@ -65,7 +65,7 @@ def _config_properties() -> dict[str, Any]:
         },
         "max_turns": {
             **_count(MAX_TURNS),
-            "description": "Allows cycles: agents act as messages reach them, at most this many turns.",
+            "description": "Allows cycles: agents act as messages arrive, for at most this many turns.",
         },
         "min_turns": {
             **_count(MAX_TURNS),
@@ -78,8 +78,8 @@ def _config_properties() -> dict[str, Any]:
             "description": "An agent's prompt: the messages that reached it (`inputs`), or all that it sent or "
             "received (`private`).",
         },
-        "route": {**_route(), "description": "The `route` of agents without one of their own."},
-        "fallback": {**_fallback(), "description": "The `fallback` of agents without one of their own."},
+        "route": {**_route(), "description": "The `route` of agents that do not set it."},
+        "fallback": {**_fallback(), "description": "The `fallback` of agents that do not set it."},
     }
 
 
@@ -89,7 +89,7 @@ def _agent() -> dict[str, Any]:
             **_TEXT,
             "maxLength": LONGEST_NAME,
             "not": {"pattern": rf"^\s*({'|'.join(map(_any_case, RESERVED))})\s*$"},
-            "description": f"A name of its own; not {', '.join(RESERVED)}.",
+            "description": f"A unique name; not {', '.join(RESERVED)}.",
         },
         "system_prompt": {**_TEXT, "description": "The instructions that precede its inputs."},
         "max_new_tokens": {
@@ -99,13 +99,13 @@ def _agent() -> dict[str, Any]:
         },
         "route": {
             **_route(),
-            "description": "Who gets its messages: every agent that its edges allow (`edges`), or the one recipient "
+            "description": "Recipients of its messages: every agent that its edges allow (`edges`), or the recipient "
             "that the message names, as in `RECIPIENT: Critic` (`message`, which needs `max_turns`).",
         },
         "fallback": {
             **_fallback(),
-            "description": "With `route: message`: who gets a message that names no legal recipient. Without it, such "
-            "a message is an invalid action.",
+            "description": "With `route: message`: recipient of messages that name no legal recipient. Without it, "
+            "such a message is an invalid action.",
         },
     }
     return {

@@ -181,7 +181,7 @@ def _load(source: str, place: str | None, split: str, columns: Columns, kind: st
     guess = kind or ("" if columns.kind else _guess_kind(columns, [row.value for _, row in rows]))
     made: list[tuple[str, Problem]] = []
     faults: list[str] = []
-    seen: dict[str, str] = {}
+    seen = _Seen({}, Counter())
     for part, row in rows:
         try:
             if isinstance(row.value, BadRow):
@@ -319,9 +319,14 @@ def _words(question: str) -> bytes:
 # -------------------------------------------------------------------- problems
 
 
-def _problem(
-    row: Mapping[str, Any], columns: Columns, guess: str, name: str, seen: dict[str, str], place: str
-) -> Problem:
+class _Seen(NamedTuple):
+    """The ids of the problems so far with their places, and how often each question came."""
+
+    places: dict[str, str]
+    questions: Counter[str]
+
+
+def _problem(row: Mapping[str, Any], columns: Columns, guess: str, name: str, seen: _Seen, place: str) -> Problem:
     question = _cell(row, columns.question)
     stated = str(row.get(columns.kind, "")).strip().lower() if columns.kind else guess
     if stated not in KINDS:
@@ -341,21 +346,20 @@ def _problem(
     return Problem(_id(row, columns, question, name, seen, place), question, answer, kind, facts)
 
 
-def _id(row: Mapping[str, Any], columns: Columns, question: str, name: str, seen: dict[str, str], place: str) -> str:
+def _id(row: Mapping[str, Any], columns: Columns, question: str, name: str, seen: _Seen, place: str) -> str:
     if columns.id is not None:
         problem_id = _cell(row, columns.id)
-        if problem_id in seen:
-            raise BadRow(
-                f"expected unique ids in column {columns.id!r}, got {shown(problem_id)}, as at {seen[problem_id]}"
-            )
+        if problem_id in seen.places:
+            before = seen.places[problem_id]
+            raise BadRow(f"expected unique ids in column {columns.id!r}, got {shown(problem_id)}, as at {before}")
     else:
         # By the question, so that adding rows or correcting answers changes no other id.
         digest = sha256(_words(question)).hexdigest()[:12]
-        problem_id, again = f"{name}/{digest}", 1
-        while problem_id in seen:
-            again += 1
-            problem_id = f"{name}/{digest}-{again}"
-    seen[problem_id] = place
+        first = problem_id = f"{name}/{digest}"
+        seen.questions[first] += 1
+        if seen.questions[first] > 1:
+            problem_id = f"{first}-{seen.questions[first]}"
+    seen.places[problem_id] = place
     return problem_id
 
 

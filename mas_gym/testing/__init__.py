@@ -1,4 +1,4 @@
-"""Checks for your own configs, policies, critics and planners.
+"""Compliance checks for custom configs, policies, critics and planners.
 
 Call them in your tests. Each raises a `ComplianceError` that lists every violation::
 

@@ -1,7 +1,7 @@
-"""The embedded tiny language model: a Qwen2 of about two million parameters that plays every shipped graph.
+"""The bundled tiny language model: a Qwen2 of about two million parameters for every shipped graph.
 
 `python -m benchmarks.tiny.train`, in the repository, trained it from scratch on transcripts of
-the two procedural tasks, whose writers err by design. See ``weights/README.md``.
+the two generated tasks, which contain errors by design. See ``weights/README.md``.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Training data: states as text, labels and pairs mined from search trees, and their export."""
+"""Training data: serialised states, labels and pairs mined from search trees, and their export."""

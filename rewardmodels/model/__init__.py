@@ -1,1 +1,1 @@
-"""The critic model: tokens, the scalar decoder, scoring with shared prefixes, and the folder that it is saved to."""
+"""The critic model: tokenisation, the scalar decoder, scoring with shared prefixes, and its folder format."""

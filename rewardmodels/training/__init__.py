@@ -1,1 +1,1 @@
-"""Training a critic: configuration, batches, the trainer and the metrics."""
+"""Training of critics: training config, batches, trainer and metrics."""

@@ -1,10 +1,10 @@
-"""Verifiers of others as critics: judges, published reward models, servers, and what costs nothing.
+"""Verifiers as critics: LLM judges, published reward models and reward models on servers.
 
-* `search.critics`: the agents' own uncertainty, agreement among leaves, chance;
-* `rewardmodels.verifiers.judge`: an LLM's verdicts;
-* `rewardmodels.verifiers.published`: step reward models and scalar reward models of the hub;
-* `rewardmodels.verifiers.server`: the same behind vLLM's server.
+* `rewardmodels.verifiers.judge`: verdicts of an LLM;
+* `rewardmodels.verifiers.published`: process and scalar reward models from the hub;
+* `rewardmodels.verifiers.server`: the same models on vLLM's server;
+* `search.critics`: critics without a model, such as the agents' uncertainty and agreement among leaves.
 
-All are loaded by `rewardmodels.load_critic`. Unless a module says otherwise, probabilities ``p``
+`rewardmodels.load_critic` loads all of them. Unless documented otherwise, probabilities ``p``
 become values ``2 p - 1``, so that values are on the scale of the true reward, -1 to 1.
 """

@@ -1,8 +1,8 @@
-"""Comparing planners and critics: `compare` gives a table with intervals and paired differences.
+"""Comparisons of planners and critics: `compare` returns a table with intervals and paired differences.
 
-`bench` runs the searches, `outcomes` reduces them to rows with the `intervals`, `display` shows rows as tables and
-plots, and `comparison` puts them together. `critics` measures critics, also on the `transcripts`
-whose first wrong step is known.
+`arms` runs the searches, `matching` sets planners to an equal cost, and `comparison` builds the tables of
+`search.results`. `first_errors` evaluates critics on `transcripts` whose first wrong step is known,
+`calibration` evaluates them on stored trees, and `blame` finds the message that most lowered a value.
 """
 
 from search.compare.arms import (

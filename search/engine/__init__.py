@@ -1,1 +1,1 @@
-"""The engine: from problems to plans. `search.engine.run` drives searches here, `search.engine.fleet` on Ray actors."""
+"""Running searches: `search.engine.run` in this process, `search.engine.fleet` on Ray actors."""

@@ -1,4 +1,4 @@
-"""Pages of finished searches, such as an HTML page to explore a search tree.
+"""HTML pages of finished searches, such as an interactive page of a search tree.
 
 The input is plain data. Tables, intervals and plots are in `search.compare`.
 """

@@ -1,8 +1,8 @@
-"""Search algorithms, each a frozen dataclass with one method, `plan`.
+"""Search algorithms. Each is a frozen dataclass with a `plan` method.
 
-The paper's: `SinglePass`, `SelfConsistency`, `StepBeamSearch`, `MCTS`. For comparison:
-`BestOfN`, `PUCT`, `SequentialHalving`, `DVTS`, `REBASE`, `AdaptiveBranching`. `ChosenRecipients`
-gives any of them another rule for the recipients of messages.
+`SinglePass`, `SelfConsistency`, `StepBeamSearch` and `MCTS` are the paper's algorithms. `BestOfN`, `PUCT`,
+`SequentialHalving`, `DVTS`, `REBASE` and `AdaptiveBranching` are included for comparison. `ChosenRecipients`
+wraps a planner to select the recipients of messages.
 """
 
 from search.planners.adaptive import AdaptiveBranching

@@ -1,1 +1,1 @@
-"""Reports of stored runs: figures, tables and calibration on one page."""
+"""Reports of stored runs: one page with figures, tables and calibration."""

@@ -1,1 +1,1 @@
-"""Outcomes of searches, their intervals and differences, and the tables that show them."""
+"""Outcomes of searches with intervals and differences, and their tables."""

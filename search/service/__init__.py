@@ -1,7 +1,7 @@
 """The HTTP service of ``mas-gym serve``, and the telemetry shared with other commands.
 
-`search.service.app` holds the routes and the HTTP server, `requests` the OpenAI format and the searches.
-They need ``pip install 'mas-gym[serve]'``; `telemetry` does not. This module checks that a request comes from
+`search.service.app` contains the routes and the HTTP server, and `requests` the OpenAI format and the searches.
+Both need ``pip install 'mas-gym[serve]'``; `telemetry` does not. This module checks that a request comes from
 this machine, which protects local servers from web pages and DNS rebinding.
 """
 

@@ -1,8 +1,8 @@
 """The run store: one SQLite file with every finished search, its tree, texts, seeds and settings.
 
-`store` reads and exports, `record` states what determines a run's results, writes it and keeps a second
-writer out of it, `rows` turns runs and searches into rows and back, and `file` has the tables and their
-digests. `regrade` grades stored searches again.
+`store` reads and exports runs. `record` writes a run with the identity of its settings and locks it for other
+writers. `rows` converts runs and searches to rows and back, and `file` has the tables and their
+checksums. `regrade` grades stored searches again.
 """
 
 from search.results.run_info import RunInfo

@@ -1,1 +1,1 @@
-"""Tasks whose problems are generated: Arithmetic and Ordering."""
+"""Tasks with generated problems: Arithmetic and Ordering."""

@@ -1,1 +1,1 @@
-"""Grading of a final message: where it states its answer, and whether that equals the reference."""
+"""Grading of final messages: extraction of the answer and comparison with the reference."""
