@@ -31,6 +31,7 @@ from mas_gym.systems.state import Action, MASState
 from mas_gym.testing import OracleCritic, check_critic
 from rewardmodels import Ensemble, LearnedCritic, collect, known_critics, load_critic, stored_trees, train
 from rewardmodels.data.dataset import graph_of
+from rewardmodels.loaders import shipped
 from rewardmodels.model.folder import META, model_card
 from search import ConstantCritic, Critic, PolicyLikelihood, Proposal, ScoringContext
 from search.compare.first_errors import auc
@@ -343,7 +344,11 @@ def test_an_ensemble_is_the_mean(folders: dict[str, Path]) -> None:
     ("spec", "error", "words"),
     [
         ("policy-likelyhood", UnknownNameError, "did you mean 'policy-likelihood'"),
-        ("oracle", UnknownNameError, "agreement, constant, ensemble, http, https, judge, policy-likelihood, prm"),
+        (
+            "oracle",
+            UnknownNameError,
+            "agreement, constant, ensemble, folder, http, https, hub, judge, policy-likelihood, prm",
+        ),
         ("./models/nothing", UnknownNameError, "expected a folder that training wrote"),
         ("constant:high", ConfigError, "expected a number"),
         ("constant:nan", ConfigError, "finite"),
@@ -361,7 +366,7 @@ def test_shipped_critics_are_small_and_say_what_they_are(kind: Any) -> None:
     critic = load_critic(f"tiny-{kind}")
     assert isinstance(critic, LearnedCritic)
     assert (critic.name, critic.info.base, list(critic.info.graphs)) == (kind, "tiny", ["rpsv"])
-    folder = critics_module.shipped(kind)
+    folder = shipped(kind)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 5_000_000
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "benchmarks.shipped_critics" in card and str(Path.home()) not in card

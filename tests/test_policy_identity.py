@@ -69,7 +69,7 @@ def test_unchanged_files_are_read_once(tmp_path: Path, monkeypatch: pytest.Monke
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"x" * 1000)
     first = ModelSource(str(tmp_path)).identity()
-    monkeypatch.setattr("mas_gym.policies.registry.file_digest", None)
+    monkeypatch.setattr("mas_gym.policies.model_files.file_digest", None)
     assert ModelSource(str(tmp_path)).identity() == first
 
 

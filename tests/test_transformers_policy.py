@@ -634,7 +634,7 @@ def test_loading_a_model_leaves_concurrent_imports_of_scikit_learn_alone() -> No
     code = (
         "import importlib, sys, threading\n"
         "import transformers.utils as utils\n"
-        "from mas_gym.policies import registry\n"
+        "from mas_gym.policies import model_files\n"
         "asked, found = threading.Event(), threading.Event()\n"
         "def other():\n"
         "    asked.wait(60)\n"
@@ -645,8 +645,8 @@ def test_loading_a_model_leaves_concurrent_imports_of_scikit_learn_alone() -> No
         "    assert found.wait(60)\n"
         "    return importlib.import_module(name)\n"
         "threading.Thread(target=other).start()\n"
-        "available, registry.import_module = utils.is_sklearn_available, importing\n"
-        "registry.import_models()\n"
+        "available, model_files.import_module = utils.is_sklearn_available, importing\n"
+        "model_files.import_models()\n"
         "assert utils.is_sklearn_available is available\n"
         "assert 'transformers.modeling_utils' in sys.modules\n"
     )

@@ -216,7 +216,7 @@ def test_a_click_reads_nothing_anew_until_a_run_changes(tmp_path: Path, monkeypa
     fill(file, 2)
     assert pages.page("/", {}) != first and len(read) == 3
     fill(file, 2, PROBLEMS + 1)
-    assert f">{PROBLEMS + 1}</td>" in pages.page("/", {}) and len(read) == 4
+    assert f">{PROBLEMS + 1} S1*</td>" in pages.page("/", {}) and len(read) == 4
 
 
 def test_one_id_of_two_tasks_keeps_its_own_question(tmp_path: Path) -> None:
