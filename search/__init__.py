@@ -27,6 +27,7 @@ from search.planners import (
 )
 from search.planners.ask_tell import AskTell
 from search.planners.registry import load_planner, planner_names, planner_spec
+from search.prices import Prices, as_prices
 from search.protocol import (
     Critic,
     Evaluate,
@@ -69,6 +70,7 @@ __all__ = [
     "Plan",
     "Planner",
     "PolicyLikelihood",
+    "Prices",
     "Progress",
     "Proposal",
     "Propose",
@@ -89,6 +91,7 @@ __all__ = [
     "Usage",
     "as_critic",
     "as_planner",
+    "as_prices",
     "compare",
     "load_planner",
     "open_store",

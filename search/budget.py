@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from mas_gym.errors import ConfigError
+from search.prices import Rate
 from search.usage import Usage
+
+LIMITS = ("calls", "tokens", "seconds", "usd")
+"""The units that a budget limits."""
 
 
 @dataclass(frozen=True)
@@ -18,18 +23,51 @@ class Budget:
         tokens: Generated tokens (TOK). Once they are spent, a search samples nothing more, except single
             messages that bring its first path to an end. The last request may overshoot.
         seconds: Wall-clock seconds. Results under this limit depend on the machine's speed.
+        usd: USD, counted as tokens are; needs the ``prices`` of a run. With a price per second, results under this
+            limit depend on the machine's speed, too.
+        rate: The prices of the run, for ``usd``; filled in by the run.
     """
 
     calls: int | None = None
     tokens: int | None = None
     seconds: float | None = None
+    usd: float | None = None
+    rate: Rate | None = None
 
     def __post_init__(self) -> None:
         """Check the limits."""
-        for field in fields(self):
-            limit = getattr(self, field.name)
+        for name in LIMITS:
+            limit = getattr(self, name)
             if limit is not None and not (isinstance(limit, int | float) and 0 < limit < math.inf):
-                raise ConfigError(f"budget: expected {field.name} to be a positive number or None, got {limit!r}")
+                raise ConfigError(f"budget: expected {name} to be a positive number or None, got {limit!r}")
+
+    def priced(self, rate: Rate | None) -> Budget:
+        """Return the budget with a run's prices, which stand in it only if it limits USD.
+
+        Raises:
+            ConfigError: It limits USD, and there are no prices.
+        """
+        if self.usd is None:
+            return self
+        if rate is None:
+            raise ConfigError(f"budget: usd={self.usd:g} needs prices: pass prices=, or --prices prices.yaml")
+        return replace(self, rate=rate)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a run's identity states: prices change results only through a limit of USD."""
+        stated = asdict(self)
+        return stated if self.usd is not None else {name: stated[name] for name in LIMITS if name != "usd"}
+
+    def cost(self, usage: Usage) -> float:
+        """Return what was spent in USD; 0 without a limit of USD.
+
+        Raises:
+            ConfigError: There is such a limit without prices.
+        """
+        if self.rate is None:
+            self.priced(None)
+            return 0.0
+        return self.rate.usd(usage)
 
     def spent(self, usage: Usage, wanted: int) -> str | None:
         """Say which limit forbids ``wanted`` more agent calls, ``"budget of 30 calls spent"``; None if none does.
@@ -40,12 +78,14 @@ class Budget:
             return f"budget of {self.calls} calls spent"
         if wanted and self.tokens is not None and usage.generated_tokens >= self.tokens:
             return f"budget of {self.tokens} tokens spent"
+        if wanted and self.usd is not None and self.cost(usage) >= self.usd:
+            return f"budget of {self.usd:g} USD spent"
         if self.seconds is not None and usage.seconds >= self.seconds:
             return f"budget of {self.seconds:g} seconds spent"
         return None
 
     def messages_left(self, usage: Usage) -> int | None:
-        """Return how many more messages the calls and tokens pay for (`Remaining`); None without such a limit."""
+        """Return how many more messages calls, tokens and USD pay for (`Remaining`); None without such a limit."""
         left: list[int] = []
         if self.calls is not None:
             left.append(self.calls - usage.agent_calls)
@@ -53,4 +93,11 @@ class Budget:
             tokens = self.tokens - usage.generated_tokens
             # The length of messages is unknown before the first one.
             left.append(tokens * usage.agent_calls // max(usage.generated_tokens, 1) if usage.agent_calls else 1)
+        if self.usd is not None:
+            spent = self.cost(usage)
+            if spent > 0:
+                # A rounding error must not cost a message.
+                left.append(int((self.usd - spent) * usage.agent_calls / spent + 1e-9))
+            elif not usage.agent_calls:
+                left.append(1)
         return max(0, min(left)) if left else None

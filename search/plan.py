@@ -74,7 +74,8 @@ class AnytimePoint(NamedTuple):
 class Plan:
     """The outcome of one search.
 
-    A planner fills in ``candidates``, ``tree`` and ``anytime``; the driver the rest.
+    A planner fills in ``candidates``, ``tree`` and ``anytime``, and ``stopped`` if it ended early by its own rule; the
+    driver fills in the rest.
 
     Attributes:
         candidates: Terminal states: the chosen one first, then by descending score.
@@ -84,13 +85,15 @@ class Plan:
         answer: The chosen candidate's answer; None if none can be read.
         correct: Whether that answer equals the reference (Hit@1); None before grading.
         usage: The cost of the search.
-        stopped: The budget that ended the search early; None if none did, or if the planner stayed within it.
+        stopped: Why the search ended early: the budget that was spent, or the planner's own reason, such as a majority
+            that is settled; None if it did not, or if the planner stayed within its budget.
         error: Why the search failed; None if it did not.
         error_details: The traceback of that failure; not stored.
         mas: The system that was searched; filled in by the driver.
         requests: For a program, the prompt that each message of the chosen path replies to, by the message's node;
             long ones are cut.
         order_varied: Whether concurrent calls of an agent program came too late to be ordered by content; not stored.
+        usd: The cost of the search in USD at the run's prices; None for a run without prices; not stored.
     """
 
     candidates: tuple[Candidate, ...] = ()
@@ -106,6 +109,7 @@ class Plan:
     mas: MAS | None = field(default=None, repr=False, compare=False)
     requests: Mapping[int, tuple[ChatMessage, ...]] = field(default_factory=dict, repr=False, compare=False)
     order_varied: bool = field(default=False, repr=False, compare=False)
+    usd: float | None = field(default=None, compare=False)
 
     @classmethod
     def single(cls, state: MASState, score: float | None = None) -> Plan:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from mas_gym.errors import ConfigError
@@ -19,6 +19,7 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from search.budget import Budget
 from search.planners.registry import load_planner
+from search.prices import Prices, Rate
 from search.protocol import Critic, Planner, as_critic, as_planner
 from search.tree import Proposal
 
@@ -64,6 +65,7 @@ class Setup:
         budget: Limits of one search.
         training: Whether `search.Reward` requests are answered.
         program: The agent program behind the system; None for a MAS.
+        rate: The prices of its models; None if they are not given.
     """
 
     planner: Planner
@@ -74,6 +76,7 @@ class Setup:
     budget: Budget
     training: bool
     program: Program | None = None
+    rate: Rate | None = None
 
 
 class SampleRecord(NamedTuple):
@@ -108,6 +111,22 @@ def make_setup(
         critic.check_graph(system)
     bound = as_planner(planner.for_run(critic, training))
     return Setup(bound, Dynamics(system), critic, seed, sampling or Sampling(), budget or Budget(), training, loaded)
+
+
+def priced_setup(setup: Setup, policy: str, prices: Prices | None) -> Setup:
+    """Return a setup with the prices of its models; ``policy`` is the policy's name.
+
+    Raises:
+        UnknownNameError: A model has no price.
+        ConfigError: The budget limits USD and there are no prices, or a price does not fit its model.
+    """
+    rate = None if prices is None else prices.rate(policy, charged_critic(setup.planner, setup.critic))
+    return replace(setup, rate=rate, budget=setup.budget.priced(rate))
+
+
+def charged_critic(planner: Planner, critic: Critic | None) -> str | None:
+    """Return the name of the critic that a search pays for; None if there is none."""
+    return None if critic is None or critic.free or not planner.needs_critic else critic.name
 
 
 def read_system(mas: MAS | str | None, program: ProgramSource | None) -> tuple[MAS, Program | None]:

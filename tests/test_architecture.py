@@ -61,6 +61,7 @@ ORDER = [
     "search.plan",
     "search.credit",
     "search.grading",
+    "search.prices",
     "search.protocol",
     "search.critics",
     "search.planners",

@@ -87,7 +87,7 @@ def shell(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (("--match", "tokens"), "expected tokens=N or calls=N"),
+        (("--match", "tokens"), "expected tokens=N, calls=N or usd=X"),
         (("--baseline", "sbs:9"), "expected one of 'single'"),
         # Before the calibration, which would ask the policy for other problems than it has recorded.
         (("--baseline", "sbs:9", "--match", "calls=4"), "expected one of 'single'"),
@@ -555,7 +555,7 @@ def test_view_says_what_is_wrong(run: Run, tmp_path: Path, store: Path, address:
         (("--seeds", "1,x"), "whole numbers with commas"),
         (("--seeds", "1,1"), "different seeds"),
         (("-o", "difficulty"), "key=value"),
-        (("--budget", "call=3"), "expected calls, tokens, seconds, as in --budget seconds=60, got 'call'"),
+        (("--budget", "call=3"), "expected calls, tokens, seconds, usd, as in --budget seconds=60, got 'call'"),
         (("--run-budget", "calls=-3"), "expected calls to be a positive number"),
         (("-o", "difficulty=99"), "difficulty"),
         (("--json", "/no/such/folder/out.json"), "mkdir -p /no/such/folder"),

@@ -238,9 +238,9 @@ def test_size_settings() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"match": "tokens"}, "expected tokens=N or calls=N"),
-        ({"match": "seconds=3"}, "expected tokens=N or calls=N"),
-        ({"match": "calls=nan"}, "expected tokens=N or calls=N"),
+        ({"match": "tokens"}, "expected tokens=N, calls=N or usd=X"),
+        ({"match": "seconds=3"}, "expected tokens=N, calls=N or usd=X"),
+        ({"match": "calls=nan"}, "expected tokens=N, calls=N or usd=X"),
         ({"baseline": "sbs"}, "expected the label of one row"),
         ({"planners": ["mcts:3,2"], "critics": []}, "needs a critic"),
         ({"planners": []}, "at least one planner"),

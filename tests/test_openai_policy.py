@@ -535,6 +535,8 @@ BAD_SPECS = [
     "",
     "@http://h",
     "m#price=1",
+    "m#price=1,1,-2",
+    "m#price=1,nan,2",
     "m#apy=chat",
     "m#api=talk",
     "m#logprobs=maybe",

@@ -278,6 +278,16 @@ def test_a_fleet_ends_as_many_searches_as_the_budget_pays_for() -> None:
     assert len(list(plans)) == 20 and plans.stopped is None
 
 
+def test_a_fleet_prices_its_searches_and_keeps_a_budget_of_usd() -> None:
+    prices = {make_policy().name: {"prompt": 0, "generated": 1000}}
+    plain = {plan.problem_id: plan.usd for plan in plain_run(prices=prices)}
+    plans = fleet_run(make_policy, prices=prices)
+    assert {plan.problem_id: plan.usd for plan in plans} == plain and all(plain.values())
+    limit = sum(usd or 0 for usd in plain.values()) / 2
+    some = fleet_run(make_policy, prices=prices, run_budget=search.Budget(usd=limit))
+    assert 0 < len(list(some)) < 20 and "USD spent" in str(some.stopped)
+
+
 def test_what_dropped_searches_have_spent_is_counted(tmp_path: Path) -> None:
     last: list[search.Progress] = []
     store = tmp_path / "runs.db"

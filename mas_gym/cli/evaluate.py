@@ -52,7 +52,7 @@ MATCHED = 1.25
 BaselineName = Annotated[str, typer.Option("--baseline", help="Row to compare the others with; by default the first.")]
 MatchedCost = Annotated[
     str | None,
-    typer.Option("--match", help="tokens=N or calls=N: adjust planners to this cost on dev problems."),
+    typer.Option("--match", help="tokens=N, calls=N or usd=X: adjust planners to this cost on dev problems."),
 ]
 
 
@@ -72,6 +72,7 @@ def evaluate(
     store: opt.Store = None,
     budget: opt.SearchBudget = None,
     run_budget: opt.RunBudget = None,
+    prices: opt.PricesFile = None,
     cache: opt.Cache = None,
     ray: opt.RayAddress = None,
     actors: opt.Actors = None,
@@ -95,8 +96,9 @@ def evaluate(
     from search.engine import tracing
 
     files = _checked(Files(json, csv, plot, markdown, latex), log_json)
-    numbers, target = opt.read_seeds(seeds), None if match is None else Match.read(match)
-    limits = opt.read_budget(budget, "--budget"), opt.read_budget(run_budget, "--run-budget")
+    numbers, costs = opt.read_seeds(seeds), opt.read_prices(prices)
+    target = None if match is None else Match.read(match, costs is not None)
+    limits = opt.read_budget(budget, "--budget", costs), opt.read_budget(run_budget, "--run-budget", costs)
     arms = pair_arms(planner or ["single"], critic, lazy=True)
     _check_baseline(arms, baseline)
     problems = source.load()
@@ -109,6 +111,7 @@ def evaluate(
     local, remote = engines(spec, cache, fleet) if shared is None else (None, None)
     opt.load_weights(arms if local is not None else [])
     bench = Bench(problems, system, local, numbers, concurrency, store, remote, *limits, workers=shared, program=code)
+    bench = replace(bench, prices=costs)
     if target is not None:
         arms, baseline = _resize(arms, bench, target, _dev(source, problems), baseline)
     with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
@@ -167,14 +170,14 @@ def _resize(arms: Sequence[Arm], bench: Bench, target: Match, dev: Task, baselin
     """
     from search.compare import matched
     from search.compare.comparison import renamed
-    from search.results.table import CALIBRATION_PROBLEMS, calibrated_on
+    from search.results.table import CALIBRATION_PROBLEMS, calibrated_on, spent_text
 
     problems = dev[:CALIBRATION_PROBLEMS]
     pairs = matched(arms, bench, target, problems, lambda reason: note(reason, "yellow"))
     note(calibrated_on(len(problems)), *["yellow"] * (len(problems) < CALIBRATION_PROBLEMS))
     for _, _, part in pairs:
         size = f"{part.setting}={part.size}" if part.setting else "no size to change"
-        text = f"{one_line(part.label)}: {size}, {part.spent:,.1f} {target.unit} per calibration problem"
+        text = f"{one_line(part.label)}: {size}, {spent_text(part.spent)} {target.unit} per calibration problem"
         if max(part.spent, target.amount) > MATCHED * min(part.spent, target.amount):
             note(f"{text}: no size comes nearer to {target.amount:g}, so this row is no match for the others", "yellow")
         else:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mas_gym.programs import Program
     from mas_gym.systems.graph import MAS
     from mas_gym.tasks.base import Task
-    from search import Budget, Critic, Planner
+    from search import Budget, Critic, Planner, Prices
     from search.compare import Arm, Workers
     from search.engine.fleet import Fleet
 
@@ -166,9 +166,14 @@ CriticName = Annotated[
 ]
 PlannerNames = Annotated[
     list[str] | None,
-    typer.Option("--planner", help=f"Planner, such as mcts:10,3: {PLANNERS}, my.py:Mine. Repeatable."),
+    typer.Option(
+        "--planner",
+        help=f"Planner, such as mcts:10,3 or sc:20,stop=0.9: {PLANNERS}, my.py:Mine. Repeatable.",
+    ),
 ]
-PlannerName = Annotated[str, typer.Option("--planner", help=f"Planner, such as sc:5: {PLANNERS}, my.py:Mine.")]
+PlannerName = Annotated[
+    str, typer.Option("--planner", help=f"Planner, such as sc:20,stop=0.9: {PLANNERS}, my.py:Mine.")
+]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the run; the same seed gives the same result.")]
 Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Maximum number of concurrent searches.")]
 Store = Annotated[
@@ -176,11 +181,19 @@ Store = Annotated[
 ]
 SearchBudget = Annotated[
     list[str] | None,
-    typer.Option("--budget", help="Limit per search: calls=N, tokens=N or seconds=S. Repeatable."),
+    typer.Option("--budget", help="Limit per search: calls=N, tokens=N, seconds=S or usd=X. Repeatable."),
 ]
 RunBudget = Annotated[
     list[str] | None,
-    typer.Option("--run-budget", help="Limit per run (one planner, critic and seed), in the same form. Repeatable."),
+    typer.Option("--run-budget", help="Limit per run (one planner, critic and seed), such as usd=20. Repeatable."),
+]
+PricesFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--prices",
+        help="YAML file of prices in USD, with lines such as tiny: {prompt: 0.15, cached: 0.08, generated: 0.6} per "
+        "million tokens, or tiny-masprm: {forward: 0.00001}; second: prices time. Adds USD.",
+    ),
 ]
 LogJSON = Annotated[Path | None, typer.Option("--log-json", help="Append events to a file, one JSON object per line.")]
 Metrics = Annotated[
@@ -367,26 +380,34 @@ def read_pairs(pairs: Sequence[str] | None) -> dict[str, Any]:
     return read
 
 
-def read_budget(pairs: Sequence[str] | None, flag: str) -> Budget:
-    """Read limits such as ``calls=200``.
+def read_budget(pairs: Sequence[str] | None, flag: str, prices: Prices | None) -> Budget:
+    """Read limits such as ``calls=200``; one of USD needs prices.
 
     Raises:
-        ConfigError: A limit is unknown, or not a positive number.
+        ConfigError: A limit is unknown, not a positive number, or of USD without prices.
     """
-    from search import Budget
+    from search.budget import LIMITS, Budget
 
     for pair in pairs or ():
         if "=" not in pair:
             number = pair.strip() if pair.strip().isdecimal() else "200"
             raise ConfigError(
-                f"{flag}: expected a limit as calls=N, tokens=N or seconds=S, got {pair!r}; write {flag} calls={number}"
+                f"{flag}: expected a limit as calls=N, tokens=N, seconds=S or usd=X, got {pair!r}; "
+                f"write {flag} calls={number}"
             )
     limits = read_pairs(pairs)
-    known = [field.name for field in fields(Budget)]
     for name in limits:
-        if name not in known:
-            raise ConfigError(f"{flag}: expected {', '.join(known)}, as in {flag} seconds=60, got {name!r}")
-    return Budget(**limits)
+        if name not in LIMITS:
+            raise ConfigError(f"{flag}: expected {', '.join(LIMITS)}, as in {flag} seconds=60, got {name!r}")
+    budget = Budget(**limits)
+    return budget if prices is not None else budget.priced(None)
+
+
+def read_prices(path: Path | None) -> Prices | None:
+    """Read a file of prices. Raises `ConfigError`."""
+    from search.prices import as_prices
+
+    return None if path is None else as_prices(path)
 
 
 def read_seeds(text: str) -> list[int]:

@@ -32,6 +32,7 @@ def report(
     out: Annotated[Path, typer.Option("--out", help="The page.")] = Path("report.html"),
     run: RunNames = None,
     baseline: Annotated[str, typer.Option("--baseline", help="Row to compare the others with.")] = "",
+    prices: opt.PricesFile = None,
     figures: Annotated[Path | None, typer.Option("--figures", help="Folder for the figures as PNG files.")] = None,
     markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the tables as Markdown.")] = None,
     latex: Annotated[Path | None, typer.Option("--latex", help="Write the tables as LaTeX.")] = None,
@@ -45,8 +46,9 @@ def report(
 
     for path in (out, markdown, latex):
         opt.check_folder(path)
+    costs = opt.read_prices(prices)
     with open_store(store) as opened:
-        reports = write_report(opened, out, runs=run or (), baseline=baseline, figures=figures)
+        reports = write_report(opened, out, runs=run or (), baseline=baseline, figures=figures, prices=costs)
     console = stdout()
     for one in reports:
         console.print(one.comparison.show(console.width))

@@ -42,6 +42,7 @@ def solve(
     program_temperature: opt.ProgramTemperature = None,
     isolate: opt.Isolate = False,
     seed: opt.Seed = 42,
+    prices: opt.PricesFile = None,
     tree: Annotated[Path | None, typer.Option("--tree", help="Write the search tree as an HTML page.")] = None,
     problem_id: Annotated[
         str | None, typer.Option("--problem-id", help="Problem of --task; by default the first.")
@@ -73,7 +74,8 @@ def solve(
     opt.warn_of_misuse(spec, task, system, problems[0].question)
     [arm] = pair_arms([planner], [critic] if critic else None)
     agents = opt.read_policy(spec, cache)
-    bench = Bench(problems, system, agents, [seed], concurrency=1, program=code)
+    costs = opt.read_prices(prices)
+    bench = Bench(problems, system, agents, [seed], concurrency=1, program=code, prices=costs)
     with RunProgress([arm.label], 1, graded=task is not None) as progress:
         plans = list(start(arm, bench, seed, partial(progress.update, 0, seed)))
     show(plans[0], bench, graded=task is not None)
@@ -131,10 +133,14 @@ def show(plan: Plan, bench: Bench, graded: bool) -> None:
 
 
 def _cost(plan: Plan) -> str:
+    from search.results.display import dollars
+    from search.results.outcomes import Spread
+
     usage = plan.usage
     parts = [
         f"AC {usage.agent_calls:,}",
         f"TOK {usage.generated_tokens:,}",
+        *([] if plan.usd is None else [f"USD {dollars(Spread(plan.usd, None))}"]),
         f"RC {usage.reward_calls:,}",
         f"{usage.prompt_tokens:,} prompt tokens",
         *_critic_cost(plan),

@@ -159,6 +159,7 @@ def rollouts(
     concurrency: opt.Concurrency = 64,
     budget: opt.SearchBudget = None,
     run_budget: opt.RunBudget = None,
+    prices: opt.PricesFile = None,
     cache: opt.Cache = None,
     ray: opt.RayAddress = None,
     actors: opt.Actors = None,
@@ -183,8 +184,9 @@ def rollouts(
     opt.warn_of_misuse(spec, source.task, system)
     fleet = opt.read_fleet(ray, actors, gpus_per_actor)
     local, remote = engines(spec, cache, fleet)
-    limits = opt.read_budget(budget, "--budget"), opt.read_budget(run_budget, "--run-budget")
-    shared: dict[str, Any] = {"program": code, "training": True}
+    costs = opt.read_prices(prices)
+    limits = opt.read_budget(budget, "--budget", costs), opt.read_budget(run_budget, "--run-budget", costs)
+    shared: dict[str, Any] = {"program": code, "training": True, "prices": costs}
     bench = Bench(problems, system, local, [seed], concurrency, store, remote, *limits, **shared)
     harvest = _Harvest()
     with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:

@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields
+
+from mas_gym.errors import ConfigError, shown
 
 _MILLION = 1_000_000
 
 
-class Price(NamedTuple):
-    """Price per million tokens, in any currency."""
+@dataclass(frozen=True)
+class Price:
+    """Price per million tokens, in any currency.
+
+    Attributes:
+        prompt: Of prompt tokens that the engine had not cached.
+        cached: Of those that it had.
+        generated: Of generated tokens.
+    """
 
     prompt: float
     cached: float
     generated: float
+
+    def __post_init__(self) -> None:
+        """Check the numbers. Raises `ConfigError`."""
+        for part in fields(self):
+            check_price(part.name, getattr(self, part.name))
+
+    def cost(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int) -> float:
+        """Return the cost of tokens; prompt tokens include cached ones."""
+        fresh = prompt_tokens - cached_tokens
+        total = fresh * self.prompt + cached_tokens * self.cached + generated_tokens * self.generated
+        return total / _MILLION
+
+
+def check_price(name: str, number: object) -> None:
+    """Check that a price is a finite number of at least 0.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < math.inf:
+        raise ConfigError(f"{name}: expected a price of at least 0, got {shown(number)}")
 
 
 @dataclass
@@ -49,9 +79,7 @@ class Meter:
         """Cost at `price`; None without prices."""
         if self.price is None:
             return None
-        fresh = self.prompt_tokens - self.cached_tokens
-        total = fresh * self.price.prompt + self.cached_tokens * self.price.cached
-        return (total + self.generated_tokens * self.price.generated) / _MILLION
+        return self.price.cost(self.prompt_tokens, self.cached_tokens, self.generated_tokens)
 
     def __str__(self) -> str:
         """Return a one-line summary."""

@@ -121,6 +121,8 @@ class OpenAIOptions:
 
 
 def _price(value: Any) -> Price:
+    if isinstance(value, Price):
+        return value
     parts = value.split(",") if isinstance(value, str) else value
     try:
         return Price(*(float(part) for part in parts))

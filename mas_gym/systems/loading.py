@@ -106,12 +106,26 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path.name}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
 
 
-def _parse(label: str, name: str, text: str) -> MAS:
-    reader = _EventReader(text)
+def read_yaml(path: Path) -> Any:
+    """Return the plain data of a YAML or JSON file, which may hold neither aliases, tags nor repeated keys.
+
+    Raises:
+        ConfigError: The file cannot be read, or its YAML is wrong; with the line.
+    """
+    text = _read(path)
+    return _document(path.name, text, _EventReader(text))
+
+
+def _document(label: str, text: str, reader: _EventReader) -> Any:
     try:
-        data = reader.document()
+        return reader.document()
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{label}: {_one_line(error, text)}; correct the YAML there") from error
+
+
+def _parse(label: str, name: str, text: str) -> MAS:
+    reader = _EventReader(text)
+    data = _document(label, text, reader)
 
     def where(place: Place) -> str:
         known = place

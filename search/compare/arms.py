@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from search.engine.journal import Progress
     from search.setup import Sampling
 
+from search.prices import Prices
 from search.results.outcomes import outcome_of
+from search.setup import charged_critic
 
 PAPER_PLANNERS = ("single", "sc:5", "sc:5,weights=critic", "sbs:5,1", "sbs:5,3", "mcts:10,3")
 """The search methods of the paper's main table."""
@@ -100,6 +102,7 @@ class Bench:
         workers: Processes to run arms in, for planners that pickle and critics with a spec; None for this process.
         program: The agent program behind ``mas``; None for a MAS.
         training: Whether searches may ask for the true reward, to generate training data.
+        prices: Prices of the models; None without.
     """
 
     task: Any
@@ -115,6 +118,7 @@ class Bench:
     workers: Workers | None = None
     program: Program | None = None
     training: bool = False
+    prices: Prices | None = None
 
 
 def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | Planner]) -> dict[str, Planner]:
@@ -224,6 +228,8 @@ def measure(
     for arm in arms:
         if arm.critic is not None:
             as_critic(arm.critic).check_graph(bench.mas)
+        if bench.prices is not None and bench.policy is not None:
+            bench.prices.rate(bench.policy.name, charged_critic(arm.planner, arm.critic))
     if bench.workers is not None:
         return _measure_in_processes(arms, bench, bench.workers, look, listen)
     outcomes: list[Outcome] = []
@@ -319,6 +325,7 @@ def start(arm: Arm, bench: Bench, seed: int, listen: Callable[[Progress], None] 
         "sampling": bench.sampling,
         "budget": bench.budget,
         "run_budget": bench.run_budget,
+        "prices": bench.prices,
         "progress": listen,
     }
     if bench.remote is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from mas_gym.internal.text import one_line
 from mas_gym.systems.graph import MAS
 from search.compare.arms import Arm, Bench, measure, named_critics, named_planners, pair
 from search.compare.matching import Match, calibrate
+from search.prices import PricesSource, as_prices
 from search.protocol import Critic, Planner
 from search.results.outcomes import Outcome, find_row, summarise
 from search.results.table import Calibrated
@@ -45,6 +47,7 @@ def compare(
     sampling: Sampling | None = None,
     budget: Budget | None = None,
     run_budget: Budget | None = None,
+    prices: PricesSource | None = None,
     progress: bool | Callable[[str, int, Progress], None] = False,
 ) -> Comparison:
     """Compare planners and critics on the same problems and seeds.
@@ -60,8 +63,9 @@ def compare(
         critics: Critics or their names, or a mapping from your own names.
         seeds: Run seeds; accuracies are averaged over them per problem.
         baseline: The row to compare the others with, by its label or its planner; the first by default.
-        match: ``"tokens=650"`` or ``"calls=40"``: choose each planner's size (`search.Planner.size_setting`), so that
-            it spends that much per problem. A row whose calibration searches all fail is left out, with a warning.
+        match: ``"tokens=650"``, ``"calls=40"`` or, with prices, ``"usd=0.002"``: choose each planner's size
+            (`search.Planner.size_setting`), so that it spends that much per problem. A row whose
+            calibration searches all fail is left out, with a warning.
         dev: The problems to find sizes on; by default the first 30 compared. Their answers are not used.
         store: Keeps finished searches; the same call reads them back. With ``match``, calibration searches are kept in
             a second file beside it, such as ``runs.calibration.db``.
@@ -69,6 +73,7 @@ def compare(
         sampling: How agents sample; the paper's settings by default.
         budget: Limits of each search.
         run_budget: Limits of each run, of one row with one seed.
+        prices: Prices of the models, as for `search.run`; they add the column USD.
         progress: True for a bar per run; or a function of row label, seed and `Progress`.
 
     Raises:
@@ -82,10 +87,12 @@ def compare(
     arms = pair(named_planners(planners), named_critics(guides))
     system, loaded = read_system(mas, program)
     bench = Bench(items, system, policy, chosen, concurrency, store, None, budget, run_budget, sampling, program=loaded)
+    bench = replace(bench, prices=None if prices is None else as_prices(prices))
     calibrated: list[Calibrated] = []
     if match is not None:
         sample = islice(items, CALIBRATION_PROBLEMS) if dev is None else dev
-        pairs = matched(arms, bench, Match.read(match), sample, lambda reason: warnings.warn(reason, stacklevel=3))
+        target = Match.read(match, prices is not None)
+        pairs = matched(arms, bench, target, sample, lambda reason: warnings.warn(reason, stacklevel=3))
         arms, baseline = [new for _, new, _ in pairs], renamed(baseline, pairs)
         calibrated = [part for *_, part in pairs]
     listen = (lambda arm, seed, now: progress(arm.label, seed, now)) if callable(progress) else progress

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,17 +14,23 @@ if TYPE_CHECKING:
     from mas_gym.tasks.base import Problem
 
 from search.compare.arms import Arm, Bench, calibration_store, measure
+from search.results.outcomes import Outcome
 from search.results.table import Calibrated
 
 _ROUNDS = 8
 _LARGEST = 4096
+_COSTS: dict[str, Callable[[Outcome], float]] = {
+    "tokens": lambda outcome: outcome.tokens,
+    "calls": lambda outcome: outcome.agent_calls,
+    "usd": lambda outcome: outcome.usd or 0.0,
+}
 
 
 class Match(NamedTuple):
     """The cost per problem that all planners should have.
 
     Attributes:
-        unit: ``"tokens"`` or ``"calls"``.
+        unit: ``"tokens"``, ``"calls"`` or ``"usd"``.
         amount: Per problem.
     """
 
@@ -32,19 +38,21 @@ class Match(NamedTuple):
     amount: float
 
     @classmethod
-    def read(cls, text: str) -> Match:
-        """Read ``"tokens=650"``.
+    def read(cls, text: str, priced: bool = False) -> Match:
+        """Read ``"tokens=650"``; USD only if the comparison is ``priced``.
 
         Raises:
-            ConfigError: It names no unit, or no positive number.
+            ConfigError: It names no unit, or no positive number, or USD without prices.
         """
         unit, _, amount = text.partition("=")
         try:
             number = float(amount)
         except ValueError:
             number = 0.0
-        if unit.strip() not in ("tokens", "calls") or not 0 < number < float("inf"):
-            raise ConfigError(f"match: expected tokens=N or calls=N, such as tokens=650, got {text!r}")
+        if unit.strip() not in _COSTS or not 0 < number < float("inf"):
+            raise ConfigError(f"match: expected tokens=N, calls=N or usd=X, such as tokens=650, got {text!r}")
+        if unit.strip() == "usd" and not priced:
+            raise ConfigError(f"match: {text} needs prices: pass prices=, or --prices prices.yaml")
         return cls(unit.strip(), number)
 
 
@@ -62,7 +70,7 @@ def calibrate(arm: Arm, bench: Bench, match: Match, problems: Sequence[Problem])
         problems: The problems to search.
 
     Raises:
-        ConfigError: Every search failed, or the planner's ``size_setting`` is wrong.
+        ConfigError: Every search failed, the planner's ``size_setting`` is wrong, or searches cost 0 USD.
     """
     store = None if bench.store is None else calibration_store(bench.store)
     bench = replace(bench, task=problems, store=store, seeds=bench.seeds[:1], run_budget=None, workers=None)
@@ -72,10 +80,13 @@ def calibrate(arm: Arm, bench: Bench, match: Match, problems: Sequence[Problem])
         outcomes, stop = measure([candidate], bench)
         if stop is not None:
             raise stop
-        costs = [o.tokens if match.unit == "tokens" else o.agent_calls for o in outcomes if o.error is None]
+        costs = [_COSTS[match.unit](outcome) for outcome in outcomes if outcome.error is None]
         if not costs:
             raise ConfigError(f"every calibration search failed: {outcomes[0].error if outcomes else 'no problems'}")
-        return sum(costs) / len(costs)
+        mean = sum(costs) / len(costs)
+        if match.unit == "usd" and not mean > 0:
+            raise ConfigError("match: searches cost 0 USD at these prices, so no size can be matched; use tokens=N")
+        return mean
 
     if not setting:
         return arm, Calibrated(arm.label, "", 0, spent(arm), len(problems))

@@ -15,10 +15,11 @@ from search.usage import Usage
 
 
 class Cost(NamedTuple):
-    """What a search costs, or is granted, in the two units that budgets limit."""
+    """What a search costs, or is granted, in the units that budgets limit."""
 
     calls: float = 0.0
     tokens: float = 0.0
+    usd: float = 0.0
 
 
 class Allowance:
@@ -29,14 +30,13 @@ class Allowance:
     as more searches have ended; what they leave of it pays for others.
 
     Attributes:
-        limited: Whether the run has a budget of calls or tokens.
+        limited: Whether the run has a budget of calls, tokens or USD.
     """
 
     def __init__(self, budget: Budget, each: Budget) -> None:
         """Take the limits of the run and those of each search."""
         self._budget = budget
-        self._limit = Cost(*(math.inf if limit is None else limit for limit in (budget.calls, budget.tokens)))
-        self._bound = Cost(*(math.inf if limit is None else limit for limit in (each.calls, each.tokens)))
+        self._limit, self._bound = _limits(budget), _limits(each)
         self._largest, self._observed = Cost(), 0
         self.limited = min(self._limit) < math.inf
 
@@ -51,23 +51,27 @@ class Allowance:
         margin = 1 + 1 / max(self._observed, 1)
         return Cost(*(min(margin * cost, bound) for cost, bound in zip(self.expected, self._bound, strict=True)))
 
-    def observe(self, calls: float, tokens: float) -> None:
+    def cost(self, usage: Usage) -> Cost:
+        """Return what was spent in the units that budgets limit."""
+        return Cost(usage.agent_calls, usage.generated_tokens, self._budget.cost(usage))
+
+    def observe(self, cost: Cost) -> None:
         """Learn what a search has cost."""
-        self._largest = Cost(max(self._largest.calls, calls), max(self._largest.tokens, tokens))
+        self._largest = Cost(*map(max, self._largest, cost))
         self._observed += 1
 
     def rest(self, spent: Usage, open_searches: Iterable[tuple[Cost, Cost]]) -> Cost:
         """Return what is neither spent nor granted to open searches, given as pairs of granted and spent."""
         pairs = list(open_searches)
         left: list[float] = []
-        for unit, used in enumerate((spent.agent_calls, spent.generated_tokens)):
+        for unit, used in enumerate(self.cost(spent)):
             held = sum(max(0.0, granted[unit] - own[unit]) for granted, own in pairs)
             left.append(self._limit[unit] - used - held if self._limit[unit] < math.inf else math.inf)
         return Cost(*left)
 
     def pays(self, rest: Cost, searches: int, alone: bool) -> bool:
         """Return whether the rest pays for more searches; ``alone`` if none is open."""
-        if rest.calls < 1 or rest.tokens <= 0:
+        if rest.calls < 1 or rest.tokens <= 0 or rest.usd <= 0:
             return False
         if alone and searches == 1:
             return not self._observed or all(cost <= left for cost, left in zip(self.expected, rest, strict=True))
@@ -80,9 +84,16 @@ class Allowance:
     def reason(self, spent: Usage) -> str:
         """Return why no further search starts: the limit that is spent, or what its rest does not pay for."""
         rest = self.rest(spent, ())
-        for name, limit, left, cost in zip(("calls", "tokens"), self._limit, rest, self.expected, strict=True):
-            if left < max(cost, 1) and limit < math.inf:
-                spent_up = f"budget of {limit:.0f} {name} spent"
-                more = f": the {left:.0f} left do not pay for another search, which takes up to {cost:.0f}"
-                return spent_up + (more if left >= 1 and cost < math.inf else "")
+        units = zip(("calls", "tokens", "USD"), (1, 1, 0), self._limit, rest, self.expected, strict=True)
+        for name, least, limit, left, cost in units:
+            if left <= 0 or left < max(cost, least):
+                form = ".0f" if least else "g"
+                spent_up = f"budget of {limit:{form}} {name} spent"
+                more = f": the {left:{form}} left do not pay for another search, which takes up to {cost:{form}}"
+                return spent_up + (more if left >= least and left > 0 and cost < math.inf else "")
         return "the budget does not pay for another search"
+
+
+def _limits(budget: Budget) -> Cost:
+    limits = (budget.calls, budget.tokens, budget.usd)
+    return Cost(*(math.inf if limit is None else limit for limit in limits))

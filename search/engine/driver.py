@@ -154,6 +154,10 @@ class ActiveSearch:
         end = perf_counter() if self._ended is None else self._ended
         return replace(self.spent, seconds=end - self._started)
 
+    @property
+    def _usd(self) -> float | None:
+        return None if self.setup.rate is None else self.setup.rate.usd(self.usage)
+
     def _spend(self, usage: Usage) -> None:
         self.spent += usage
         self._account.usage += usage
@@ -262,7 +266,7 @@ class ActiveSearch:
         if self._stopped and wanted == 1 and self._last_messages:
             # The end of a search's only path is paid for though its tokens are spent.
             self._last_messages -= 1
-            budget = replace(budget, tokens=None)
+            budget = replace(budget, tokens=None, usd=None)
         return budget.spent(self.usage, wanted)
 
     def stop(self, reason: str) -> Work | None:
@@ -511,7 +515,14 @@ class ActiveSearch:
             self._bill_grades()
             requests = {} if self.session is None else chosen_requests(graded, self.session.call)
             varied = self.session is not None and self.session.order_varied
-            self.plan = replace(graded, usage=self.usage, stopped=self._stopped, requests=requests, order_varied=varied)
+            self.plan = replace(
+                graded,
+                usage=self.usage,
+                usd=self._usd,
+                stopped=self._stopped or graded.stopped,
+                requests=requests,
+                order_varied=varied,
+            )
 
     def _bill_grades(self) -> None:
         cost = self.grader.cost
@@ -576,6 +587,7 @@ class ActiveSearch:
             problem_id=self.problem.id,
             correct=False,
             usage=self.usage,
+            usd=self._usd,
             stopped=self._stopped,
             error=f"{type(error).__name__}: {reason}",
             error_details="".join(traceback.format_exception(error)),

@@ -32,6 +32,7 @@ from search.engine.run import Run, Source
 from search.engine.scheduler import Scheduler, SearchFuture
 from search.plan import Plan
 from search.planners.registry import load_planner
+from search.prices import Prices, PricesSource, as_prices
 from search.protocol import Critic, Planner, as_critic
 from search.setup import (
     ProgramSource,
@@ -40,6 +41,7 @@ from search.setup import (
     Setup,
     check_training,
     make_setup,
+    priced_setup,
     read_system,
     resolve_policy,
 )
@@ -61,6 +63,7 @@ def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
     sampling: Sampling | None = None,
     budget: Budget | None = None,
     run_budget: Budget | None = None,
+    prices: PricesSource | None = None,
     store: Store | str | os.PathLike[str] | None = None,
     run_name: str | None = None,
     progress: bool | Callable[[Progress], None] = False,
@@ -100,10 +103,11 @@ def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
     # The task without its problems, for its grading alone.
     task = problems[:0] if hasattr(problems, "grade") else None  # type: ignore[index]
     _check_picklable(planner=setup, task=task, make_policy=make_policy, make_critic=make_critic)
-    arguments = (setup, concurrency, task, make_policy, make_critic)
-    allowance = Allowance(run_budget or Budget(), budget or Budget())
-    pool = ActorPool(fleet, arguments, allowance, stored=store is not None)
-    return Run(pool, Source(problems, pool.wake), partial(_journal, pool, setup, problems, store, run_name, listen))
+    costs = None if prices is None else as_prices(prices)
+    arguments = (setup, concurrency, task, make_policy, make_critic, costs)
+    pool = ActorPool(fleet, arguments, stored=store is not None)
+    journal = partial(_journal, pool, setup, problems, store, run_name, listen, run_budget or Budget(), costs)
+    return Run(pool, Source(problems, pool.wake), journal)
 
 
 def _journal(
@@ -113,10 +117,14 @@ def _journal(
     store: Store | str | os.PathLike[str] | None,
     run_name: str | None,
     listen: Listener | None,
+    run_budget: Budget,
+    prices: Prices | None,
 ) -> Journal:
     """Open the run's journal as soon as an actor has loaded, and says what policy and critic are."""
     policy, critic = pool.facts()
     setup = make(None if critic is None else SimpleNamespace(**critic, score=list))
+    setup = priced_setup(setup, policy["name"], prices)
+    pool.allowance = Allowance(run_budget.priced(setup.rate), setup.budget)
     engine = SimpleNamespace(**policy, meters=pool.meters)
     record = open_record(store, setup, problems, engine, run_name) if store is not None else None
     total = len(problems) if isinstance(problems, Sized) else None
@@ -188,11 +196,13 @@ class Worker:
         task: Any,
         make_policy: Callable[[], Policy | AsyncPolicy],
         make_critic: Callable[[], Critic] | None,
+        prices: Prices | None,
     ) -> None:
         """Load the engines."""
         self._policy = make_policy()
         self._critic = make_critic() if make_critic is not None else None
-        self._scheduler = Scheduler(setup(self._critic), self._policy, concurrency=concurrency, task=task).start()
+        priced = priced_setup(setup(self._critic), self._policy.name, prices)
+        self._scheduler = Scheduler(priced, self._policy, concurrency=concurrency, task=task).start()
 
     async def facts(self, stored: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Return what the run must know of policy and critic; for a store, their identities too."""
@@ -260,15 +270,15 @@ class ActorPool:
         closed: Whether it takes no more problems.
         meters: The meters of the actors' policies, as they last reported them.
         size: The number of actors.
+        allowance: Admits searches; the run sets it before its first search, once the models and their prices are known.
     """
 
-    def __init__(self, fleet: Fleet, arguments: tuple[Any, ...], allowance: Allowance, stored: bool) -> None:
+    def __init__(self, fleet: Fleet, arguments: tuple[Any, ...], stored: bool) -> None:
         """Start the actors.
 
         Args:
             fleet: How many, with what.
             arguments: Of `Worker`; the second is the concurrency.
-            allowance: Admits searches.
             stored: Whether the actors state the identities of their engines.
         """
         import ray
@@ -276,8 +286,8 @@ class ActorPool:
         self._ray: Any = ray
         self.earlier, self.closed, self.meters = Usage(), False, dict[str, Meter]()
         self.stopped: str | None = None
-        self.size = fleet.actors
-        self._fleet, self._arguments, self._allowance, self._stored = fleet, arguments, allowance, stored
+        self.size, self.allowance = fleet.actors, Allowance(Budget(), Budget())
+        self._fleet, self._arguments, self._stored = fleet, arguments, stored
         concurrency: int = arguments[1]
         # An actor holds a little more than it can have open.
         self._ahead = concurrency + concurrency // 8 + 1
@@ -323,7 +333,7 @@ class ActorPool:
 
     def observe(self, usage: Usage) -> None:
         """Learn from a stored search what searches cost."""
-        self._allowance.observe(usage.agent_calls, usage.generated_tokens)
+        self.allowance.observe(self.allowance.cost(usage))
 
     def submit(self, problem: Problem) -> SearchFuture:
         """Give a problem to the actor with the most room, or keep it until there is one."""
@@ -343,7 +353,7 @@ class ActorPool:
         self._hear(_poll(timeout))
         self._assign()
         if self._again and not self._open and not self._pays():
-            self.stop(self._allowance.reason(self.earlier + self._finished))
+            self.stop(self.allowance.reason(self.earlier + self._finished))
             return False
         return True
 
@@ -386,16 +396,16 @@ class ActorPool:
 
     def _pays(self) -> bool:
         """Return whether the budget pays for another search, beside those that actors have."""
-        if not self._allowance.limited:
+        if not self.allowance.limited:
             return True
         # What open searches have spent so far is a part of what they are granted.
         held = self._open
-        rest = self._allowance.rest(self.earlier + self._finished, ((granted, Cost()) for granted in held))
-        return self._allowance.pays(rest, 1, alone=not held)
+        rest = self.allowance.rest(self.earlier + self._finished, ((granted, Cost()) for granted in held))
+        return self.allowance.pays(rest, 1, alone=not held)
 
     def _over_budget(self) -> bool:
         """Stop if the run's seconds are spent, or if searches cost more than was expected and than there is."""
-        reason = self._allowance.exceeded(self.earlier + replace(self.usage, agent_calls=self.calls))
+        reason = self.allowance.exceeded(self.earlier + replace(self.usage, agent_calls=self.calls))
         if reason:
             self.stop(reason)
         return reason is not None
@@ -407,7 +417,7 @@ class ActorPool:
     def _assign(self) -> None:
         while self._again and (member := self._roomiest()) is not None and self._pays():
             future = self._again.popleft()
-            member.open[member.actor.search.remote(future.problem)] = future, self._allowance.grant
+            member.open[member.actor.search.remote(future.problem)] = future, self.allowance.grant
 
     def _hire(self) -> None:
         actor_class = self._ray.remote(Worker).options(

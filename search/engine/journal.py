@@ -184,7 +184,7 @@ class Journal:
             listener: Where progress is shown.
             **facts: More fields for the log.
         """
-        self._record, self._listener = record, listener
+        self._record, self._listener, self._rate = record, listener, setup.rate
         self._progress = Progress(total=total)
         self._updated = perf_counter()
         self.earlier = record.spent if record is not None else Usage()
@@ -197,6 +197,8 @@ class Journal:
         """Return the stored plan of a problem, if there is one."""
         stored = self._record.load(problem) if self._record is not None else None
         if stored is not None:
+            if self._rate is not None:
+                stored = replace(stored, usd=self._rate.usd(stored.usage))
             self._count(stored, fresh=False)
         return stored
 

@@ -26,8 +26,9 @@ from search.budget import Budget
 from search.engine.journal import Journal, Listener, Progress, Record, listener
 from search.engine.scheduler import Scheduler, SearchFuture
 from search.plan import Plan
+from search.prices import PricesSource, as_prices
 from search.protocol import Critic, Planner
-from search.setup import ProgramSource, Sampling, Setup, check_problems, make_setup, resolve_policy
+from search.setup import ProgramSource, Sampling, Setup, check_problems, make_setup, priced_setup, resolve_policy
 from search.store import Store, open_record
 from search.usage import Usage
 
@@ -46,6 +47,7 @@ def run(
     sampling: Sampling | None = None,
     budget: Budget | None = None,
     run_budget: Budget | None = None,
+    prices: PricesSource | None = None,
     store: Store | str | os.PathLike[str] | None = None,
     run_name: str | None = None,
     progress: bool | Callable[[Progress], None] = False,
@@ -69,6 +71,8 @@ def run(
         budget: Limits of each search. A search that meets one returns the best it has, or fails.
         run_budget: Limits of the whole run, with what earlier calls spent on it in the store. A search starts only
             if the rest is expected to pay for it, as for the most expensive search so far; seconds end open searches.
+        prices: Prices of the models, a YAML file or a mapping of the same form (`search.prices`): each plan states its
+            cost as ``usd``, and budgets may limit ``usd``.
         store: A file (or an open `Store`) to which each finished search is written at once. Searches that it
             already holds are not repeated: their plans are read back. Failed ones are tried again.
         run_name: A name for this run in the store, which then refuses to continue it with other settings.
@@ -86,6 +90,8 @@ def run(
     more: dict[str, Any] = {"sampling": sampling, "budget": budget, "training": training}
     setup = make_setup(planner, mas, critic, program=program, seed=seed, **more)
     policy = resolve_policy(setup.dynamics.mas, policy)
+    setup = priced_setup(setup, policy.name, None if prices is None else as_prices(prices))
+    run_budget = (run_budget or Budget()).priced(setup.rate)
     check_problems(problems, setup, policy)
     listen = listener(progress)
     scheduler = Scheduler(setup, policy, task=problems, concurrency=concurrency, run_budget=run_budget)

@@ -116,10 +116,6 @@ class _Entry:
     asked: int = 0
     held: Work | None = None
 
-    @property
-    def spent(self) -> Cost:
-        return Cost(self.asked, self.search.spent.generated_tokens)
-
 
 class Scheduler:
     """Runs submitted searches; a context manager.
@@ -146,8 +142,8 @@ class Scheduler:
             policy: Writes the messages.
             concurrency: Maximum number of open searches; memory grows with it, results do not depend on it.
             task: Grades the answers, if it has a grading of its own.
-            run_budget: Limits of all searches together. A search starts only if the rest of the calls and tokens is
-                expected to pay for it; one that costs more than that may be dropped. The seconds end open searches.
+            run_budget: Limits of all searches together. A search starts only if the rest of the calls, tokens and USD
+                is expected to pay for it; one that costs more than that may be dropped. The seconds end open searches.
         """
         if concurrency < 1:
             raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
@@ -202,7 +198,7 @@ class Scheduler:
 
     def observe(self, usage: Usage) -> None:
         """Learn from a stored search what searches cost."""
-        self._allowance.observe(usage.agent_calls, usage.generated_tokens)
+        self._allowance.observe(self._allowance.cost(usage))
 
     def submit(
         self,
@@ -359,8 +355,12 @@ class Scheduler:
 
     def _rest(self, but: _Entry | None = None) -> Cost:
         """Return what is neither spent nor granted to open searches other than ``but``."""
-        others = ((entry.granted, entry.spent) for entry in self._active.values() if entry is not but)
+        others = ((entry.granted, self._cost(entry)) for entry in self._active.values() if entry is not but)
         return self._allowance.rest(self._spent, others)
+
+    def _cost(self, entry: _Entry) -> Cost:
+        """Return what a search has spent, with the calls that it has asked for."""
+        return self._allowance.cost(entry.search.spent)._replace(calls=entry.asked)
 
     def _pays(self, searches: int) -> bool:
         return self._allowance.pays(self._rest(), searches, alone=not self._active)
@@ -370,7 +370,7 @@ class Scheduler:
         if not wanted or not self._allowance.limited:
             return True
         rest = self._rest(entry)
-        return rest.calls >= wanted and rest.tokens > 0
+        return rest.calls >= wanted and rest.tokens > 0 and rest.usd > 0
 
     def _send_held(self) -> None:
         """Send held requests that the budget pays for by now.
@@ -387,7 +387,7 @@ class Scheduler:
                 return
             least = min(self._active.values(), key=lambda entry: entry.asked)
             assert least.held is not None
-            self._allowance.observe(least.asked + least.held.wanted, least.spent.tokens)
+            self._allowance.observe(self._cost(least)._replace(calls=least.asked + least.held.wanted))
             self.stopped = self.stopped or self._allowance.reason(self._spent)
             self._drop(least.number, SearchError(f"the search was dropped: {self.stopped}"))
 
@@ -572,7 +572,7 @@ class Scheduler:
         self._spans.finish(entry.number, search.plan, search.failure)
         self._ended += 1
         if search.failure is None:
-            self._allowance.observe(*entry.spent)
+            self._allowance.observe(self._cost(entry))
         future.samples, future.failure = search.samples, search.failure
         if future.set_running_or_notify_cancel():
             future.set_result(search.plan)

@@ -140,14 +140,18 @@ def finish(tree: Tree, model: Model, node: int) -> Generator[list[Request], list
     return node
 
 
-def grow_chains(tree: Tree, model: Model, count: int) -> Generator[list[Request], list[Any], list[int]]:
+def grow_chains(
+    tree: Tree, model: Model, count: int, earlier: Sequence[int] = ()
+) -> Generator[list[Request], list[Any], list[int]]:
     """Run up to ``count`` independent passes and return their terminal nodes, in sample order.
+
+    Passes that ended before, ``earlier``, count as the first of them.
 
     Without a budget all passes run side by side. With one, as many start as it pays for:
     a limit of calls is one group of passes; a limit of tokens is a first pass, then groups
     by the length of the messages so far.
     """
-    ends: list[int] = []
+    ends = list(earlier)
     turns = turns_left(model, tree.states[0])
     while len(ends) < count:
         [left] = yield [Remaining()]

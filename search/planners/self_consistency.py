@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
-from mas_gym.errors import ConfigError
+from mas_gym.errors import ConfigError, shown
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.common import (
@@ -16,8 +17,16 @@ from search.planners.common import (
     path_scores,
     ranked,
 )
-from search.planners.voting import scored_ends, sigmoid, vote, vote_curve
-from search.protocol import Critic, Extract, Model, PlanGenerator, Planner, ValueKind, value_kind
+from search.planners.voting import (
+    leading_votes,
+    majority_probability,
+    passes_to_settle,
+    scored_ends,
+    sigmoid,
+    vote,
+    vote_curve,
+)
+from search.protocol import Critic, Extract, Model, PlanGenerator, Planner, Request, ValueKind, value_kind
 from search.tree import Tree
 
 
@@ -25,10 +34,15 @@ from search.tree import Tree
 class SelfConsistency(Planner):
     """A majority vote of ``k`` independent passes; AC = k D (paper, App. "Search configurations", SC@K).
 
+    With ``stop`` it makes fewer passes on problems whose majority is settled early.
+
     Attributes:
         k: Number of passes.
         weights: None for one vote per pass; ``"critic"`` to weigh each by the sigmoid of its path score.
         values: The kind of the values, as in `MCTS`; ``"auto"``: the kind that the run provides.
+        stop: Stop before ``k`` passes once the leading answer keeps its majority with a probability above ``stop``
+            (`search.planners.voting.majority_probability`); 1 never stops. The passes are the first ones of those
+            that are made without it, whatever the concurrency.
     """
 
     size_setting = "k"
@@ -36,12 +50,19 @@ class SelfConsistency(Planner):
     k: int = 5
     weights: Literal["critic"] | None = None
     values: ValueKind | Literal["auto"] = "auto"
+    stop: float = 1.0
 
     def __post_init__(self) -> None:
         """Check the settings."""
         check_at_least(self, 1, k=self.k)
         if self.weights not in (None, "critic"):
             raise ConfigError(f"SelfConsistency: expected weights None or 'critic', got {self.weights!r}")
+        if isinstance(self.stop, bool) or not isinstance(self.stop, int | float) or not 0.5 <= self.stop <= 1:
+            raise ConfigError(f"SelfConsistency: expected stop to be a number from 0.5 to 1, got {shown(self.stop)}")
+        if self.stop < 1 and self.weights is not None:
+            raise ConfigError(
+                "SelfConsistency: stop counts votes, so it needs equal weights; leave out weights or stop"
+            )
         object.__setattr__(self, "needs_critic", self.weights is not None)
 
     def for_run(self, critic: Critic | None, training: bool) -> SelfConsistency:
@@ -56,7 +77,7 @@ class SelfConsistency(Planner):
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Sample the passes, score them for a weighted vote, and vote."""
         tree = Tree(root)
-        ends = yield from grow_chains(tree, model, self.k)
+        ends, stopped = yield from self._passes(tree, model)
         kind: ValueKind | None = None
         if self.weights is not None:
             kind = "process" if self.values == "auto" else self.values
@@ -66,4 +87,22 @@ class SelfConsistency(Planner):
         weights = [sigmoid(scores[end]) if scores else 1.0 for end in ends]
         winners = [vote(answers[: n + 1], weights[: n + 1]) for n in range(len(ends))]
         anytime = vote_curve(tree, ends, [ends[winner] for winner in winners])
-        return Plan(ranked(tree, ends, scores, ends[winners[-1]]), tree, anytime)
+        return Plan(ranked(tree, ends, scores, ends[winners[-1]]), tree, anytime, stopped=stopped)
+
+    def _passes(self, tree: Tree, model: Model) -> Generator[list[Request], list[Any], tuple[list[int], str | None]]:
+        """Run passes until the vote is settled; return their ends, and the reason if there are fewer than ``k``.
+
+        Each group of passes is as small as can settle the vote, so none is wasted.
+        """
+        ends = yield from grow_chains(tree, model, passes_to_settle((), self.stop, self.k))
+        while self.stop < 1 and len(ends) < self.k:
+            [answers] = yield [Extract([tree.states[end] for end in ends])]
+            more = passes_to_settle(answers, self.stop, self.k - len(ends))
+            if more == 0:
+                probability = majority_probability(*leading_votes(answers))
+                return ends, f"majority settled after {len(ends)} of {self.k} passes: probability {probability:.3f}"
+            wanted = len(ends) + more
+            ends = yield from grow_chains(tree, model, wanted, ends)
+            if len(ends) < wanted:
+                break
+        return ends, None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 
 from search.plan import AnytimePoint
@@ -30,6 +32,39 @@ def vote(answers: Sequence[str | None], weights: Sequence[float]) -> int:
             totals[answer] = totals.get(answer, 0.0) + weight
     winner = max(totals, key=totals.__getitem__) if totals else None
     return max((i for i, answer in enumerate(answers) if answer == winner), key=weights.__getitem__)
+
+
+def majority_probability(lead: int, second: int) -> float:
+    """Return the probability that the leading answer is more frequent than the second in the limit of many passes.
+
+    This is the Beta form of the criterion of Adaptive-Consistency (Aggarwal et al., EMNLP 2023,
+    https://aclanthology.org/2023.emnlp-main.761, Sec. 3): with ``a`` and ``b`` votes for the two most frequent answers
+    and a uniform prior, the leader's share p of their votes has the posterior Beta(a + 1, b + 1), and
+    P(p > 1/2) = P(X <= a) for X ~ Binomial(a + b + 1, 1/2). It is 1/2 at a = b and grows with each vote::
+
+        P(p > 1/2) = 1/2 + sum over i = b ... a - 1 of C(i + b + 1, b) / 2^(i + b + 2)
+
+    >>> majority_probability(3, 0)
+    0.9375
+    """
+    gains = (math.comb(i + second + 1, second) / 2 ** (i + second + 2) for i in range(second, lead))
+    return min(1.0, 0.5 + math.fsum(gains))
+
+
+def leading_votes(answers: Sequence[str | None]) -> tuple[int, int]:
+    """Return the votes of the two most frequent answers; passes without an answer do not vote."""
+    most = Counter(answer for answer in answers if answer is not None).most_common(2)
+    lead, second = ([count for _, count in most] + [0, 0])[:2]
+    return lead, second
+
+
+def passes_to_settle(answers: Sequence[str | None], stop: float, limit: int) -> int:
+    """Return the smallest number of further passes after which a vote can be settled, at most ``limit``.
+
+    It is reached if all of them give the leading answer, so a vote cannot be settled after fewer.
+    """
+    lead, second = leading_votes(answers)
+    return bisect_right(range(limit), stop, key=lambda more: majority_probability(lead + more, second))
 
 
 def scored_ends(tree: Tree, ends: Sequence[int], kind: ValueKind) -> Sequence[int]:

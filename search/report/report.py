@@ -18,6 +18,7 @@ from mas_gym.internal.text import by_cause
 from search.compare import Comparison
 from search.compare.blame import Blame, blamed, path_values
 from search.compare.calibration import CONFIDENT, Bin, ScoredState, calibration, scored_states
+from search.prices import Prices
 from search.report.listing import regrade_table, report_page
 from search.results.display import (
     COLOURS,
@@ -36,8 +37,8 @@ from search.results.display import (
     save_figure,
     tradeoff_figure,
 )
-from search.results.outcomes import Outcome, ResultRow, anytime_curve, outcome_of
-from search.results.stored import Setting, settings, table_of
+from search.results.outcomes import Outcome, ResultRow, anytime_curve
+from search.results.stored import Setting, settings, stored_outcome, table_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,22 +70,26 @@ class SettingReport:
     regraded: tuple[Regraded, ...] = ()
 
 
-def read_reports(store: Store, runs: Iterable[str] = (), baseline: str = "") -> list[SettingReport]:
+def read_reports(
+    store: Store, runs: Iterable[str] = (), baseline: str = "", prices: Prices | None = None
+) -> list[SettingReport]:
     """Read everything that is reported, one report per setting; each search is read once.
 
     Args:
         store: The store.
         runs: Which runs, as in `Store.find`; all by default.
         baseline: The row that the others are compared with, in each setting that has it.
+        prices: Prices of the models, which add the column USD.
 
     Raises:
+        UnknownNameError: A model has no price.
         ConfigError: There are no runs, or no row is the baseline.
         StoreError: Searches are damaged, or there is no such run.
     """
     found = [store.find(run) for run in runs] or store.runs()
     if not found:
         raise ConfigError(f"store {store.path}: expected at least one run, got none; write some with --store")
-    reports = [_read(store, setting, baseline) for setting in settings(found)]
+    reports = [_read(store, setting, baseline, prices) for setting in settings(found)]
     rows = [row for report in reports for row in report.comparison.rows]
     if baseline and not any(baseline in (row.label, row.planner) for row in rows):
         labels = ", ".join(dict.fromkeys(repr(row.label) for row in rows)) or "no row, for no search has ended"
@@ -92,14 +97,14 @@ def read_reports(store: Store, runs: Iterable[str] = (), baseline: str = "") -> 
     return reports
 
 
-def _read(store: Store, setting: Setting, baseline: str) -> SettingReport:
+def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) -> SettingReport:
     outcomes: list[Outcome] = []
     states: dict[str, list[ScoredState]] = {}
     found: dict[str, list[Blame]] = {}
 
     def scored(run: RunInfo, planner: str, critic: str, label: str) -> Iterator[tuple[Plan, list[float]]]:
         for plan in store.plans(run.run, failed=True):
-            outcomes.append(outcome_of(plan, planner, critic, run.config["seed"]))
+            outcomes.append(stored_outcome(plan, run, (planner, critic), prices))
             states.setdefault(label, []).extend(scored_states(plan))
             if values := path_values(plan):
                 yield plan, values
@@ -132,6 +137,7 @@ def write_report(
     runs: Iterable[str] = (),
     baseline: str = "",
     figures: Path | None = None,
+    prices: Prices | None = None,
 ) -> list[SettingReport]:
     """Write a store's report as an HTML page that needs no other file; return what is in it.
 
@@ -141,13 +147,15 @@ def write_report(
         runs: As for `read_reports`.
         baseline: As for `read_reports`.
         figures: Folder for the figures as PNG files; None for none.
+        prices: As for `read_reports`.
 
     Raises:
+        UnknownNameError: As for `read_reports`.
         ConfigError: As for `read_reports`.
         MissingDependencyError: matplotlib is not installed.
         StoreError: As for `read_reports`.
     """
-    reports = read_reports(store, runs, baseline)
+    reports = read_reports(store, runs, baseline, prices)
     parts: list[str] = []
     for number, report in enumerate(reports, 1):
         drawn = report_figures(report)

@@ -29,7 +29,7 @@ Marker: TypeAlias = str | tuple[int, int, int]
 
 COLUMNS = (
     *("Search", "Critic", "Problems", "Hit@1", "95% interval", "Hit@3", "Hit@5"),
-    *("TOK", "AC", "RC", "Critic TOK", "Judge TOK", "Failed"),
+    *("TOK", "USD", "AC", "RC", "Critic TOK", "Judge TOK", "Failed"),
 )
 PROBLEM_MARKS = (
     "Problems: rows marked S1, S2 and so on ran on different sets of problems, so only their paired differences "
@@ -37,6 +37,7 @@ PROBLEM_MARKS = (
 )
 _RARE = {
     "Problems": f" {PROBLEM_MARKS}",
+    "USD": " USD: cost per problem at the given prices, without grading.",
     "Critic TOK": " Critic TOK: tokens of judges that guide the search, no part of TOK.",
     "Judge TOK": " Judge TOK: tokens of the judge that grades the answers, no part of TOK.",
 }
@@ -60,6 +61,15 @@ def count(spread: Spread) -> str:
         return _DASH
     varies = spread.std is not None and round(spread.std, 1) > 0
     digits = 0 if spread.mean >= 1000 or (spread.mean == round(spread.mean) and not varies) else 1
+    return f"{spread.mean:,.{digits}f}" + (f" ± {spread.std:,.{digits}f}" if varies else "")
+
+
+def dollars(spread: Spread | None) -> str:
+    """Return a cost in USD with its deviation over seeds, to three significant digits, such as ``"0.00123"``."""
+    if spread is None or math.isnan(spread.mean):
+        return _DASH
+    digits = 2 if spread.mean <= 0 else max(2, 2 - math.floor(math.log10(spread.mean)))
+    varies = spread.std is not None and round(spread.std, digits) > 0
     return f"{spread.mean:,.{digits}f}" + (f" ± {spread.std:,.{digits}f}" if varies else "")
 
 
@@ -88,7 +98,8 @@ def table_cells(rows: Sequence[ResultRow], deviations: bool = True) -> list[tupl
 
 def _cells(row: ResultRow, problems: str, deviations: bool) -> tuple[str, ...]:
     hits = {k: spread if deviations else Spread(spread.mean, None) for k, spread in row.hits.items()}
-    costs = (row.tokens, row.agent_calls, row.reward_calls)
+    usd = row.usd if deviations or row.usd is None else Spread(row.usd.mean, None)
+    calls = (row.agent_calls, row.reward_calls)
     return (
         one_line(row.planner),
         one_line(row.critic) or _DASH,
@@ -96,7 +107,9 @@ def _cells(row: ResultRow, problems: str, deviations: bool) -> tuple[str, ...]:
         percent(hits[1]),
         f"{100 * row.interval.low:.1f} {_DASH} {100 * row.interval.high:.1f}",
         *(percent(hits.get(k)) for k in HIT_RANKS[1:]),
-        *(count(cost if deviations else Spread(cost.mean, None)) for cost in costs),
+        count(row.tokens if deviations else Spread(row.tokens.mean, None)),
+        dollars(usd),
+        *(count(cost if deviations else Spread(cost.mean, None)) for cost in calls),
         *(_tokens(spread, deviations) for spread in (row.critic_tokens, row.grader_tokens)),
         str(sum(row.failures.values()) or _DASH),
     )

@@ -44,6 +44,7 @@ class Outcome:
         anytime: The anytime curve: tokens spent at each change of the answer, and whether that answer was right.
         seconds: Wall-clock seconds from start to end, including time spent on concurrent searches.
         order_varied: Whether concurrent calls of a program came too late to be ordered by content: see `search.Plan`.
+        usd: Cost in USD; None without prices.
     """
 
     planner: str
@@ -62,6 +63,7 @@ class Outcome:
     critic_tokens: int = 0
     grader_tokens: int = 0
     order_varied: bool = False
+    usd: float | None = None
 
     def hit(self, k: int) -> bool:
         """Return whether the chosen answer or one of the first ``k`` candidates was right."""
@@ -88,6 +90,7 @@ def outcome_of(plan: Plan, planner: str, critic: str, seed: int) -> Outcome:
         critic_tokens=plan.usage.critic_tokens,
         grader_tokens=plan.usage.grader_tokens,
         order_varied=plan.order_varied,
+        usd=plan.usd,
     )
 
 
@@ -121,6 +124,7 @@ class ResultRow:
         curve: Tokens per problem and Hit@1 if every search had stopped at the same budget, for increasing budgets;
             empty for methods whose answer never changes.
         uneven: Whether its seeds ended different problems, so that Hit@1 averages unequal sets.
+        usd: USD per problem; None without prices.
     """
 
     planner: str
@@ -139,6 +143,7 @@ class ResultRow:
     shares: dict[str, float]
     curve: tuple[tuple[float, float], ...] = ()
     uneven: bool = False
+    usd: Spread | None = None
 
     @cached_property
     def problem_set(self) -> str:
@@ -165,13 +170,15 @@ class ResultRow:
         flat |= {"hit@1_low": self.interval.low, "hit@1_high": self.interval.high}
         for name in ("tokens", "agent_calls", "reward_calls", "critic_tokens", "grader_tokens", "seconds"):
             flat[name], flat[f"{name}_std"] = getattr(self, name)
+            if name == "tokens" and self.usd is not None:
+                flat["usd"], flat["usd_std"] = self.usd
         return flat | {"failed": sum(self.failures.values()), "failures": dict(self.failures)}
 
 
 def summarise(outcomes: Iterable[Outcome]) -> list[ResultRow]:
     """Group outcomes by planner and critic, in order of appearance, and average them.
 
-    TOK, AC and RC are averaged over the searches that did not fail.
+    TOK, USD, AC and RC are averaged over the searches that did not fail.
     """
     groups: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in outcomes:
@@ -226,6 +233,7 @@ def _row(planner: str, critic: str, group: list[Outcome]) -> ResultRow:
     hits = {k: _spread([[o.hit(k) for o in run] for run in runs]) for k in HIT_RANKS if k == 1 or ranked}
     ended = [[o for o in run if o.error is None] for run in runs]
     shares = {key: sum(right) / len(right) for key, right in by_problem.items()}
+    priced = all(outcome.usd is not None for outcome in group)
     return ResultRow(
         planner=planner,
         critic=critic,
@@ -242,6 +250,7 @@ def _row(planner: str, critic: str, group: list[Outcome]) -> ResultRow:
         failures=dict(Counter(o.error for o in group if o.error is not None).most_common()),
         shares=shares,
         curve=tuple((point.tokens, point.hit) for point in anytime_curve(group)),
+        usd=_spread([[o.usd for o in run if o.usd is not None] for run in ended]) if priced else None,
         uneven=len({frozenset(outcome.problem_id for outcome in run) for run in runs}) > 1,
     )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
 from typing import Any, Protocol
 
 from mas_gym.errors import ConfigError
 from search.plan import Plan
+from search.prices import Prices
 from search.results.outcomes import Outcome, find_row, outcome_of, summarise
 from search.results.run_info import RunInfo
 from search.results.table import Comparison
@@ -88,8 +89,25 @@ def _name(run: RunInfo, part: str) -> str:
     return str(critic["name"]) if critic else ""
 
 
+def stored_outcome(plan: Plan, run: RunInfo, label: tuple[str, str], prices: Prices | None = None) -> Outcome:
+    """Return the outcome of a stored search, under its planner and critic in tables.
+
+    Raises:
+        MASGymError: As for `search.Prices.rate`.
+    """
+    if prices is not None:
+        # A critic without forwards costs nothing.
+        critic = run.config["critic"]["name"] if plan.usage.reward_calls else None
+        plan = replace(plan, usd=prices.rate(run.config["policy"]["name"], critic).usd(plan.usage))
+    return outcome_of(plan, *label, run.config["seed"])
+
+
 def stored_comparison(
-    store: StoredRuns, runs: Iterable[str] = (), baseline: str = "", grading: str | None = None
+    store: StoredRuns,
+    runs: Iterable[str] = (),
+    baseline: str = "",
+    grading: str | None = None,
+    prices: Prices | None = None,
 ) -> Comparison:
     """Return the table of stored runs; see `Store.compare`."""
     chosen = [store.find(run) for run in runs] or store.runs()
@@ -102,8 +120,8 @@ def stored_comparison(
         )
     setting = groups[0]
     outcomes = [
-        outcome_of(plan, planner, critic, run.config["seed"])
-        for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True)
+        stored_outcome(plan, run, label, prices)
+        for run, label in zip(setting.runs, setting.labels, strict=True)
         for plan in store.plans(run.run, failed=True, grading=grading)
     ]
     return table_of(store, setting, outcomes, baseline)

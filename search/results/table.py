@@ -31,7 +31,7 @@ class Calibrated(NamedTuple):
         label: The row.
         setting: The setting that was changed; ``""`` for a planner without one.
         size: Its value.
-        spent: Tokens or calls per problem.
+        spent: Tokens, calls or USD per problem.
         problems: The number of calibration problems.
     """
 
@@ -136,7 +136,7 @@ class Comparison:
             lines.append(calibrated_on(self.calibrated[0].problems))
         for part in self.calibrated:
             size = f"{part.setting}={part.size}" if part.setting else "no size to change"
-            lines.append(f"{one_line(part.label)}: {size}, {part.spent:,.1f} per problem in calibration")
+            lines.append(f"{one_line(part.label)}: {size}, {spent_text(part.spent)} per problem in calibration")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -146,6 +146,11 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         return display.to_html(self.rows, self.title, self.baseline)
+
+
+def spent_text(spent: float) -> str:
+    """Return a cost per problem with one decimal, or three digits if it is small, as costs in USD are."""
+    return f"{spent:,.1f}" if spent >= 1 or not spent else f"{spent:.3g}"
 
 
 def calibrated_on(problems: int) -> str:

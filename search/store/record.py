@@ -59,7 +59,7 @@ def run_config(setup: Setup, problems: Iterable[Problem], policy: Any) -> dict[s
         "seed": setup.seed,
         "training": setup.training,
         "sampling": dataclasses.asdict(setup.sampling),
-        "budget": dataclasses.asdict(setup.budget),
+        "budget": setup.budget.to_dict(),
         "grading": _grading(problems),
     }
 

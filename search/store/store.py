@@ -28,6 +28,7 @@ from mas_gym.systems.graph import MAS, Agent
 from mas_gym.systems.prompts import chat_messages
 from mas_gym.tasks.base import Problem, Same, rule_of, same_rule
 from search.plan import Plan
+from search.prices import PricesSource, as_prices
 from search.results.run_info import RunInfo
 from search.results.stored import stored_comparison
 from search.results.table import Comparison
@@ -301,19 +302,27 @@ class Store:
                 rows += [{**row, "problem": plan.problem_id} for row in preferences(plan.tree, mas, least, rule)]
         return rows
 
-    def compare(self, runs: Iterable[str] = (), baseline: str = "", grading: str | None = None) -> Comparison:
+    def compare(
+        self,
+        runs: Iterable[str] = (),
+        baseline: str = "",
+        grading: str | None = None,
+        prices: PricesSource | None = None,
+    ) -> Comparison:
         """Return the `search.Comparison` of stored runs: a row per planner and critic, averaged over seeds.
 
         Args:
             runs: Which runs, as in `find`; all by default.
             baseline: The row to compare the others with, by its label or its planner; the first by default.
             grading: A grading of these runs (`gradings`) in place of their own grades.
+            prices: Prices of the models, as for `search.run`; they add the column USD.
 
         Raises:
+            UnknownNameError: A model has no price.
             ConfigError: There is no such row, or the runs differ in more than planner, critic and seed.
             StoreError: As for `plans`.
         """
-        return stored_comparison(self, runs, baseline, grading)
+        return stored_comparison(self, runs, baseline, grading, None if prices is None else as_prices(prices))
 
     def export(self, path: str | os.PathLike[str], run: str | None = None) -> int:
         """Write the nodes of one run's trees as a Parquet file and return how many there are.

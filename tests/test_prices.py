@@ -1,0 +1,268 @@
+"""Prices of models, the column USD, and budgets in USD."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from search_worlds import HashCritic, chain, problems, talker
+from typer.testing import CliRunner
+
+import search
+from mas_gym.cli import app
+from mas_gym.errors import ConfigError, UnknownNameError
+from mas_gym.policies.per_agent import PerAgentPolicy
+from search import Budget, Usage, as_prices
+
+MAS = chain(3)
+PRICES = {"talker": {"prompt": 0, "generated": 1000}, "hash": {"forward": 0.001}}
+"""0.001 USD per generated token, and per critic forward."""
+
+
+def run(planner: str = "sc:3", count: int = 8, **options: Any) -> search.Run:
+    return search.run(planner, problems(count), **{"mas": MAS, "policy": talker(), **options})
+
+
+def test_cost_counts_tokens_forwards_and_seconds() -> None:
+    prices = as_prices(
+        {
+            "m": {"prompt": 2, "cached": 1, "generated": 10, "second": 0.5},
+            "judge": {"forward": 0.25, "prompt": 4, "generated": 8},
+        }
+    )
+    usage = Usage(
+        prompt_tokens=100,
+        cached_tokens=40,
+        generated_tokens=7,
+        reward_calls=3,
+        critic_prompt_tokens=50,
+        critic_tokens=6,
+        grader_tokens=999,
+        seconds=2,
+    )
+    agents = (60 * 2 + 40 * 1 + 7 * 10) / 1e6 + 2 * 0.5
+    assert prices.rate("m").usd(usage) == pytest.approx(agents)
+    assert prices.rate("m", "judge").usd(usage) == pytest.approx(agents + 3 * 0.25 + (50 * 4 + 6 * 8) / 1e6)
+
+
+def test_cached_tokens_cost_as_much_as_prompt_tokens_by_default() -> None:
+    rate = as_prices({"m": {"prompt": 3, "generated": 0}}).rate("m")
+    assert rate.usd(Usage(prompt_tokens=10, cached_tokens=10)) == pytest.approx(30 / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "expected lines such as"),
+        ("[1, 2]", "expected lines such as"),
+        ("tiny: 3", "expected a dict"),
+        ("tiny: {}", "at least one of"),
+        ("tiny: {prompt: 1}", "prompt and generated together"),
+        ("tiny: {cached: 1}", "prompt and generated together"),
+        ("tiny: {prompt: -1, generated: 1}", "prompt: expected a price of at least 0"),
+        ("tiny: {prompt: .nan, generated: 1}", "prompt: expected a price of at least 0"),
+        ("tiny: {prompt: .inf, generated: 1}", "prompt: expected a price of at least 0"),
+        ("tiny: {prompt: true, generated: 1}", "prompt: expected a price of at least 0"),
+        ("tiny: {prompt: '1', generated: 1}", "prompt: expected a price of at least 0"),
+        ("tiny: {prompt: 1, generated: 1, second: -1}", "second: expected a price of at least 0"),
+        ("tiny: {forward: null}", "forward: expected a price of at least 0"),
+        ("tiny: {promt: 1, generated: 1}", "did you mean 'prompt'"),
+        ("4: {second: 1}", "put it in quotes"),
+        ("tiny: {second: 1}\ntiny: {second: 2}", "occurs twice"),
+        ("tiny: {second: 1", "line 1"),
+    ],
+)
+def test_price_files_are_read_strictly(text: str, fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=re.escape(fault)) as caught:
+        as_prices(path)
+    assert str(caught.value).startswith("prices.yaml: ")
+
+
+def test_missing_price_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        as_prices(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(("policy", "critic"), [("talk", None), ("talker", "hush")])
+def test_unknown_model_lists_what_is_priced(policy: str, critic: str | None) -> None:
+    with pytest.raises(UnknownNameError, match=r"priced: 'talker', 'hash'.*did you mean.*add a line such as"):
+        as_prices(PRICES).rate(policy, critic)
+
+
+def test_prices_must_fit_the_role_of_a_model() -> None:
+    with pytest.raises(ConfigError, match="hash: expected prompt and generated, or second, for a policy"):
+        as_prices(PRICES).rate("hash")
+    with pytest.raises(ConfigError, match="talker: expected forward"):
+        as_prices(PRICES).rate("talker", "talker")
+
+
+def test_one_policy_per_agent_needs_one_price() -> None:
+    policy = PerAgentPolicy({"agent0": talker(), "*": talker()})
+    assert next(run(policy=policy, prices=PRICES)).usd == pytest.approx(next(run(prices=PRICES)).usd)
+    mixed = {"a": {"second": 1}, "b": {"second": 2}}
+    with pytest.raises(ConfigError, match=r"a, b have different prices.*add a price for 'x=a, \*=b'"):
+        as_prices(mixed).rate("x=a, *=b")
+    assert as_prices(mixed | {"x=a, *=b": {"second": 3}}).rate("x=a, *=b").usd(Usage(seconds=1)) == 3
+
+
+def test_prices_pickle() -> None:
+    prices = as_prices(PRICES)
+    assert pickle.loads(pickle.dumps(prices)) == prices
+
+
+def test_plans_state_their_cost_also_when_read_back(tmp_path: Path) -> None:
+    plans = list(run(prices=PRICES, store=tmp_path / "runs.db"))
+    assert all(plan.usd == pytest.approx(plan.usage.generated_tokens / 1000) for plan in plans)
+    dearer = PRICES | {"talker": {"prompt": 0, "generated": 2000}}
+    again = run(prices=dearer, store=tmp_path / "runs.db")
+    assert all(plan.usd == pytest.approx(plan.usage.generated_tokens / 500) for plan in again)
+    assert again.usage.agent_calls == 0, "prices are no part of the identity of a run"
+    assert {plan.usd for plan in run(store=tmp_path / "runs.db")} == {None}
+
+
+def test_critics_are_charged_by_forward() -> None:
+    plans = list(run("mcts:4,2", critic=HashCritic(), prices=PRICES))
+    for plan in plans:
+        assert plan.usd == pytest.approx((plan.usage.generated_tokens + plan.usage.reward_calls) / 1000)
+    with pytest.raises(UnknownNameError, match="no price for the critic 'hash'"):
+        run("mcts:4,2", critic=HashCritic(), prices={"talker": {"second": 1}})
+    # A critic that costs nothing, or that the planner does not use, needs no price.
+    free = {"talker": {"second": 1}}
+    assert next(run("sc:2", critic=HashCritic(), prices=free)).usd is not None
+    assert next(run("mcts:4,2", critic=search.PolicyLikelihood(), prices=free)).usd is not None
+
+
+def test_every_form_of_a_table_has_usd_with_prices_alone() -> None:
+    options: dict[str, Any] = {"mas": MAS, "policy": talker(), "seeds": (1, 2)}
+    plain = search.compare(["single", "sc:3"], problems(6), **options)
+    priced = search.compare(["single", "sc:3"], problems(6), prices=PRICES, **options)
+    forms = ("__str__", "to_markdown", "to_latex", "to_csv", "to_json", "_repr_html_")
+    for form in forms:
+        assert "usd" not in getattr(plain, form)().lower() and "usd" in getattr(priced, form)().lower()
+    for row, line in zip(priced.rows, json.loads(priced.to_json())["rows"], strict=True):
+        assert row.usd is not None and line["usd"] == row.usd.mean == pytest.approx(row.tokens.mean / 1000)
+        assert line["usd_std"] == row.usd.std
+    assert f"{priced.rows[0].tokens.mean / 1000:.4f}"[:5] in str(priced)
+
+
+def test_comparison_checks_prices_before_it_searches() -> None:
+    policy = talker()
+    prices = {"talker": {"second": 1}}
+    with pytest.raises(UnknownNameError, match="no price for the critic 'hash'"):
+        search.compare(["single", "mcts:4,2"], problems(2), mas=MAS, policy=policy, critics=HashCritic(), prices=prices)
+    with pytest.raises(ConfigError, match=r"usd=0\.1 needs prices"):
+        search.compare("sc:3", problems(2), mas=MAS, policy=policy, match="usd=0.1")
+
+
+def test_match_usd_chooses_the_size() -> None:
+    table = search.compare(["single", "sc:3"], problems(30), mas=MAS, policy=talker(), match="usd=0.25", prices=PRICES)
+    [_, part] = table.calibrated
+    assert part.spent == pytest.approx(0.25, rel=0.15) and part.size > 3
+    with pytest.raises(ConfigError, match="cost 0 USD at these prices"):
+        search.compare(
+            "sc:3",
+            problems(4),
+            mas=MAS,
+            policy=talker(),
+            match="usd=0.1",
+            prices={"talker": {"prompt": 0, "generated": 0}},
+        )
+
+
+@pytest.mark.parametrize("planner", ["sc:9", "bon:9", "mcts:12,3", "sc:9,stop=0.9"])
+@pytest.mark.parametrize("usd", [0.0001, 0.02, 0.06])
+def test_budget_of_usd_is_that_of_tokens_at_a_price_of_tokens(planner: str, usd: float) -> None:
+    prices = PRICES | {"hash": {"forward": 0}}
+    tokens = max(1, round(usd * 1000))
+    one = run(planner, critic=HashCritic(), prices=prices, budget=Budget(usd=usd), concurrency=3, raise_errors=True)
+    other = run(planner, critic=HashCritic(), budget=Budget(tokens=tokens))
+    results = [{p.problem_id: (p.text, p.usage.agent_calls) for p in plans} for plans in (one, other)]
+    assert results[0] == results[1]
+
+
+def test_prices_are_part_of_the_identity_under_a_budget_of_usd(tmp_path: Path) -> None:
+    def digests(**options: Any) -> set[str]:
+        list(run(store=tmp_path / "runs.db", **options))
+        with search.open_store(tmp_path / "runs.db") as opened:
+            return {info.run for info in opened.runs()}
+
+    budget = Budget(usd=0.05)
+    assert len(digests()) == len(digests(prices=PRICES)) == 1
+    assert len(digests(prices=PRICES, budget=budget)) == len(digests(prices=PRICES, budget=budget)) == 2
+    assert len(digests(prices=PRICES | {"talker": {"second": 1}}, budget=budget)) == 3
+
+
+def test_budget_of_usd_needs_prices() -> None:
+    for name in ("budget", "run_budget"):
+        with pytest.raises(ConfigError, match=r"usd=2 needs prices: pass prices="):
+            run(**{name: Budget(usd=2)})
+    for usd in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="usd to be a positive number"):
+            Budget(usd=usd)
+
+
+@pytest.mark.parametrize("concurrency", [1, 16])
+def test_run_budget_of_usd_is_spent_on_whole_searches(concurrency: int, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"prices": PRICES, "store": tmp_path / "runs.db", "concurrency": concurrency}
+    plans = run("sc:3", 40, run_budget=Budget(usd=0.5), **options)
+    ended = list(plans)
+    largest = max(plan.usd or 0 for plan in ended)
+    spent = plans.usage.generated_tokens / 1000
+    assert 0 < len(ended) < 40 and 0.5 - 2 * largest <= spent <= 0.5 + largest
+    assert str(plans.stopped).startswith("budget of 0.5 USD spent")
+    more = run("sc:3", 40, run_budget=Budget(usd=50), **options)
+    assert len(list(more)) == 40 and more.stopped is None
+
+
+def test_free_models_spend_no_budget() -> None:
+    free = {"talker": {"prompt": 0, "generated": 0}}
+    plans = list(run("sc:9", prices=free, budget=Budget(usd=1e-9), run_budget=Budget(usd=1e-9)))
+    assert len(plans) == 8 and {plan.usage.agent_calls for plan in plans} == {27}
+    assert {plan.usd for plan in plans} == {0.0}
+
+
+def test_stored_runs_are_priced(tmp_path: Path) -> None:
+    store, page, prices = tmp_path / "runs.db", tmp_path / "report.html", tmp_path / "prices.yaml"
+    options: dict[str, Any] = {"mas": MAS, "policy": talker(), "critics": [HashCritic(), search.PolicyLikelihood()]}
+    table = search.compare(["single", "mcts:3,2"], problems(6), store=store, prices=PRICES, **options)
+    with search.open_store(store) as opened:
+        stored = opened.compare(prices=PRICES)
+        assert {row.label: row.usd for row in stored.rows} == {row.label: row.usd for row in table.rows}
+        assert {row.usd for row in opened.compare().rows} == {None}
+        with pytest.raises(UnknownNameError, match="no price for the critic 'hash'"):
+            opened.compare(prices={"talker": {"second": 1}})
+    prices.write_text(json.dumps(PRICES), encoding="utf-8")
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(
+        app, ["report", str(store), "--out", str(page), "--prices", str(prices)]
+    )
+    assert done.exit_code == 0 and " USD " in done.output and "USD" in page.read_text(encoding="utf-8")
+
+
+def test_eval_takes_prices(tmp_path: Path) -> None:
+    prices, policy = tmp_path / "prices.yaml", tmp_path / "policy.py"
+    prices.write_text("scripted: {prompt: 0.15, cached: 0.08, generated: 0.6}\n", encoding="utf-8")
+    policy.write_text(
+        "from mas_gym.policies import ScriptedPolicy\n\n\ndef make():\n"
+        "    return ScriptedPolicy(lambda request, seed: 'Final Answer: 3')\n",
+        encoding="utf-8",
+    )
+
+    def invoke(*arguments: object) -> str:
+        words = ["eval", "-n", "2", "--policy", f"{policy}:make", "--planner", "sc:2", *map(str, arguments)]
+        done = CliRunner(env={"COLUMNS": "200"}).invoke(app, words)
+        text = re.sub(r"[\s│]+", " ", done.output)
+        return text if done.exit_code == 0 else f"{text} {done.exception}"
+
+    shown = invoke("--prices", prices, "--budget", "usd=0.01", "--run-budget", "usd=1")
+    assert " USD " in shown and "USD: cost per problem" in shown
+    for option in ("--budget", "--run-budget", "--match"):
+        assert "usd=1 needs prices: pass prices=, or --prices prices.yaml" in invoke(option, "usd=1")
+    assert "expected calls, tokens, seconds, usd" in invoke("--budget", "usdd=1")
+    prices.write_text("script: {second: 1}\n", encoding="utf-8")
+    assert "no price for the policy 'scripted'; priced: 'script'; did you mean 'script'?" in invoke("--prices", prices)
