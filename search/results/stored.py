@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mas_gym.errors import ConfigError
-from search.plan import Plan
-from search.results.outcomes import Outcome, find_row, outcome_of, summarise
+from search.results.outcomes import Outcome, find_row, summarise
 from search.results.run_info import RunInfo
 from search.results.table import Comparison
 
@@ -28,8 +27,10 @@ class StoredRuns(Protocol):
     def runs(self) -> list[RunInfo]:
         """Return all runs, oldest first."""
 
-    def plans(self, run: str | None = None, *, failed: bool = False, grading: str | None = None) -> Iterator[Plan]:
-        """Read the plans of a run."""
+    def outcomes(
+        self, run: str | None = None, planner: str = "", critic: str = "", grading: str | None = None
+    ) -> Iterator[Outcome]:
+        """Read the outcomes of a run's searches, under the names of its planner and critic."""
 
 
 _ROW = ("planner", "critic", "seed")
@@ -102,9 +103,9 @@ def stored_comparison(
         )
     setting = groups[0]
     outcomes = [
-        outcome_of(plan, planner, critic, run.config["seed"])
+        outcome
         for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True)
-        for plan in store.plans(run.run, failed=True, grading=grading)
+        for outcome in store.outcomes(run.run, planner, critic, grading)
     ]
     return table_of(store, setting, outcomes, baseline)
 

@@ -2,22 +2,26 @@
 
 `store` reads and exports, `record` states what determines a run's results, writes it and keeps a second
 writer out of it, `rows` turns runs and searches into rows and back, and `file` has the tables and their
-digests. `regrade` grades stored searches again.
+digests. `results` reads what tables need without the trees, and `regrade` grades stored searches again.
 """
 
 from search.results.run_info import RunInfo
 from search.store.record import RunRecord, engine_identity, open_record, run_config
 from search.store.regrade import Regrade, regrade
-from search.store.store import Store, open_store
+from search.store.results import TreeValues, outcome_of_row
+from search.store.store import Store, open_store, span
 
 __all__ = [
     "Regrade",
     "RunInfo",
     "RunRecord",
     "Store",
+    "TreeValues",
     "engine_identity",
     "open_record",
     "open_store",
+    "outcome_of_row",
     "regrade",
     "run_config",
+    "span",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import cache
 from hashlib import blake2b
@@ -46,7 +47,7 @@ CREATE TABLE searches (
     seconds REAL NOT NULL,          -- wall clock, like the next column: not part of the result
     finished TEXT NOT NULL,
     metadata TEXT,                  -- JSON: the problem's
-    parts BLOB,                     -- digest of its rows in nodes, candidates and moments
+    parts BLOB,                     -- digest of its rows in candidates, moments and costs; of those in nodes, requests
     checksum BLOB                   -- digest of the row
 );
 CREATE INDEX searches_of_run ON searches (run, problem);
@@ -128,8 +129,10 @@ CREATE TABLE requests (             -- what programs asked for the messages of c
 ) WITHOUT ROWID;
 """
 TABLES += GRADINGS.lstrip() + GRADER_COSTS.lstrip() + REQUESTS.lstrip()
-PARTS = {"nodes": "node", "candidates": "rank", "moments": "step"}
-"""The tables that hold parts of a search, with the column that orders them."""
+RESULTS = {"candidates": "rank", "moments": "step", "critic_costs": "search", "grader_costs": "search"}
+"""The tables that hold a search's results beside its row, with the column that orders a search's rows."""
+TREES = {"nodes": "node", "requests": "node"}
+"""The tables that hold a search's tree, likewise."""
 COSTS = {
     "critic_costs": ("critic_tokens", "critic_prompt_tokens", "unread_verdicts"),
     "grader_costs": ("grader_tokens", "grader_prompt_tokens"),
@@ -152,18 +155,22 @@ def check_types(table: str, row: Sequence[Any]) -> None:
     Raises:
         Damage: A value has another type.
     """
-    wrong = _wrong_type(table, *map(type, row))
+    wrong = _mistyped(table, *map(type, row))
     if wrong is not None:
         raise Damage(wrong)
 
 
 @cache
-def _wrong_type(table: str, *found: type) -> str | None:
+def _mistyped(table: str, *found: type) -> str | None:
     for (column, types), kind in zip(_columns()[table], found, strict=False):
         if kind not in types:
-            expected = " or ".join(t.__name__ for t in types)
-            return f"{table}.{column} is not what was written: expected {expected}, got {kind.__name__}"
+            return _wrong_type(table, column, types, {kind})
     return None
+
+
+def _wrong_type(table: str, column: str, types: Iterable[type], found: Iterable[type]) -> str:
+    expected, got = (" or ".join(kind.__name__ for kind in kinds) for kinds in (types, found))
+    return f"{table}.{column} is not what was written: expected {expected}, got {got}"
 
 
 @cache
@@ -200,25 +207,60 @@ def checksum(rows: Sequence[Any]) -> bytes:
     return blake2b(ascii(rows).encode(), digest_size=16).digest()
 
 
-def part_rows(connection: sqlite3.Connection, search: int) -> list[list[tuple[Any, ...]]]:
-    """Return a search's rows in each of `PARTS`, all columns, in order; then those in `COSTS` and requests, if any."""
-    rows = [
-        connection.execute(f"SELECT * FROM {table} WHERE search = ? ORDER BY {order}", (search,)).fetchall()
-        for table, order in PARTS.items()
-    ]
-    requests = request_rows(connection, search)
-    return [*rows, *([row] for row in cost_rows(connection, search).values()), *([requests] if requests else [])]
+Parts = list[list[tuple[Any, ...]]]
+"""A search's rows in each table of `RESULTS` or `TREES`, all columns, in order."""
 
 
-def request_rows(connection: sqlite3.Connection, search: int) -> list[tuple[Any, ...]]:
-    """Return a search's rows in ``requests``, all columns, in order."""
-    return connection.execute("SELECT * FROM requests WHERE search = ? ORDER BY node", (search,)).fetchall()
+def part_rows(
+    connection: sqlite3.Connection, tables: Mapping[str, str], searches: Sequence[int]
+) -> list[tuple[Parts, bytes]]:
+    """Return the rows of several searches in `RESULTS` or `TREES`, and their digest, in the order of the searches.
+
+    Raises:
+        Damage: A value has another type than its column.
+    """
+    marks = ", ".join("?" * len(searches))
+    found: dict[int, Parts] = {search: [[] for _ in tables] for search in searches}
+    for place, (table, order) in enumerate(tables.items()):
+        query = f"SELECT * FROM {table} WHERE search IN ({marks}) ORDER BY search, {order}"
+        for row in connection.execute(query, searches):
+            found[row[0]][place].append(row)
+    return [(parts, _digest_of(tables, parts)) for parts in found.values()]
+
+
+def _digest_of(tables: Iterable[str], parts: Parts) -> bytes:
+    """Return the digest of a search's rows: columns in binary form, because it guards a million rows in a few seconds.
+
+    Raises:
+        Damage: A value has another type than its column.
+    """
+    state = blake2b(digest_size=16)
+    for table, rows in zip(tables, parts, strict=True):
+        state.update(b"%d|" % len(rows))
+        for (name, types), column in zip(_columns()[table], zip(*rows, strict=True), strict=False):
+            known = column if None not in column else tuple(value for value in column if value is not None)
+            kinds = set(map(type, known))
+            if len(known) < len(column):
+                state.update(bytes(value is None for value in column))
+                kinds.add(type(None))
+            if not kinds.issubset(types):
+                raise Damage(_wrong_type(table, name, types, kinds))
+            state.update(_packed(known, kinds - {type(None)}))
+    return state.digest()
+
+
+def _packed(column: Sequence[Any], kinds: set[type]) -> bytes:
+    if kinds == {int}:
+        return struct.pack(f"<{len(column)}q", *column)
+    if kinds == {float}:
+        return struct.pack(f"<{len(column)}d", *column)
+    return ascii(column).encode()
 
 
 def cost_rows(connection: sqlite3.Connection, search: int) -> dict[str, tuple[Any, ...]]:
     """Return a search's row in each of `COSTS` that has one, all columns."""
     found: dict[str, tuple[Any, ...]] = {}
-    for table in ("critic_costs", "grader_costs"):
+    for table in COSTS:
         row = connection.execute(f"SELECT * FROM {table} WHERE search = ?", (search,)).fetchone()
         found |= {table: row} if row is not None else {}
     return found
@@ -241,16 +283,14 @@ class Held(NamedTuple):
     @classmethod
     def of_rows(cls, rows: Iterable[tuple[bytes | None, int]]) -> Held:
         """Combine checksums of searches and whether they failed."""
-        held = cls()
+        searches, errors, marks = 0, 0, 0
         for mark, failed in rows:
-            held = held.changed(mark, failed, 1)
-        return held
+            searches, errors, marks = searches + 1, errors + failed, marks ^ _bits(mark)
+        return cls(searches, errors, marks)
 
     def changed(self, mark: bytes | None, failed: int, by: int) -> Held:
         """Add a search (``by`` is 1), or take it away (-1)."""
-        # A checksum of another type is damage; without it the searches held are not the same as written.
-        bits = int.from_bytes(mark, "big") if isinstance(mark, bytes) else 0
-        return Held(self.searches + by, self.failed + by * failed, self.marks ^ bits)
+        return Held(self.searches + by, self.failed + by * failed, self.marks ^ _bits(mark))
 
     def pack(self) -> bytes:
         """Return the stored form."""
@@ -262,9 +302,14 @@ class Held(NamedTuple):
         return cls(*(int.from_bytes(part, "big") for part in (stored[:8], stored[8:16], stored[16:])))
 
 
+def _bits(mark: bytes | None) -> int:
+    # A checksum of another type is damage; without it the searches held are not the same as written.
+    return int.from_bytes(mark, "big") if isinstance(mark, bytes) else 0
+
+
 def seal_search(connection: sqlite3.Connection, search: int) -> bytes:
     """Write the digests of a search after its rows, and return its checksum."""
-    parts = checksum(part_rows(connection, search))
+    parts = b"".join(part_rows(connection, tables, [search])[0][1] for tables in (RESULTS, TREES))
     connection.execute("UPDATE searches SET parts = ?, checksum = NULL WHERE id = ?", (parts, search))
     row = _written(connection.execute("SELECT * FROM searches WHERE id = ?", (search,)))
     # The checksum is the last column, and covers all others.
