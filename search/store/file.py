@@ -47,7 +47,7 @@ CREATE TABLE searches (
     seconds REAL NOT NULL,          -- wall clock, like the next column: not part of the result
     finished TEXT NOT NULL,
     metadata TEXT,                  -- JSON: the problem's
-    parts BLOB,                     -- digest of its rows in candidates, moments and costs; of those in nodes, requests
+    parts BLOB,                     -- three digests of its rows in other tables
     checksum BLOB                   -- digest of the row
 );
 CREATE INDEX searches_of_run ON searches (run, problem);
@@ -129,15 +129,30 @@ CREATE TABLE requests (             -- what programs asked for the messages of c
 ) WITHOUT ROWID;
 """
 TABLES += GRADINGS.lstrip() + GRADER_COSTS.lstrip() + REQUESTS.lstrip()
-RESULTS = {"candidates": "rank", "moments": "step", "critic_costs": "search", "grader_costs": "search"}
-"""The tables that hold a search's results beside its row, with the column that orders a search's rows."""
-TREES = {"nodes": "node", "requests": "node"}
-"""The tables that hold a search's tree, likewise."""
 COSTS = {
     "critic_costs": ("critic_tokens", "critic_prompt_tokens", "unread_verdicts"),
     "grader_costs": ("grader_tokens", "grader_prompt_tokens"),
 }
 """The tables with costs that most searches do not have, and their columns."""
+RESULTS = {
+    "candidates": ("rank", "node", "correct"),
+    "moments": ("step", "generated_tokens", "node", "correct"),
+    **COSTS,
+}
+"""What a table of results needs beside a search's row: columns by table, the first of which orders the rows."""
+VALUES = {"nodes": ("node", "parent", "speaker", "value")}
+"""What a report needs of a search's tree, likewise."""
+OTHERS = {
+    "nodes": (
+        "node", "recipients", "text", "terminal", "visits", "total", "q", "tokens", "logprob", "finish", "seed",
+    ),
+    "candidates": ("rank", "score", "answer"),
+    "moments": ("step", "agent_calls", "answer"),
+    "requests": ("node", "messages"),
+}  # fmt: skip
+"""What else there is of a search, likewise."""
+PARTS = dict.fromkeys((*RESULTS, *VALUES, *OTHERS))
+"""The tables that hold parts of a search."""
 
 
 _TYPES = {"TEXT": (str,), "INTEGER": (int,), "REAL": (float,), "BLOB": (bytes,), "": (str, bytes)}
@@ -162,7 +177,7 @@ def check_types(table: str, row: Sequence[Any]) -> None:
 
 @cache
 def _mistyped(table: str, *found: type) -> str | None:
-    for (column, types), kind in zip(_columns()[table], found, strict=False):
+    for (column, types), kind in zip(_columns()[table].items(), found, strict=False):
         if kind not in types:
             return _wrong_type(table, column, types, {kind})
     return None
@@ -174,16 +189,16 @@ def _wrong_type(table: str, column: str, types: Iterable[type], found: Iterable[
 
 
 @cache
-def _columns() -> dict[str, list[tuple[str, tuple[type, ...]]]]:
+def _columns() -> dict[str, dict[str, tuple[type, ...]]]:
     """Return the columns of each table with the types of their values, as `TABLES` declares them."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(TABLES)
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         return {
-            table: [
-                (name, _types_of(table, name, kind, required=bool(not_null or key)))
+            table: {
+                name: _types_of(table, name, kind, required=bool(not_null or key))
                 for _, name, kind, not_null, _, key in connection.execute(f"PRAGMA table_info({table})")
-            ]
+            }
             for table in tables
         }
 
@@ -208,41 +223,43 @@ def checksum(rows: Sequence[Any]) -> bytes:
 
 
 Parts = list[list[tuple[Any, ...]]]
-"""A search's rows in each table of `RESULTS` or `TREES`, all columns, in order."""
+"""The rows of a search in each table of `RESULTS`, `VALUES` or `OTHERS`, in order: the search, then those columns."""
 
 
 def part_rows(
-    connection: sqlite3.Connection, tables: Mapping[str, str], searches: Sequence[int]
+    connection: sqlite3.Connection, tables: Mapping[str, Sequence[str]], searches: Sequence[int]
 ) -> list[tuple[Parts, bytes]]:
-    """Return the rows of several searches in `RESULTS` or `TREES`, and their digest, in the order of the searches.
+    """Return the parts of several searches in `RESULTS`, `VALUES` or `OTHERS`, each with its digest, in their order.
 
     Raises:
         Damage: A value has another type than its column.
     """
     marks = ", ".join("?" * len(searches))
     found: dict[int, Parts] = {search: [[] for _ in tables] for search in searches}
-    for place, (table, order) in enumerate(tables.items()):
-        query = f"SELECT * FROM {table} WHERE search IN ({marks}) ORDER BY search, {order}"
+    for place, (table, columns) in enumerate(tables.items()):
+        names = ", ".join(columns)
+        query = f"SELECT search, {names} FROM {table} WHERE search IN ({marks}) ORDER BY search, {columns[0]}"
         for row in connection.execute(query, searches):
             found[row[0]][place].append(row)
     return [(parts, _digest_of(tables, parts)) for parts in found.values()]
 
 
-def _digest_of(tables: Iterable[str], parts: Parts) -> bytes:
+def _digest_of(tables: Mapping[str, Sequence[str]], parts: Parts) -> bytes:
     """Return the digest of a search's rows: columns in binary form, because it guards a million rows in a few seconds.
 
     Raises:
         Damage: A value has another type than its column.
     """
     state = blake2b(digest_size=16)
-    for table, rows in zip(tables, parts, strict=True):
+    for (table, names), rows in zip(tables.items(), parts, strict=True):
         state.update(b"%d|" % len(rows))
-        for (name, types), column in zip(_columns()[table], zip(*rows, strict=True), strict=False):
+        _, *columns = zip(*rows, strict=True) if rows else ((),)
+        for name, column in zip(names, columns, strict=False):
             known = column if None not in column else tuple(value for value in column if value is not None)
-            kinds = set(map(type, known))
             if len(known) < len(column):
                 state.update(bytes(value is None for value in column))
-                kinds.add(type(None))
+            kinds = set(map(type, column))
+            types = _columns()[table][name]
             if not kinds.issubset(types):
                 raise Damage(_wrong_type(table, name, types, kinds))
             state.update(_packed(known, kinds - {type(None)}))
@@ -309,7 +326,7 @@ def _bits(mark: bytes | None) -> int:
 
 def seal_search(connection: sqlite3.Connection, search: int) -> bytes:
     """Write the digests of a search after its rows, and return its checksum."""
-    parts = b"".join(part_rows(connection, tables, [search])[0][1] for tables in (RESULTS, TREES))
+    parts = b"".join(part_rows(connection, tables, [search])[0][1] for tables in (RESULTS, VALUES, OTHERS))
     connection.execute("UPDATE searches SET parts = ?, checksum = NULL WHERE id = ?", (parts, search))
     row = _written(connection.execute("SELECT * FROM searches WHERE id = ?", (search,)))
     # The checksum is the last column, and covers all others.

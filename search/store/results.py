@@ -1,7 +1,8 @@
 """The results of stored searches as tables and reports need them, read many searches at once and without their trees.
 
 Each figure is the one of the plan that `Store.plans` would rebuild. What is read is checked like there: the row of a
-search by its checksum; its candidates, curve and costs by the first half of its ``parts``; its tree by the second.
+search by its checksum; its candidates, curve and costs by the first digest in its ``parts``; the values in its tree
+by the second. Texts, and what else there is, are only checked by what reads them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from search.results.outcomes import Outcome
-from search.store.file import COSTS, RESULTS, Damage, Parts
+from search.store.file import COSTS, Damage, Parts
 
 Grades = Mapping[int | None, tuple[str | None, bool]]
 """The answer in a node's message, and whether it is right, by node; the chosen candidate's is the first."""
@@ -58,17 +59,17 @@ def outcomes(
     found = []
     for row, (candidates, moments, *costs) in zip(rows, parts, strict=True):
         right, graded, ended = bool(row["correct"]), grades.get(row["id"]), row["error"] is None
-        ranked = [(node, correct) for _, _, node, _, _, correct in candidates] if ended else []
-        curve = [(tokens, node, correct) for _, _, _, tokens, node, _, correct in moments] if ended else []
+        ranked = [(node, correct) for _, _, node, correct in candidates] if ended else []
+        curve = [(tokens, node, correct) for _, _, tokens, node, correct in moments] if ended else []
         if graded is not None:
             right = next(iter(graded.values()), (None, False))[1]
             ranked = [(node, graded[node][1] if node in graded else correct) for node, correct in ranked]
             curve = [(spent, node, graded[node][1] if node in graded else correct) for spent, node, correct in curve]
         spent = {
             column: number
-            for table, part in zip(tuple(RESULTS)[2:], costs, strict=True)
+            for columns, part in zip(COSTS.values(), costs, strict=True)
             for line in part
-            for column, number in zip(COSTS[table], line[1:-1], strict=True)
+            for column, number in zip(columns, line[1:], strict=True)
         }
         found.append(
             Outcome(
@@ -98,16 +99,18 @@ def outcome_of_row(row: Row, seed: int) -> Outcome:
     return Outcome("", "", seed, row["problem"], right, tokens=row["generated_tokens"], **costs)
 
 
-def tree_values(rows: Sequence[Row], parts: Sequence[Parts], trees: Sequence[Parts]) -> list[TreeValues]:
+def tree_values(
+    rows: Sequence[Row], parts: Sequence[Parts], trees: Sequence[list[tuple[Any, ...]]]
+) -> list[TreeValues]:
     """Return the values in the trees of searches, which are empty for those that failed.
 
     Args:
         rows: The rows of the searches.
         parts: Their other results, from `Reader.results`.
-        trees: Their trees, from `Reader.trees`.
+        trees: The values in their trees, from `Reader.values`.
     """
     found = []
-    for row, (candidates, *_), (nodes, _) in zip(rows, parts, trees, strict=True):
+    for row, (candidates, *_), nodes in zip(rows, parts, trees, strict=True):
         if row["error"] is not None:
             nodes, candidates = [], []
         for _, _, place, *_ in candidates:
@@ -117,8 +120,8 @@ def tree_values(rows: Sequence[Row], parts: Sequence[Parts], trees: Sequence[Par
             TreeValues(
                 [node[2] for node in nodes],
                 [node[3] for node in nodes],
-                [node[10] for node in nodes],
-                [(candidate[2], bool(candidate[5])) for candidate in candidates],
+                [node[4] for node in nodes],
+                [(candidate[2], bool(candidate[3])) for candidate in candidates],
             )
         )
     return found

@@ -20,8 +20,10 @@ from search.plan import AnytimePoint, Candidate, Plan
 from search.results.run_info import RunInfo
 from search.store.file import (
     COSTS,
+    OTHERS,
+    PARTS,
     RESULTS,
-    TREES,
+    VALUES,
     Damage,
     Held,
     Parts,
@@ -117,7 +119,7 @@ class Writer:
     def search(self, run: str, problem: Problem, plan: Plan, seeds: Seeds) -> bytes:
         """Store a plan with its tree, in place of an earlier one of the same problem, and return its checksum."""
         key = search_id(run, problem.id)
-        for table in (*RESULTS, *TREES, "grades"):
+        for table in (*PARTS, "grades"):
             self._connection.execute(f"DELETE FROM {table} WHERE search = ?", (key,))
         row = {
             "id": key,
@@ -306,33 +308,46 @@ class Reader:
         self, row: Mapping[str, Any]
     ) -> tuple[list[NodeRow], list[CandidateRow], list[tuple[Any, ...]], list[tuple[Any, ...]]]:
         """Return a search's nodes, candidates, points of its curve, texts resolved, and its rows of ``requests``."""
-        [[candidates, curve, *_]] = self.results([row])
-        [[nodes, requests]] = self.trees([row])
+        [[ranked, answered, *_]] = self.results([row])
+        [values] = self.values([row])
+        [[nodes, scored, spent, requests]] = self._checked_parts([row], OTHERS, 2, "tree")
         texts = self._known_texts(
-            {*(node[5] for node in nodes), *(line[4] for line in candidates), *(point[5] for point in curve)}
+            {*(node[3] for node in nodes), *(line[3] for line in scored), *(point[3] for point in spent)}
         )
         return (
-            [NodeRow._make((*values[:5], texts[values[5]], *values[6:])) for values in nodes],
-            [CandidateRow._make((*values[:4], texts[values[4]], *values[5:])) for values in candidates],
-            [(*values[:5], texts[values[5]], *values[6:]) for values in curve],
+            [
+                NodeRow._make((*value[:4], node[2], texts[node[3]], *node[4:8], value[4], *node[8:]))
+                for value, node in zip(values, nodes, strict=True)
+            ],
+            [
+                CandidateRow(*line[:3], score, texts[answer], line[3])
+                for line, (_, _, score, answer) in zip(ranked, scored, strict=True)
+            ],
+            [
+                (search, step, calls, tokens, node, texts[answer], correct)
+                for (search, step, tokens, node, correct), (_, _, calls, answer) in zip(answered, spent, strict=True)
+            ],
             requests,
         )
 
     def results(self, rows: Sequence[Mapping[str, Any]]) -> list[Parts]:
-        """Return what the tables of `RESULTS` have of some rows of ``searches``, checked; texts are not resolved."""
-        found = part_rows(self._connection, RESULTS, [row["id"] for row in rows])
-        if any(mark != row["parts"][:16] for row, (_, mark) in zip(rows, found, strict=True)):
-            raise Damage("its candidates, curve or costs are not what was written")
-        return [parts for parts, _ in found]
+        """Return the `RESULTS` of some rows of ``searches``, checked."""
+        return self._checked_parts(rows, RESULTS, 0, "list of candidates, curve or costs")
 
-    def trees(self, rows: Sequence[Mapping[str, Any]]) -> list[Parts]:
-        """Return what the tables of `TREES` have of some rows of ``searches``, checked; texts are not resolved."""
-        found = part_rows(self._connection, TREES, [row["id"] for row in rows])
-        for row, (parts, mark) in zip(rows, found, strict=True):
-            if mark != row["parts"][16:]:
-                raise Damage("its tree is not what was written")
-            if [node[1] for node in parts[0]] != list(range(len(parts[0]))):
-                raise Damage("nodes are missing")
+    def values(self, rows: Sequence[Mapping[str, Any]]) -> list[list[tuple[Any, ...]]]:
+        """Return the `VALUES` of some rows of ``searches``, checked."""
+        found = [nodes for [nodes] in self._checked_parts(rows, VALUES, 1, "tree")]
+        if any(place != node[1] for nodes in found for place, node in enumerate(nodes)):
+            raise Damage("nodes are missing")
+        return found
+
+    def _checked_parts(
+        self, rows: Sequence[Mapping[str, Any]], tables: Mapping[str, Sequence[str]], place: int, what: str
+    ) -> list[Parts]:
+        found = part_rows(self._connection, tables, [row["id"] for row in rows])
+        for row, (_, mark) in zip(rows, found, strict=True):
+            if mark != row["parts"][16 * place : 16 * place + 16]:
+                raise Damage(f"its {what} is not what was written")
         return [parts for parts, _ in found]
 
     def _costs(self, search: int) -> dict[str, int]:

@@ -208,7 +208,7 @@ class Store:
         info = self.find(run)
 
         def read(rows: list[dict[str, Any]]) -> Iterable[tuple[Outcome, TreeValues]]:
-            parts, trees = self._reader.results(rows), self._reader.trees(rows)
+            parts, trees = self._reader.results(rows), self._reader.values(rows)
             ended = outcomes(rows, parts, (planner, critic), info.config["seed"], {})
             return zip(ended, tree_values(rows, parts, trees), strict=True)
 
