@@ -1,26 +1,24 @@
 """What reading a large run store costs: ``python -m benchmarks.store_reading FOLDER [SEARCHES] [NAME ...]``.
 
 The store has four runs of MCTS(10,3), two critics with two seeds each, and 20,000 searches by default, copies of a few
-real ones under other problem ids. It stays in FOLDER and is used again. Each command runs in a separate process, which
-prints the CPU seconds after its imports and its peak memory; ``searches`` times every tree read back, for comparison.
+real ones under other problem ids. It stays in FOLDER and is used again. Each command runs in a separate process; its
+CPU seconds contain those of "start", the imports of the command line.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import resource
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from time import process_time
+from time import monotonic, sleep
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import search
-from mas_gym.cli.listings import status
-from mas_gym.cli.reports import report
-from mas_gym.cli.view import Pages
 from mas_gym.internal.database import transaction
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem
@@ -29,6 +27,7 @@ from search.store.rows import Writer
 
 REAL = 25
 BATCH = 500
+PORT = 8799
 
 
 class DrawnCritic(search.Critic):
@@ -84,49 +83,53 @@ def copy(connection, run: str, real: list[tuple[Problem, search.Plan]], wanted: 
             seal_run(connection, run, held)
 
 
-def run_report(path: Path) -> None:
-    report(path, path.with_suffix(".html"))
+def compare(path: Path) -> list[str]:
+    return [sys.executable, "-c", f"import search; search.open_store({str(path)!r}).compare()"]
 
 
-def run_compare(path: Path) -> None:
-    with search.open_store(path) as store:
-        store.compare()
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "mas_gym.cli", *map(str, arguments)]
 
 
-def run_view(path: Path) -> None:
-    pages = Pages(path)
-    # The page lists what could be read in a second, and reloads itself.
-    while 'http-equiv="refresh"' in pages.page("/", {}):
-        pass
+COMMANDS: dict[str, Callable[[Path], list[str]]] = {
+    "start": lambda path: command("status", "--help"),
+    "report": lambda path: command("report", path, "--out", path.with_suffix(".html")),
+    "compare": compare,
+    "status": lambda path: command("status", path),
+    "view": lambda path: command("view", path, "--port", PORT, "--no-open"),
+}
 
 
-def run_searches(path: Path) -> None:
-    with search.open_store(path) as store:
-        for info in store.runs():
-            for _ in store.plans(info.run):
-                pass
-
-
-COMMANDS = {"report": run_report, "compare": run_compare, "status": status, "view": run_view, "searches": run_searches}
+def open_index() -> None:
+    """Request the index until it lists every run; it reloads itself after each second of reading."""
+    end = monotonic() + 60
+    while monotonic() < end:
+        try:
+            with urlopen(f"http://127.0.0.1:{PORT}/") as reply:
+                if b'http-equiv="refresh"' not in reply.read():
+                    return
+        except URLError:
+            sleep(0.1)
 
 
 def measure(name: str, path: Path) -> None:
-    start = process_time()
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        COMMANDS[name](path)
-    spent, memory = process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{name:9} {spent:6.2f} s {memory:6.0f} MiB", flush=True)
+    with subprocess.Popen(COMMANDS[name](path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        if name == "view":
+            open_index()
+            process.terminate()
+        _, code, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(code)
+    if process.returncode and name != "view":
+        raise SystemExit(f"{name} failed")
+    print(f"{name:9} {used.ru_utime + used.ru_stime:6.2f} s {used.ru_maxrss / 1024:6.0f} MiB", flush=True)
 
 
 def main(folder: str, searches: int = 20_000, *names: str) -> None:
     path = make(Path(folder), searches)
     print(f"{searches:,} searches, {path.stat().st_size / 2**20:.0f} MiB", flush=True)
-    for name in names or ("report", "compare", "status", "view"):
-        subprocess.run([sys.executable, "-m", "benchmarks.store_reading", "--measure", name, path], check=True)
+    for name in names or COMMANDS:
+        measure(name, path)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--measure":
-        measure(sys.argv[2], Path(sys.argv[3]))
-    else:
-        main(sys.argv[1], *map(int, sys.argv[2:3]), *sys.argv[3:])
+    main(sys.argv[1], *map(int, sys.argv[2:3]), *sys.argv[3:])

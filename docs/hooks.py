@@ -128,7 +128,9 @@ def store_pages() -> Iterator[tuple[str, str, str]]:
         "A run store is one SQLite file in WAL mode. Each finished search is one transaction. Read it with "
         "[`search.open_store`](search.md#search.open_store), with pandas ([how](../howto/read-store.md)) or with any "
         "SQLite client. Columns called `checksum`, `parts` and `held` guard the rows against damage: a reader may "
-        "ignore them, and a writer must not change rows.\n",
+        "ignore them, and a writer must not change rows. `parts` has three digests of 16 bytes: of the columns that "
+        "tables of results need from `candidates`, `moments` and the costs; of parent, speaker and value of the "
+        "nodes; of all else.\n",
     ]
     for name, body in re.findall(r"CREATE TABLE (\w+) \((.*?)\n\)", TABLES, re.S):
         parts += [f"## {name}\n", "| column | type | meaning |", "|---|---|---|"]

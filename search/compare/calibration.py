@@ -51,15 +51,18 @@ class Bin(NamedTuple):
 
 def scored_states(tree: TreeValues) -> list[ScoredState]:
     """Return the scored states of a search tree that have graded answers below them."""
-    below: dict[int, list[bool]] = {}
-    depths: dict[int, int] = {}
+    below: dict[int, list[int]] = {}
     for candidate, correct in tree.candidates:
         for depth, node in enumerate(tree.path(candidate), 1):
-            below.setdefault(node, []).append(correct)
-            depths[node] = depth
+            counts = below.get(node)
+            if counts is None:
+                below[node] = [depth, 1, correct]
+            else:
+                counts[1] += 1
+                counts[2] += correct
     return [
-        ScoredState(depths[node], value, sum(graded) / len(graded), tree.speakers[node])
-        for node, graded in below.items()
+        ScoredState(depth, value, right / graded, tree.speakers[node])
+        for node, (depth, graded, right) in below.items()
         if (value := tree.values[node]) is not None
     ]
 

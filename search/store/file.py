@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import cache
 from hashlib import blake2b
+from itertools import islice
+from types import NoneType
 from typing import Any, NamedTuple
 
 from mas_gym.errors import StoreError
@@ -184,12 +186,12 @@ def _mistyped(table: str, *found: type) -> str | None:
 
 
 def _wrong_type(table: str, column: str, types: Iterable[type], found: Iterable[type]) -> str:
-    expected, got = (" or ".join(kind.__name__ for kind in kinds) for kinds in (types, found))
+    expected, got = (" or ".join(sorted(kind.__name__ for kind in kinds)) for kinds in (types, found))
     return f"{table}.{column} is not what was written: expected {expected}, got {got}"
 
 
 @cache
-def _columns() -> dict[str, dict[str, tuple[type, ...]]]:
+def _columns() -> dict[str, dict[str, frozenset[type]]]:
     """Return the columns of each table with the types of their values, as `TABLES` declares them."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(TABLES)
@@ -203,9 +205,9 @@ def _columns() -> dict[str, dict[str, tuple[type, ...]]]:
         }
 
 
-def _types_of(table: str, column: str, kind: str, *, required: bool) -> tuple[type, ...]:
-    also = (bytes,) if (table, column) in _MAYBE_BYTES else ()
-    return (*_TYPES[kind], *also, *(() if required else (type(None),)))
+def _types_of(table: str, column: str, kind: str, *, required: bool) -> frozenset[type]:
+    also = {bytes} if (table, column) in _MAYBE_BYTES else set()
+    return frozenset({*_TYPES[kind], *also, *(() if required else (NoneType,))})
 
 
 def digest(*parts: str) -> bytes:
@@ -250,28 +252,20 @@ def _digest_of(tables: Mapping[str, Sequence[str]], parts: Parts) -> bytes:
     Raises:
         Damage: A value has another type than its column.
     """
-    state = blake2b(digest_size=16)
+    packed: list[bytes] = []
     for (table, names), rows in zip(tables.items(), parts, strict=True):
-        state.update(b"%d|" % len(rows))
-        _, *columns = zip(*rows, strict=True) if rows else ((),)
-        for name, column in zip(names, columns, strict=False):
-            known = column if None not in column else tuple(value for value in column if value is not None)
-            if len(known) < len(column):
-                state.update(bytes(value is None for value in column))
-            kinds = set(map(type, column))
-            types = _columns()[table][name]
-            if not kinds.issubset(types):
-                raise Damage(_wrong_type(table, name, types, kinds))
-            state.update(_packed(known, kinds - {type(None)}))
-    return state.digest()
-
-
-def _packed(column: Sequence[Any], kinds: set[type]) -> bytes:
-    if kinds == {int}:
-        return struct.pack(f"<{len(column)}q", *column)
-    if kinds == {float}:
-        return struct.pack(f"<{len(column)}d", *column)
-    return ascii(column).encode()
+        packed.append(b"%d|" % len(rows))
+        types = _columns()[table]
+        for name, values in zip(names, islice(zip(*rows, strict=True), 1, None), strict=False):
+            kinds, column = set(map(type, values)), list(values)
+            if not kinds <= types[name]:
+                raise Damage(_wrong_type(table, name, types[name], kinds))
+            if NoneType in kinds:
+                packed.append(bytes(value is None for value in values))
+                column = [value for value in values if value is not None]
+            code = "q" if int in kinds else "d" if float in kinds else ""
+            packed.append(struct.pack(f"<{len(column)}{code}", *column) if code else ascii(column).encode())
+    return blake2b(b"".join(packed), digest_size=16).digest()
 
 
 def cost_rows(connection: sqlite3.Connection, search: int) -> dict[str, tuple[Any, ...]]:

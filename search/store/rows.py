@@ -320,7 +320,7 @@ class Reader:
                 for value, node in zip(values, nodes, strict=True)
             ],
             [
-                CandidateRow(*line[:3], score, texts[answer], line[3])
+                CandidateRow._make((*line[:3], score, texts[answer], line[3]))
                 for line, (_, _, score, answer) in zip(ranked, scored, strict=True)
             ],
             [
