@@ -149,14 +149,14 @@ def test_calibration_by_depth(store: Path) -> None:
     assert calibration([ScoredState(1, 0.5, 1.0)]) == {1: [(0.5, 1.0, 1)]}
     with open_store(store) as opened:
         run = next(one for one in opened.runs() if one.facts["planner"] == "mcts:8,3")
-        plan = next(opened.plans(run.run))
+        plan, (_, values) = next(opened.plans(run.run)), next(opened.values(run.run))
     assert plan.tree is not None
     first = [node for node in plan.tree.path(plan.candidates[0].node or 0)][1]
     below = [c.correct for c in plan.candidates if c.node is not None and first in plan.tree.path(c.node)]
     value = plan.tree[first].value
     assert value is not None
     speaker = plan.tree[first].state.speaker
-    assert ScoredState(1, value, sum(map(bool, below)) / len(below), speaker) in scored_states(plan)
+    assert ScoredState(1, value, sum(map(bool, below)) / len(below), speaker) in scored_states(values)
 
 
 def test_an_anytime_curve_has_intervals_and_ends_at_the_result() -> None:

@@ -15,7 +15,6 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
 
-from mas_gymǁinternal import telemetry
 from search_worlds import HashCritic, chain, problems, talker
 from typer.testing import CliRunner
 
@@ -23,6 +22,7 @@ import search
 from mas_gym.cli import app
 from mas_gym.errors import ConfigError, PolicyError
 from mas_gym.policies.base import SamplingReply, SamplingRequest
+from search.service import telemetry
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ def test_the_command_line_writes_spans_to_a_file(tmp_path: Path) -> None:
 
 
 def test_a_missing_exporter_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mas_gymǁinternal import telemetry
+    from search.service import telemetry
 
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'mas-gym\[telemetry\]'"), telemetry.traces("otlp"):

@@ -33,7 +33,6 @@ from mas_gym.cli import (
 )
 from mas_gym.cli import options as opt
 from mas_gym.errors import MASGymError
-from mas_gym.internal import telemetry
 from mas_gym.internal.text import printable
 
 _DEBUG = "--debug"
@@ -122,7 +121,9 @@ def front(
     """Build, train and compare test-time search over multi-agent LLM systems."""
     if traces is not None:
         opt.check_folder(Path(traces))
-        context.with_resource(telemetry.traces(traces, content=trace_content))
+        from search.service.telemetry import traces as recorded_traces
+
+        context.with_resource(recorded_traces(traces, content=trace_content))
     # What loading decided, such as the kind of a task's answers or a program's agents, and why a run is not resumed.
     levels = {"mas_gym.tasks": logging.INFO, "mas_gym.programs": logging.INFO, "search.store": logging.WARNING}
     for name, level in levels.items():

@@ -15,7 +15,6 @@ from mas_gym import errors
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import RunProgress, note, stdout
 from mas_gym.errors import BudgetError, ConfigError, DataError
-from mas_gym.internal import telemetry
 from mas_gym.internal.text import one_line
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from search.compare import Arm, Bench, Match, Outcome, Remote, Workers
     from search.engine.fleet import Fleet
     from search.engine.journal import Progress
+    from search.service.telemetry import Watch
 
 
 class Files(NamedTuple):
@@ -114,6 +114,8 @@ def evaluate(
     bench = replace(bench, prices=costs)
     if target is not None:
         arms, baseline = _resize(arms, bench, target, _dev(source, problems), baseline)
+    from search.service import telemetry
+
     with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
         outcomes, stop = measure(arms, bench, watch=watch)
     show(
@@ -228,7 +230,7 @@ def measure(
     arms: Sequence[Arm],
     bench: Bench,
     look: Callable[[Arm, Plan], None] = lambda arm, plan: None,
-    watch: telemetry.Watch = lambda run, seed, progress: None,
+    watch: Watch = lambda run, seed, progress: None,
 ) -> tuple[list[Outcome], BaseException | None]:
     """Run every arm with every seed, showing progress; see `search.compare.measure`.
 

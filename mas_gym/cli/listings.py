@@ -242,19 +242,24 @@ def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store 
 
 
 def _figures(store: Store, run: RunInfo) -> _Figures:
+    from search.store import span
     from search.usage import Usage
 
     reasons: Counter[str] = Counter()
-    sound, tokens, right = Usage(), 0, 0
-    for plan in store.plans(run.run, trees=False, failed=True):
-        tokens += plan.usage.generated_tokens
-        if plan.error is not None:
-            reasons[plan.error] += 1
+    sums = dict.fromkeys(("generated_tokens", "agent_calls", "reward_calls", "prompt_tokens", "cached_tokens"), 0)
+    spans, tokens, right, seconds = [], 0, 0, 0.0
+    for row in store.rows(run.run):
+        spans.append(span(row))
+        tokens += row["generated_tokens"]
+        if row["error"] is not None:
+            reasons[row["error"]] += 1
             continue
-        sound += plan.usage
-        right += bool(plan.correct)
-    spans = store.spans(run.run)
-    return _Figures(right, reasons, sound, tokens, _covered(spans), max((end for _, end in spans), default=None))
+        for name in sums:
+            sums[name] += row[name]
+        seconds += row["seconds"]
+        right += row["correct"]
+    sound, last = Usage(**sums, seconds=seconds), max((end for _, end in spans), default=None)
+    return _Figures(right, reasons, sound, tokens, _covered(sorted(spans)), last)
 
 
 def _covered(spans: Sequence[tuple[float, float]]) -> float:

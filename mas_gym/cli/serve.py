@@ -10,7 +10,6 @@ import typer
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note
 from mas_gym.errors import ConfigError, MissingDependencyError
-from mas_gym.internal.telemetry import json_lines
 
 if TYPE_CHECKING:
     from mas_gym.tasks.base import Grader, Task
@@ -81,6 +80,8 @@ def serve(
     )
     app = make_app(service, model=model, seed=seed, key=key, max_body=max_body, max_question=max_question)
     note(f"Serving {system.name} by {planner} at http://{host}:{port}/v1 as model {model!r}; Ctrl-C stops it.")
+    from search.service.telemetry import json_lines
+
     with json_lines(log_json):
         listen(app, host, port, limit=concurrency + queue + _SPARE_CONNECTIONS)
     note("Stopped.")

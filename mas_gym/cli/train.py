@@ -14,7 +14,6 @@ from mas_gym.cli import options as opt
 from mas_gym.cli.console import examples, note, stdout
 from mas_gym.cli.evaluate import end_early, engines, measure
 from mas_gym.errors import ConfigError
-from mas_gym.internal import telemetry
 
 if TYPE_CHECKING:
     from rewardmodels import LabelledTree, Trained
@@ -189,6 +188,8 @@ def rollouts(
     shared: dict[str, Any] = {"program": code, "training": True, "prices": costs}
     bench = Bench(problems, system, local, [seed], concurrency, store, remote, *limits, **shared)
     harvest = _Harvest()
+    from search.service import telemetry
+
     with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
         _, stop = measure([Arm(f"{name}, true reward", method)], bench, harvest.add, watch)
     _show_harvest(harvest, len(problems), store)

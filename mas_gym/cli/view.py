@@ -272,17 +272,18 @@ class Pages:
 
     def _read(self, store: Store, run: RunInfo, mark: str) -> None:
         from search.report.listing import Cell
-        from search.results.outcomes import outcome_of
+        from search.store import outcome_of_row
 
         self._damage.pop(run.run, None)
         read = _ReadRun(mark, run, [], {}, {})
         try:
-            for problem, plan in store.searches(run.run, trees=False, failed=True):
-                read.outcomes.append(outcome_of(plan, "", "", run.config["seed"]))
-                read.cells[problem.id] = Cell(plan.answer, bool(plan.correct), plan.error)
-                question = problem.question[:_QUESTION]
+            for row in store.rows(run.run, texts=True):
+                outcome = outcome_of_row(row, run.config["seed"])
+                read.outcomes.append(outcome)
+                read.cells[outcome.problem_id] = Cell(row["answer"], outcome.correct, row["error"])
+                question = row["question"][:_QUESTION]
                 # Runs of one task share their questions; of two tasks, one id may have two questions.
-                read.questions[problem.id] = self._texts.setdefault(question, question)
+                read.questions[outcome.problem_id] = self._texts.setdefault(question, question)
         except StoreError as error:
             self._damage[run.run] = str(error)
         self._runs[run.run] = read

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mas_gym.errors import ConfigError, CriticError, DataError
+from mas_gym.errors import ConfigError, CriticError, DataError, need
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
 from rewardmodels.data.dataset import LOOPS, graph_of
@@ -107,8 +107,7 @@ class LearnedCritic(Critic):
         """
         if self._scorer is not None:
             return
-        import torch
-
+        torch = need("torch", "a local reward model", "local")
         from rewardmodels.model.prefixes import PrefixScorer
 
         device, dtype = self._place()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from search.compare.calibration import CONFIDENT
 from search.plan import Plan
+from search.store.results import TreeValues
 
 
 class Blame(NamedTuple):
@@ -90,3 +94,31 @@ def blamed(scored: Iterable[tuple[Plan, Sequence[float]]]) -> list[Blame]:
         first.append(values[0])
         wrong += [] if plan.correct else [(plan, values)]
     return [blame(plan, values, sum(first) / len(first)) for plan, values in wrong]
+
+
+class Falls:
+    """The falls in value of the wrong answers of one run, whose agents are counted at the end."""
+
+    def __init__(self) -> None:
+        """Start without searches."""
+        self._first = array("d")
+        self._wrong: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
+
+    def add(self, tree: TreeValues, correct: bool) -> None:
+        """Add a search, right or wrong; nothing if a state of its chosen transcript has no value."""
+        path = tree.path(tree.candidates[0][0]) if tree.candidates else []
+        values = tuple(value for node in path if (value := tree.values[node]) is not None)
+        if not path or len(values) < len(path):
+            return
+        self._first.append(values[0])
+        if not correct:
+            self._wrong.append((tuple(tree.speakers[node] for node in path), values))
+
+    def counts(self, agents: Sequence[str]) -> Counter[str]:
+        """Return how often each agent is blamed with confidence (`CONFIDENT`), and for how many searches "nobody"."""
+        found: Counter[str] = Counter()
+        before = sum(self._first) / len(self._first) if self._first else 0.0
+        for speakers, values in self._wrong:
+            turn, confidence = largest_fall(values, before)
+            found[agents[speakers[turn]] if confidence >= CONFIDENT else "nobody"] += 1
+        return found

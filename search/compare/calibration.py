@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable
 from itertools import pairwise
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
-from search.plan import Plan
+import numpy as np
+from numpy.typing import NDArray
+
+from search.store.results import TreeValues
 
 BINS = 10
 
@@ -44,37 +49,57 @@ class Bin(NamedTuple):
     states: int
 
 
-def scored_states(plan: Plan) -> list[ScoredState]:
-    """Return the scored states of a plan's tree that have graded answers below them."""
-    if plan.tree is None:
-        return []
-    below: dict[int, list[bool]] = {}
-    for candidate in plan.candidates:
-        if candidate.node is not None and candidate.correct is not None:
-            for node in plan.tree.path(candidate.node)[1:]:
-                below.setdefault(node, []).append(candidate.correct)
-    found = []
-    for index, graded in below.items():
-        scored = plan.tree[index]
-        if scored.value is not None:
-            state = scored.state
-            found.append(ScoredState(state.depth, scored.value, sum(graded) / len(graded), state.speaker))
-    return found
+def scored_states(tree: TreeValues) -> list[ScoredState]:
+    """Return the scored states of a search tree that have graded answers below them."""
+    below: dict[int, list[int]] = {}
+    for candidate, correct in tree.candidates:
+        for depth, node in enumerate(tree.path(candidate), 1):
+            counts = below.get(node)
+            if counts is None:
+                below[node] = [depth, 1, correct]
+            else:
+                counts[1] += 1
+                counts[2] += correct
+    return [
+        ScoredState(depth, value, right / graded, tree.speakers[node])
+        for node, (depth, graded, right) in below.items()
+        if (value := tree.values[node]) is not None
+    ]
+
+
+class ScoredStates:
+    """The scored states of many searches by depth or speaker, at 16 bytes each."""
+
+    def __init__(self, by: Literal["depth", "speaker"]) -> None:
+        """Start without states."""
+        self._key = attrgetter(by)
+        self._groups: dict[int, tuple[array[float], array[float]]] = {}
+
+    def add(self, states: Iterable[ScoredState]) -> None:
+        """Add states."""
+        for state in states:
+            values, right = self._groups.setdefault(self._key(state), (array("d"), array("d")))
+            values.append(state.value)
+            right.append(state.right)
+
+    def bins(self) -> dict[int, list[Bin]]:
+        """Return, for each depth or speaker, `BINS` bins of equally many states by value; fewer if there are few."""
+        return {key: _bins(*map(np.asarray, self._groups[key])) for key in sorted(self._groups)}
 
 
 def calibration(states: Iterable[ScoredState], by: Literal["depth", "speaker"] = "depth") -> dict[int, list[Bin]]:
-    """Return, for each depth or speaker, `BINS` bins of equally many states by value; fewer if there are few states."""
-    groups: dict[int, list[ScoredState]] = {}
-    for state in states:
-        groups.setdefault(getattr(state, by), []).append(state)
-    return {key: _bins(sorted(groups[key], key=lambda state: state.value)) for key in sorted(groups)}
+    """Return the bins of states by depth or speaker, as `ScoredStates.bins`."""
+    groups = ScoredStates(by)
+    groups.add(states)
+    return groups.bins()
 
 
-def _bins(ordered: Sequence[ScoredState]) -> list[Bin]:
-    count = min(BINS, len(ordered))
-    edges = [round(i * len(ordered) / count) for i in range(count + 1)]
-    groups = [ordered[low:high] for low, high in pairwise(edges)]
+def _bins(values: NDArray[np.float64], right: NDArray[np.float64]) -> list[Bin]:
+    order = np.argsort(values, kind="stable")
+    count = min(BINS, len(order))
+    edges = [round(i * len(order) / count) for i in range(count + 1)]
+    groups = [order[low:high] for low, high in pairwise(edges)]
     return [
-        Bin(sum(s.value for s in group) / len(group), sum(s.right for s in group) / len(group), len(group))
+        Bin(sum(values[group].tolist()) / len(group), sum(right[group].tolist()) / len(group), len(group))
         for group in groups
     ]

@@ -305,6 +305,8 @@ class Run(Iterator[Plan]):
                 try:
                     self._write_down(self._journal)
                 finally:
+                    # Also if the store fails: nothing more can be written when this object is deleted.
+                    self._closed = True
                     self._journal.close(self._engine.usage, self._engine.calls, self._engine.stopped)
             self._closed = True
 

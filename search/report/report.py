@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from mas_gym.errors import ConfigError, need
 from mas_gym.internal.text import by_cause
 from search.compare import Comparison
-from search.compare.blame import Blame, blamed, path_values
-from search.compare.calibration import CONFIDENT, Bin, ScoredState, calibration, scored_states
+from search.compare.blame import Falls
+from search.compare.calibration import CONFIDENT, Bin, ScoredStates, scored_states
 from search.prices import Prices
 from search.report.listing import regrade_table, report_page
 from search.results.display import (
@@ -38,12 +38,12 @@ from search.results.display import (
     tradeoff_figure,
 )
 from search.results.outcomes import Outcome, ResultRow, anytime_curve
-from search.results.stored import Setting, settings, stored_outcome, table_of
+from search.results.stored import Setting, cost_of, settings, table_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from search import Plan, RunInfo, Store
+    from search import Store
     from search.store.regrade import Regraded
 
 _RANKS = (1, 2, 3, 5, 8, 10)
@@ -57,7 +57,7 @@ class SettingReport:
         setting: The runs.
         comparison: Their table.
         calibration: For each row with values, bins by the agent that spoke last.
-        blamed: For each row with values along its answers, the blame of its failed searches.
+        blamed: For each row with values along its wrong answers, how often each agent is blamed, and "nobody".
         agents: Names of the agents.
         regraded: Its runs that were graded again, by grading.
     """
@@ -65,7 +65,7 @@ class SettingReport:
     setting: Setting
     comparison: Comparison
     calibration: dict[str, dict[int, list[Bin]]] = field(default_factory=dict)
-    blamed: dict[str, list[Blame]] = field(default_factory=dict)
+    blamed: dict[str, Mapping[str, int]] = field(default_factory=dict)
     agents: tuple[str, ...] = ()
     regraded: tuple[Regraded, ...] = ()
 
@@ -99,35 +99,26 @@ def read_reports(
 
 def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) -> SettingReport:
     outcomes: list[Outcome] = []
-    states: dict[str, list[ScoredState]] = {}
-    found: dict[str, list[Blame]] = {}
-
-    def scored(run: RunInfo, planner: str, critic: str, label: str) -> Iterator[tuple[Plan, list[float]]]:
-        for plan in store.plans(run.run, failed=True):
-            outcomes.append(stored_outcome(plan, run, (planner, critic), prices))
-            states.setdefault(label, []).extend(scored_states(plan))
-            if values := path_values(plan):
-                yield plan, values
-
+    states: dict[str, ScoredStates] = {}
+    blamed: dict[str, Counter[str]] = {}
+    agents = tuple(agent.name for agent in setting.runs[0].mas.agents)
     for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True):
         label = f"{planner} + {critic}" if critic else planner
-        found.setdefault(label, []).extend(blamed(scored(run, planner, critic, label)))
+        of_row, falls = states.setdefault(label, ScoredStates("speaker")), Falls()
+        for outcome, tree in store.values(run.run, planner, critic, cost_of(run, prices)):
+            outcomes.append(outcome)
+            of_row.add(scored_states(tree))
+            falls.add(tree, outcome.correct)
+        blamed.setdefault(label, Counter()).update(falls.counts(agents))
     known = any(baseline in (f"{one.planner} + {one.critic}", one.planner) for one in outcomes)
     return SettingReport(
         setting,
         table_of(store, setting, outcomes, baseline if known else ""),
-        {label: calibration(of_row, "speaker") for label, of_row in states.items() if of_row},
-        {label: of_row for label, of_row in found.items() if of_row},
-        tuple(agent.name for agent in setting.runs[0].mas.agents),
+        {label: bins for label, of_row in states.items() if (bins := of_row.bins())},
+        {label: counts for label, counts in blamed.items() if counts},
+        agents,
         tuple(line for run in setting.runs for line in store.regraded(run.run)),
     )
-
-
-def blame_counts(blamed: Sequence[Blame], agents: Sequence[str]) -> dict[str, int]:
-    """Return how often each agent is blamed, most often first, and at last for how many searches no one is."""
-    sure = [one for one in blamed if one.confidence >= CONFIDENT]
-    counts = Counter(agents[one.speaker] for one in sure)
-    return {**dict(counts.most_common()), "nobody": len(blamed) - len(sure)}
 
 
 def write_report(
@@ -337,9 +328,8 @@ def _section(report: SettingReport, pictures: Mapping[str, str]) -> str:
 
 
 def _blame_table(report: SettingReport) -> str:
-    counts = {label: blame_counts(blamed, report.agents) for label, blamed in report.blamed.items()}
     names = [*report.agents, "nobody"]
-    lines = [(label, *(str(found.get(name, 0)) for name in names)) for label, found in counts.items()]
+    lines = [(label, *(str(found.get(name, 0)) for name in names)) for label, found in report.blamed.items()]
     note = (
         'Wrong answers by the agent whose message lowered the value most; "nobody" where no fall is clear '
         f"(confidence below {CONFIDENT:g}). The messages: mas-gym blame."

@@ -74,7 +74,7 @@ class Difference(NamedTuple):
         return "excludes 0" if self.significant else "includes 0"
 
 
-def accuracy_interval(shares: Sequence[float], searches: int) -> Interval:
+def accuracy_interval(shares: Sequence[float] | NDArray[np.float64], searches: int) -> Interval:
     """Return the interval of an accuracy.
 
     Args:

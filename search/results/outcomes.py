@@ -6,12 +6,16 @@ A failed search counts as a wrong answer, so that failing on hard problems never
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mas_gym.errors import ConfigError
 from search.plan import Plan
@@ -282,24 +286,27 @@ def anytime_curve(outcomes: Iterable[Outcome]) -> list[CurvePoint]:
     low = max(1, first[min(len(first) - 1, int(_ANSWERED * len(group)))])
     high = max(low, *(outcome.tokens for outcome in group))
     budgets = [round(low * (high / low) ** (step / (_CURVE_POINTS - 1))) for step in range(_CURVE_POINTS)]
-    return [_point(group, budget) for budget in sorted(set(budgets))]
+    budgets = sorted(set(budgets))
+    right, spent = _right_at(group, budgets), np.array([outcome.tokens for outcome in group])
+    numbers: dict[str, int] = {}
+    problem = np.array([numbers.setdefault(outcome.problem_id, len(numbers)) for outcome in group])
+    asked = np.bincount(problem)
+    points = []
+    for place, budget in enumerate(budgets):
+        shares = np.bincount(problem, right[:, place]) / asked
+        tokens = int(np.minimum(spent, budget).sum()) / len(group)
+        interval = accuracy_interval(shares, len(group))
+        points.append(CurvePoint(tokens, int(right[:, place].sum()) / len(group), interval))
+    return points
 
 
-def _point(group: list[Outcome], budget: int) -> CurvePoint:
-    by_problem: dict[str, list[bool]] = {}
-    for outcome in group:
-        by_problem.setdefault(outcome.problem_id, []).append(_right_at(outcome, budget))
-    hits = [hit for found in by_problem.values() for hit in found]
-    shares = [sum(found) / len(found) for found in by_problem.values()]
-    spent = sum(min(outcome.tokens, budget) for outcome in group) / len(group)
-    return CurvePoint(spent, sum(hits) / len(hits), accuracy_interval(shares, len(group)))
-
-
-def _right_at(outcome: Outcome, budget: int) -> bool:
-    if budget >= outcome.tokens:
-        return outcome.correct
-    known = [correct for tokens, correct in outcome.anytime if tokens <= budget]
-    return bool(known and known[-1])
+def _right_at(group: Sequence[Outcome], budgets: Sequence[int]) -> NDArray[np.bool_]:
+    """Return whether each search is right if it stops at each budget."""
+    right = np.zeros((len(group), len(budgets)), dtype=np.bool_)
+    for row, outcome in zip(right, group, strict=True):
+        for tokens, correct in (*outcome.anytime, (outcome.tokens, outcome.correct)):
+            row[bisect_left(budgets, tokens) :] = correct
+    return right
 
 
 def _spread(runs: Sequence[Sequence[float]]) -> Spread:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
 from typing import Any, Protocol
 
 from mas_gym.errors import ConfigError
-from search.plan import Plan
 from search.prices import Prices
-from search.results.outcomes import Outcome, find_row, outcome_of, summarise
+from search.results.outcomes import Outcome, find_row, summarise
 from search.results.run_info import RunInfo
 from search.results.table import Comparison
+from search.usage import Usage
 
 
 class StoredRuns(Protocol):
@@ -29,8 +29,15 @@ class StoredRuns(Protocol):
     def runs(self) -> list[RunInfo]:
         """Return all runs, oldest first."""
 
-    def plans(self, run: str | None = None, *, failed: bool = False, grading: str | None = None) -> Iterator[Plan]:
-        """Read the plans of a run."""
+    def outcomes(
+        self,
+        run: str | None = None,
+        planner: str = "",
+        critic: str = "",
+        grading: str | None = None,
+        cost: Callable[[Usage], float] | None = None,
+    ) -> Iterator[Outcome]:
+        """Read the outcomes of a run's searches, under the names of its planner and critic."""
 
 
 _ROW = ("planner", "critic", "seed")
@@ -89,17 +96,21 @@ def _name(run: RunInfo, part: str) -> str:
     return str(critic["name"]) if critic else ""
 
 
-def stored_outcome(plan: Plan, run: RunInfo, label: tuple[str, str], prices: Prices | None = None) -> Outcome:
-    """Return the outcome of a stored search, under its planner and critic in tables.
+def cost_of(run: RunInfo, prices: Prices | None) -> Callable[[Usage], float] | None:
+    """Return what a search of a stored run costs in USD; None without prices.
 
     Raises:
-        MASGymError: As for `search.Prices.rate`.
+        MASGymError: As for `search.Prices.rate`, when a search is priced.
     """
-    if prices is not None:
+    if prices is None:
+        return None
+
+    def cost(usage: Usage) -> float:
         # A critic without forwards costs nothing.
-        critic = run.config["critic"]["name"] if plan.usage.reward_calls else None
-        plan = replace(plan, usd=prices.rate(run.config["policy"]["name"], critic).usd(plan.usage))
-    return outcome_of(plan, *label, run.config["seed"])
+        critic = run.config["critic"]["name"] if usage.reward_calls else None
+        return prices.rate(run.config["policy"]["name"], critic).usd(usage)
+
+    return cost
 
 
 def stored_comparison(
@@ -120,9 +131,9 @@ def stored_comparison(
         )
     setting = groups[0]
     outcomes = [
-        stored_outcome(plan, run, label, prices)
-        for run, label in zip(setting.runs, setting.labels, strict=True)
-        for plan in store.plans(run.run, failed=True, grading=grading)
+        outcome
+        for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True)
+        for outcome in store.outcomes(run.run, planner, critic, grading, cost_of(run, prices))
     ]
     return table_of(store, setting, outcomes, baseline)
 

@@ -30,7 +30,6 @@ from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mas_gym.errors import EngineUnavailableError, PromptTooLongError
-from mas_gym.internal.telemetry import Families, family, text_of
 from mas_gym.policies.sessions import prompt_bound
 from mas_gym.systems.graph import FAILED
 from search.service import foreign
@@ -48,6 +47,7 @@ from search.service.requests import (
     sse,
     usage_of,
 )
+from search.service.telemetry import Families, family, text_of
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import fields
 from functools import cache
 from hashlib import blake2b
+from itertools import islice
+from types import NoneType
 from typing import Any, NamedTuple
 
 from mas_gym.errors import StoreError
 from mas_gym.internal.database import Format
+from search.usage import Usage
 
 TABLES = """
 CREATE TABLE runs (
@@ -46,7 +51,7 @@ CREATE TABLE searches (
     seconds REAL NOT NULL,          -- wall clock, like the next column: not part of the result
     finished TEXT NOT NULL,
     metadata TEXT,                  -- JSON: the problem's
-    parts BLOB,                     -- digest of its rows in nodes, candidates and moments
+    parts BLOB,                     -- three digests of its rows in other tables
     checksum BLOB                   -- digest of the row
 );
 CREATE INDEX searches_of_run ON searches (run, problem);
@@ -128,13 +133,32 @@ CREATE TABLE requests (             -- what programs asked for the messages of c
 ) WITHOUT ROWID;
 """
 TABLES += GRADINGS.lstrip() + GRADER_COSTS.lstrip() + REQUESTS.lstrip()
-PARTS = {"nodes": "node", "candidates": "rank", "moments": "step"}
-"""The tables that hold parts of a search, with the column that orders them."""
 COSTS = {
     "critic_costs": ("critic_tokens", "critic_prompt_tokens", "unread_verdicts"),
     "grader_costs": ("grader_tokens", "grader_prompt_tokens"),
 }
 """The tables with costs that most searches do not have, and their columns."""
+USAGE = tuple(field.name for field in fields(Usage) if not any(field.name in names for names in COSTS.values()))
+"""The costs in the row of a search."""
+RESULTS = {
+    "candidates": ("rank", "node", "correct"),
+    "moments": ("step", "generated_tokens", "node", "correct"),
+    **COSTS,
+}
+"""What a table of results needs beside a search's row: columns by table, the first of which orders the rows."""
+VALUES = {"nodes": ("node", "parent", "speaker", "value")}
+"""What a report needs of a search's tree, likewise."""
+OTHERS = {
+    "nodes": (
+        "node", "recipients", "text", "terminal", "visits", "total", "q", "tokens", "logprob", "finish", "seed",
+    ),
+    "candidates": ("rank", "score", "answer"),
+    "moments": ("step", "agent_calls", "answer"),
+    "requests": ("node", "messages"),
+}  # fmt: skip
+"""What else there is of a search, likewise."""
+PARTS = dict.fromkeys((*RESULTS, *VALUES, *OTHERS))
+"""The tables that hold parts of a search."""
 
 
 _TYPES = {"TEXT": (str,), "INTEGER": (int,), "REAL": (float,), "BLOB": (bytes,), "": (str, bytes)}
@@ -152,38 +176,42 @@ def check_types(table: str, row: Sequence[Any]) -> None:
     Raises:
         Damage: A value has another type.
     """
-    wrong = _wrong_type(table, *map(type, row))
+    wrong = _mistyped(table, *map(type, row))
     if wrong is not None:
         raise Damage(wrong)
 
 
 @cache
-def _wrong_type(table: str, *found: type) -> str | None:
-    for (column, types), kind in zip(_columns()[table], found, strict=False):
+def _mistyped(table: str, *found: type) -> str | None:
+    for (column, types), kind in zip(_columns()[table].items(), found, strict=False):
         if kind not in types:
-            expected = " or ".join(t.__name__ for t in types)
-            return f"{table}.{column} is not what was written: expected {expected}, got {kind.__name__}"
+            return _wrong_type(table, column, types, {kind})
     return None
 
 
+def _wrong_type(table: str, column: str, types: Iterable[type], found: Iterable[type]) -> str:
+    expected, got = (" or ".join(sorted(kind.__name__ for kind in kinds)) for kinds in (types, found))
+    return f"{table}.{column} is not what was written: expected {expected}, got {got}"
+
+
 @cache
-def _columns() -> dict[str, list[tuple[str, tuple[type, ...]]]]:
+def _columns() -> dict[str, dict[str, frozenset[type]]]:
     """Return the columns of each table with the types of their values, as `TABLES` declares them."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(TABLES)
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         return {
-            table: [
-                (name, _types_of(table, name, kind, required=bool(not_null or key)))
+            table: {
+                name: _types_of(table, name, kind, required=bool(not_null or key))
                 for _, name, kind, not_null, _, key in connection.execute(f"PRAGMA table_info({table})")
-            ]
+            }
             for table in tables
         }
 
 
-def _types_of(table: str, column: str, kind: str, *, required: bool) -> tuple[type, ...]:
-    also = (bytes,) if (table, column) in _MAYBE_BYTES else ()
-    return (*_TYPES[kind], *also, *(() if required else (type(None),)))
+def _types_of(table: str, column: str, kind: str, *, required: bool) -> frozenset[type]:
+    also = {bytes} if (table, column) in _MAYBE_BYTES else set()
+    return frozenset({*_TYPES[kind], *also, *(() if required else (NoneType,))})
 
 
 def digest(*parts: str) -> bytes:
@@ -200,25 +228,54 @@ def checksum(rows: Sequence[Any]) -> bytes:
     return blake2b(ascii(rows).encode(), digest_size=16).digest()
 
 
-def part_rows(connection: sqlite3.Connection, search: int) -> list[list[tuple[Any, ...]]]:
-    """Return a search's rows in each of `PARTS`, all columns, in order; then those in `COSTS` and requests, if any."""
-    rows = [
-        connection.execute(f"SELECT * FROM {table} WHERE search = ? ORDER BY {order}", (search,)).fetchall()
-        for table, order in PARTS.items()
-    ]
-    requests = request_rows(connection, search)
-    return [*rows, *([row] for row in cost_rows(connection, search).values()), *([requests] if requests else [])]
+Parts = list[list[tuple[Any, ...]]]
+"""The rows of a search in each table of `RESULTS`, `VALUES` or `OTHERS`, in order: the search, then those columns."""
 
 
-def request_rows(connection: sqlite3.Connection, search: int) -> list[tuple[Any, ...]]:
-    """Return a search's rows in ``requests``, all columns, in order."""
-    return connection.execute("SELECT * FROM requests WHERE search = ? ORDER BY node", (search,)).fetchall()
+def part_rows(
+    connection: sqlite3.Connection, tables: Mapping[str, Sequence[str]], searches: Sequence[int]
+) -> list[tuple[Parts, bytes]]:
+    """Return the parts of several searches in `RESULTS`, `VALUES` or `OTHERS`, each with its digest, in their order.
+
+    Raises:
+        Damage: A value has another type than its column.
+    """
+    marks = ", ".join("?" * len(searches))
+    found: dict[int, Parts] = {search: [[] for _ in tables] for search in searches}
+    for place, (table, columns) in enumerate(tables.items()):
+        names = ", ".join(columns)
+        query = f"SELECT search, {names} FROM {table} WHERE search IN ({marks}) ORDER BY search, {columns[0]}"
+        for row in connection.execute(query, searches):
+            found[row[0]][place].append(row)
+    return [(parts, _digest_of(tables, parts)) for parts in found.values()]
+
+
+def _digest_of(tables: Mapping[str, Sequence[str]], parts: Parts) -> bytes:
+    """Return the digest of a search's rows: columns in binary form, because it guards a million rows in a few seconds.
+
+    Raises:
+        Damage: A value has another type than its column.
+    """
+    packed: list[bytes] = []
+    for (table, names), rows in zip(tables.items(), parts, strict=True):
+        packed.append(b"%d|" % len(rows))
+        types = _columns()[table]
+        for name, values in zip(names, islice(zip(*rows, strict=True), 1, None), strict=False):
+            kinds, column = set(map(type, values)), list(values)
+            if not kinds <= types[name]:
+                raise Damage(_wrong_type(table, name, types[name], kinds))
+            if NoneType in kinds:
+                packed.append(bytes(value is None for value in values))
+                column = [value for value in values if value is not None]
+            code = "q" if int in kinds else "d" if float in kinds else ""
+            packed.append(struct.pack(f"<{len(column)}{code}", *column) if code else ascii(column).encode())
+    return blake2b(b"".join(packed), digest_size=16).digest()
 
 
 def cost_rows(connection: sqlite3.Connection, search: int) -> dict[str, tuple[Any, ...]]:
     """Return a search's row in each of `COSTS` that has one, all columns."""
     found: dict[str, tuple[Any, ...]] = {}
-    for table in ("critic_costs", "grader_costs"):
+    for table in COSTS:
         row = connection.execute(f"SELECT * FROM {table} WHERE search = ?", (search,)).fetchone()
         found |= {table: row} if row is not None else {}
     return found
@@ -241,16 +298,14 @@ class Held(NamedTuple):
     @classmethod
     def of_rows(cls, rows: Iterable[tuple[bytes | None, int]]) -> Held:
         """Combine checksums of searches and whether they failed."""
-        held = cls()
+        searches, errors, marks = 0, 0, 0
         for mark, failed in rows:
-            held = held.changed(mark, failed, 1)
-        return held
+            searches, errors, marks = searches + 1, errors + failed, marks ^ _bits(mark)
+        return cls(searches, errors, marks)
 
     def changed(self, mark: bytes | None, failed: int, by: int) -> Held:
         """Add a search (``by`` is 1), or take it away (-1)."""
-        # A checksum of another type is damage; without it the searches held are not the same as written.
-        bits = int.from_bytes(mark, "big") if isinstance(mark, bytes) else 0
-        return Held(self.searches + by, self.failed + by * failed, self.marks ^ bits)
+        return Held(self.searches + by, self.failed + by * failed, self.marks ^ _bits(mark))
 
     def pack(self) -> bytes:
         """Return the stored form."""
@@ -262,9 +317,14 @@ class Held(NamedTuple):
         return cls(*(int.from_bytes(part, "big") for part in (stored[:8], stored[8:16], stored[16:])))
 
 
+def _bits(mark: bytes | None) -> int:
+    # A checksum of another type is damage; without it the searches held are not the same as written.
+    return int.from_bytes(mark, "big") if isinstance(mark, bytes) else 0
+
+
 def seal_search(connection: sqlite3.Connection, search: int) -> bytes:
     """Write the digests of a search after its rows, and return its checksum."""
-    parts = checksum(part_rows(connection, search))
+    parts = b"".join(part_rows(connection, tables, [search])[0][1] for tables in (RESULTS, VALUES, OTHERS))
     connection.execute("UPDATE searches SET parts = ?, checksum = NULL WHERE id = ?", (parts, search))
     row = _written(connection.execute("SELECT * FROM searches WHERE id = ?", (search,)))
     # The checksum is the last column, and covers all others.

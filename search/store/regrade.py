@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -23,7 +23,8 @@ from mas_gym.tasks.base import Grade, Grader, Problem
 from search.plan import Plan
 from search.results.run_info import RunInfo
 from search.store.file import FORMAT, Damage, check_types, checksum, explained
-from search.store.rows import Reader
+from search.store.results import Grades
+from search.store.rows import Reader, name_of
 
 _BATCH = 500
 
@@ -117,10 +118,11 @@ def regrade(
         with transaction(connection):
             row = (grading, label, identity, datetime.now(UTC).isoformat(timespec="seconds"))
             connection.execute("INSERT OR REPLACE INTO gradings VALUES (?, ?, ?, ?, ?)", (*row, checksum(row)))
-        for start in range(0, len(keys), _BATCH):
+        named = [(key, name_of(problem)) for key, problem in keys.items()]
+        for start in range(0, len(named), _BATCH):
             rows = []
             # Not in a transaction: a grader may be slow, and others may want to write.
-            for key, name in keys[start : start + _BATCH]:
+            for key, name in named[start : start + _BATCH]:
                 try:
                     graded = _graded(reader, key, grader, problem_of, read)
                 except Damage as damage:
@@ -158,7 +160,7 @@ def _graded(
         if row["error"] is not None:
             return None
         stored = reader.problem(row)
-        nodes, candidates, curve = reader.parts(row)
+        nodes, candidates, curve, _ = reader.parts(row)
     problem = problem_of(stored)
     if problem is None:
         return None
@@ -245,25 +247,34 @@ def find_grading(connection: sqlite3.Connection, run: str, name: str) -> Grading
     return found[-1]
 
 
-def apply(connection: sqlite3.Connection, plan: Plan, search: int, grading: str) -> Plan:
-    """Return a plan with the grades of a grading; unchanged if the grading does not cover it.
+def grades_of(connection: sqlite3.Connection, searches: Sequence[int], grading: str) -> dict[int, Grades]:
+    """Return the grades of searches by a grading, without the searches that it does not cover.
 
     Raises:
         Damage: The grades are not what was written.
     """
-    row = connection.execute("SELECT * FROM grades WHERE search = ? AND grading = ?", (search, grading)).fetchone()
-    if row is None:
+    marks = ", ".join("?" * len(searches))
+    found: dict[int, Grades] = {}
+    query = f"SELECT * FROM grades WHERE grading = ? AND search IN ({marks})"
+    for row in connection.execute(query, (grading, *searches)):
+        check_types("grades", row)
+        if checksum(tuple(row[:-1])) != row[-1]:
+            raise Damage("its grades are not what was written")
+        found[row[0]] = {node: (answer, correct) for node, answer, correct, _ in _nodes(row[2])}
+    return found
+
+
+def apply(plan: Plan, grades: Grades | None) -> Plan:
+    """Return a plan with other grades; unchanged if there are none."""
+    if grades is None:
         return plan
-    check_types("grades", row)
-    if checksum(tuple(row[:-1])) != row[-1]:
-        raise Damage("its grades are not what was written")
-    nodes = {node: (answer, correct) for node, answer, correct, _ in _nodes(row[2])}
-    first = next(iter(nodes.values()), (None, False))
+    first = next(iter(grades.values()), (None, False))
     candidates = tuple(
-        replace(c, answer=nodes[c.node][0], correct=nodes[c.node][1]) if c.node in nodes else c for c in plan.candidates
+        replace(c, answer=grades[c.node][0], correct=grades[c.node][1]) if c.node in grades else c
+        for c in plan.candidates
     )
     anytime = tuple(
-        point._replace(answer=nodes[point.node][0], correct=nodes[point.node][1]) if point.node in nodes else point
+        point._replace(answer=grades[point.node][0], correct=grades[point.node][1]) if point.node in grades else point
         for point in plan.anytime
     )
     return replace(plan, answer=first[0], correct=first[1], candidates=candidates, anytime=anytime)

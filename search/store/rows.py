@@ -6,7 +6,6 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -20,15 +19,19 @@ from search.plan import AnytimePoint, Candidate, Plan
 from search.results.run_info import RunInfo
 from search.store.file import (
     COSTS,
+    OTHERS,
     PARTS,
+    RESULTS,
+    USAGE,
+    VALUES,
     Damage,
     Held,
+    Parts,
     check_types,
     checksum,
     cost_rows,
     digest,
     part_rows,
-    request_rows,
     seal_search,
 )
 from search.tree import SCHEMA as TREE_SCHEMA
@@ -38,7 +41,8 @@ from search.usage import Usage
 Seeds = Mapping[tuple[bytes, str], int]
 """The seed of each message, by the digest of the state that it was sampled in, and its text."""
 
-_USAGE = [field.name for field in fields(Usage) if not any(field.name in names for names in COSTS.values())]
+_TEXTS = ("question", "reference", "answer")
+_TEXTS_AT_ONCE = 1000
 
 
 class NodeRow(NamedTuple):
@@ -114,7 +118,7 @@ class Writer:
     def search(self, run: str, problem: Problem, plan: Plan, seeds: Seeds) -> bytes:
         """Store a plan with its tree, in place of an earlier one of the same problem, and return its checksum."""
         key = search_id(run, problem.id)
-        for table in (*PARTS, *COSTS, "grades", "requests"):
+        for table in (*PARTS, "grades"):
             self._connection.execute(f"DELETE FROM {table} WHERE search = ?", (key,))
         row = {
             "id": key,
@@ -127,7 +131,7 @@ class Writer:
             "correct": int(bool(plan.correct)),
             "stopped": plan.stopped,
             "error": None if plan.error is None else _storable(plan.error),
-            **{name: getattr(plan.usage, name) for name in _USAGE},
+            **{name: getattr(plan.usage, name) for name in USAGE},
             "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "metadata": metadata_text(problem),
         }
@@ -199,7 +203,7 @@ class Reader:
         """Read through a connection."""
         self._connection = connection
 
-    def searches(self, run: str) -> tuple[list[tuple[int, str]], str]:
+    def searches(self, run: str) -> tuple[dict[int, str | bytes], str]:
         """Return the keys and names of a run's searches by problem id, and a message if some are damaged.
 
         The names are only for messages; no checksum covers them.
@@ -215,9 +219,9 @@ class Reader:
                 raise
             # The index alone has the keys too.
             query = "SELECT id, problem FROM searches WHERE run = ? ORDER BY problem"
-            keys = self._connection.execute(query, (run,)).fetchall()
-            return [(key, name_of(problem)) for key, problem in keys], f"the list of its searches is damaged: {error}"
-        found = [(key, name_of(problem)) for key, problem, *_ in rows if key is not None]
+            keys = dict(self._connection.execute(query, (run,)).fetchall())
+            return keys, f"the list of its searches is damaged: {error}"
+        found = {row[0]: row[1] for row in rows if row[0] is not None}
         stored = rows[0][4] if rows else None
         held = Held.unpack(stored if isinstance(stored, bytes) else b"") if rows else None
         if held is not None and held != Held.of_rows(row[2:4] for row in rows if row[0] is not None):
@@ -243,23 +247,25 @@ class Reader:
 
     def row(self, search: int) -> dict[str, Any] | None:
         """Return a row of ``searches``, its texts resolved; None if there is none."""
-        cursor = self._connection.execute("SELECT * FROM searches WHERE id = ?", (search,))
+        return next(iter(self.rows([search])), None)
+
+    def rows(self, searches: Sequence[int], *, texts: bool = True) -> list[dict[str, Any]]:
+        """Return rows of ``searches`` in the order of their keys, without those that there are not.
+
+        Args:
+            searches: The keys.
+            texts: Resolve the question, the reference and the answer.
+        """
+        marks = ", ".join("?" * len(searches))
+        cursor = self._connection.execute(f"SELECT * FROM searches WHERE id IN ({marks})", searches)
         names = [column[0] for column in cursor.description]
-        values = cursor.fetchone()
-        if values is None:
-            return None
-        check_types("searches", values)
-        if checksum(values[:-1]) != values[-1]:
-            raise Damage("its row is not what was written")
-        row = dict(zip(names, values, strict=True))
-        for name in ("question", "reference", "answer"):
-            row[name] = self._text(row[name])
-        row["problem"] = readable(row["problem"])
-        row["error"] = None if row["error"] is None else readable(row["error"])
-        if search_id(row["run"], row["problem"]) != search:
-            raise Damage("its row belongs to another search")
-        datetime.fromisoformat(row["finished"])
-        return row
+        read = {values[0]: _checked_row(names, values) for values in cursor}
+        found = [read[search] for search in searches if search in read]
+        if texts:
+            known = self._known_texts({row[name] for row in found for name in _TEXTS})
+            for row in found:
+                row |= {name: known[row[name]] for name in _TEXTS}
+        return found
 
     def problem(self, row: Mapping[str, Any]) -> Problem:
         """Return the problem of a row."""
@@ -273,11 +279,11 @@ class Reader:
         moments: tuple[AnytimePoint, ...] = ()
         requests: dict[int, tuple[ChatMessage, ...]] = {}
         if dynamics is not None and row["error"] is None:
-            nodes, found, curve = self.parts(row)
+            nodes, found, curve, asked = self.parts(row)
             tree = _tree(row["question"], nodes, dynamics)
             candidates = tuple(_candidate(tree, entry) for entry in found)
             moments = tuple(_moment(tree, *entry[2:]) for entry in curve)
-            requests = self._requests(row["id"])
+            requests = dict(self._request(*request[1:]) for request in asked)
         return Plan(
             candidates=candidates,
             tree=tree,
@@ -285,36 +291,63 @@ class Reader:
             problem_id=row["problem"],
             answer=row["answer"],
             correct=bool(row["correct"]),
-            usage=Usage(**{name: row[name] for name in _USAGE}, **self._costs(row["id"])),
+            usage=Usage(**{name: row[name] for name in USAGE}, **self._costs(row["id"])),
             stopped=row["stopped"],
             error=row["error"],
             mas=None if dynamics is None else dynamics.mas,
             requests=requests,
         )
 
-    def _requests(self, search: int) -> dict[int, tuple[ChatMessage, ...]]:
-        """Return the prompts of a search's chosen path by node; `parts` has checked their digest."""
-        found: dict[int, tuple[ChatMessage, ...]] = {}
-        for row in request_rows(self._connection, search):
-            check_types("requests", row)
-            messages = [(role, self._text(bytes.fromhex(text))) for role, text in json.loads(row[2])]
-            found[row[1]] = tuple(ChatMessage(role, text or "") for role, text in messages)
+    def _request(self, node: int, messages: str) -> tuple[int, tuple[ChatMessage, ...]]:
+        asked = [(role, bytes.fromhex(text)) for role, text in json.loads(messages)]
+        texts = self._known_texts({text for _, text in asked})
+        return node, tuple(ChatMessage(role, texts[text] or "") for role, text in asked)
+
+    def parts(
+        self, row: Mapping[str, Any]
+    ) -> tuple[list[NodeRow], list[CandidateRow], list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+        """Return a search's nodes, candidates, points of its curve, texts resolved, and its rows of ``requests``."""
+        [[ranked, answered, *_]] = self.results([row])
+        [values] = self.values([row])
+        [[nodes, scored, spent, requests]] = self._checked_parts([row], OTHERS, 2, "tree")
+        texts = self._known_texts(
+            {*(node[3] for node in nodes), *(line[3] for line in scored), *(point[3] for point in spent)}
+        )
+        return (
+            [
+                NodeRow._make((*value[:4], node[2], texts[node[3]], *node[4:8], value[4], *node[8:]))
+                for value, node in zip(values, nodes, strict=True)
+            ],
+            [
+                CandidateRow._make((*line[:3], score, texts[answer], line[3]))
+                for line, (_, _, score, answer) in zip(ranked, scored, strict=True)
+            ],
+            [
+                (search, step, calls, tokens, node, texts[answer], correct)
+                for (search, step, tokens, node, correct), (_, _, calls, answer) in zip(answered, spent, strict=True)
+            ],
+            requests,
+        )
+
+    def results(self, rows: Sequence[Mapping[str, Any]]) -> list[Parts]:
+        """Return the `RESULTS` of some rows of ``searches``, checked."""
+        return self._checked_parts(rows, RESULTS, 0, "list of candidates, curve or costs")
+
+    def values(self, rows: Sequence[Mapping[str, Any]]) -> list[list[tuple[Any, ...]]]:
+        """Return the `VALUES` of some rows of ``searches``, checked."""
+        found = [nodes for [nodes] in self._checked_parts(rows, VALUES, 1, "tree")]
+        if any(place != node[1] for nodes in found for place, node in enumerate(nodes)):
+            raise Damage("nodes are missing")
         return found
 
-    def parts(self, row: Mapping[str, Any]) -> tuple[list[NodeRow], list[CandidateRow], list[tuple[Any, ...]]]:
-        """Return a search's nodes, candidates and points of its curve, texts resolved."""
-        rows = part_rows(self._connection, row["id"])
-        for table, values in zip(PARTS, rows, strict=False):
-            for value in values:
-                check_types(table, value)
-        if checksum(rows) != row["parts"]:
-            raise Damage("its tree is not what was written")
-        texts = {None: None} | self._texts(row["id"])
-        nodes = [NodeRow._make((*values[:5], texts[values[5]], *values[6:])) for values in rows[0]]
-        if [node.node for node in nodes] != list(range(len(nodes))):
-            raise Damage("nodes are missing")
-        candidates = [CandidateRow._make((*values[:4], self._text(values[4]), *values[5:])) for values in rows[1]]
-        return nodes, candidates, [(*values[:5], self._text(values[5]), *values[6:]) for values in rows[2]]
+    def _checked_parts(
+        self, rows: Sequence[Mapping[str, Any]], tables: Mapping[str, Sequence[str]], place: int, what: str
+    ) -> list[Parts]:
+        found = part_rows(self._connection, tables, [row["id"] for row in rows])
+        for row, (_, mark) in zip(rows, found, strict=True):
+            if mark != row["parts"][16 * place : 16 * place + 16]:
+                raise Damage(f"its {what} is not what was written")
+        return [parts for parts, _ in found]
 
     def _costs(self, search: int) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -325,17 +358,31 @@ class Reader:
             found |= dict(zip(COSTS[table], row[1:-1], strict=True))
         return found
 
-    def _texts(self, search: int) -> dict[bytes | None, str | None]:
-        query = "SELECT DISTINCT t.id, t.text FROM nodes n JOIN texts t ON t.id = n.text WHERE n.search = ?"
-        return {key: _checked(key, text) for key, text in self._connection.execute(query, (search,))}
-
-    def _text(self, key: bytes | None) -> str | None:
-        if key is None:
-            return None
-        found = self._connection.execute("SELECT text FROM texts WHERE id = ?", (key,)).fetchone()
-        if found is None:
+    def _known_texts(self, keys: Iterable[bytes | None]) -> dict[bytes | None, str | None]:
+        """Return texts by key; None is the text of None."""
+        wanted = [key for key in keys if key is not None]
+        found: dict[bytes | None, str | None] = {None: None}
+        for start in range(0, len(wanted), _TEXTS_AT_ONCE):
+            some = wanted[start : start + _TEXTS_AT_ONCE]
+            query = f"SELECT id, text FROM texts WHERE id IN ({', '.join('?' * len(some))})"
+            found |= {key: _checked(key, text) for key, text in self._connection.execute(query, some)}
+        if len(found) <= len(wanted):
             raise Damage("a text is missing")
-        return _checked(key, found[0])
+        return found
+
+
+def _checked_row(names: Sequence[str], values: tuple[Any, ...]) -> dict[str, Any]:
+    """Return a row of ``searches``, its texts not resolved."""
+    check_types("searches", values)
+    if checksum(values[:-1]) != values[-1]:
+        raise Damage("its row is not what was written")
+    row = dict(zip(names, values, strict=True))
+    row["problem"] = readable(row["problem"])
+    row["error"] = None if row["error"] is None else readable(row["error"])
+    if search_id(row["run"], row["problem"]) != row["id"]:
+        raise Damage("its row belongs to another search")
+    datetime.fromisoformat(row["finished"])
+    return row
 
 
 def _checked(key: bytes, stored: str | bytes) -> str:

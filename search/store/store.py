@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -29,19 +29,23 @@ from mas_gym.systems.prompts import chat_messages
 from mas_gym.tasks.base import Problem, Same, rule_of, same_rule
 from search.plan import Plan
 from search.prices import PricesSource, as_prices
+from search.results.outcomes import Outcome
 from search.results.run_info import RunInfo
 from search.results.stored import stored_comparison
 from search.results.table import Comparison
 from search.store.file import FORMAT, Damage, empty_pages, explained
-from search.store.regrade import Grading, Regraded, apply, find_grading, gradings, regraded
+from search.store.regrade import Grading, Regraded, apply, find_grading, grades_of, gradings, regraded
+from search.store.results import Grades, TreeValues, outcomes, tree_values
 from search.store.rows import CandidateRow, NodeRow, Reader, name_of, read_run, recipients_of, search_id
 from search.tree import Node, Tree
+from search.usage import Usage
 
 logger = logging.getLogger("search.store")
 T = TypeVar("T")
 
 SCHEMA = 2
 BATCH = 10_000
+_AT_ONCE = 200
 TEXT = {"problem", "question", "reference", "speaker", "text", "finish", "answer"}
 NUMBER = {"total", "q", "value", "logprob", "score"}
 FLAG = {"terminal", "correct"}
@@ -168,12 +172,74 @@ class Store:
 
         def read(row: dict[str, Any]) -> tuple[Problem, Plan]:
             plan = self._reader.plan(row, dynamics)
-            graded = plan if digest is None else apply(self._connection, plan, row["id"], digest)
-            return self._reader.problem(row), graded
+            return self._reader.problem(row), apply(plan, self._grades([row], digest).get(row["id"]))
 
         for problem, plan in self._each(info, read):
             if failed or plan.error is None:
                 yield problem, plan
+
+    def outcomes(
+        self,
+        run: str | None = None,
+        planner: str = "",
+        critic: str = "",
+        grading: str | None = None,
+        cost: Callable[[Usage], float] | None = None,
+    ) -> Iterator[Outcome]:
+        """Read the outcomes of one run's searches, failed ones too, in order of problem id.
+
+        They are those of the plans, but only the rows that they need are read and checked: not the trees.
+
+        Args:
+            run: As in `find`.
+            planner: The planner's name in the outcomes.
+            critic: The critic's name in the outcomes.
+            grading: As for `plans`.
+            cost: Returns what a search costs in USD; None without prices.
+
+        Raises:
+            StoreError: As for `plans`.
+        """
+        info = self.find(run)
+        digest = None if grading is None else find_grading(self._connection, info.run, grading).grading
+
+        def read(rows: list[dict[str, Any]]) -> list[Outcome]:
+            parts, seed = self._reader.results(rows), info.config["seed"]
+            return outcomes(rows, parts, (planner, critic), seed, self._grades(rows, digest), cost)
+
+        return self._batches(info, read)
+
+    def values(
+        self,
+        run: str | None = None,
+        planner: str = "",
+        critic: str = "",
+        cost: Callable[[Usage], float] | None = None,
+    ) -> Iterator[tuple[Outcome, TreeValues]]:
+        """Read the outcomes of one run's searches with the values in their trees; arguments and errors as there."""
+        info = self.find(run)
+
+        def read(rows: list[dict[str, Any]]) -> Iterable[tuple[Outcome, TreeValues]]:
+            parts, trees = self._reader.results(rows), self._reader.values(rows)
+            ended = outcomes(rows, parts, (planner, critic), info.config["seed"], {}, cost)
+            return zip(ended, tree_values(rows, parts, trees), strict=True)
+
+        return self._batches(info, read)
+
+    def rows(self, run: str | None = None, *, texts: bool = False) -> Iterator[dict[str, Any]]:
+        """Read the rows of the table ``searches`` of one run, failed searches too, in order of problem id.
+
+        Args:
+            run: As in `find`.
+            texts: Resolve question, reference and answer; without, they are the digests of the texts.
+
+        Raises:
+            StoreError: As for `plans`.
+        """
+        return self._batches(self.find(run), list, texts=texts)
+
+    def _grades(self, rows: Sequence[dict[str, Any]], grading: str | None) -> dict[int, Grades]:
+        return {} if grading is None else grades_of(self._connection, [row["id"] for row in rows], grading)
 
     def gradings(self, run: str | None = None) -> list[Grading]:
         """Return how one run was graded again (`mas-gym regrade`), oldest first.
@@ -207,12 +273,7 @@ class Store:
         Raises:
             StoreError: As for `plans`.
         """
-
-        def read(row: dict[str, Any]) -> tuple[float, float]:
-            end = datetime.fromisoformat(row["finished"]).timestamp()
-            return end - row["seconds"], end
-
-        return sorted(self._each(self.find(run), read))
+        return sorted(map(span, self.rows(run)))
 
     def search(self, problem_id: str, run: str | None = None) -> tuple[Problem, Plan]:
         """Read the search of one problem, with the problem.
@@ -232,25 +293,46 @@ class Store:
         raise UnknownNameError(f"store {self.path}: the run {info.label} has no search of {problem_id!r}")
 
     def _each(self, info: RunInfo, read: Callable[[dict[str, Any]], T]) -> Iterator[T]:
-        """Read every search of a run that is whole.
+        """Read every search of a run that is whole, one at a time.
+
+        Raises:
+            StoreError: At the end, with the names of those that are not.
+        """
+        return self._batches(info, lambda rows: map(read, rows), 1, texts=True)
+
+    def _batches(
+        self,
+        info: RunInfo,
+        read: Callable[[list[dict[str, Any]]], Iterable[T]],
+        size: int = _AT_ONCE,
+        *,
+        texts: bool = False,
+    ) -> Iterator[T]:
+        """Read every search of a run that is whole, some at a time; if one of these is damaged, one at a time.
 
         Raises:
             StoreError: At the end, with the names of those that are not.
         """
         lost = []
         with explained(self.path):
-            keys, wrong = self._reader.searches(info.run)
-            for key, name in keys:
+            names, wrong = self._reader.searches(info.run)
+            keys = list(names)
+            waiting = [keys[start : start + size] for start in range(0, len(keys), size)][::-1]
+            while waiting:
+                some = waiting.pop()
                 try:
                     with self._reader.snapshot():
-                        row = self._reader.row(key)
-                        if row is None:
+                        rows = self._reader.rows(some, texts=texts)
+                        if len(rows) < len(some):
                             raise Damage("its row is missing")
-                        item = read(row)
+                        items = list(read(rows))
                 except Damage as damage:
-                    lost.append(f"{name} ({damage})")
+                    if len(some) > 1:
+                        waiting += [[key] for key in reversed(some)]
+                    else:
+                        lost.append(f"{name_of(names[some[0]])} ({damage})")
                     continue
-                yield item
+                yield from items
         if lost or wrong:
             raise self._damaged(lost, wrong)
 
@@ -351,6 +433,12 @@ class Store:
             return None if row["error"] is not None else (row, *self._reader.parts(row)[:2])
 
         return (tree for tree in self._each(info, read) if tree is not None)
+
+
+def span(row: Mapping[str, Any]) -> tuple[float, float]:
+    """Return when the search of a row of ``searches`` was at work: start and end in Unix time."""
+    end = datetime.fromisoformat(row["finished"]).timestamp()
+    return end - row["seconds"], end
 
 
 def preferences(tree: Tree, mas: MAS, least: float, same: Same) -> Iterator[dict[str, Any]]:

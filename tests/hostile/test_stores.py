@@ -104,6 +104,14 @@ def spans(store: search.Store) -> list[Any]:
     return [(i.run, span) for i in store.runs() for span in store.spans(i.run)]
 
 
+def outcomes(store: search.Store) -> list[Any]:
+    return [(i.run, outcome) for i in store.runs() for outcome in store.outcomes(i.run)]
+
+
+def values(store: search.Store) -> list[Any]:
+    return [(i.run, found) for i in store.runs() for found in store.values(i.run)]
+
+
 def exported(store: search.Store) -> list[Any]:
     rows: list[Any] = []
     for info in store.runs():
@@ -116,7 +124,7 @@ def exported(store: search.Store) -> list[Any]:
     return rows
 
 
-READERS: list[Callable[[search.Store], list[Any]]] = [facts, plans, answers, questions, spans]
+READERS: list[Callable[[search.Store], list[Any]]] = [facts, plans, answers, questions, spans, outcomes, values]
 
 
 def check(path: Path, expected: dict[str, list[Any]], told: Told, readers: Any) -> int:

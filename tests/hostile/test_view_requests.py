@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -200,14 +201,13 @@ def test_a_silent_client_is_hung_up_on(store: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_click_reads_nothing_anew_until_a_run_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, read = tmp_path / "runs.db", []
-    searches = search.Store.searches
+    rows = search.Store.rows
 
-    def counted(self: search.Store, run: str | None = None, **options: bool) -> Iterator[tuple[Problem, search.Plan]]:
+    def counted(self: search.Store, run: str | None = None, **options: bool) -> Iterator[dict[str, Any]]:
         read.append(run)
-        assert options["trees"] is False
-        return searches(self, run, **options)
+        return rows(self, run, **options)
 
-    monkeypatch.setattr(search.Store, "searches", counted)
+    monkeypatch.setattr(search.Store, "rows", counted)
     for seed in range(2):
         fill(file, seed)
     pages = Pages(file)

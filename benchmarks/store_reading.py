@@ -1,0 +1,135 @@
+"""What reading a large run store costs: ``python -m benchmarks.store_reading FOLDER [SEARCHES] [NAME ...]``.
+
+The store has four runs of MCTS(10,3), two critics with two seeds each, and 20,000 searches by default, copies of a few
+real ones under other problem ids. It stays in FOLDER and is used again. Each command runs in a separate process; its
+CPU seconds contain those of "start", the imports of the command line.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from time import monotonic, sleep
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import search
+from mas_gym.internal.database import transaction
+from mas_gym.policies import ScriptedPolicy
+from mas_gym.tasks import Problem
+from search.store.file import FORMAT, Held, seal_run
+from search.store.rows import Writer
+
+REAL = 25
+BATCH = 500
+PORT = 8799
+
+
+class DrawnCritic(search.Critic):
+    """Values drawn from a hash of the transcript."""
+
+    free = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def identity(self) -> str:
+        return self.name
+
+    def score(self, contexts: object) -> list[float]:
+        drawn = (blake2b(self.name.encode() + context.state.digest, digest_size=2).digest() for context in contexts)
+        return [int.from_bytes(two, "big") / 2**16 for two in drawn]
+
+
+def make(folder: Path, searches: int) -> Path:
+    """Return a store of so many searches, made once."""
+    path = folder / f"searches-{searches}.db"
+    if path.exists():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    for file in folder.glob(f"{part.name}*"):
+        file.unlink()
+    policy = ScriptedPolicy(lambda request, seed: f"It may be {seed % 977}. Final Answer: {seed % 5}")
+    problems = [Problem(f"p{n}", f"What is {n} modulo 5?", str(n % 5)) for n in range(REAL)]
+    for name in ("first", "second"):
+        for seed in (1, 2):
+            critic = DrawnCritic(name)
+            run = search.run("mcts:10,3", problems, mas="rpsv", policy=policy, critic=critic, seed=seed, store=part)
+            list(run)
+    connection = FORMAT.connect(part, create=True)
+    with search.open_store(part) as store:
+        for info in store.runs():
+            copy(connection, info.run, list(store.searches(info.run)), searches // 4)
+    connection.close()
+    return part.rename(path)
+
+
+def copy(connection, run: str, real: list[tuple[Problem, search.Plan]], wanted: int) -> None:
+    """Fill up a run with copies of its searches."""
+    writer, held = Writer(connection), Held.of(connection, run)
+    for start in range(len(real), wanted, BATCH):
+        with transaction(connection):
+            for number in range(start, min(start + BATCH, wanted)):
+                problem, plan = real[number % len(real)]
+                name = f"p{number}"
+                mark = writer.search(run, replace(problem, id=name), replace(plan, problem_id=name), {})
+                held = held.changed(mark, 0, 1)
+            seal_run(connection, run, held)
+
+
+def compare(path: Path) -> list[str]:
+    return [sys.executable, "-c", f"import search; search.open_store({str(path)!r}).compare()"]
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "mas_gym.cli", *map(str, arguments)]
+
+
+COMMANDS: dict[str, Callable[[Path], list[str]]] = {
+    "start": lambda path: command("status", "--help"),
+    "report": lambda path: command("report", path, "--out", path.with_suffix(".html")),
+    "compare": compare,
+    "status": lambda path: command("status", path),
+    "view": lambda path: command("view", path, "--port", PORT, "--no-open"),
+}
+
+
+def open_index() -> None:
+    """Request the index until it lists every run; it reloads itself after each second of reading."""
+    end = monotonic() + 60
+    while monotonic() < end:
+        try:
+            with urlopen(f"http://127.0.0.1:{PORT}/") as reply:
+                if b'http-equiv="refresh"' not in reply.read():
+                    return
+        except URLError:
+            sleep(0.1)
+
+
+def measure(name: str, path: Path) -> None:
+    with subprocess.Popen(COMMANDS[name](path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        if name == "view":
+            open_index()
+            process.terminate()
+        _, code, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(code)
+    if process.returncode and name != "view":
+        raise SystemExit(f"{name} failed")
+    print(f"{name:9} {used.ru_utime + used.ru_stime:6.2f} s {used.ru_maxrss / 1024:6.0f} MiB", flush=True)
+
+
+def main(folder: str, searches: int = 20_000, *names: str) -> None:
+    path = make(Path(folder), searches)
+    print(f"{searches:,} searches, {path.stat().st_size / 2**20:.0f} MiB", flush=True)
+    for name in names or COMMANDS:
+        measure(name, path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:3]), *sys.argv[3:])

@@ -1,0 +1,165 @@
+"""Results read without trees: equal to those of the rebuilt plans, and damage in what is read is reported."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from search_worlds import chain, execute, noise, problems, talker
+
+import search
+from mas_gym.errors import StoreError
+from mas_gym.tasks import Grade, Problem
+from mas_gym.tasks.grading.graders import FunctionGrader, KindGrader
+from search import Plan, open_store
+from search.compare.blame import Falls, blamed, path_values
+from search.compare.calibration import CONFIDENT, scored_states
+from search.results.outcomes import outcome_of
+from search.store import TreeValues, regrade
+
+RUNS: list[tuple[str, dict[str, Any]]] = [
+    ("mcts:6,3", {}),
+    ("mcts:6,3", {"seed": 1}),
+    ("mcts:40,3", {"budget": search.Budget(calls=9), "run_name": "stopped"}),
+    ("bon:3", {}),
+    ("single", {}),
+]
+
+
+class CostlyCritic(search.Critic):
+    """Values from a hash, a token each; it fails on the second problem, and without any words on no other."""
+
+    name = "costly"
+    free = False
+
+    def identity(self) -> str:
+        return self.name
+
+    def score(self, contexts: Sequence[Any]) -> search.Scores:
+        fails = [context.state.question.startswith("Question 1:") for context in contexts]
+        values = [math.nan if fail else noise(c.state.digest) for fail, c in zip(fails, contexts, strict=True)]
+        return search.Scores(values, tokens=[1] * len(values), reasons=["no value" * fail for fail in fails])
+
+
+def odd(problem: Problem, text: str) -> Grade:
+    return Grade(len(text) % 2 == 1, text[-1:], "odd length")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("results") / "runs.db"
+    for planner, options in RUNS:
+        options = {"mas": chain(3), "policy": talker(), "critic": CostlyCritic(), "store": path, **options}
+        list(search.run(planner, problems(5), **options))
+    with open_store(path) as store:
+        runs = store.runs()
+    for info in runs:
+        regrade(path, info, FunctionGrader(odd, KindGrader()), "odd")
+    return path
+
+
+@pytest.fixture
+def store(whole: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "runs.db"
+    shutil.copy(whole, path)
+    return path
+
+
+def values_of(plan: Plan) -> TreeValues:
+    nodes = [] if plan.tree is None else list(plan.tree)
+    candidates = [(c.node, bool(c.correct)) for c in plan.candidates if c.node is not None]
+    return TreeValues([n.parent for n in nodes], [n.state.speaker for n in nodes], [n.value for n in nodes], candidates)
+
+
+@pytest.mark.parametrize("grading", [None, "odd"])
+def test_outcomes_equal_those_of_rebuilt_plans(whole: Path, grading: str | None) -> None:
+    found = []
+    with open_store(whole) as store:
+        for info in store.runs():
+            read = list(store.outcomes(info.run, "a", "b", grading))
+            plans = store.plans(info.run, failed=True, grading=grading)
+            assert read == [outcome_of(plan, "a", "b", info.config["seed"]) for plan in plans]
+            found += read
+    # The store has what could differ.
+    assert any(one.error for one in found) and any(one.critic_tokens for one in found)
+    assert any(len(one.anytime) > 1 for one in found) and len({one.hit_rank for one in found}) > 2
+    assert len({one.correct for one in found}) == 2
+
+
+def test_grading_changes_outcomes(whole: Path) -> None:
+    with open_store(whole) as store:
+        for info in store.runs():
+            assert list(store.outcomes(info.run)) != list(store.outcomes(info.run, grading="odd"))
+        plans = list(store.plans("stopped"))
+        assert all(plan.stopped for plan in plans)
+
+
+def test_tree_values_equal_those_of_rebuilt_plans(whole: Path) -> None:
+    seen = Counter[str]()
+    with open_store(whole) as store:
+        for info in store.runs():
+            agents = [agent.name for agent in info.mas.agents]
+            plans, falls = list(store.plans(info.run, failed=True)), Falls()
+            for plan, (outcome, tree) in zip(plans, store.values(info.run), strict=True):
+                assert tree == values_of(plan) and outcome == outcome_of(plan, "", "", info.config["seed"])
+                assert all(len(tree.path(node)) == 3 for node, _ in tree.candidates)
+                seen["states"] += len(scored_states(tree))
+                falls.add(tree, outcome.correct)
+            blames = blamed((plan, values) for plan in plans if (values := path_values(plan)))
+            sure = Counter(agents[one.speaker] if one.confidence >= CONFIDENT else "nobody" for one in blames)
+            assert falls.counts(agents) == sure
+            seen.update(sure)
+    assert seen["states"] > 20 and seen["nobody"] and len(seen) > 2
+
+
+def test_damaged_candidates_are_reported(store: Path) -> None:
+    execute(
+        store,
+        "UPDATE candidates SET correct = 1 - correct WHERE rank = 1 AND search = "
+        "(SELECT id FROM searches JOIN runs USING (run) WHERE problem = 'toy/2' AND name = 'stopped')",
+    )
+    with open_store(store) as opened:
+        for read in (opened.outcomes, opened.values):
+            found = []
+            with pytest.raises(
+                StoreError, match=r"searches are damaged: 'toy/2' \(its list of candidates, curve or costs"
+            ):
+                found.extend(read("stopped"))
+                raise AssertionError("damage was not noticed")
+        with pytest.raises(StoreError, match="'toy/2'"):
+            list(opened.plans("stopped"))
+        with pytest.raises(StoreError, match="'toy/2'"):
+            opened.compare(["stopped"])
+
+
+@pytest.mark.parametrize(
+    ("change", "readers"),
+    [("value = 0.125", ("values", "plans")), ("parent = 'a'", ("values", "plans")), ("recipients = '7'", ("plans",))],
+)
+def test_damaged_nodes_are_reported_by_what_reads_them(store: Path, change: str, readers: tuple[str, ...]) -> None:
+    execute(
+        store,
+        f"UPDATE nodes SET {change} WHERE node = 1 AND search = "
+        "(SELECT id FROM searches JOIN runs USING (run) WHERE problem = 'toy/2' AND name = 'stopped')",
+    )
+    with open_store(store) as opened:
+        whole = list(opened.outcomes("stopped"))
+        for reader in readers:
+            found = []
+            with pytest.raises(StoreError, match=r"searches are damaged: 'toy/2' \("):
+                for one in getattr(opened, reader)("stopped"):
+                    found.append(one)
+            assert len(found) == sum(one.error is None or reader == "values" for one in whole) - 1
+
+
+def test_damaged_texts_are_reported_by_what_reads_them(store: Path) -> None:
+    execute(store, "UPDATE texts SET text = 'other' WHERE id = (SELECT question FROM searches WHERE problem = 'toy/2')")
+    with open_store(store) as opened:
+        assert len(list(opened.rows("stopped"))) == len(list(opened.outcomes("stopped"))) == 5
+        with pytest.raises(StoreError, match=r"searches are damaged: 'toy/2' \(a text is not what was written"):
+            list(opened.rows("stopped", texts=True))
