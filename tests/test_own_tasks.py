@@ -280,7 +280,8 @@ def grade(problem, text):
     if text == "slow": time.sleep(60)
     if text == "raise": return 1 / 0
     if text == "leave": raise SystemExit(0)
-    return {"none": None, "score": 0.7, "cost": Grade(True, tokens=float("nan"))}.get(text, problem.answer in text)
+    if text == "cost": return Grade(True, tokens=float("nan"))
+    return {"none": None, "score": 0.7}.get(text, problem.answer in text)
 class Longer:
     def __init__(self, least): self.least = least
     def __call__(self, problem, text): return len(text) >= self.least

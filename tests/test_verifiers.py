@@ -386,7 +386,7 @@ def test_judges_keep_the_contract_of_critics() -> None:
 
 def test_a_judge_written_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from mas_gym.policies.sessions import ScriptedPolicy\n"
+        "from mas_gym.policies import ScriptedPolicy\n"
         "def make(word):\n"
         "    def write(request, seed):\n"
         "        lines = request.messages[-1].content.splitlines()\n"

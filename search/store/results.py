@@ -7,7 +7,7 @@ by the second. Texts, and what else there is, are only checked by what reads the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from search.results.outcomes import Outcome
@@ -51,7 +51,6 @@ def outcomes(
     names: tuple[str, str],
     seed: int,
     grades: Mapping[int, Grades],
-    cost: Callable[[Usage], float] | None = None,
 ) -> list[Outcome]:
     """Return the outcomes of searches.
 
@@ -61,7 +60,6 @@ def outcomes(
         names: Planner and critic.
         seed: The seed of their run.
         grades: By search, the grades that replace those of the run.
-        cost: Returns what a search costs in USD; None without prices.
     """
     found = []
     for row, (candidates, moments, *costs) in zip(rows, parts, strict=True):
@@ -72,12 +70,7 @@ def outcomes(
             right = next(iter(graded.values()), (None, False))[1]
             ranked = [(node, graded[node][1] if node in graded else correct) for node, correct in ranked]
             curve = [(spent, node, graded[node][1] if node in graded else correct) for spent, node, correct in curve]
-        spent = {
-            column: number
-            for columns, part in zip(COSTS.values(), costs, strict=True)
-            for line in part
-            for column, number in zip(columns, line[1:], strict=True)
-        }
+        spent = _spent(costs)
         found.append(
             Outcome(
                 *names,
@@ -94,10 +87,26 @@ def outcomes(
                 row["seconds"],
                 spent.get("critic_tokens", 0),
                 spent.get("grader_tokens", 0),
-                usd=None if cost is None else cost(Usage(**{name: row[name] for name in USAGE}, **spent)),
             )
         )
     return found
+
+
+def usages(rows: Sequence[Row], parts: Sequence[Parts]) -> list[Usage]:
+    """Return the costs of searches; arguments as for `outcomes`."""
+    return [
+        Usage(**{name: row[name] for name in USAGE}, **_spent(costs))
+        for row, (_, _, *costs) in zip(rows, parts, strict=True)
+    ]
+
+
+def _spent(costs: Sequence[Sequence[tuple[Any, ...]]]) -> dict[str, int]:
+    return {
+        column: number
+        for columns, part in zip(COSTS.values(), costs, strict=True)
+        for line in part
+        for column, number in zip(columns, line[1:], strict=True)
+    }
 
 
 def outcome_of_row(row: Row, seed: int) -> Outcome:

@@ -17,6 +17,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -35,7 +36,7 @@ from search.results.stored import stored_comparison
 from search.results.table import Comparison
 from search.store.file import FORMAT, Damage, empty_pages, explained
 from search.store.regrade import Grading, Regraded, apply, find_grading, grades_of, gradings, regraded
-from search.store.results import Grades, TreeValues, outcomes, tree_values
+from search.store.results import Grades, TreeValues, outcomes, tree_values, usages
 from search.store.rows import CandidateRow, NodeRow, Reader, name_of, read_run, recipients_of, search_id
 from search.tree import Node, Tree
 from search.usage import Usage
@@ -203,11 +204,13 @@ class Store:
         info = self.find(run)
         digest = None if grading is None else find_grading(self._connection, info.run, grading).grading
 
-        def read(rows: list[dict[str, Any]]) -> list[Outcome]:
+        def read(rows: list[dict[str, Any]]) -> Iterable[tuple[Outcome, Usage]]:
             parts, seed = self._reader.results(rows), info.config["seed"]
-            return outcomes(rows, parts, (planner, critic), seed, self._grades(rows, digest), cost)
+            found = outcomes(rows, parts, (planner, critic), seed, self._grades(rows, digest))
+            return zip(found, usages(rows, parts), strict=True)
 
-        return self._batches(info, read)
+        for outcome, usage in self._batches(info, read):
+            yield _priced(outcome, usage, cost)
 
     def values(
         self,
@@ -219,12 +222,13 @@ class Store:
         """Read the outcomes of one run's searches with the values in their trees; arguments and errors as there."""
         info = self.find(run)
 
-        def read(rows: list[dict[str, Any]]) -> Iterable[tuple[Outcome, TreeValues]]:
+        def read(rows: list[dict[str, Any]]) -> Iterable[tuple[Outcome, Usage, TreeValues]]:
             parts, trees = self._reader.results(rows), self._reader.values(rows)
-            ended = outcomes(rows, parts, (planner, critic), info.config["seed"], {}, cost)
-            return zip(ended, tree_values(rows, parts, trees), strict=True)
+            ended = outcomes(rows, parts, (planner, critic), info.config["seed"], {})
+            return zip(ended, usages(rows, parts), tree_values(rows, parts, trees), strict=True)
 
-        return self._batches(info, read)
+        for outcome, usage, tree in self._batches(info, read):
+            yield _priced(outcome, usage, cost), tree
 
     def rows(self, run: str | None = None, *, texts: bool = False) -> Iterator[dict[str, Any]]:
         """Read the rows of the table ``searches`` of one run, failed searches too, in order of problem id.
@@ -439,6 +443,10 @@ def span(row: Mapping[str, Any]) -> tuple[float, float]:
     """Return when the search of a row of ``searches`` was at work: start and end in Unix time."""
     end = datetime.fromisoformat(row["finished"]).timestamp()
     return end - row["seconds"], end
+
+
+def _priced(outcome: Outcome, usage: Usage, cost: Callable[[Usage], float] | None) -> Outcome:
+    return outcome if cost is None else replace(outcome, usd=cost(usage))
 
 
 def preferences(tree: Tree, mas: MAS, least: float, same: Same) -> Iterator[dict[str, Any]]:
