@@ -43,7 +43,7 @@ from search.protocol import (
     as_planner,
 )
 from search.setup import Sampling
-from search.store import RunInfo, Store, open_store
+from search.store import Imported, RunInfo, Store, import_transcripts, open_store
 from search.tree import Node, Proposal, Tree
 from search.usage import Usage
 
@@ -65,6 +65,7 @@ __all__ = [
     "Critic",
     "Evaluate",
     "Extract",
+    "Imported",
     "Model",
     "Node",
     "Plan",
@@ -93,6 +94,7 @@ __all__ = [
     "as_planner",
     "as_prices",
     "compare",
+    "import_transcripts",
     "load_planner",
     "open_store",
     "planner_names",

@@ -51,6 +51,7 @@ ORDER = [
     "mas_gym.tiny",
     "mas_gym.policies",
     "mas_gym.tasks",
+    "mas_gym.logs",
     "mas_gym.envs",
     "mas_gym.programs",
     "mas_gym.testing",

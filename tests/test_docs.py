@@ -128,6 +128,7 @@ def test_the_commands_of_engines_are_understood(page: str) -> None:
         ("own_critic", (3, "mcts:3,2"), r"constant\(0.5\) +\d of 3 right\nnothing-lost +\d of 3 right"),
         ("handoffs", (8,), r"single:recipients=own +\d +\d +\d .*\n.*critic +8 +8 +8 "),
         ("own_task", (), r"by kind text +3 of 5 right\nby grade\(\) +4 of 5 right"),
+        ("log_reader", (), r"a week\? counter, writer: Final Answer: 7\nHow many months"),
         ("own_policy", (6,), r"single +\d of 6 right\nsc:5 +\d of 6 right"),
         pytest.param("resume", (4,), "4 plans; .*\nsame answers as a run in one go: True", marks=pytest.mark.slow),
         pytest.param("read_store", (3,), r"single +\d.*\n\d+ rows", marks=pytest.mark.slow),

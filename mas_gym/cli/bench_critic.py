@@ -45,7 +45,8 @@ def bench_critic(
         Path,
         typer.Option(
             "--data",
-            help="JSON, JSONL or Parquet with problem, steps and label: the first wrong step from 0, or -1 for none.",
+            help="JSON, JSONL or Parquet with problem, steps and label: the first wrong step from 0, or -1 for none; "
+            "or a store with imported labels.",
         ),
     ],
     dev: Annotated[
@@ -74,12 +75,12 @@ def bench_critic(
 ) -> None:
     """Measure critics on transcripts whose first wrong step is known: ProcessBench's F1, AUC, pairs, calibration."""
     from search.compare.first_errors import bench_critic as measure
-    from search.compare.transcripts import read_transcripts
+    from search.compare.imported import read_labelled
 
     opt.check_folder(json)
     if dev is not None and threshold is not None:
         raise ConfigError("--dev is for choosing a threshold, and --threshold gives one; leave out one or the other")
-    transcripts, chosen = read_transcripts(data), None if dev is None else read_transcripts(dev)
+    transcripts, chosen = read_labelled(data), None if dev is None else read_labelled(dev)
     found: list[FirstErrorFigures] = []
     for spec in dict.fromkeys(critic):
         common: dict[str, Any] = {"dev": chosen, "mas": mas, "rule": rule, "threshold": threshold}

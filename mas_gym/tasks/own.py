@@ -492,6 +492,11 @@ def _guess_kind(columns: Columns, rows: Sequence[Any]) -> str:
         if len(given) > 1 or any(len(accepted_texts(answer)) > 1 for answer in given):
             return "text"
         answers += given
+    return kind_of(answers)
+
+
+def kind_of(answers: Sequence[str]) -> str:
+    """Guess the kind that all reference answers have; ``"text"`` if there is no simpler one."""
     if all(parse_number(answer) is not None for answer in answers):
         return "number" if answers else "text"
     if all(_LETTER.fullmatch(answer) for answer in answers) and len(set(answers)) > 1:

@@ -27,13 +27,13 @@ from mas_gym.errors import ConfigError, choice
 from mas_gym.systems.graph import MAS
 from search.compare.blame import largest_fall
 from search.compare.calibration import Bin, ScoredState, calibration
+from search.compare.imported import read_labelled
 from search.compare.transcripts import (
     NOBODY,
     Cost,
     LabelledTranscript,
     Scored,
     divide,
-    read_transcripts,
     score_transcripts,
 )
 from search.protocol import Critic
@@ -366,12 +366,12 @@ def bench_critic(
         raise ConfigError(f"expected a finite number as threshold, got {threshold!r}")
     guide = load_critic(critic) if isinstance(critic, str) else critic
     system = None if mas is None else load_mas(mas)
-    rest = read_transcripts(data) if isinstance(data, str | Path) else list(data)
+    rest = read_labelled(data) if isinstance(data, str | Path) else list(data)
     given = Threshold(rule or "value", threshold) if threshold is not None else None
     chosen: list[LabelledTranscript] = []
     how = "given"
     if given is None and dev is not None:
-        chosen, how = (read_transcripts(dev), Path(dev).name) if isinstance(dev, str | Path) else (list(dev), "dev")
+        chosen, how = (read_labelled(dev), Path(dev).name) if isinstance(dev, str | Path) else (list(dev), "dev")
     elif given is None:
         chosen, rest, how = divide(rest)
     total = len(chosen) + len(rest)

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from search.store.regrade import Regraded
 
 _RANKS = (1, 2, 3, 5, 8, 10)
+_MOST_AGENTS = 12
+"""Agents in a table of blame; of more, those that are blamed."""
 
 
 @dataclass
@@ -58,7 +60,7 @@ class SettingReport:
         comparison: Their table.
         calibration: For each row with values, bins by the agent that spoke last.
         blamed: For each row with values along its wrong answers, how often each agent is blamed, and "nobody".
-        agents: Names of the agents.
+        agents: Names of the agents, for each row.
         regraded: Its runs that were graded again, by grading.
     """
 
@@ -66,7 +68,7 @@ class SettingReport:
     comparison: Comparison
     calibration: dict[str, dict[int, list[Bin]]] = field(default_factory=dict)
     blamed: dict[str, Mapping[str, int]] = field(default_factory=dict)
-    agents: tuple[str, ...] = ()
+    agents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     regraded: tuple[Regraded, ...] = ()
 
 
@@ -101,15 +103,16 @@ def _read(store: Store, setting: Setting, baseline: str, prices: Prices | None) 
     outcomes: list[Outcome] = []
     states: dict[str, ScoredStates] = {}
     blamed: dict[str, Counter[str]] = {}
-    agents = tuple(agent.name for agent in setting.runs[0].mas.agents)
+    agents: dict[str, tuple[str, ...]] = {}
     for run, (planner, critic) in zip(setting.runs, setting.labels, strict=True):
         label = f"{planner} + {critic}" if critic else planner
+        agents[label] = tuple(agent.name for agent in run.mas.agents)
         of_row, falls = states.setdefault(label, ScoredStates("speaker")), Falls()
         for outcome, tree in store.values(run.run, planner, critic, cost_of(run, prices)):
             outcomes.append(outcome)
             of_row.add(scored_states(tree))
             falls.add(tree, outcome.correct)
-        blamed.setdefault(label, Counter()).update(falls.counts(agents))
+        blamed.setdefault(label, Counter()).update(falls.counts(agents[label]))
     known = any(baseline in (f"{one.planner} + {one.critic}", one.planner) for one in outcomes)
     return SettingReport(
         setting,
@@ -260,15 +263,15 @@ def _hits_figure(groups: Mapping[str, Sequence[Outcome]]) -> Figure:
     return figure
 
 
-def _calibration_figure(rows: Mapping[str, Mapping[int, Sequence[Bin]]], agents: Sequence[str]) -> Figure:
-    speakers = sorted({speaker for groups in rows.values() for speaker in groups})
-    looks = dict(zip(speakers, _looks(), strict=False))
+def _calibration_figure(rows: Mapping[str, Mapping[int, Sequence[Bin]]], agents: Mapping[str, Sequence[str]]) -> Figure:
+    speakers = list(dict.fromkeys(agents[label][index] for label, groups in rows.items() for index in sorted(groups)))
+    looks = dict(zip(speakers, cycle(_looks()), strict=False))
     figure = _figure(len(speakers), 2.4 * len(rows))
-    handles: dict[int, Any] = {}
+    handles: dict[str, Any] = {}
     for axes, (label, groups) in zip(figure.subplots(len(rows), squeeze=False).flat, rows.items(), strict=True):
-        for speaker, bins in groups.items():
-            right = [100 * one.right for one in bins]
-            name = f"after {plain(agents[speaker])}"
+        for index, bins in groups.items():
+            right, speaker = [100 * one.right for one in bins], agents[label][index]
+            name = f"after {plain(speaker)}"
             [handles[speaker]] = axes.plot(
                 [one.value for one in bins], right, marker="o", ms=4, label=name, **looks[speaker]
             )
@@ -328,7 +331,10 @@ def _section(report: SettingReport, pictures: Mapping[str, str]) -> str:
 
 
 def _blame_table(report: SettingReport) -> str:
-    names = [*report.agents, "nobody"]
+    agents = list(dict.fromkeys(name for label in report.blamed for name in report.agents[label]))
+    if len(agents) > _MOST_AGENTS:
+        agents = [name for name in agents if any(found.get(name) for found in report.blamed.values())]
+    names = [*agents, "nobody"]
     lines = [(label, *(str(found.get(name, 0)) for name in names)) for label, found in report.blamed.items()]
     note = (
         'Wrong answers by the agent whose message lowered the value most; "nobody" where no fall is clear '

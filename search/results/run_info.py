@@ -9,6 +9,15 @@ from typing import Any
 from mas_gym.systems.graph import MAS
 from search.usage import Usage
 
+RECORDED = "recorded"
+"""Class of the planner in the config of an imported run."""
+
+
+def is_recorded(config: Mapping[str, Any]) -> bool:
+    """Whether a run was imported, by its config."""
+    planner = config.get("planner")
+    return isinstance(planner, Mapping) and planner.get("class") == RECORDED
+
 
 @dataclass(frozen=True)
 class RunInfo:

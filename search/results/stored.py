@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from mas_gym.errors import ConfigError
 from search.prices import Prices
 from search.results.outcomes import Outcome, find_row, summarise
-from search.results.run_info import RunInfo
+from search.results.run_info import RunInfo, is_recorded
 from search.results.table import Comparison
 from search.usage import Usage
 
@@ -41,11 +41,12 @@ class StoredRuns(Protocol):
 
 
 _ROW = ("planner", "critic", "seed")
+_RECORDED_ROW = (*_ROW, "mas", "policy")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that may stand in one table: they differ in planner, critic and seed alone.
+    """Runs that may stand in one table: they differ in planner, critic and seed alone, imported ones also in agents.
 
     Attributes:
         title: What they have in common, in a few words.
@@ -62,7 +63,8 @@ def settings(runs: Iterable[RunInfo]) -> list[Setting]:
     """Group runs by what they have in common, largest group first."""
     groups: dict[str, list[RunInfo]] = {}
     for run in runs:
-        shared = {name: value for name, value in run.config.items() if name not in _ROW}
+        row = _RECORDED_ROW if is_recorded(run.config) else _ROW
+        shared = {name: value for name, value in run.config.items() if name not in row}
         key = json.dumps([shared, run.facts.get("task"), run.facts.get("split")], sort_keys=True, default=str)
         groups.setdefault(key, []).append(run)
     found = [Setting(_title(group[0]), tuple(group), tuple(_labels(group))) for group in groups.values()]
@@ -70,6 +72,8 @@ def settings(runs: Iterable[RunInfo]) -> list[Setting]:
 
 
 def _title(run: RunInfo) -> str:
+    if is_recorded(run.config):
+        return "recorded transcripts"
     policy, task = run.config["policy"]["name"], run.facts.get("task") or "own problems"
     return (
         f"{task} {run.facts.get('split') or ''}".strip()

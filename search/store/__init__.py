@@ -2,22 +2,26 @@
 
 `store` reads and exports runs. `record` writes a run with the identity of its settings and locks it for other
 writers. `rows` converts runs and searches to rows and back, and `file` has the tables and their
-digests. `results` reads what tables need without the trees. `regrade` grades stored searches again.
+digests. `results` reads what tables need without the trees. `regrade` grades stored searches again, and `importing`
+writes recorded transcripts as runs.
 """
 
 from search.results.run_info import RunInfo
+from search.store.importing import Imported, import_transcripts
 from search.store.record import RunRecord, engine_identity, open_record, run_config
 from search.store.regrade import Regrade, regrade
 from search.store.results import TreeValues, outcome_of_row
 from search.store.store import Store, open_store, span
 
 __all__ = [
+    "Imported",
     "Regrade",
     "RunInfo",
     "RunRecord",
     "Store",
     "TreeValues",
     "engine_identity",
+    "import_transcripts",
     "open_record",
     "open_store",
     "outcome_of_row",

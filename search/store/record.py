@@ -447,6 +447,19 @@ class RunRecord:
                     self._held, self._fresh, self._facts = before
             raise
 
+    def save_all(self, searches: Iterable[tuple[Problem, Plan]]) -> None:
+        """Write searches that the run does not have, at no cost, in one transaction."""
+        before = self._held
+        try:
+            with explained(self.path), transaction(self._connection):
+                for problem, plan in searches:
+                    mark = self._writer.search(self.run, problem, plan, {})
+                    self._held = self._held.changed(mark, plan.error is not None, 1)
+                self._note()
+        except BaseException:
+            self._held = before
+            raise
+
     def spend(self, usage: Usage) -> None:
         """Add the cost of searches that are dropped at a stop, and thus not saved."""
         try:

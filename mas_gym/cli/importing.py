@@ -1,0 +1,154 @@
+"""``mas-gym import``: recorded transcripts into a run store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
+
+import typer
+
+from mas_gym.cli import options as opt
+from mas_gym.cli.console import note, stderr, stdout
+from mas_gym.errors import ConfigError
+from mas_gym.internal.text import one_line
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from mas_gym.logs import BrokenLine, Transcript
+    from search.store.importing import Imported
+
+_SHOWN = 10
+_TEXT = 600
+
+
+def import_logs(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Logs; gzip is read as it is.")],
+    store: Annotated[Path | None, typer.Option("--store", help="Run store to write.")] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="chat, otel (OpenTelemetry, Langfuse, LangSmith), ag2, langgraph, who-and-when, processbench, "
+            "agent-processbench, prm800k, or my.py:read. By default recognised by the first rows.",
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the run; by default the file's.")] = None,
+    kind: opt.AnswerKind = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the first transcript as the store will hold it, and write nothing.")
+    ] = False,
+) -> None:
+    """Import recorded transcripts as a run: samples of one question are candidates, and share their common prefix.
+
+    Lines that are no transcripts are counted, and the rest is imported. The same command again goes on where it was
+    stopped, and skips files that the store holds.
+    """
+    checked = None if kind is None else opt.check_kind(kind)
+    if dry_run:
+        _preview(files, format)
+        return
+    if store is None:
+        raise ConfigError(
+            "expected a store to write, as in --store runs.db; or --dry-run to look at the first transcript"
+        )
+    from search.store.importing import import_transcripts
+
+    opt.check_folder(store)
+    with _Progress() as progress:
+        found = import_transcripts(files, store, format=format, name=name, kind=checked, listen=progress.update)
+    _show(found, store)
+
+
+class _Progress:
+    """A bar for reading and one for writing; only in a terminal."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        console = stderr()
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        self._bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bars.stop()
+
+    def update(self, step: str, done: int, total: int) -> None:
+        """Show how far a step is."""
+        if step not in self._tasks:
+            self._tasks[step] = self._bars.add_task(step, total=total)
+        self._bars.update(self._tasks[step], completed=done)
+
+
+def _preview(files: list[Path], format: str | None) -> None:
+    from mas_gym.logs import read_transcripts, recognise
+
+    broken: list[BrokenLine] = []
+    first = next(read_transcripts(files, format, broken=broken.append), None)
+    _show_broken(broken, len(broken))
+    if first is None:
+        raise ConfigError(f"expected at least one transcript in {', '.join(map(str, files[:3]))}, found none")
+    note(f"format {format or recognise(files[0])}, {one_line(first.place)}")
+    _show_transcript(first)
+
+
+def _show_transcript(one: Transcript) -> None:
+    from rich.text import Text
+
+    console = stdout()
+    console.print(Text("Question", style="bold"))
+    console.print(Text(_brief(one.question)))
+    console.print(Text(f"Agents ({len(one.speakers)}): " + ", ".join(map(one_line, one.speakers)), style="bold"))
+    for number, message in enumerate(one.messages, 1):
+        label = "" if message.label is None else f", label {message.label}"
+        value = "" if message.value is None else f", value {message.value:g}"
+        console.print(Text(f"{number}. {one_line(message.speaker)}{label}{value}", style="bold"))
+        console.print(Text(_brief(message.said)))
+    correct = "unknown" if one.correct is None else str(one.correct).lower()
+    facts = {"answer": one.answer, "reference": one.reference, "correct": correct, "score": one.score, **one.facts}
+    shown = [f"{one_line(key)}: {one_line(value)}" for key, value in facts.items() if value is not None]
+    console.print(Text("\n".join(shown)))
+    dropped = ", ".join(f"{one_line(what)} ({number})" for what, number in one.dropped.items())
+    console.print(Text(f"Dropped: {dropped or 'nothing'}"))
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= _TEXT else f"{text[:_TEXT]} ... ({len(text) - _TEXT:,} more characters)"
+
+
+def _show(found: Imported, store: Path) -> None:
+    for path in found.skipped:
+        note(f"{one_line(path)}: skipped, because its contents were imported before")
+    if found.run is None:
+        return
+    note(
+        f"{found.transcripts:,} transcripts of {found.questions:,} questions by {len(found.agents):,} agents, in "
+        f"{store} as run {one_line(found.name)}"
+    )
+    for what, number in found.dropped.items():
+        note(f"dropped: {one_line(what)} ({number:,})")
+    _show_broken(found.lines, found.broken)
+    if found.ungraded:
+        note(
+            f"{found.ungraded:,} transcripts have neither an outcome nor a reference answer: they count as wrong",
+            "yellow",
+        )
+    if found.disagree:
+        note(
+            f"{found.disagree:,} recorded outcomes differ from the grade of the answer; the recorded ones count",
+            "yellow",
+        )
+
+
+def _show_broken(lines: list[BrokenLine] | tuple[BrokenLine, ...], number: int) -> None:
+    if number:
+        note(f"{number:,} lines are no transcripts and were left out:", "yellow")
+        for line in lines[:_SHOWN]:
+            note(f"  {one_line(line.place)}: {one_line(line.reason)}", "yellow")
+        if number > _SHOWN:
+            note(f"  and {number - _SHOWN:,} more", "yellow")

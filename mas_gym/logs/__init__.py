@@ -1,0 +1,11 @@
+"""Logs of multi-agent systems as transcripts.
+
+`read_transcripts` reads files of chats, traces and labelled runs, and yields `Transcript` records. Lines that are no
+transcripts are reported one by one, and the rest is read.
+"""
+
+from mas_gym.logs.reader import FORMATS, read_transcripts, recognise
+from mas_gym.logs.transcript import BrokenLine, LoggedMessage, Transcript
+from mas_gym.systems.tool_calls import ToolCall
+
+__all__ = ["FORMATS", "BrokenLine", "LoggedMessage", "ToolCall", "Transcript", "read_transcripts", "recognise"]

@@ -1,0 +1,279 @@
+"""Chat messages of OpenAI, Anthropic, LangChain, AG2 and OpenTelemetry as messages of a transcript."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from mas_gym.errors import shown
+from mas_gym.logs.transcript import LoggedMessage, label_of, number, speaker_name
+from mas_gym.systems.tool_calls import ToolCall
+from mas_gym.tasks.rows import BadRow
+
+ASSISTANT, USER, TOOL, SYSTEM = "assistant", "user", "tool", "system"
+_ROLES = {
+    "assistant": ASSISTANT, "ai": ASSISTANT, "model": ASSISTANT, "aimessage": ASSISTANT, "aimessagechunk": ASSISTANT,
+    "user": USER, "human": USER, "humanmessage": USER,
+    "tool": TOOL, "function": TOOL, "toolmessage": TOOL, "functionmessage": TOOL,
+    "system": SYSTEM, "developer": SYSTEM, "systemmessage": SYSTEM,
+}  # fmt: skip
+_DEFAULT_NAMES = {ASSISTANT: "Assistant", USER: "User", TOOL: "Tool"}
+_SIDE = re.compile(r"(?P<name>.+?) \((?:-> (?P<to>[^()]+)|(?P<remark>[^()]{1,100}))\)")
+"""``"Orchestrator (-> WebSurfer)"`` and ``"Orchestrator (thought)"``, as Magentic-One logs its speakers."""
+_STOP = "TERMINATE"
+
+
+class RawMessage(NamedTuple):
+    """A message before questions and system prompts are told apart.
+
+    Attributes:
+        role: ``"assistant"``, ``"user"``, ``"tool"`` or ``"system"``.
+        named: Whether the log names its speaker.
+        message: The message.
+        dropped: What of it is left out.
+    """
+
+    role: str
+    named: bool
+    message: LoggedMessage
+    dropped: tuple[str, ...] = ()
+
+
+class History(NamedTuple):
+    """A history with its parts told apart.
+
+    Attributes:
+        question: The question.
+        messages: The messages of the transcript.
+        prompts: System prompts by speaker.
+        dropped: What was left out, and how often.
+    """
+
+    question: str
+    messages: list[LoggedMessage]
+    prompts: dict[str, str]
+    dropped: Counter[str]
+
+
+def read_history(entries: object, question: str | None = None, labels: Mapping[int, int] | None = None) -> History:
+    """Read a chat history.
+
+    The messages of users before the first other message are the question if they contain the given one, or if none is
+    given. Messages without text at any place, and ``TERMINATE`` at the end, are left out, unless they have a label.
+
+    Args:
+        entries: The messages, as their log has them.
+        question: The question, if the log has it apart from the messages.
+        labels: Labels by place in the history.
+
+    Raises:
+        BadRow: It is no history, or there is no question.
+    """
+    if not isinstance(entries, Sequence) or isinstance(entries, str):
+        raise BadRow(f"expected a list of messages, got {shown(entries)}")
+    names: dict[str, str] = {}
+    raw = [one for entry in entries for one in read_message(entry, names)]
+    # Only dialects without labels put several messages into one entry.
+    places = [place for place, entry in enumerate(entries) for _ in range(_count(entry))]
+    dropped: Counter[str] = Counter()
+    prompts: dict[str, str] = {}
+    kept: list[tuple[int, RawMessage]] = []
+    labels = labels or {}
+    for place, one in zip(places, raw, strict=True):
+        label = labels.get(place, one.message.label)
+        dropped.update(one.dropped)
+        if one.role == SYSTEM:
+            _keep_prompt(prompts, one, dropped)
+        elif not one.message.said.strip() and label is None:
+            dropped["empty message"] += 1
+        else:
+            kept.append((place, one._replace(message=replace(one.message, label=label))))
+    kept, found = _without_question(kept, question, dropped)
+    while kept and kept[-1][1].message.said.strip() == _STOP and kept[-1][1].message.label is None:
+        kept.pop()
+        dropped[f"{_STOP} at the end"] += 1
+    missing = set(labels) - {place for place, _ in kept}
+    if missing:
+        raise BadRow(f"expected labels of messages of the transcript, got one of message {min(missing)}, which is none")
+    if not found.strip():
+        raise BadRow("expected a question, or a history that begins with the message of a user; found none")
+    if not kept:
+        raise BadRow("expected at least one message besides the question, got none")
+    messages = [one.message for _, one in kept]
+    speakers = {message.speaker for message in messages}
+    alone = [one.message.speaker for _, one in kept if one.message.agent]
+    if SYSTEM in prompts and len(set(alone)) == 1:
+        prompts.setdefault(alone[0], prompts.pop(SYSTEM))
+    dropped["system message of no single speaker"] += len(prompts.keys() - speakers)
+    prompts = {name: text for name, text in prompts.items() if name in speakers}
+    return History(found, messages, prompts, +dropped)
+
+
+def _count(entry: object) -> int:
+    responses = entry.get("tool_responses") if isinstance(entry, Mapping) else None
+    return len(responses) if isinstance(responses, list) and responses else 1
+
+
+def _keep_prompt(prompts: dict[str, str], one: RawMessage, dropped: Counter[str]) -> None:
+    name = one.message.speaker if one.named else SYSTEM
+    if prompts.setdefault(name, one.message.text) != one.message.text:
+        dropped["later system message"] += 1
+
+
+def _without_question(
+    kept: list[tuple[int, RawMessage]], question: str | None, dropped: Counter[str]
+) -> tuple[list[tuple[int, RawMessage]], str]:
+    if question is None:
+        if not kept:
+            return kept, ""
+        # In many frameworks the roles are those of one agent's view, but the first message is the task.
+        first = kept[0][1]
+        return (kept[1:], first.message.text) if first.role == USER or (len(kept) > 1 and first.named) else (kept, "")
+    start = 0
+    wanted = " ".join(question.split())
+    while start < len(kept) and kept[start][1].role == USER and kept[start][1].message.label is None:
+        text = " ".join(kept[start][1].message.text.split())
+        # An agent may repeat the question in a message that says more.
+        if wanted not in text or (kept[start][1].named and text != wanted):
+            break
+        dropped["user's message with the question" + ("" if text == wanted else " and more")] += 1
+        start += 1
+    return kept[start:], question
+
+
+def read_message(entry: object, names: dict[str, str]) -> Iterable[RawMessage]:
+    """Read one entry of a history; the responses of several tools in one entry are several messages.
+
+    Args:
+        entry: The entry.
+        names: Names of called functions by the id of the call, filled as calls are read.
+
+    Raises:
+        BadRow: It is no message.
+    """
+    if not isinstance(entry, Mapping):
+        raise BadRow(f"expected a message with role and content, got {shown(entry)}")
+    responses = entry.get("tool_responses")
+    if isinstance(responses, list) and responses:
+        for response in responses:
+            yield _message({"role": TOOL, **response} if isinstance(response, Mapping) else response, names)
+    else:
+        yield _message(entry, names)
+
+
+def _message(entry: object, names: dict[str, str]) -> RawMessage:
+    fields, role = _fields(entry)
+    text, calls, left_out = content_of(fields.get("content") if "content" in fields else fields.get("parts"))
+    calls += _calls(fields)
+    names.update({identity: call.name for identity, call in calls if identity})
+    name, recipients = _speaker(fields, role, names)
+    known = _ROLES.get(role.lower())
+    if known is None and name is None:
+        name, known = _sided(role)
+        side = _SIDE.fullmatch(role)
+        recipients = (side["to"].strip(),) if side and side["to"] else ()
+        left_out += (f"remark ({side['remark']})",) if side and side["remark"] else ()
+    known = known or ASSISTANT
+    extra = fields.get("usage_metadata")
+    tokens = fields.get("tokens", extra.get("output_tokens") if isinstance(extra, Mapping) else None)
+    message = LoggedMessage(
+        speaker=speaker_name(name or _DEFAULT_NAMES.get(known, SYSTEM)),
+        text=text,
+        recipients=recipients,
+        tool_calls=tuple(call for _, call in calls),
+        label=label_of(fields.get("label")),
+        value=number(fields.get("value"), "value"),
+        tokens=tokens if type(tokens) is int and 0 <= tokens < 1 << 31 else 0,
+        logprob=number(fields.get("logprob"), "logprob"),
+        agent=known == ASSISTANT or (known == USER and name is not None),
+    )
+    return RawMessage(known, name is not None, message, left_out)
+
+
+def _fields(entry: object) -> tuple[Mapping[str, Any], str]:
+    """Return a message's fields and its role in its dialect."""
+    if not isinstance(entry, Mapping):
+        raise BadRow(f"expected a message with role and content, got {shown(entry)}")
+    fields: Mapping[str, Any] = entry
+    kind = entry.get("type")
+    if kind == "constructor" and isinstance(entry.get("kwargs"), Mapping):
+        path = entry.get("id")
+        fields = entry["kwargs"]
+        kind = fields.get("type") or (path[-1] if isinstance(path, list) and path else None)
+    elif isinstance(entry.get("data"), Mapping) and "content" not in entry:
+        fields = entry["data"]
+    role = fields.get("role") or kind
+    if not isinstance(role, str) or not role.strip():
+        raise BadRow(f"expected a message with a role, got {shown(dict(entry))}")
+    return fields, role.strip()
+
+
+def _sided(role: str) -> tuple[str, str]:
+    side = _SIDE.fullmatch(role)
+    return (side["name"] if side else role), ASSISTANT
+
+
+def _speaker(fields: Mapping[str, Any], role: str, names: Mapping[str, str]) -> tuple[str | None, tuple[str, ...]]:
+    name = fields.get("name") or fields.get("speaker") or fields.get("agent")
+    if not isinstance(name, str) or not name.strip():
+        name = names.get(str(fields.get("tool_call_id"))) if _ROLES.get(role.lower()) == TOOL else None
+    to = fields.get("recipients", fields.get("recipient", fields.get("to")))
+    recipients = [to] if isinstance(to, str) else to if isinstance(to, list) else []
+    return name, tuple(one for one in recipients if isinstance(one, str))
+
+
+def _calls(fields: Mapping[str, Any]) -> list[tuple[str, ToolCall]]:
+    entries = fields.get("tool_calls")
+    if not entries:
+        more = fields.get("additional_kwargs")
+        entries = more.get("tool_calls") if isinstance(more, Mapping) else None
+    found = [_call(entry) for entry in entries] if isinstance(entries, list) else []
+    one = fields.get("function_call")
+    return found + ([_call(one)] if isinstance(one, Mapping) else [])
+
+
+def _call(entry: object) -> tuple[str, ToolCall]:
+    if not isinstance(entry, Mapping):
+        raise BadRow(f"expected a tool call with a name and arguments, got {shown(entry)}")
+    function = entry.get("function") if isinstance(entry.get("function"), Mapping) else entry
+    assert isinstance(function, Mapping)
+    name = function.get("name")
+    arguments = next((function[key] for key in ("arguments", "args", "input") if function.get(key) is not None), "{}")
+    if not isinstance(name, str) or not name.strip():
+        raise BadRow(f"expected a tool call with a name, got {shown(dict(entry))}")
+    identity = entry.get("id")
+    return identity if isinstance(identity, str) else "", ToolCall(name.strip(), written(arguments))
+
+
+def content_of(content: object) -> tuple[str, list[tuple[str, ToolCall]], tuple[str, ...]]:
+    """Return the text of a message's content, the tool calls in it, and what is left out, such as images."""
+    if content is None:
+        return "", [], ()
+    if not isinstance(content, list):
+        return written(content), [], ()
+    texts: list[str] = []
+    calls: list[tuple[str, ToolCall]] = []
+    left_out: list[str] = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(part, str):
+            texts.append(part)
+        elif kind in ("tool_use", "tool_call"):
+            calls.append(_call(part))
+        elif kind in ("tool_result", "tool_call_response"):
+            key = next((key for key in ("content", "response", "result") if key in part), "")
+            texts.append(content_of(part.get(key))[0])
+        elif isinstance(part, Mapping) and isinstance(part.get("text", part.get("content")), str):
+            texts.append(part.get("text", part.get("content")))
+        else:
+            left_out.append(f"part of type {kind if isinstance(kind, str) else type(part).__name__}"[:100])
+    return "\n".join(texts), calls, tuple(left_out)
+
+
+def written(value: object) -> str:
+    """Return a value as text: a text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

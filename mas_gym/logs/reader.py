@@ -1,0 +1,176 @@
+"""Reads files of transcripts in any format, one transcript at a time."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from mas_gym.errors import DataError, MASGymError, choice
+from mas_gym.logs.chats import ag2, chat, is_ag2, is_chat, is_langgraph, langgraph
+from mas_gym.logs.labelled import (
+    agent_processbench,
+    is_agent_processbench,
+    is_prm800k,
+    is_processbench,
+    is_who_and_when,
+    prm800k,
+    processbench,
+    who_and_when,
+)
+from mas_gym.logs.spans import Traces, is_otel
+from mas_gym.logs.transcript import BrokenLine, Transcript, check
+from mas_gym.logs.values import json_values
+from mas_gym.plugins import UserCodeError, blame, find_user_code, is_user_code, user_file
+from mas_gym.tasks.rows import BadRow, shown
+
+logger = logging.getLogger("mas_gym.logs")
+
+_SNIFFED = 20
+
+
+class _Format(NamedTuple):
+    fits: Callable[[Any], bool]
+    read: Callable[[Any], Transcript] | None
+
+
+FORMATS: Mapping[str, _Format] = MappingProxyType(
+    {
+        "who-and-when": _Format(is_who_and_when, who_and_when),
+        "agent-processbench": _Format(is_agent_processbench, agent_processbench),
+        "processbench": _Format(is_processbench, processbench),
+        "prm800k": _Format(is_prm800k, prm800k),
+        "otel": _Format(is_otel, None),
+        "langgraph": _Format(is_langgraph, langgraph),
+        "ag2": _Format(is_ag2, ag2),
+        "chat": _Format(is_chat, chat),
+    }
+)
+"""The formats, the more particular ones first."""
+
+
+def recognise(path: str | os.PathLike[str]) -> str:
+    """Return the format of a file, by its first rows.
+
+    Raises:
+        DataError: It is none of `FORMATS`.
+    """
+    rows = [value for value in islice(json_values(Path(path)), _SNIFFED) if not isinstance(value.value, BadRow)]
+    for _, row in rows:
+        for name, one in FORMATS.items():
+            if one.fits(row):
+                return name
+    found = shown(_outline(rows[0].value)) if rows else "no JSON value"
+    raise DataError(
+        f"{path}: expected a log in one of the formats {', '.join(FORMATS)}, got {found}; name the format with "
+        "--format, or write a reader: --format my.py:read"
+    )
+
+
+def _outline(row: Any) -> Any:
+    return sorted(row) if isinstance(row, dict) else row
+
+
+def check_format(format: str | None) -> None:
+    """Check that a format exists.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    if format is not None and not is_user_code(format):
+        choice("format", format, tuple(FORMATS))
+
+
+def read_transcripts(
+    files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    format: str | None = None,
+    *,
+    broken: Callable[[BrokenLine], None] | None = None,
+    listen: Callable[[int], None] = lambda done: None,
+) -> Iterator[Transcript]:
+    """Yield the transcripts of log files.
+
+    Args:
+        files: One file or several; gzip is read as it is.
+        format: One of `FORMATS`, or ``FILE.py:NAME``: a function that is called with a file's path and yields
+            `Transcript` objects or rows of format ``chat``. None recognises each file's format by its first rows.
+        broken: Is called with each line that is no transcript; by default they are logged as warnings.
+        listen: Is called with the number of bytes read so far, of all files.
+
+    Raises:
+        ConfigError: There is no such format.
+        DataNotFoundError: There is no such file.
+        DataError: A file cannot be read, or its format not be recognised.
+        UserCodeError: The user's function raised.
+    """
+    check_format(format)
+    paths = [Path(one) for one in ([files] if isinstance(files, str | os.PathLike) else files)]
+    tell = broken or (lambda line: logger.warning("%s: %s", line.place, line.reason))
+    for found in _read(paths, format, listen):
+        if isinstance(found, BrokenLine):
+            tell(found)
+        else:
+            yield found
+
+
+def _read(paths: list[Path], format: str | None, listen: Callable[[int], None]) -> Iterator[Transcript | BrokenLine]:
+    traces = Traces()
+    before = 0
+    for path in paths:
+
+        def heard(done: int, before: int = before) -> None:
+            listen(before + done)
+
+        try:
+            if format is not None and is_user_code(format):
+                yield from _by_user(format, path)
+            else:
+                yield from _read_file(path, format or recognise(path), traces, heard)
+        except DataError as error:
+            # Of several files, those that are logs are read.
+            if len(paths) == 1:
+                raise
+            yield BrokenLine(str(path), str(error))
+        before += path.stat().st_size if path.exists() else 0
+    yield from traces.transcripts()
+
+
+def _read_file(
+    path: Path, format: str, traces: Traces, listen: Callable[[int], None]
+) -> Iterator[Transcript | BrokenLine]:
+    read = FORMATS[format].read
+    for place, row in json_values(path, listen):
+        try:
+            if isinstance(row, BadRow):
+                raise row
+            if read is None:
+                traces.add(place, row)
+            else:
+                yield replace(check(read(row)), place=place)
+        except BadRow as fault:
+            yield BrokenLine(place, str(fault))
+        except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+            # Dialects nest values of any type in many places; one that fits nowhere is a broken line too.
+            yield BrokenLine(place, f"not of format {format}: {type(error).__name__}: {shown(error)}")
+
+
+def _by_user(spec: str, path: Path) -> Iterator[Transcript | BrokenLine]:
+    make, args, kwargs = find_user_code("reader", spec)
+    try:
+        for number, item in enumerate(make(path, *args, **kwargs), 1):
+            place = f"{path} item {number}"
+            try:
+                one = check(item if isinstance(item, Transcript) else chat(item))
+            except BadRow as fault:
+                yield BrokenLine(place, str(fault))
+            else:
+                yield replace(one, place=one.place or place)
+    except MASGymError:
+        raise
+    except Exception as error:
+        raise UserCodeError(f"reader {spec!r}: {blame(error, user_file(spec))}") from error

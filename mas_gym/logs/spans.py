@@ -1,0 +1,561 @@
+"""Traces of agents as transcripts: OpenTelemetry GenAI spans, and what Langfuse and LangSmith export.
+
+A message is the output of a model's span, under the name of the nearest agent above it, or the result of a tool's.
+The spans of a trace may lie anywhere in the files, so they are kept in a temporary file until all are read.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from mas_gym.errors import shown
+from mas_gym.logs.chats import REFERENCE, first_of, reference_of, text_or_none
+from mas_gym.logs.messages import content_of, read_message, written
+from mas_gym.logs.transcript import (
+    BrokenLine,
+    LoggedMessage,
+    Transcript,
+    check,
+    number,
+    small_facts,
+    speaker_name,
+    truth,
+)
+from mas_gym.logs.values import is_message, parsed
+from mas_gym.systems.tool_calls import ToolCall
+from mas_gym.tasks.rows import BadRow
+
+MOST_SPANS = 20_000
+"""Most spans of one trace."""
+
+_MODEL, _TOOL, _AGENT, _OTHER = "model", "tool", "agent", "other"
+_MODEL_OPERATIONS = ("chat", "text_completion", "generate_content")
+_CORRECT = ("correct", "correctness", "is_correct")
+_TEXT_KEYS = (
+    "question",
+    "input",
+    "query",
+    "task",
+    "prompt",
+    "text",
+    "content",
+    "output",
+    "answer",
+    "result",
+    "response",
+)
+
+Span = dict[str, Any]
+"""Keys: trace, id, parent, kind, agent, name, start, input, output, tokens and facts."""
+
+
+def is_otel(row: Any) -> bool:
+    """Whether a row holds spans."""
+    return isinstance(row, Mapping) and _dialect(row) is not None
+
+
+def _dialect(row: Mapping[str, Any]) -> Any:
+    if "resourceSpans" in row or "resource_spans" in row:
+        return _otlp
+    if "context" in row and "attributes" in row:
+        return _console
+    if isinstance(row.get("observations"), list):
+        return _langfuse_trace
+    if "run_type" in row and "id" in row:
+        return _langsmith
+    if "traceId" in row and "type" in row:
+        return _langfuse_observation
+    if "traceId" in row and "spanId" in row:
+        return _bare
+    return None
+
+
+def spans_of(row: Any) -> list[Span]:
+    """Return the spans of a row.
+
+    Raises:
+        BadRow: It holds none.
+    """
+    read = _dialect(row) if isinstance(row, Mapping) else None
+    if read is None:
+        raise BadRow(f"expected OTLP resourceSpans, or a trace of Langfuse or LangSmith, got {shown(row)}")
+    found: list[Span] = list(read(row))
+    for span in found:
+        if not isinstance(span["trace"], str) or not span["trace"] or not isinstance(span["id"], str) or not span["id"]:
+            raise BadRow(f"expected a span with ids of its trace and its own, got {shown(span['trace'])}")
+    return found
+
+
+# ----------------------------------------------------------------- OpenTelemetry
+
+
+def _otlp(row: Mapping[str, Any]) -> Iterator[Span]:
+    for resource in _list(row.get("resourceSpans", row.get("resource_spans"))):
+        for scope in _list(_get(resource, "scopeSpans", "scope_spans")):
+            for span in _list(_get(scope, "spans")):
+                yield from _bare(span)
+
+
+def _bare(span: Mapping[str, Any]) -> Iterator[Span]:
+    attributes = _attributes(span.get("attributes"))
+    events = [(str(_get(event, "name")), _attributes(_get(event, "attributes"))) for event in _list(span.get("events"))]
+    identity = _get(span, "traceId", "trace_id"), _get(span, "spanId", "span_id")
+    parent = _get(span, "parentSpanId", "parent_span_id")
+    start = _get(span, "startTimeUnixNano", "start_time_unix_nano")
+    yield _gen_ai(identity, parent, str(span.get("name", "")), start, attributes, events)
+
+
+def _console(row: Mapping[str, Any]) -> Iterator[Span]:
+    """Read a span as the SDK's ``to_json`` writes it, such as those of ``mas-gym --traces``."""
+    context = row["context"] if isinstance(row["context"], Mapping) else {}
+    attributes = dict(row["attributes"]) if isinstance(row["attributes"], Mapping) else {}
+    events = [(str(_get(event, "name")), dict(_get(event, "attributes") or {})) for event in _list(row.get("events"))]
+    identity = context.get("trace_id"), context.get("span_id")
+    yield _gen_ai(identity, row.get("parent_id"), str(row.get("name", "")), row.get("start_time"), attributes, events)
+
+
+def _gen_ai(
+    identity: tuple[Any, Any],
+    parent: Any,
+    name: str,
+    start: Any,
+    attributes: Mapping[str, Any],
+    events: list[tuple[str, dict[str, Any]]],
+) -> Span:
+    operation = attributes.get("gen_ai.operation.name")
+    outputs = _messages(attributes, "gen_ai.output.messages") or _indexed(attributes, "gen_ai.completion")
+    inputs = _messages(attributes, "gen_ai.input.messages") or _indexed(attributes, "gen_ai.prompt")
+    for event, fields in events:
+        content = fields.get("gen_ai.event.content")
+        body = {**fields, **_object(content)}
+        if event == "gen_ai.choice":
+            message = body.get("message")
+            outputs.append({"role": "assistant", **(_object(message) if message is not None else body)})
+        elif event in ("gen_ai.user.message", "gen_ai.system.message", "gen_ai.assistant.message"):
+            inputs.append({"role": event.split(".")[1], **body})
+        elif event == "gen_ai.content.completion":
+            outputs += _history(parsed(str(body.get("gen_ai.completion", ""))))
+        elif event == "gen_ai.content.prompt":
+            inputs += _history(parsed(str(body.get("gen_ai.prompt", ""))))
+    facts = {key: attributes[key] for key in attributes if key.startswith("mas_gym.")}
+    for event, fields in events:
+        if event == "gen_ai.evaluation.result":
+            about = str(fields.get("gen_ai.evaluation.name", "score"))
+            facts[f"score.{about}"] = fields.get("gen_ai.evaluation.score.value")
+    tool = attributes.get("gen_ai.tool.name")
+    kind = _OTHER
+    output: Any = outputs
+    if operation == "execute_tool" or (tool and operation is None):
+        kind, output = _TOOL, first_of(attributes, ("gen_ai.tool.call.result", "gen_ai.tool.output"))
+    elif operation == "invoke_agent":
+        kind = _AGENT
+    elif operation in _MODEL_OPERATIONS or (operation is None and outputs):
+        kind = _MODEL
+    system = attributes.get("gen_ai.system_instructions")
+    if system is not None:
+        inputs = [{"role": "system", "content": _unpacked(system)}, *inputs]
+    facts |= {"model": attributes["gen_ai.request.model"]} if "gen_ai.request.model" in attributes else {}
+    tokens = attributes.get("gen_ai.usage.output_tokens", attributes.get("gen_ai.usage.completion_tokens"))
+    agent = attributes.get("gen_ai.agent.name")
+    return _span(*identity, parent, kind, agent, str(tool or name), start, inputs, output, tokens, facts)
+
+
+def _attributes(entries: Any) -> dict[str, Any]:
+    if isinstance(entries, Mapping):
+        return dict(entries)
+    pairs = [(_get(entry, "key"), _get(entry, "value")) for entry in _list(entries)]
+    return {key: _any_value(value) for key, value in pairs if isinstance(key, str)}
+
+
+def _any_value(value: Any, depth: int = 0) -> Any:
+    if not isinstance(value, Mapping) or depth > 50:
+        return value
+    for key in ("stringValue", "boolValue", "doubleValue", "bytesValue"):
+        if key in value:
+            return value[key]
+    if "intValue" in value:
+        found = value["intValue"]
+        return int(found) if isinstance(found, str) and found.lstrip("-").isdecimal() and len(found) < 20 else found
+    if "arrayValue" in value:
+        return [_any_value(one, depth + 1) for one in _list(_get(value["arrayValue"], "values"))]
+    if "kvlistValue" in value:
+        entries = _list(_get(value["kvlistValue"], "values"))
+        return {str(_get(one, "key")): _any_value(_get(one, "value"), depth + 1) for one in entries}
+    return None
+
+
+def _messages(attributes: Mapping[str, Any], name: str) -> list[Any]:
+    return _history(_unpacked(attributes.get(name)))
+
+
+def _indexed(attributes: Mapping[str, Any], prefix: str) -> list[Any]:
+    """Read ``gen_ai.prompt.0.role`` and the like."""
+    found: dict[int, dict[str, Any]] = {}
+    for key, value in attributes.items():
+        if key.startswith(prefix + "."):
+            place, _, field = key[len(prefix) + 1 :].partition(".")
+            if place.isdecimal() and len(place) < 6 and field in ("role", "content"):
+                found.setdefault(int(place), {"role": "assistant"})[field] = value
+    return [found[place] for place in sorted(found)]
+
+
+# ---------------------------------------------------------- Langfuse and LangSmith
+
+
+def _langfuse_trace(row: Mapping[str, Any]) -> Iterator[Span]:
+    trace = row.get("id")
+    facts = _scores(row.get("scores")) | _metadata(row.get("metadata"))
+    start = row.get("timestamp", row.get("createdAt"))
+    root = f"trace {trace}"
+    yield _span(
+        trace, root, None, _OTHER, None, str(row.get("name", "")), start, row.get("input"), row.get("output"), 0, facts
+    )
+    for observation in row["observations"]:
+        if not isinstance(observation, Mapping):
+            raise BadRow(f"expected an observation, got {shown(observation)}")
+        for span in _langfuse_observation({"traceId": trace, **observation}):
+            yield span | {"parent": span["parent"] or root}
+
+
+def _langfuse_observation(row: Mapping[str, Any]) -> Iterator[Span]:
+    sort = str(row.get("type", "")).upper()
+    kind = {"GENERATION": _MODEL, "TOOL": _TOOL, "AGENT": _AGENT}.get(sort, _OTHER)
+    name = str(row.get("name") or "")
+    usage = row.get("usageDetails", row.get("usage"))
+    tokens = _get(usage, "output", "completionTokens", "output_tokens", "completion_tokens")
+    facts = _metadata(row.get("metadata")) | ({"model": row["model"]} if isinstance(row.get("model"), str) else {})
+    agent = facts.get("agent") or facts.get("agent_name") or (name if kind == _AGENT else None)
+    parent = row.get("parentObservationId")
+    yield _span(
+        row.get("traceId"), row.get("id"), parent, kind, agent, name, row.get("startTime"), row.get("input"),
+        row.get("output"), tokens, facts,
+    )  # fmt: skip
+
+
+def _langsmith(row: Mapping[str, Any]) -> Iterator[Span]:
+    # Children may be nested to any depth.
+    waiting: list[tuple[Mapping[str, Any], Any]] = [(row, row.get("parent_run_id"))]
+    trace = row.get("trace_id") or row.get("id")
+    while waiting:
+        run, parent = waiting.pop()
+        kind = {"llm": _MODEL, "tool": _TOOL, "retriever": _TOOL}.get(str(run.get("run_type")), _OTHER)
+        extra = _get(run, "extra")
+        facts = _metadata(_get(extra, "metadata")) | _feedback(run.get("feedback_stats"))
+        facts |= _references(run.get("reference_outputs"))
+        name = str(run.get("name") or "")
+        agent = facts.get("agent") or facts.get("agent_name") or facts.get("langgraph_node")
+        tokens = run.get("completion_tokens")
+        yield _span(
+            trace, run.get("id"), parent, kind, agent, name, run.get("start_time"), run.get("inputs"),
+            run.get("outputs"), tokens, facts,
+        )  # fmt: skip
+        waiting += [(child, run.get("id")) for child in _list(run.get("child_runs")) if isinstance(child, Mapping)]
+
+
+def _scores(entries: Any) -> dict[str, Any]:
+    return {f"score.{_get(one, 'name')}": _get(one, "value", "stringValue") for one in _list(entries)}
+
+
+def _feedback(stats: Any) -> dict[str, Any]:
+    return {f"score.{key}": _get(one, "avg") for key, one in stats.items()} if isinstance(stats, Mapping) else {}
+
+
+def _references(outputs: Any) -> dict[str, Any]:
+    return {"reference": text_of(outputs, last=True)} if outputs else {}
+
+
+def _metadata(found: Any) -> dict[str, Any]:
+    if isinstance(found, str):
+        found = parsed(found)
+    return {str(key): value for key, value in found.items()} if isinstance(found, Mapping) else {}
+
+
+# ------------------------------------------------------------------- transcripts
+
+
+class Traces:
+    """Collects spans and returns their traces as transcripts; the spans are kept on disk."""
+
+    def __init__(self) -> None:
+        """Open a temporary file, which is gone when it is closed."""
+        self._connection = sqlite3.connect("")
+        self._connection.execute("CREATE TABLE spans (trace TEXT, place TEXT, span TEXT)")
+
+    def add(self, place: str, row: Any) -> None:
+        """Keep the spans of a row.
+
+        Raises:
+            BadRow: It holds none.
+        """
+        lines = [(span["trace"], place, json.dumps(span, default=str)) for span in spans_of(row)]
+        self._connection.executemany("INSERT INTO spans VALUES (?, ?, ?)", lines)
+
+    def transcripts(self) -> Iterator[Transcript | BrokenLine]:
+        """Yield the traces in order of appearance, and close the file."""
+        with closing(self._connection) as connection:
+            connection.execute("CREATE INDEX of_trace ON spans (trace)")
+            traces = connection.execute("SELECT trace, min(rowid) AS first FROM spans GROUP BY trace ORDER BY first")
+            for trace, first in traces:
+                [place] = connection.execute("SELECT place FROM spans WHERE rowid = ?", (first,)).fetchone()
+                query = "SELECT span FROM spans WHERE trace = ? ORDER BY rowid LIMIT ?"
+                rows = connection.execute(query, (trace, MOST_SPANS + 1)).fetchall()
+                try:
+                    if len(rows) > MOST_SPANS:
+                        raise BadRow(f"expected a trace of at most {MOST_SPANS:,} spans, got more")
+                    yield check(_transcript(trace, [json.loads(text) for (text,) in rows], place))
+                except BadRow as fault:
+                    yield BrokenLine(place, f"trace {shown(trace)}: {fault}")
+                except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+                    yield BrokenLine(place, f"trace {shown(trace)}: {type(error).__name__}: {shown(error)}")
+
+
+def _transcript(trace: str, rows: list[Span], place: str) -> Transcript:
+    dropped: Counter[str] = Counter()
+    spans: dict[str, Span] = {}
+    for row in rows:
+        if row["id"] in spans:
+            dropped["span with the id of another"] += 1
+        spans.setdefault(row["id"], row)
+    places = _places(spans, dropped)
+    ordered = sorted(spans.values(), key=lambda span: span["start"])
+    kinds = {span["kind"] for span in ordered if span["output"]}
+    wanted = (_MODEL, _TOOL) if _MODEL in kinds else (_AGENT, _TOOL)
+    messages: list[LoggedMessage] = []
+    prompts: dict[str, str] = {}
+    question: str | None = None
+    facts: dict[str, Any] = {}
+    for span in ordered:
+        above = places[span["id"]]
+        if above.root:
+            facts = span["facts"] | facts
+        # A model's span inside another is the same call, recorded by two libraries.
+        if span["kind"] not in wanted or (span["kind"] == _MODEL and above.model):
+            dropped["output of another span"] += bool(span["output"]) and not above.root
+            continue
+        if span["kind"] != _TOOL:
+            question = question or text_of(span["input"], last=False)
+        found = _message(span, above, dropped)
+        if found is None:
+            dropped["span without text"] += 1
+            continue
+        messages.append(found)
+        if (prompt := _system(span["input"])) is not None:
+            prompts.setdefault(found.speaker, prompt)
+        if "model" in span["facts"]:
+            facts.setdefault("model", span["facts"]["model"])
+    roots = [span for span in ordered if places[span["id"]].root]
+    asked = next((text for span in roots if (text := text_of(span["input"], last=False))), None)
+    answered = next((text for span in roots if (text := text_of(span["output"], last=True))), None)
+    if not messages:
+        raise BadRow("expected a span of a model with its output messages, found none; record contents with the trace")
+    last = messages[-1].text.strip()
+    return Transcript(
+        question=asked or question or "",
+        messages=tuple(messages),
+        answer=answered if answered is not None and answered.strip() != last else None,
+        reference=reference_of(first_of(facts, REFERENCE)),
+        correct=next((truth(facts[key]) for key in _verdicts() if facts.get(key) is not None), None),
+        score=next((number(v, k) for k, v in facts.items() if k.startswith("score.") and _is_number(v)), None),
+        question_id=text_or_none(first_of(facts, ("question_id", "mas_gym.problem.id")), "question_id"),
+        sample_id=trace,
+        agents=prompts,
+        facts=small_facts(facts, set(REFERENCE))[0],
+        dropped=dict(+dropped),
+        place=place,
+    )
+
+
+def _verdicts() -> list[str]:
+    return [f"{prefix}{name}" for prefix in ("mas_gym.", "score.", "") for name in _CORRECT]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class _Place(NamedTuple):
+    """What a span has above it.
+
+    Attributes:
+        root: Whether there is nothing.
+        agent: Name of the nearest agent.
+        model: Whether there is a model's span.
+    """
+
+    root: bool = True
+    agent: str | None = None
+    model: bool = False
+
+
+def _places(spans: Mapping[str, Span], dropped: Counter[str]) -> dict[str, _Place]:
+    """Return what is above each span; where a parent is missing, or below its child, nothing is."""
+    found: dict[str, _Place] = {}
+    for name in spans:
+        chain: dict[str, None] = {}
+        link: str | None = name
+        while link is not None and link not in found:
+            chain[link] = None
+            link = spans[link]["parent"]
+            if link is not None and (link not in spans or link in chain):
+                dropped["cycle of parent spans" if link in spans else "link to a missing parent span"] += 1
+                link = None
+        above = _Place() if link is None else _below(spans[link], found[link])
+        for one in reversed(chain):
+            found[one] = above
+            above = _below(spans[one], above)
+    return found
+
+
+def _below(span: Span, place: _Place) -> _Place:
+    named = span["agent"] or (span["name"] if span["kind"] == _AGENT else None)
+    return _Place(False, named or place.agent, place.model or span["kind"] == _MODEL)
+
+
+def _message(span: Span, above: _Place, dropped: Counter[str]) -> LoggedMessage | None:
+    if span["kind"] == _TOOL:
+        text = text_of(span["output"], last=True)
+        return None if text is None else LoggedMessage(_name(span["name"] or "Tool"), text, agent=False)
+    outputs = _outputs(span["output"])
+    if len(outputs) > 1:
+        dropped["further choice of a model"] += len(outputs) - 1
+    if not outputs:
+        return None
+    text, calls = outputs[0]
+    if not text.strip() and not calls:
+        return None
+    name = _below(span, above).agent or "Assistant"
+    return LoggedMessage(_name(name), text, tool_calls=calls, tokens=span["tokens"])
+
+
+def _name(name: str) -> str:
+    return speaker_name(name[:200])
+
+
+def _outputs(output: Any) -> list[tuple[str, tuple[ToolCall, ...]]]:
+    """Return the text and the tool calls of each output of a model."""
+    found: list[tuple[str, tuple[ToolCall, ...]]] = []
+    for entry in _history(output):
+        try:
+            [raw] = read_message(entry, {})
+        except (BadRow, ValueError):
+            found.append((text_of(entry, last=True) or "", ()))
+        else:
+            found.append((raw.message.text, raw.message.tool_calls))
+    return found
+
+
+def _history(value: Any) -> list[Any]:
+    """Return the messages in the input or the output of a span, whatever wraps them."""
+    value = _unpacked(value)
+    for _ in range(8):
+        if isinstance(value, Mapping) and not is_message(value):
+            key = next((k for k in ("messages", "generations", "choices", "message", "output") if value.get(k)), None)
+            if key is None:
+                break
+            value = value[key]
+        elif isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
+            [value] = value
+        else:
+            break
+    entries = value if isinstance(value, list) else [] if value in (None, "", {}) else [value]
+    inner = [entry["message"] if isinstance(entry, Mapping) and "message" in entry else entry for entry in entries]
+    return [{"role": "assistant", "content": entry} if isinstance(entry, str) else entry for entry in inner]
+
+
+def text_of(value: Any, *, last: bool) -> str | None:
+    """Return the text of a span's input (its first message by a user) or output (its last message).
+
+    Args:
+        value: The input or the output.
+        last: Whether it is an output.
+    """
+    value = _unpacked(value)
+    for _ in range(8):
+        if isinstance(value, str):
+            return value if value.strip() else None
+        if isinstance(value, Mapping) and not is_message(value):
+            history = _history(value)
+            if history and all(map(is_message, history)):
+                value = history
+                continue
+            key = next((key for key in _TEXT_KEYS if value.get(key) not in (None, "")), None)
+            if key is None:
+                return written(value) if value else None
+            value = value[key]
+        elif isinstance(value, list) and value and all(map(is_message, value)):
+            texts = [(raw.role, raw.message.said) for entry in value for raw in read_message(entry, {})]
+            mine = [text for role, text in texts if text.strip() and (last or role == "user")]
+            return (mine[-1] if last else mine[0]) if mine else None
+        elif isinstance(value, Mapping):
+            value = [value]
+        elif isinstance(value, list) and len(value) == 1:
+            [value] = value
+        else:
+            break
+    return None if value in (None, [], {}) else written(value)
+
+
+def _system(value: Any) -> str | None:
+    history = _history(value)
+    first = history[0] if history else None
+    if isinstance(first, Mapping) and str(first.get("role", first.get("type"))) == "system":
+        return content_of(first.get("content", first.get("parts")))[0].strip() or None
+    return None
+
+
+def _span(
+    trace: Any, name: Any, parent: Any, kind: str, agent: Any, title: str, start: Any, given: Any, output: Any,
+    tokens: Any, facts: Mapping[str, Any],
+) -> Span:  # fmt: skip
+    return {
+        "trace": trace,
+        "id": name,
+        "parent": parent if isinstance(parent, str) and parent else None,
+        "kind": kind,
+        "agent": agent if isinstance(agent, str) and agent.strip() else None,
+        "name": title,
+        "start": _time(start),
+        "input": given,
+        "output": output,
+        "tokens": tokens if type(tokens) is int and 0 <= tokens < 1 << 31 else 0,
+        "facts": dict(facts),
+    }
+
+
+def _time(value: Any) -> float:
+    """Return a time in seconds; 0 if it cannot be read."""
+    try:
+        if isinstance(value, str) and not value.isdecimal():
+            return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
+        return float(value) / 1e9
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
+
+
+def _unpacked(value: Any) -> Any:
+    """Return the JSON value in a text that holds an object or an array; else the value."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        found = parsed(value)
+        return value if isinstance(found, BadRow) else found
+    return value
+
+
+def _object(value: Any) -> dict[str, Any]:
+    found = _unpacked(value)
+    return dict(found) if isinstance(found, Mapping) else {} if found is None else {"content": found}
+
+
+def _get(value: Any, *names: str) -> Any:
+    if not isinstance(value, Mapping):
+        return None
+    return next((value[name] for name in names if value.get(name) is not None), None)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

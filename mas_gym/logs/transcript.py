@@ -1,0 +1,228 @@
+"""A recorded transcript, whatever the format it was logged in."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from mas_gym.errors import shown
+from mas_gym.systems.tool_calls import ToolCall, with_calls
+from mas_gym.tasks.base import KINDS, Kind
+from mas_gym.tasks.rows import BadRow
+
+MOST_MESSAGES = 10_000
+LONGEST_NAME = 200
+LONGEST_FACT = 1_000
+
+RIGHT, NEUTRAL, WRONG = 1, 0, -1
+"""Labels of messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedMessage:
+    """One message of a transcript.
+
+    Attributes:
+        speaker: Who wrote it: an agent, a tool or a user.
+        text: What it says, without its tool calls.
+        recipients: Whom it was sent to, if the log says so.
+        tool_calls: The functions that it calls.
+        label: 1 if people judged it right, 0 neutral, -1 wrong; None if nobody did.
+        value: A recorded critic's value of the transcript up to here; None if unknown.
+        tokens: Generated tokens; 0 if unknown.
+        logprob: Sum of token log-probabilities (nats); None if unknown.
+        agent: Whether an agent wrote it, and not a tool or a user.
+    """
+
+    speaker: str
+    text: str
+    recipients: tuple[str, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    label: int | None = None
+    value: float | None = None
+    tokens: int = 0
+    logprob: float | None = None
+    agent: bool = True
+
+    @property
+    def said(self) -> str:
+        """The text with its tool calls in the last line, as states hold it."""
+        return with_calls(self.text, self.tool_calls) if self.tool_calls else self.text
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """One recorded episode.
+
+    Attributes:
+        question: The question or task.
+        messages: The messages, oldest first; at least one.
+        answer: The system's final answer, if the log states it apart from the last message.
+        reference: The right answer; None if unknown.
+        correct: Whether the episode succeeded; None if the log does not say.
+        score: A recorded score of the whole episode; None if there is none.
+        question_id: Name of the question; None to derive it from the question and the reference.
+        sample_id: Name of the episode.
+        kind: How to grade the answer; None to choose by the reference answers.
+        agents: System prompts by speaker, where the log has them.
+        facts: Other short facts, such as the model.
+        dropped: What was left out, and how often.
+        place: File and line, for messages.
+    """
+
+    question: str
+    messages: tuple[LoggedMessage, ...]
+    answer: str | None = None
+    reference: str | None = None
+    correct: bool | None = None
+    score: float | None = None
+    question_id: str | None = None
+    sample_id: str | None = None
+    kind: Kind | None = None
+    agents: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    place: str = ""
+
+    @property
+    def speakers(self) -> list[str]:
+        """Who speaks, in order of first appearance."""
+        return list(dict.fromkeys(message.speaker for message in self.messages))
+
+
+class BrokenLine(NamedTuple):
+    """A line or row that is no transcript.
+
+    Attributes:
+        place: File and line.
+        reason: What was expected and what was found.
+    """
+
+    place: str
+    reason: str
+
+
+def check(transcript: Transcript) -> Transcript:
+    """Return a transcript that every later step can rely on.
+
+    Raises:
+        BadRow: It is none.
+    """
+    if not isinstance(transcript, Transcript):
+        raise BadRow(f"expected a Transcript or a row of format chat, got {shown(transcript)}")
+    one = transcript
+    if not isinstance(one.question, str) or not one.question.strip():
+        raise BadRow(f"expected a question, got {shown(one.question)}")
+    if not 0 < len(one.messages) <= MOST_MESSAGES:
+        raise BadRow(f"expected 1 to {MOST_MESSAGES:,} messages, got {len(one.messages):,}")
+    for message in one.messages:
+        _check_message(message)
+    for name in ("answer", "reference", "question_id", "sample_id"):
+        value = getattr(one, name)
+        if value is not None and not isinstance(value, str):
+            raise BadRow(f"expected a text as {name}, got {shown(value)}")
+    if one.correct is not None and not isinstance(one.correct, bool):
+        raise BadRow(f"expected true or false as correct, got {shown(one.correct)}")
+    if one.kind is not None and one.kind not in KINDS:
+        raise BadRow(f"expected a kind of {', '.join(KINDS)}, got {shown(one.kind)}")
+    number(one.score, "score")
+    try:
+        json.dumps(dict(one.facts), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRow(f"expected JSON-able facts, got {shown(one.facts)} ({error})") from error
+    return one
+
+
+def _check_message(message: LoggedMessage) -> None:
+    if not isinstance(message, LoggedMessage):
+        raise BadRow(f"expected a LoggedMessage, got {shown(message)}")
+    if not isinstance(message.text, str):
+        raise BadRow(f"expected a text as message, got {shown(message.text)}")
+    if not all(isinstance(call, ToolCall) for call in message.tool_calls):
+        raise BadRow(f"expected tool calls as ToolCall(name, arguments), got {shown(message.tool_calls)}")
+    speaker_name(message.speaker)
+    if message.label not in (None, RIGHT, NEUTRAL, WRONG):
+        raise BadRow(f"expected a label of 1, 0 or -1, got {shown(message.label)}")
+    number(message.value, "value")
+    number(message.logprob, "logprob")
+    if type(message.tokens) is not int or not 0 <= message.tokens < 1 << 31:
+        raise BadRow(f"expected a number of tokens, got {shown(message.tokens)}")
+
+
+def speaker_name(name: object) -> str:
+    """Return a speaker's name if a system can hold it.
+
+    Raises:
+        BadRow: It cannot.
+    """
+    if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME:
+        raise BadRow(f"expected a speaker's name of at most {LONGEST_NAME} characters, got {shown(name)}")
+    return name.strip()
+
+
+def number(value: object, what: str) -> float | None:
+    """Return a finite number, or None for None.
+
+    Raises:
+        BadRow: It is something else.
+    """
+    if value is None:
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            if math.isfinite(found := float(value)):
+                return found
+        except OverflowError:
+            pass
+    raise BadRow(f"expected a finite number as {what}, got {shown(value)}")
+
+
+def truth(value: object, what: str = "correct") -> bool | None:
+    """Return a truth value of a log: a boolean, 1, 0, -1, or a word for one; None for None.
+
+    Raises:
+        BadRow: It is something else.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    known = {"true": True, "yes": True, "1": True, "1.0": True, "correct": True}
+    known |= {"false": False, "no": False, "0": False, "0.0": False, "-1": False, "-1.0": False, "incorrect": False}
+    word = str(value).strip().lower() if isinstance(value, str | int | float) else ""
+    if word not in known:
+        raise BadRow(f"expected true or false as {what}, got {shown(value)}")
+    return known[word]
+
+
+def label_of(value: object) -> int | None:
+    """Return a label of a message: 1, 0 or -1; true is 1 and false is -1.
+
+    Raises:
+        BadRow: It is something else.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return RIGHT if value else WRONG
+    found = number(value, "label")
+    if found not in (RIGHT, NEUTRAL, WRONG):
+        raise BadRow(f"expected a label of 1, 0 or -1, got {shown(value)}")
+    return int(found)
+
+
+def small_facts(row: Mapping[str, Any], but: set[str]) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the other fields of a row that are short texts or numbers, and the names of those that are left out."""
+    facts: dict[str, Any] = {}
+    dropped: dict[str, int] = {}
+    for key, value in row.items():
+        if key in but or value is None:
+            continue
+        brief = isinstance(value, str) and len(value) <= LONGEST_FACT
+        plain = isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
+        if len(key) <= LONGEST_NAME and (brief or plain):
+            facts[key] = value
+        else:
+            dropped[f"field {key[:LONGEST_NAME]}"] = 1
+    return facts, dropped

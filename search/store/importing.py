@@ -1,0 +1,401 @@
+"""Recorded transcripts as runs of a store.
+
+A call makes one run of the files that no imported run holds yet: its planner is ``recorded``, its system has the
+speakers of the log as agents, and each question is a search whose candidates are the recorded samples. Samples that
+begin alike share the nodes of their common prefix.
+
+Samples of one question may lie anywhere in the files. They are read into a file beside the store first, so that
+memory does not grow with the log, and an interrupted import goes on with the questions that are missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+import mas_gym
+from mas_gym.errors import ConfigError, MASGymError, choice
+from mas_gym.internal.database import transaction
+from mas_gym.internal.text import one_line
+from mas_gym.logs import BrokenLine, LoggedMessage, read_transcripts
+from mas_gym.logs.reader import check_format
+from mas_gym.plugins import is_user_code, user_file
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.graph import FAILED, RETURNED
+from mas_gym.systems.loading import load_mas
+from mas_gym.systems.state import Action
+from mas_gym.systems.validation import RESERVED
+from mas_gym.tasks.base import KINDS, Kind, Problem
+from mas_gym.tasks.grading.numbers import parse_number
+from search.grading import Grader
+from search.plan import AnytimePoint, Candidate, Plan
+from search.results.run_info import RECORDED, is_recorded
+from search.store.file import FORMAT
+from search.store.record import FORM, RunRecord
+from search.store.rows import search_id
+from search.store.staging import BATCH, STAGING, START, Sample, Staging
+from search.store.store import Store
+from search.tree import Proposal, Tree
+from search.usage import Usage
+
+_LONGEST = 100
+_NO_PROMPT = "(not recorded)"
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import wrote.
+
+    Attributes:
+        run: The digest of the run; None if every file had been imported before.
+        name: The run's name.
+        transcripts: How many transcripts the run holds.
+        questions: How many questions they answer.
+        agents: Who speaks in them.
+        broken: How many lines are no transcripts.
+        lines: The first 1,000 of these lines.
+        dropped: What was left out of transcripts, and how often.
+        ungraded: How many transcripts have neither a recorded outcome nor a reference answer to grade by; they count as
+            wrong.
+        disagree: How many recorded outcomes differ from the grade of the answer; the recorded ones count.
+        skipped: The files that had been imported before, or have the contents of another.
+    """
+
+    run: str | None = None
+    name: str | None = None
+    transcripts: int = 0
+    questions: int = 0
+    agents: tuple[str, ...] = ()
+    broken: int = 0
+    lines: tuple[BrokenLine, ...] = ()
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    ungraded: int = 0
+    disagree: int = 0
+    skipped: tuple[str, ...] = ()
+
+
+def import_transcripts(
+    files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    store: Store | str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    name: str | None = None,
+    kind: Kind | None = None,
+    listen: Callable[[str, int, int], None] = lambda step, done, total: None,
+) -> Imported:
+    """Write recorded transcripts into a store as one run.
+
+    Files that an imported run of the store holds already are skipped, by their contents. An import that was
+    interrupted goes on.
+
+    Args:
+        files: One file or several, as for `mas_gym.logs.read_transcripts`.
+        store: The store, which is created if it is missing.
+        format: As for `mas_gym.logs.read_transcripts`.
+        name: Name of the run; by default that of the file, or of the files' folder.
+        kind: How to grade answers, where no outcome was recorded; by default guessed from the reference answers.
+        listen: Is called with ``"read"`` and bytes, then with ``"write"`` and questions: done, and in all.
+
+    Raises:
+        ConfigError: There is no such format or kind, or no transcript in the files.
+        DataError: As for `mas_gym.logs.read_transcripts`, and so are the others.
+        StoreError: The store cannot be written, or the name belongs to another run.
+    """
+    check_format(format)
+    if kind is not None:
+        choice("kind", kind, KINDS)
+    path = store.path if isinstance(store, Store) else Path(store)
+    paths = [Path(one) for one in ([files] if isinstance(files, str | os.PathLike) else files)]
+    if not paths:
+        raise ConfigError("expected at least one file to import, got none")
+    settings = {"format": format, "kind": kind, **_reader_digest(format)}
+    digests = {one: _digest(one) for one in paths}
+    FORMAT.connect(path, create=True).close()
+    held = _held(path, settings)
+    first = {digests[one]: one for one in reversed(paths) if digests[one] not in held}
+    fresh = [one for one in dict.fromkeys(paths) if first.get(digests[one]) == one]
+    skipped = tuple(str(one) for one in dict.fromkeys(paths) if one not in fresh)
+    if not fresh:
+        return Imported(skipped=skipped)
+    identity = {**settings, "files": sorted({digests[one] for one in fresh})}
+    mark = hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()
+    staged = path.with_name(f"{path.name}-import-{mark}")
+    with closing(STAGING.connect(staged, create=True)) as connection:
+        staging = Staging(connection)
+        if staging.fact("complete") is None:
+            size = sum(one.stat().st_size for one in fresh)
+            with STAGING.explained(staged), transaction(connection):
+                staging.fill(read_transcripts(
+                    fresh, format, broken=staging.broken, listen=lambda done: listen("read", done, size)
+                ), kind)  # fmt: skip
+        if not staging.count("samples"):
+            faults = [BrokenLine(*line) for line in staging.fact("lines") or []]
+            _remove(staged)
+            why = f"; the first broken line is {faults[0].place}: {faults[0].reason}" if faults else ""
+            raise ConfigError(f"expected at least one transcript in {', '.join(map(str, fresh[:3]))}, found none{why}")
+        done = _write(path, staging, fresh, digests, identity, name, listen)
+    _remove(staged)
+    return replace(done, skipped=skipped)
+
+
+def _remove(staged: Path) -> None:
+    for end in ("", "-wal", "-shm"):
+        staged.with_name(staged.name + end).unlink(missing_ok=True)
+
+
+def _digest(path: Path) -> str:
+    if not path.is_file():
+        # The reader has the message.
+        next(read_transcripts(path, "chat"), None)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _reader_digest(format: str | None) -> dict[str, str]:
+    if format is None or not is_user_code(format):
+        return {}
+    file = user_file(format)
+    return {"reader": _digest(file)} if file.is_file() else {}
+
+
+def _held(path: Path, settings: Mapping[str, Any]) -> set[str]:
+    """Return the digests of the files that complete runs hold, read with the same settings."""
+    with closing(Store(path)) as store:
+        return {
+            digest
+            for run in store.runs()
+            if is_recorded(run.config) and run.searches >= run.facts.get("problems", math.inf)
+            if _same(run.config["planner"]["fields"], settings)
+            for digest in run.config["planner"]["fields"]["files"]
+        }
+
+
+def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether files were read as they would be now; a format that was recognised is the one that is named."""
+    formats = {old["format"], new["format"]} - {None}
+    return len(formats) < 2 and all(old.get(key) == new.get(key) for key in ("kind", "reader"))
+
+
+def _write(
+    path: Path,
+    staging: Staging,
+    files: Sequence[Path],
+    digests: Mapping[Path, str],
+    identity: Mapping[str, Any],
+    name: str | None,
+    listen: Callable[[str, int, int], None],
+) -> Imported:
+    name = None if name is None else one_line(name)
+    source = name or one_line(_source(files))
+    names = _agent_names([agent for agent, _ in staging.agents()])
+    config = _config(staging, names, identity, source)
+    wanted, broken = staging.count("questions"), staging.fact("broken")
+    dropped, lines = staging.fact("dropped"), tuple(BrokenLine(*line) for line in staging.fact("lines"))
+    facts = {
+        "mas_gym": mas_gym.__version__,
+        "planner": f"{RECORDED}:{source}",
+        "task": None,
+        "split": None,
+        "problems": wanted,
+        "started": datetime.now(UTC).isoformat(),
+        "transcripts": staging.count("samples"),
+        "files": {str(one): digests[one] for one in files},
+        "broken": broken,
+        "dropped": dropped,
+    }
+    record = RunRecord(path, config, facts, name or _free_name(path, source, config))
+    totals: Counter[str] = Counter()
+    try:
+        with closing(FORMAT.connect(path, create=False)) as connection:
+            query = "SELECT id FROM searches WHERE run = ?"
+            done = {key for (key,) in connection.execute(query, (record.run,))}
+        builder = _Builder(config, names, staging.fact("kind"))
+        for first in range(0, wanted, BATCH):
+            batch = [one for one in staging.questions(first) if search_id(record.run, one[0]) not in done]
+            record.save_all(builder.search(*one, staging.samples(one[0]), totals) for one in batch)
+            listen("write", min(first + BATCH, wanted), wanted)
+        run, spoken = record.run, tuple(names.values())
+    finally:
+        record.close()
+    with closing(Store(path)) as store:
+        named = store.find(run).name
+    return Imported(
+        run, named, facts["transcripts"], wanted, spoken, broken, lines, dropped, totals["ungraded"], totals["disagree"]
+    )
+
+
+def _source(files: Sequence[Path]) -> str:
+    first = files[0]
+    if len(files) == 1:
+        return first.name.removesuffix(".gz").rpartition(".")[0] or first.name
+    return first.resolve().parent.name or "logs"
+
+
+def _free_name(path: Path, source: str, config: Mapping[str, Any]) -> str:
+    """Return a name that no other run has."""
+    with closing(Store(path)) as store:
+        taken = {run.name for run in store.runs() if run.config != config}
+    return next(name for n in count(1) if (name := source if n == 1 else f"{source}-{n}") not in taken)
+
+
+def _agent_names(speakers: Sequence[str]) -> dict[str, str]:
+    """Return the name in the system of each speaker."""
+    found: dict[str, str] = {}
+    for name in speakers:
+        reserved = name.strip().lower() in RESERVED
+        options = (f"{name[:_LONGEST]} (agent{'' if n == 1 else f' {n}'})" for n in count(1))
+        found[name] = next(one for one in options if one not in speakers) if reserved else name
+    return found
+
+
+def _config(staging: Staging, names: Mapping[str, str], identity: Mapping[str, Any], source: str) -> dict[str, Any]:
+    agents = [
+        {"name": names[name], "system_prompt": prompt if prompt and prompt.strip() else _NO_PROMPT}
+        for name, prompt in staging.agents()
+    ]
+    longest = staging.fact("longest")
+    mas = load_mas({"name": RECORDED, "agents": agents, "edges": [], "program": True, "max_turns": longest})
+    return {
+        "schema": FORM,
+        "planner": {"class": RECORDED, "fields": dict(identity)},
+        "mas": mas.to_dict(),
+        "policy": {"name": source, "identity": source},
+        "critic": None,
+        "seed": 0,
+        "training": False,
+        "sampling": {},
+        "budget": {},
+        "grading": RECORDED,
+    }
+
+
+class _Builder:
+    """Turns the samples of a question into a search."""
+
+    def __init__(self, config: Mapping[str, Any], names: Mapping[str, str], kind: Kind) -> None:
+        self._mas = load_mas(dict(config["mas"]))
+        self._dynamics = Dynamics(self._mas)
+        places = {agent.name: place for place, agent in enumerate(self._mas.agents)}
+        self._places = {name: places[given] for name, given in names.items()}
+        self._kind: Kind = kind
+
+    def search(
+        self,
+        key: str,
+        question: str,
+        reference: str | None,
+        kind: str | None,
+        samples: Sequence[Sample],
+        totals: Counter[str],
+    ) -> tuple[Problem, Plan]:
+        """Return the problem, and the plan with a candidate for each sample."""
+        problem = self._problem(key, question, reference, kind)
+        grader = Grader([problem], problem, self._mas.final_text)
+        # The tree has one root, at which one agent acts.
+        differ = len({one.messages[0].speaker for one in samples}) > 1
+        ahead = [LoggedMessage(START, "", agent=False)] if differ else []
+        paths = [[*ahead, *one.messages] for one in samples]
+        tree = Tree(self._dynamics.initial_state(question, self._places[paths[0][0].speaker]))
+        known: dict[tuple[int, str, int], int] = {}
+        made: list[tuple[Candidate, dict[str, Any]]] = []
+        for one, path in zip(samples, paths, strict=True):
+            node = self._grow(tree, known, path, one.more["answer"])
+            answer, correct = self._outcome(grader, tree.states[node].text, one, reference, totals)
+            candidate = Candidate(tree.states[node], one.more["score"], node, answer, bool(correct))
+            facts = {"id": one.sample, "place": one.place, "recorded": one.more["correct"], "facts": one.more["facts"]}
+            labels = [message.label for message in path]
+            if any(label is not None for label in labels):
+                facts["labels"] = labels
+            if any(message.recipients for message in path):
+                facts["recipients"] = [message.recipients for message in path]
+            made.append((candidate, facts))
+            if correct is not None:
+                for place in tree.path(node):
+                    tree.visits[place] += 1
+                    tree.totals[place] += 1.0 if correct else -1.0
+        if all(candidate.score is not None for candidate, _ in made):
+            made.sort(key=lambda item: -(item[0].score or 0.0))
+        return replace(problem, metadata={**problem.metadata, "samples": [facts for _, facts in made]}), self._plan(
+            problem, tree, [candidate for candidate, _ in made], paths
+        )
+
+    def _problem(self, key: str, question: str, reference: str | None, stated: str | None) -> Problem:
+        kind: Any = stated or self._kind
+        if reference is None or (kind == "number" and parse_number(reference) is None):
+            kind = "text"
+        options = {}
+        if kind == "choice" and reference is not None:
+            last = ascii_uppercase.find(reference.strip().upper()[:1])
+            options = {"options": [""] * max(4, last + 1)}
+        return Problem(key, question, reference or "", kind, options)
+
+    def _grow(
+        self, tree: Tree, known: dict[tuple[int, str, int], int], path: Sequence[LoggedMessage], answer: str | None
+    ) -> int:
+        """Add a sample's messages to the tree where they leave it, and return the last one's node."""
+        node = 0
+        following = [*(self._places[message.speaker] for message in path[1:]), self._mas.sink]
+        for place, (message, after) in enumerate(zip(path, following, strict=True)):
+            text = _unmarked(message.said)
+            if place == len(path) - 1 and answer is not None and answer.strip() != text.strip():
+                text += RETURNED + _unmarked(answer)
+            child = known.get((node, text, after))
+            if child is None:
+                action = Action(text, after)
+                state = self._dynamics.transition(tree.states[node], action)
+                proposal = Proposal(action, message.tokens, message.logprob)
+                child = known[node, text, after] = tree.add(node, state, proposal, after == self._mas.sink)
+            if message.value is not None:
+                tree.values[child] = message.value
+            node = child
+        return node
+
+    def _outcome(
+        self, grader: Grader, text: str, one: Sample, reference: str | None, totals: Counter[str]
+    ) -> tuple[str | None, bool | None]:
+        """Return a sample's answer, and whether it is correct: as recorded, else by grading."""
+        recorded: bool | None = one.more["correct"]
+        graded: bool | None = None
+        try:
+            answer = grader.extract(text)
+            if reference is not None:
+                graded = bool(grader.grade(text).correct)
+        except MASGymError:
+            # Such as code, which nothing runs here.
+            answer = None
+        totals["ungraded"] += recorded is None and graded is None
+        totals["disagree"] += None not in (recorded, graded) and recorded != graded
+        given = one.more["answer"]
+        return given if given is not None else answer, graded if recorded is None else recorded
+
+    def _plan(
+        self, problem: Problem, tree: Tree, candidates: Sequence[Candidate], paths: Sequence[Sequence[LoggedMessage]]
+    ) -> Plan:
+        calls = sum(message.agent for path in paths for message in path)
+        tokens = sum(message.tokens for path in paths for message in path)
+        best = candidates[0]
+        return Plan(
+            candidates=tuple(candidates),
+            tree=tree,
+            anytime=(AnytimePoint(calls, tokens, best.state, best.node, best.answer, best.correct),),
+            problem_id=problem.id,
+            answer=best.answer,
+            correct=best.correct,
+            usage=Usage(agent_calls=calls, generated_tokens=tokens),
+            mas=self._mas,
+        )
+
+
+def _unmarked(text: str) -> str:
+    return text.replace(RETURNED, RETURNED.replace("[", "[ ")).replace(FAILED, FAILED.replace("[", "[ "))

@@ -1,0 +1,198 @@
+"""Transcripts that were read from logs and are not in a store yet, in a file beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from itertools import count
+from typing import Any, NamedTuple
+
+from mas_gym.errors import StoreError
+from mas_gym.internal.database import Format
+from mas_gym.logs import BrokenLine, LoggedMessage, ToolCall, Transcript
+from mas_gym.tasks.base import Kind
+from mas_gym.tasks.own import kind_of
+
+START = "start"
+"""The agent of an empty first turn, for questions whose samples begin with different agents."""
+
+BATCH = 100
+"""Questions that are written in one transaction."""
+
+_FIELDS = [field.name for field in fields(LoggedMessage)]
+_MOST_LISTED = 1_000
+_MOST_SPEAKERS = 5_000
+_LONGEST_PROMPT = 20_000
+_GUESSED = 10_000
+
+STAGING = Format(
+    name="import",
+    application=0x4D415349,
+    schema=1,
+    tables="""
+CREATE TABLE questions (
+    id TEXT PRIMARY KEY,
+    question TEXT NOT NULL,
+    reference TEXT NOT NULL,
+    kind TEXT
+);
+CREATE TABLE samples (
+    number INTEGER PRIMARY KEY,
+    question TEXT NOT NULL,
+    sample TEXT NOT NULL,
+    place TEXT NOT NULL,
+    first TEXT NOT NULL,
+    data BLOB NOT NULL,             -- compressed JSON
+    digest BLOB NOT NULL
+);
+CREATE INDEX samples_of ON samples (question, number);
+CREATE TABLE agents (number INTEGER PRIMARY KEY, agent TEXT NOT NULL);
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+""",
+    error=StoreError,
+    origin="mas-gym import writes one",
+)
+
+
+class Sample(NamedTuple):
+    """A staged sample."""
+
+    sample: str | None
+    place: str
+    messages: list[LoggedMessage]
+    more: dict[str, Any]
+
+
+class Staging:
+    """The transcripts that were read and are not written yet; texts are JSON, because they may have lone surrogates."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        """Use a file of the format `STAGING`."""
+        self._connection = connection
+        self._agents: dict[str, str | None] = {}
+        self._dropped: Counter[str] = Counter()
+        self._broken = 0
+        self._lines: list[BrokenLine] = []
+        self._longest = 1
+
+    def fact(self, name: str) -> Any:
+        """Return what was found about all transcripts."""
+        row = self._connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    def count(self, table: str) -> int:
+        """Return the number of rows of a table."""
+        [number] = self._connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+        return int(number)
+
+    def broken(self, line: BrokenLine) -> None:
+        """Count a line that is no transcript."""
+        self._broken += 1
+        if len(self._lines) < _MOST_LISTED:
+            self._lines.append(line)
+
+    def fill(self, transcripts: Iterable[Transcript], kind: Kind | None) -> None:
+        """Read all transcripts."""
+        for one in transcripts:
+            self._add(one)
+        query = "SELECT count(*) FROM (SELECT 1 FROM samples GROUP BY question HAVING count(DISTINCT first) > 1)"
+        if self._connection.execute(query).fetchone()[0]:
+            self._agents[START] = None
+        rows = [(number, json.dumps(item)) for number, item in enumerate(self._agents.items())]
+        self._connection.executemany("INSERT INTO agents VALUES (?, ?)", rows)
+        query = "SELECT DISTINCT reference FROM questions WHERE reference != 'null' AND kind IS NULL LIMIT ?"
+        guessed = kind or self._kind([json.loads(answer) for (answer,) in self._connection.execute(query, (_GUESSED,))])
+        facts = {
+            "dropped": dict(self._dropped), "broken": self._broken, "lines": self._lines, "longest": self._longest,
+            "kind": guessed, "complete": True,
+        }  # fmt: skip
+        self._connection.executemany(
+            "INSERT INTO facts VALUES (?, ?)", [(name, json.dumps(value)) for name, value in facts.items()]
+        )
+
+    @staticmethod
+    def _kind(answers: Sequence[str]) -> str:
+        guessed = kind_of(answers)
+        # Nothing runs code from a log unless someone asks for it.
+        return "text" if guessed == "code" else guessed
+
+    def _add(self, one: Transcript) -> None:
+        if len(self._agents.keys() | set(one.speakers)) > _MOST_SPEAKERS:
+            self.broken(BrokenLine(one.place, f"expected at most {_MOST_SPEAKERS:,} speakers in all, got more"))
+            return
+        key = self._question(one)
+        messages = [[getattr(message, field) for field in _FIELDS] for message in one.messages]
+        data = json.dumps([messages, _more(one)]).encode()
+        mark = hashlib.blake2b(data, digest_size=16).digest()
+        sample, first = json.dumps(one.sample_id), json.dumps(one.messages[0].speaker)
+        query = "SELECT 1 FROM samples WHERE question = ? AND sample = ? AND digest = ?"
+        if one.sample_id is not None and self._connection.execute(query, (key, sample, mark)).fetchone():
+            self.broken(BrokenLine(one.place, f"the sample {one.sample_id!a} is there twice"))
+            return
+        for speaker in one.speakers:
+            prompt = one.agents.get(speaker)
+            if prompt is not None and len(prompt) > _LONGEST_PROMPT:
+                prompt, self._dropped["long system prompt"] = None, self._dropped["long system prompt"] + 1
+            self._agents[speaker] = self._agents.get(speaker) or prompt
+        self._dropped.update(one.dropped)
+        self._longest = max(self._longest, len(one.messages) + 1)
+        self._connection.execute(
+            "INSERT INTO samples (question, sample, place, first, data, digest) VALUES (?, ?, ?, ?, ?, ?)",
+            (key, sample, json.dumps(one.place), first, zlib.compress(data, 1), mark),
+        )
+
+    def _question(self, one: Transcript) -> str:
+        """Return the id of a transcript's question; one whose id has another text gets an id of its own."""
+        wanted = one.question_id or question_name(one.question, one.reference)
+        row = (json.dumps(one.question), json.dumps(one.reference))
+        for number in count(1):
+            key = json.dumps(wanted if number == 1 else f"{wanted} ({number})")
+            query = "SELECT question, reference FROM questions WHERE id = ?"
+            known = self._connection.execute(query, (key,)).fetchone()
+            if known is None:
+                self._connection.execute("INSERT INTO questions VALUES (?, ?, ?, ?)", (key, *row, one.kind))
+                self._dropped.update(["question id that another question has"] if number > 1 else [])
+            if known in (None, row):
+                return key
+        raise AssertionError("unreachable")
+
+    def agents(self) -> list[tuple[str, str | None]]:
+        """Return the speakers with their prompts, in order of appearance."""
+        rows = self._connection.execute("SELECT agent FROM agents ORDER BY number")
+        return [(name, prompt) for name, prompt in (json.loads(text) for (text,) in rows)]
+
+    def questions(self, first: int) -> list[tuple[str, str, str | None, str | None]]:
+        """Return id, question, reference and kind of the next questions from a place on, in order of appearance."""
+        query = "SELECT id, question, reference, kind FROM questions WHERE rowid > ? ORDER BY rowid LIMIT ?"
+        rows = self._connection.execute(query, (first, BATCH))
+        return [(*(json.loads(text) for text in row[:3]), row[3]) for row in rows]
+
+    def samples(self, question: str) -> list[Sample]:
+        """Return the samples of a question in order of appearance."""
+        query = "SELECT sample, place, data FROM samples WHERE question = ? ORDER BY number"
+        found = []
+        for sample, place, data in self._connection.execute(query, (json.dumps(question),)):
+            messages, more = json.loads(zlib.decompress(data))
+            found.append(Sample(json.loads(sample), json.loads(place), [_message(one) for one in messages], more))
+        return found
+
+
+def _message(values: Sequence[Any]) -> LoggedMessage:
+    speaker, text, recipients, calls, *rest = values
+    return LoggedMessage(speaker, text, tuple(recipients), tuple(ToolCall(*call) for call in calls), *rest)
+
+
+def _more(one: Transcript) -> dict[str, Any]:
+    found = {"answer": one.answer, "correct": one.correct, "score": one.score}
+    return {**found, "facts": dict(one.facts)}
+
+
+def question_name(question: str, reference: str | None) -> str:
+    """Return the id of a question that has none, the same in every log."""
+    text = json.dumps([" ".join(question.split()), reference])
+    return "q-" + hashlib.blake2b(text.encode(), digest_size=6).hexdigest()

@@ -1,0 +1,327 @@
+"""Logs that are cut, huge, cyclic or misleading: a clear error or a counted line, and everything else is imported."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import search
+from mas_gym.cli import app
+from mas_gym.cli.view import Pages
+from mas_gym.errors import ConfigError, DataError
+from mas_gym.logs import FORMATS, BrokenLine, Transcript, read_transcripts, recognise, values
+from search.report.report import write_report
+from search.store import staging
+from search.store.staging import question_name
+
+EVIL = "\x1b[2J\x1b]0;owned\x07[red]</script><script>alert(1)</script>\u202e"
+
+
+def good(number: int = 0, **more: Any) -> dict[str, Any]:
+    return {
+        "question": f"Number {number}?",
+        "messages": [{"role": "assistant", "name": "A", "content": f"Final Answer: {number}"}],
+        "answer": str(number),
+        **more,
+    }
+
+
+def line(row: object) -> bytes:
+    return json.dumps(row).encode() + b"\n"
+
+
+def read(path: Path, format: str | None = "chat") -> tuple[list[Transcript], list[BrokenLine]]:
+    broken: list[BrokenLine] = []
+    return list(read_transcripts(path, format, broken=broken.append)), broken
+
+
+def test_a_line_of_256_megabytes_is_skipped_in_bounded_memory(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(line(good(1)) + b'{"question": "')
+        for _ in range(64):
+            file.write(b"x" * (1 << 22))
+        file.write(b'"}\n' + line(good(2)))
+    code = (
+        "import resource, sys\n"
+        "from mas_gym.logs import read_transcripts\n"
+        "broken = []\n"
+        "start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "found = [one.question for one in read_transcripts(sys.argv[1], broken=broken.append)]\n"
+        "grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start\n"
+        "print(found, [one.place.rpartition(':')[2] for one in broken], grown < 200_000)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split("\n")[0] == "['Number 1?', 'Number 2?'] ['2'] True", done.stderr
+
+
+def test_every_kind_of_broken_line_is_counted_with_its_number(tmp_path: Path) -> None:
+    deep = b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+    lines = [
+        line(good(1)),
+        b"\xff\xfe not UTF-8\n",
+        b'{"question": "cut\n',
+        b"\n",
+        b"null\n",
+        b"7\n",
+        line({"messages": 5}),
+        line({"messages": [5]}),
+        line({"messages": [{"content": "no role"}]}),
+        line(good(2, score=float("nan"))),
+        line(good(3, correct="perhaps")),
+        line(good(4, answer={"a": 1, "b": 2})),
+        line(good(5, kind="guess")),
+        line({**good(6), "messages": [{"role": "assistant", "content": "x", "label": float("nan")}]}),
+        line({**good(7), "messages": [{"role": "assistant", "name": "n" * 1000, "content": "x"}]}),
+        line({**good(8), "messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}),
+        b'{"messages": ' + b"9" * 10_000 + b"}\n",
+        deep,
+        line(good(9)),
+    ]
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"".join(lines))
+    found, broken = read(path)
+    assert [one.question for one in found] == ["Number 1?", "Number 9?"]
+    assert [int(one.place.rpartition(":")[2]) for one in broken] == [*range(2, 4), *range(5, 19)]
+    assert all(one.reason and len(one.reason) < 500 for one in broken)
+
+
+def test_cut_files_keep_what_came_before(tmp_path: Path) -> None:
+    whole = b"".join(line(good(n)) for n in range(2000))
+    zipped = gzip.compress(whole)
+    (tmp_path / "a.jsonl.gz").write_bytes(zipped[: len(zipped) // 2])
+    (tmp_path / "b.jsonl.gz").write_bytes(zipped[: len(zipped) // 2] + b"\0" * 1000)
+    (tmp_path / "c.json").write_text(json.dumps([good(n) for n in range(50)], indent=1)[:-100], encoding="utf-8")
+    for name, least in (("a.jsonl.gz", 100), ("b.jsonl.gz", 100), ("c.json", 45)):
+        found, broken = read(tmp_path / name)
+        assert len(found) >= least
+        assert 1 <= len(broken) <= 2, broken
+
+
+def test_utf16_and_binary_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(json.dumps(good()).encode("utf-16"))
+    with pytest.raises(DataError, match="UTF-16"):
+        recognise(tmp_path / "a.jsonl")
+    (tmp_path / "b.jsonl").write_bytes(bytes(range(256)) * 100)
+    with pytest.raises(DataError, match="expected a log in one of the formats"):
+        recognise(tmp_path / "b.jsonl")
+    (tmp_path / "c.jsonl").write_bytes(b"")
+    with pytest.raises(DataError, match="no JSON value"):
+        recognise(tmp_path / "c.jsonl")
+    with pytest.raises(DataError, match="expected a log in one of the formats"):
+        search.import_transcripts(tmp_path / "c.jsonl", tmp_path / "runs.db")
+
+
+def test_lines_in_a_file_named_json_are_read_after_a_broken_one(tmp_path: Path) -> None:
+    (tmp_path / "log.json").write_bytes(b'{"cut": \n' + line(good(1)) + b"{\n" + line(good(2)))
+    found, broken = read(tmp_path / "log.json")
+    assert [one.question for one in found] == ["Number 1?", "Number 2?"]
+    assert [one.place.rpartition(":")[2] for one in broken] == ["1", "3"]
+
+
+def test_of_several_files_one_that_is_no_log_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(line({"spam": 1}))
+    (tmp_path / "b.jsonl").write_bytes(line(good(1)))
+    (tmp_path / "c.jsonl").write_bytes(b"")
+    done = search.import_transcripts(sorted(tmp_path.glob("*.jsonl")), tmp_path / "runs.db")
+    assert (done.transcripts, [Path(one.place).name for one in done.lines]) == (1, ["a.jsonl", "c.jsonl"])
+
+
+def test_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + line(good()))
+    found, broken = read(tmp_path / "a.jsonl", None)
+    assert (len(found), broken) == (1, [])
+
+
+def spans(*links: tuple[str, str | None], **more: Any) -> list[dict[str, Any]]:
+    message = json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "It is 5."}]}])
+    asked = json.dumps([{"role": "user", "parts": [{"type": "text", "content": "Which?"}]}])
+    keys = {"gen_ai.operation.name": "invoke_agent", "gen_ai.output.messages": message, "gen_ai.input.messages": asked}
+    attributes = [{"key": key, "value": {"stringValue": value}} for key, value in keys.items()]
+    return [
+        {"traceId": "t", "spanId": name, "parentSpanId": parent, "attributes": attributes, **more}
+        for name, parent in links
+    ]
+
+
+def test_cycles_missing_parents_and_twins_of_spans_are_counted(tmp_path: Path) -> None:
+    links = [("a", "b"), ("b", "c"), ("c", "a"), ("d", "d"), ("e", "gone"), ("f", None), ("f", None)]
+    path = tmp_path / "traces.jsonl"
+    path.write_bytes(line({"resourceSpans": [{"scopeSpans": [{"spans": spans(*links)}]}]}))
+    [one], broken = read(path, None)
+    assert not broken
+    assert one.dropped["cycle of parent spans"] == 2
+    assert one.dropped["link to a missing parent span"] == 1
+    assert one.dropped["span with the id of another"] == 1
+    assert len(one.messages) == 6
+
+
+def test_a_long_chain_of_spans_takes_linear_time(tmp_path: Path) -> None:
+    names = [f"s{n}" for n in range(5000)]
+    path = tmp_path / "traces.jsonl"
+    chained = spans(*zip(names, [None, *names], strict=False))
+    path.write_bytes(line({"resourceSpans": [{"scopeSpans": [{"spans": chained}]}]}))
+    [one], _ = read(path, None)
+    assert len(one.messages) == 5000
+
+
+@pytest.mark.parametrize("value", [None, 0, -1, 1e400, "x", [], {}, [[]], {"messages": {}}, True, [None], {"": ""}])
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_no_row_raises_anything_but_a_counted_line(value: Any, format: str, tmp_path: Path) -> None:
+    templates: list[Any] = [
+        good(),
+        {"chat_history": [{"role": "user", "content": "Q?"}, {"role": "assistant", "content": "A"}]},
+        {"values": {"messages": [{"type": "human", "content": "Q?"}, {"type": "ai", "content": "A"}]}},
+        {"question": "Q?", "history": [{"role": "human", "content": "x"}], "mistake_agent": "A", "mistake_step": "0"},
+        {"question": "Q?", "messages": [{"role": "assistant", "content": "x"}], "step_labels": {"0": 1}},
+        {"problem": "Q?", "steps": ["a"], "label": 0, "agents": ["A"], "final_answer_correct": False},
+        {"question": {"problem": "Q?"}, "label": {"steps": [{"completions": [{"text": "a", "rating": 1}]}]}},
+        {"question": "Q?", "steps": ["a"], "labels": [1]},
+        [
+            {"__event__": "a.ModelRequest", "parts": [{"content": "Q?"}]},
+            {"__event__": "a.ModelResponse", "message": {}},
+            {"__event__": "a.ToolResultsEvent", "results": [{"__event__": "a.ToolResultEvent", "result": {}}]},
+        ],
+        {"resourceSpans": [{"scopeSpans": [{"spans": spans(("a", None))}]}]},
+        {"id": "t", "observations": [{"id": "g", "type": "GENERATION", "input": "Q?", "output": "A"}], "scores": []},
+        {"id": "r", "run_type": "llm", "inputs": {"q": 1}, "outputs": {"generations": [[{"text": "A"}]]}},
+        {"context": {"trace_id": "t", "span_id": "s"}, "attributes": {}, "events": [{"name": "gen_ai.choice"}]},
+    ]
+
+    def changed(part: Any) -> list[Any]:
+        """Return the part with each value in it replaced in turn."""
+        if isinstance(part, dict):
+            return [value] + [{**part, key: one} for key in part for one in changed(part[key])]
+        if isinstance(part, list):
+            return [value] + [[*part[:i], one, *part[i + 1 :]] for i in range(len(part)) for one in changed(part[i])]
+        return [value]
+
+    rows = [row for template in templates for row in changed(template)]
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"".join(map(line, [*rows, [good()]])))
+    read(path, format)
+
+
+def test_ids_that_collide_lose_nothing(tmp_path: Path) -> None:
+    rows = [
+        good(1, question_id="q"), good(2, question_id="q"), good(2, question_id="q"),
+        good(1, id="s"), good(1, id="s"), good(1, id="s", score=1.0),
+        good(3, question_id=f"q {question_name('Number 4?', '4')}"), good(4, question_id="q"),
+    ]  # fmt: skip
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"".join(map(line, rows)))
+    done = search.import_transcripts(path, tmp_path / "runs.db")
+    assert done.transcripts + done.broken == len(rows)
+    assert [one.place.rpartition(":")[2] for one in done.lines if "there twice" in one.reason] == ["5"]
+    with search.open_store(tmp_path / "runs.db") as store:
+        held = [(problem.question, len(plan.candidates)) for problem, plan in store.searches()]
+    assert sum(number for _, number in held) == done.transcripts
+
+
+def test_names_that_systems_reserve_and_markers_of_answers(tmp_path: Path) -> None:
+    marked = "I say.\n\n[program returned] 5"
+    messages = [
+        {"role": "assistant", "name": name, "content": marked}
+        for name in ("sink", "sink (agent)", " Sink ", "ALL", "q", "*", "start", "A", "a")
+    ]
+    rows = [
+        {"question": "Q?", "messages": messages, "answer": "5"},
+        {"question": "Q?", "messages": messages[1:], "answer": "5"},
+    ]
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"".join(map(line, rows)))
+    search.import_transcripts(path, tmp_path / "runs.db", kind="text")
+    with search.open_store(tmp_path / "runs.db") as store:
+        [(_, plan)] = store.searches()
+    assert plan.correct is False
+    assert len(plan.candidates) == 2
+
+
+def test_nothing_of_a_log_reaches_terminal_or_page_unescaped(tmp_path: Path) -> None:
+    row = good(
+        question=EVIL,
+        messages=[{"role": "assistant", "name": EVIL, "content": EVIL, EVIL: 1, "value": -0.5}, {"role": "assistant",
+                  "name": "B", "content": EVIL + "Final Answer: 1", "value": -1}],
+        question_id=EVIL, id=EVIL, answer=EVIL, **{EVIL: EVIL, EVIL + "2": [EVIL]},
+    )  # fmt: skip
+    path, store = tmp_path / "log.jsonl", tmp_path / "runs.db"
+    path.write_bytes(line(row) + f'{{"{EVIL}": "'.encode() + b'"}\n' + line({EVIL: EVIL}))
+    shown = ""
+    for arguments in (
+        ("import", path, "--dry-run"), ("import", path, "--store", store, "--name", EVIL), ("blame", store),
+        ("status", store), ("report", store, "--out", tmp_path / "r.html"),
+    ):  # fmt: skip
+        result = CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(one) for one in arguments])
+        assert result.exit_code == 0, result.output
+        shown += result.output
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    pages = Pages(store)
+    with search.open_store(store) as opened:
+        [run] = opened.runs()
+        [problem] = opened.problems()
+        write_report(opened, tmp_path / "report.html")
+    tree = pages.page(f"/tree/{run.run}", {"problem": problem.id})
+    for page in (pages.page("/", {}), tree, (tmp_path / "report.html").read_text(encoding="utf-8")):
+        assert "<script>alert" not in page
+
+
+def test_speakers_beyond_the_limit_are_counted_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "_MOST_SPEAKERS", 3)
+    rows = [good(n, messages=[{"role": "assistant", "name": f"A{n}", "content": "x"}]) for n in (0, 1, 2, 3, 2)]
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"".join(map(line, rows)))
+    done = search.import_transcripts(path, tmp_path / "runs.db")
+    assert (done.transcripts, len(done.agents)) == (4, 3)
+    assert [one.reason for one in done.lines] == ["expected at most 3 speakers in all, got more"]
+
+
+def test_lone_surrogates_survive_the_store(tmp_path: Path) -> None:
+    odd = "half \ud800 pair"
+    row = good(question=odd, id=odd, messages=[{"role": "assistant", "name": "A", "content": odd}])
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(line(row))
+    done = search.import_transcripts(path, tmp_path / "runs.db")
+    assert (done.transcripts, done.broken) == (1, 0)
+    with search.open_store(tmp_path / "runs.db") as store:
+        [plan] = store.plans()
+    assert plan.text == odd
+
+
+def test_a_log_without_a_transcript_says_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(line({"messages": [{"role": "user", "content": "alone"}]}))
+    with pytest.raises(ConfigError, match=r"found none; the first broken line is .*:1: expected at least one message"):
+        search.import_transcripts(path, tmp_path / "runs.db")
+    assert not list(tmp_path.glob("*import*"))
+
+
+def test_limits_of_arrays_and_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values, "MAX_LINE", 10_000)
+    monkeypatch.setattr(values, "MAX_DOCUMENT", 20_000)
+    long = {**good(1), "pad": "x" * 200_000}
+    (tmp_path / "a.json").write_text(json.dumps([good(0), long, good(2)], indent=1), encoding="utf-8")
+    found, broken = read(tmp_path / "a.json")
+    assert ([one.question for one in found], len(broken)) == (["Number 0?"], 1)
+    (tmp_path / "b.json").write_text(json.dumps(long, indent=1), encoding="utf-8")
+    found, broken = read(tmp_path / "b.json")
+    assert (found, len(broken)) == ([], 1)
+    assert "larger" in broken[0].reason
+
+
+@pytest.mark.slow
+def test_two_imports_of_one_log_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"".join(line(good(n)) for n in range(300)))
+    command = [sys.executable, "-m", "mas_gym.cli", "import", str(path), "--store", str(tmp_path / "runs.db")]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    results = [(one.communicate(timeout=120), one.returncode) for one in both]
+    assert 0 in [code for _, code in results]
+    assert all("Traceback" not in error for (_, error), _ in results)
+    with search.open_store(tmp_path / "runs.db") as store:
+        assert len(list(store.plans())) == 300
