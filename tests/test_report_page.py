@@ -221,7 +221,8 @@ def test_report_of_a_loop_has_one_calibration_line_per_agent(tmp_path: Path) -> 
     assert set(groups) <= {0, 1}
     figure = report_figures(report)["calibration"]()
     said = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert said == [rf"after {report.agents[i].replace('$', chr(92) + '$')}" for i in sorted(groups)]
+    [agents] = report.agents.values()
+    assert said == [rf"after {agents[i].replace('$', chr(92) + '$')}" for i in sorted(groups)]
     assert all(axes.get_legend() is None for axes in figure.axes)
     command("report", path, "--out", tmp_path / "report.html")
     assert "data:image" in Pages(path).page("/", {}) or len(report.comparison.rows) == 1
