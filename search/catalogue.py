@@ -108,7 +108,10 @@ def critic_makers() -> dict[str, Callable[..., Any]]:
     found: dict[str, Callable[..., Any]] = {}
     for name in known:
         loader = _loaded(name, known)
-        found[name] = _maker(_loaded("folder", known) if isinstance(loader, Path) else loader)
+        if isinstance(loader, Path) or _class_of(loader) is Path:
+            loader = _loaded("folder", known)
+        has_options = any(p.kind is p.KEYWORD_ONLY for p in inspect.signature(loader).parameters.values())
+        found[name] = loader if has_options else _class_of(loader)
     return found
 
 
@@ -143,12 +146,15 @@ def _loaded(name: str, known: dict[str, Loader | EntryPoint]) -> Any:
 
 def _maker(loader: Loader) -> Callable[..., Any]:
     """Return the class of the critic if its loader passes all options on to it, otherwise the loader."""
-    if inspect.isclass(loader):
-        return loader
     kinds = {parameter.kind for parameter in inspect.signature(loader).parameters.values()}
-    made = get_type_hints(loader).get("return")
     passes_on = inspect.Parameter.VAR_KEYWORD in kinds and inspect.Parameter.KEYWORD_ONLY not in kinds
-    return made if passes_on and inspect.isclass(made) else loader
+    return _class_of(loader) if passes_on else loader
+
+
+def _class_of(loader: Loader) -> Callable[..., Any]:
+    """Return the class that a loader states as its result; the loader itself if it is a class or states none."""
+    made = None if inspect.isclass(loader) else get_type_hints(loader).get("return")
+    return made if inspect.isclass(made) else loader
 
 
 def _likelihood(argument: str) -> PolicyLikelihood:

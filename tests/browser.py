@@ -121,7 +121,7 @@ class Page:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    def until(self, expression: str, seconds: float = 10.0) -> None:
+    def until(self, expression: str, seconds: float = 60.0) -> None:
         """Wait until an expression is true."""
         end = time.monotonic() + seconds
         while not self.js(f"!!({expression})"):
