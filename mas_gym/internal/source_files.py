@@ -1,4 +1,4 @@
-"""Where code comes from: a module's file, its distribution, and its imports, without importing anything."""
+"""Find the file, the distribution and the imports of a module without importing it."""
 
 from __future__ import annotations
 
