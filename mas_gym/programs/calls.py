@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple, NoReturn
+from urllib.parse import unquote
 
 from mas_gym.errors import MASGymError, shown
 from mas_gym.policies.base import MAX_TEMPERATURE
@@ -22,6 +23,8 @@ from mas_gym.systems.tool_calls import ToolCall, split_calls, with_calls
 
 AGENT_HEADER = "x-mas-agent"
 """The HTTP header in which a program may name the agent that calls."""
+NODE_HEADER = "x-mas-node"
+"""The HTTP header with the quoted node of a graph that calls; see `mas_gym.programs.frameworks`."""
 
 MAX_CHOICES = 64
 _LONGEST_NAME = 256
@@ -97,7 +100,8 @@ class Call:
     Attributes:
         messages: The prompt.
         model: The model that the program asked for; replies carry it.
-        agent: The agent that the request names, in the header or the metadata; empty if none.
+        agent: The agent that the request names, in the header or the metadata. Without a system prompt, the node of the
+            graph that calls. Empty if there is none.
         temperature: As requested; None if the program leaves it open.
         top_p: As requested, or None.
         max_tokens: As requested, or None.
@@ -172,7 +176,9 @@ def parsed_call(asked: dict[str, Any], headers: Mapping[str, str], normalise: An
     metadata = asked.get("metadata") or {}
     agent = headers.get(AGENT_HEADER) or (metadata.get("agent") if isinstance(metadata, dict) else None)
     stream_options = asked.get("stream_options") or {}
-    agent = agent if isinstance(agent, str) else ""
+    agent, node = agent if isinstance(agent, str) else "", unquote(headers.get(NODE_HEADER, ""))
+    if not any(message.role == "system" for message in messages):
+        agent = agent or node
     return Call(
         messages=messages,
         model=str(asked.get("model") or ""),
@@ -185,7 +191,7 @@ def parsed_call(asked: dict[str, Any], headers: Mapping[str, str], normalise: An
         usage=isinstance(stream_options, dict) and stream_options.get("include_usage") is True,
         extra_body=json.dumps(extra, sort_keys=True) if extra else "",
         tools="tools" in extra,
-        text=_canonical(asked, agent, normalise),
+        text=_canonical(asked, agent, node, normalise),
     )
 
 
@@ -227,10 +233,13 @@ def unsupported(asked: Mapping[str, Any]) -> str:
     return ""
 
 
-def _canonical(asked: dict[str, Any], agent: str, normalise: Any) -> str:
+def _canonical(asked: dict[str, Any], agent: str, node: str, normalise: Any) -> str:
     kept: Any = {key: value for key, value in asked.items() if value is not None}
     if agent:
         kept["agent"] = agent
+    if node and node != agent:
+        # Equal requests of different nodes differ, because the program goes on differently after them.
+        kept["node"] = node
     if normalise is not None:
         try:
             kept = normalise(kept)

@@ -208,7 +208,6 @@ class Execution:
         place: The loop that it runs on, if it shares one; set by its runner.
         observed: Whether its threads and tasks can be observed; set by its source.
         activity: What it does beside its open calls.
-        nodes: The nodes of a graph that send requests, by the contents of the messages.
     """
 
     def __init__(
@@ -239,7 +238,6 @@ class Execution:
         self.place: Place | None = None
         self.observed = False
         self.activity = Activity()
-        self.nodes: dict[tuple[str, ...], str] = {}
         self._host, self._report = host, report
         self._steps, self._order = deque(script.steps), list(script.beside)
         self._taken: list[Step] = []

@@ -1,77 +1,66 @@
-"""What frameworks tell of a call beside its request: the node of a LangGraph graph that makes it.
+"""The node of a LangGraph graph that makes a call, by which agents without a system prompt are named.
 
-LangGraph puts the node into the metadata of LangChain's runs. A chat model of LangChain reports them to callbacks in
-the program's context, before it sends the request, which is then recognised by its messages. A plain client in a node
-is asked in the node's own context. Neither imports LangChain, nor is a program changed for it.
+LangGraph keeps the metadata of the running node in a context variable of LangChain. Chat models of LangChain and plain
+clients send their requests in the context of their node, and both send them with httpx. So requests of httpx to a
+gateway get a header with the node. LangChain is not imported, and programs are not changed.
 """
 
 from __future__ import annotations
 
-import json
+import functools
+import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from contextvars import ContextVar
-from functools import cache
 from typing import Any
+from urllib.parse import quote
 
 from mas_gym.programs.activity import CURRENT
-from mas_gym.programs.calls import AGENT_HEADER
-from mas_gym.programs.execution import Execution
+from mas_gym.programs.calls import NODE_HEADER
 
 _INNER = ("model", "agent")
 """Nodes of prebuilt agents, whose own names say nothing; the node that holds the agent has the name."""
 
-_LISTENER: ContextVar[Any] = ContextVar("mas_gym_listener", default=None)
+_process_port: int | None = None
 
 
-def listen() -> None:
-    """Have LangChain, if it is imported, report the chat models of this context."""
-    if "langchain_core" in sys.modules:
-        _LISTENER.set(_listener())
+def name_nodes(port: int | None = None) -> None:
+    """Send the node of a request in its header `NODE_HEADER`, to gateways only; safe to call twice.
+
+    Args:
+        port: The gateway's port, in a process that runs one program; None for the port of the running execution.
+    """
+    global _process_port
+    _process_port = port
+    # openai builds on httpx or on httpx2, depending on its version.
+    for library in ("httpx", "httpx2"):
+        with suppress(ImportError):
+            module = importlib.import_module(library)
+            for client in (module.Client, module.AsyncClient):
+                if not hasattr(client.send, "names_nodes"):
+                    client.send = _naming(client.send)
 
 
-@cache
-def _listener() -> Any:
-    from langchain_core.callbacks import BaseCallbackHandler
-    from langchain_core.tracers.context import register_configure_hook
+def _naming(send: Any) -> Any:
+    @functools.wraps(send)
+    def send_named(client: Any, request: Any, *args: Any, **named: Any) -> Any:
+        execution = CURRENT.get()
+        port = _process_port if execution is None else execution.activity.port
+        if port is not None and request.url.port == port:
+            request.headers.update(node_header())
+        return send(client, request, *args, **named)
 
-    class Listener(BaseCallbackHandler):  # type: ignore[misc]
-        run_inline = True
-        ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
-
-        def on_chat_model_start(self, serialized: Any, messages: Any, *, metadata: Any = None, **more: Any) -> None:
-            execution, name = CURRENT.get(), _node(metadata)
-            if execution is not None and name:
-                execution.nodes[_contents([message.content for message in messages[0]])] = name
-
-    register_configure_hook(_LISTENER, inheritable=True)
-    return Listener()
+    send_named.names_nodes = True  # type: ignore[attr-defined]
+    return send_named
 
 
-def with_node(execution: Execution, headers: Mapping[str, str], asked: bytes | Mapping[str, Any]) -> Mapping[str, str]:
-    """Return a request's headers; the agent is the node that makes the request if the request says nothing of it."""
-    here = _node_here()
-    if AGENT_HEADER in headers or not (here or execution.nodes):
-        return headers
-    try:
-        request = json.loads(asked) if isinstance(asked, bytes) else asked
-        messages = [message if isinstance(message, dict) else dict(message) for message in request["messages"]]
-        named = "agent" in (request.get("metadata") or {})
-        key = _contents([message.get("content") for message in messages])
-    except (ValueError, TypeError, LookupError, AttributeError):
-        # The gateway says what is wrong with it.
-        return headers
-    name = here or execution.nodes.get(key, "")
-    if named or not name or any(message.get("role") in ("system", "developer") for message in messages):
-        return headers
-    return {**headers, AGENT_HEADER: name}
-
-
-def _node_here() -> str:
-    """Return the node that runs in this context; nothing if none does."""
+def node_header() -> dict[str, str]:
+    """Return the header that names the node which runs in this context; empty if none does."""
     config = sys.modules.get("langchain_core.runnables.config")
     running = getattr(config, "var_child_runnable_config", None)
-    return _node((running.get() or {}).get("metadata")) if isinstance(running, ContextVar) else ""
+    node = _node((running.get() or {}).get("metadata")) if isinstance(running, ContextVar) else ""
+    return {NODE_HEADER: quote(node)} if node else {}
 
 
 def _node(metadata: Mapping[str, Any] | None) -> str:
@@ -86,10 +75,3 @@ def _node(metadata: Mapping[str, Any] | None) -> str:
     path = [part.partition(":")[0] for part in str(told.get("langgraph_checkpoint_ns") or "").split("|")]
     outer = next((name for name in reversed(path) if name and name not in _INNER), "")
     return outer or str(told.get("lc_agent_name") or told["langgraph_node"])
-
-
-def _contents(contents: Sequence[Any]) -> tuple[str, ...]:
-    return tuple(
-        content if isinstance(content, str) else "".join(part.get("text", "") for part in content or () if part)
-        for content in contents
-    )

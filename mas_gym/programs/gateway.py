@@ -25,9 +25,19 @@ from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 from mas_gym.errors import MissingDependencyError, PolicyError
-from mas_gym.programs.calls import AGENT_HEADER, Call, CallError, Reply, completion, parsed_call, read_call, reply_to
+from mas_gym.programs.calls import (
+    AGENT_HEADER,
+    NODE_HEADER,
+    Call,
+    CallError,
+    Reply,
+    completion,
+    parsed_call,
+    read_call,
+    reply_to,
+)
 from mas_gym.programs.execution import Execution, L, Origin, ProgramStopped, given, in_thread
-from mas_gym.programs.frameworks import with_node
+from mas_gym.programs.frameworks import node_header
 from mas_gym.programs.recording import answer_use
 
 MAX_BODY = 16 * 2**20
@@ -79,7 +89,8 @@ class Gateway:
         Raises:
             CallError: See `read_call`; or the call cannot be answered as it asks.
         """
-        key = blake2b(headers.get(AGENT_HEADER, "").encode() + b"\0" + known, digest_size=16).digest()
+        told = "\0".join((headers.get(AGENT_HEADER, ""), headers.get(NODE_HEADER, ""), ""))
+        key = blake2b(told.encode() + known, digest_size=16).digest()
         call = self._calls.get(key)
         if call is None:
             if asked is None:
@@ -130,7 +141,7 @@ class Gateway:
                 raise CallError(f"{method} /{route[:100]}: the gateway answers /v1/chat/completions alone", 404)
             if method != "POST":
                 raise CallError(f"expected POST, got {method}", 405)
-            call = self.read(body, with_node(execution, headers, body))
+            call = self.read(body, headers)
         except CallError as error:
             return Reply(error.status, "application/json", error.body())
         return call, execution.ask(call, origin, later), execution
@@ -432,8 +443,7 @@ def _plain(gateway: Gateway, execution: Execution, named: dict[str, Any]) -> Cal
         return None
     # Omitted values of openai, and messages that are objects; a refusal becomes an exception of openai.
     with suppress(TypeError, ValueError, CallError):
-        told = with_node(execution, headers, named)
-        return gateway.read(marshal.dumps(named, 0), told, partial(_asked, gateway, named))
+        return gateway.read(marshal.dumps(named, 0), headers | node_header(), partial(_asked, gateway, named))
     return None
 
 
@@ -494,8 +504,8 @@ def _async_http(http: Any, gateway: Gateway) -> Any:
             token = request.headers.get(_EXECUTION_HEADER, "")
             execution = gateway.at(token)
             path = f"/{token}{request.url.path}"
-            body = await request.aread()
-            got = gateway.receive(request.method, path, request.headers, body, _of_task(execution), _Awaited)
+            headers, body = {**request.headers, **node_header()}, await request.aread()
+            got = gateway.receive(request.method, path, headers, body, _of_task(execution), _Awaited)
             if isinstance(got, Reply):
                 return _response(http, got)
             call, texts, execution = got
@@ -518,7 +528,8 @@ def _http(http: Any, gateway: Gateway) -> Any:
             token = request.headers.get(_EXECUTION_HEADER, "")
             execution = gateway.at(token)
             path, origin = f"/{token}{request.url.path}", _of_thread(execution)
-            got = gateway.receive(request.method, path, request.headers, request.read(), origin, in_thread)
+            headers = {**request.headers, **node_header()}
+            got = gateway.receive(request.method, path, headers, request.read(), origin, in_thread)
             if isinstance(got, Reply):
                 return _response(http, got)
             call, texts, _ = got

@@ -11,10 +11,12 @@ import json
 import os
 import sys
 from typing import Any
+from urllib.parse import urlsplit
 
 from mas_gym.errors import MissingDependencyError
 from mas_gym.plugins import find_user_code
 from mas_gym.programs.execution import Ended, Failed
+from mas_gym.programs.frameworks import name_nodes
 from mas_gym.programs.recording import record_at
 from mas_gym.programs.sources import FunctionSource, ended, failed
 
@@ -22,6 +24,7 @@ from mas_gym.programs.sources import FunctionSource, ended, failed
 def run(spec: str, question: str, base_url: str, api_key: str) -> Ended | Failed:
     """Return what a function answers, or how it failed."""
     record_at(base_url, api_key)
+    name_nodes(urlsplit(base_url).port)
     try:
         found = find_user_code("program", spec)[0]
         source = FunctionSource(found)

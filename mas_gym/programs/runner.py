@@ -35,6 +35,7 @@ from mas_gym.programs.execution import (
     Tape,
     Waiting,
 )
+from mas_gym.programs.frameworks import name_nodes
 from mas_gym.programs.gateway import Clients, Gateway, Server
 from mas_gym.programs.loop import Loop
 from mas_gym.programs.quiet import Watcher
@@ -97,6 +98,7 @@ class Runner(Watcher):
         self._context = copy_context()
         self._context.run(CURRENT.set, None)
         track()
+        name_nodes()
         self._secret, self._numbers = secrets.token_bytes(32), itertools.count()
 
     def session(self, question: str) -> Session:

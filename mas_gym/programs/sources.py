@@ -22,7 +22,6 @@ from urllib.parse import urlsplit
 from mas_gym.errors import ConfigError, DataNotFoundError, IdentityError
 from mas_gym.internal.guard import guard, kill
 from mas_gym.internal.identity import identity_of
-from mas_gym.programs import frameworks
 from mas_gym.programs.activity import CURRENT, Job
 from mas_gym.programs.execution import Ended, Execution, Failed, ProgramStopped
 
@@ -152,7 +151,6 @@ class FunctionSource:
         try:
             given = self._arguments(execution, stage)
             CURRENT.set(execution)
-            frameworks.listen()
             execution.finish(ended(await self.function(execution.question, **given)))
         except BaseException as error:
             # After a stop nobody listens.
@@ -166,7 +164,6 @@ class FunctionSource:
         try:
             given = self._arguments(execution, stage)
             CURRENT.set(execution)
-            frameworks.listen()
             execution.finish(ended(self.function(execution.question, **given)))
         except BaseException as error:
             execution.finish(failed(error))
