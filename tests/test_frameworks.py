@@ -187,3 +187,39 @@ def test_nodes_started_by_send_have_the_same_order_in_each_run(solve: Callable[[
     agents = ["Adam", "Bob", "Mia", "Writer", "Zoe"]
     found = [shapes("sc:3", 2, SCRIPTED, program=Program(solve, agents=agents)) for _ in range(3)]
     assert found[0] == found[1] == found[2]
+
+
+def voting(question: str, base_url: str) -> str:
+    """Ask three nodes the same question at the same time, without a system prompt, and one node about their answers."""
+    from langchain_openai import ChatOpenAI
+    from langgraph.graph import END, START, StateGraph
+
+    model = ChatOpenAI(model="agent", base_url=base_url, api_key="any")
+
+    def voter(name: str) -> Callable[[Notes], Notes]:
+        def vote(state: Notes) -> Notes:
+            uneven()
+            return {"notes": [f"{name}: {model.invoke(state['question']).content}"]}
+
+        return vote
+
+    def count(state: Notes) -> Notes:
+        return {"answer": str(model.invoke(f"{state['question']} {sorted(state['notes'])}").content)}
+
+    graph = StateGraph(Notes)
+    graph.add_node("count", count)
+    for name in ("ann", "ben", "cem"):
+        graph.add_node(name, voter(name))
+        graph.add_edge(START, name)
+        graph.add_edge(name, "count")
+    graph.add_edge("count", END)
+    return str(graph.compile().invoke({"question": question})["answer"])
+
+
+def test_nodes_that_send_equal_requests_have_the_same_order_in_each_run() -> None:
+    pytest.importorskip("langgraph", reason="langgraph is not installed")
+    agents = ["ann", "ben", "cem", "count"]
+    found = [shapes("sc:4", 2, SCRIPTED, program=Program(voting, agents=agents)) for _ in range(3)]
+    assert found[0] == found[1] == found[2]
+    speakers = {message.speaker for _, _, _, transcripts, _ in found[0].values() for t in transcripts for message in t}
+    assert len(speakers) == len(agents)
