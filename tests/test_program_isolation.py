@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -208,3 +210,22 @@ def test_isolate_rejects_what_cannot_be_imported() -> None:
         Program(solve, isolate=True)
     with pytest.raises(ConfigError, match="a process already"):
         Program("python my_agents.py", isolate=True)
+
+
+@pytest.mark.parametrize(("order", "seed", "warned"), [("", "", True), ("sorted", "", False), ("", "0", False)])
+def test_an_order_of_sets_that_differs_between_processes_is_reported(
+    tmp_path: Path, order: str, seed: str, warned: bool
+) -> None:
+    (tmp_path / "sets.py").write_text(f"""
+async def solve(question, client):
+    names = {order}({{"Ann", "Bob", "Cem", "Dora", "Eve", "Finn", "Gus", "Hal", "Ida", "Jo", "Kim", "Lea"}})
+    messages = [{{"role": "user", "content": f"{{question}} Ask {{', '.join(names)}}."}}]
+    return (await client.chat.completions.create(model="m", messages=messages)).choices[0].message.content
+""")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | ({"PYTHONHASHSEED": seed} if seed else {})
+    code = f"from mas_gym.programs import Program; Program('{tmp_path}/sets.py:solve').mas"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ("PYTHONHASHSEED=0" in ran.stderr) == warned, ran.stderr

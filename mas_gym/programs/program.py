@@ -18,7 +18,7 @@ from gymnasium import spaces
 
 from mas_gym.envs.env import Info, MASEnv, Observation
 from mas_gym.envs.spaces import Records
-from mas_gym.errors import ConfigError, IllegalActionError, shown, whole_number
+from mas_gym.errors import ConfigError, IllegalActionError, MASGymError, shown, whole_number
 from mas_gym.plugins import find_user_code, is_user_code, user_file
 from mas_gym.policies.base import SamplingRequest, effective_temperature, spoken
 from mas_gym.programs.calls import Call, difference
@@ -292,6 +292,8 @@ def agent_name(call: Call) -> str:
 def rehearse(program: Program) -> list[str]:
     """Run a program twice with a fixed reply to every call, and return the names of its agents in order.
 
+    A function of a file is run a third time, in a process of its own, if the order of sets is another one there.
+
     A call that demands a structure gets a small instance of it. Only tools that hand over to another agent are called,
     each of them once: others may have effects. The log says where the run ended.
 
@@ -306,6 +308,7 @@ def rehearse(program: Program) -> list[str]:
             program.settle = max(program.settle, _LONG_SETTLE)
         else:
             raise ProgramError(f"the program {program.name} {_change(calls, again)}\n{_CHANGES}")
+    _compare_elsewhere(program, calls)
     names = list(dict.fromkeys(agent_name(call) for call in calls))
     _log_rehearsal(program.name, names, [not call.agent and not call.system for call in calls], end)
     return names
@@ -319,15 +322,41 @@ _CHANGES = (
 )
 
 
-def _change(calls: Sequence[Call], again: Sequence[Call]) -> str:
-    """Describe the first difference between two rehearsals."""
+def _compare_elsewhere(program: Program, calls: Sequence[Call]) -> None:
+    """Warn if the program asks something else in a process with another order of sets, so that stores never resume."""
+    fixed = os.environ.get("PYTHONHASHSEED", "random") != "random"
+    if fixed or not program.spec or not isinstance(program.source, FunctionSource):
+        return
+    try:
+        there, end = _rehearsed(Program(program.spec, **{**program._arguments, "isolate": True}))
+    except MASGymError:
+        return
+    if isinstance(end, Ended | Waiting) and Counter(c.text for c in calls) != Counter(c.text for c in there):
+        logger.warning(
+            "the program %s asks something else in another process, so a later run cannot resume its searches; - is "
+            "this process, + the other:\n%s\nUsual causes are the order of sets and values that are made on import: "
+            "sort them, mask them with normalise=, or start every run with PYTHONHASHSEED=0",
+            program.name,
+            _first_change(calls, there)[1],
+        )
+
+
+def _first_change(calls: Sequence[Call], again: Sequence[Call]) -> tuple[int, str]:
+    """Return the number of the first call that differs between two rehearsals, and how; 0 if only the numbers do."""
     for number, (before, now) in enumerate(zip(calls, again, strict=False), 1):
         if before.text != now.text:
-            changed = difference(before.text, now.text)
-            return (
-                f"asks something else when it is run again before the search, at call {number}; - is the first run, "
-                f"+ the second:\n{changed}"
-            )
+            return number, difference(before.text, now.text)
+    return 0, f"{len(calls)} calls and {len(again)} calls"
+
+
+def _change(calls: Sequence[Call], again: Sequence[Call]) -> str:
+    """Describe the first difference between two rehearsals."""
+    number, changed = _first_change(calls, again)
+    if number:
+        return (
+            f"asks something else when it is run again before the search, at call {number}; - is the first run, "
+            f"+ the second:\n{changed}"
+        )
     return f"made {len(calls)} calls in a first run before the search and {len(again)} in a second one"
 
 
