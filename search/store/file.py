@@ -137,14 +137,14 @@ def digest(*parts: str) -> bytes:
     return state.digest()
 
 
-def checksum(rows: Sequence[Any]) -> bytes:
+Content = list[list[tuple[Any, ...]]]
+"""The rows of a search in each table of `CONTENT`."""
+
+
+def checksum(rows: tuple[Any, ...] | Content) -> bytes:
     """Return the digest of rows as SQLite gives them back: of their values and types."""
     # Version 2 has neither references nor interned texts, so equal rows give equal bytes.
     return blake2b(marshal.dumps(rows, 2), digest_size=16).digest()
-
-
-Content = list[list[tuple[Any, ...]]]
-"""The rows of a search in each table of `CONTENT`."""
 
 
 def content_of(connection: sqlite3.Connection, searches: Sequence[int]) -> list[Content]:

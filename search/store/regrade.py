@@ -284,4 +284,4 @@ def _nodes(text: str) -> Iterable[Node]:
 
 
 def _whole(row: Sequence[Any]) -> bool:
-    return checksum(tuple(row[:-1])) == row[-1]
+    return bool(checksum(tuple(row[:-1])) == row[-1])
