@@ -22,7 +22,7 @@ import search
 from mas_gym.internal.database import transaction
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem
-from search.store.file import FORMAT, Held, seal_run
+from search.store.file import FORMAT, seal
 from search.store.rows import Writer
 
 REAL = 25
@@ -72,15 +72,14 @@ def make(folder: Path, searches: int) -> Path:
 
 def copy(connection, run: str, real: list[tuple[Problem, search.Plan]], wanted: int) -> None:
     """Fill up a run with copies of its searches."""
-    writer, held = Writer(connection), Held.of(connection, run)
+    writer = Writer(connection)
     for start in range(len(real), wanted, BATCH):
         with transaction(connection):
             for number in range(start, min(start + BATCH, wanted)):
                 problem, plan = real[number % len(real)]
                 name = f"p{number}"
-                mark = writer.search(run, replace(problem, id=name), replace(plan, problem_id=name), {})
-                held = held.changed(mark, 0, 1)
-            seal_run(connection, run, held)
+                writer.search(run, replace(problem, id=name), replace(plan, problem_id=name), {})
+            seal(connection, "runs", "run", run)
 
 
 def compare(path: Path) -> list[str]:

@@ -128,9 +128,8 @@ def store_pages() -> Iterator[tuple[str, str, str]]:
         "# Run store\n",
         "A run store is one SQLite file in WAL mode. Each finished search is one transaction. Read it with "
         "[`search.open_store`](search.md#search.open_store), with pandas ([how](../howto/read-store.md)) or with any "
-        "SQLite client. The columns `checksum`, `parts` and `held` detect corrupt rows. Readers may ignore them. "
-        "Rows must not be changed. `parts` has three digests of 16 bytes: of the columns that tables of results need "
-        "from `candidates`, `moments` and the costs; of parent, speaker and value of the nodes; of all else.\n",
+        "SQLite client. The column `checksum` detects corrupt rows, and covers a search's rows in other tables through "
+        "`content`. Readers may ignore both. Rows must not be changed.\n",
     ]
     for name, body in re.findall(r"CREATE TABLE (\w+) \((.*?)\n\)", TABLES, re.S):
         parts += [f"## {name}\n", "| column | type | meaning |", "|---|---|---|"]

@@ -50,7 +50,7 @@ from search.store.record import RunLock
 
 RPSV = chain(4)
 PARTS = ("runs", "searches", "texts", "nodes", "candidates", "moments")
-CLOCKS = {"seconds", "finished", "facts", "held", "checksum"}
+CLOCKS = {"seconds", "finished", "facts", "checksum"}
 
 
 def run(store: Path, planner: Any = None, count: int = 12, **options: Any) -> search.Run:
@@ -830,9 +830,9 @@ def test_a_store_of_another_schema(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     list(run(path, count=1))
     execute(path, "PRAGMA user_version=99")
-    with pytest.raises(StoreError, match="expected schema 6, got 99"):
+    with pytest.raises(StoreError, match="expected schema 7, got 99"):
         open_store(path)
-    with pytest.raises(StoreError, match="expected schema 6, got 99"):
+    with pytest.raises(StoreError, match="expected schema 7, got 99"):
         run(path)
 
 
@@ -842,7 +842,9 @@ def test_a_damaged_tree_is_reported(tmp_path: Path) -> None:
     execute(path, "UPDATE nodes SET parent = 999 WHERE node = 2")
     with (
         open_store(path) as store,
-        pytest.raises(StoreError, match=r"searches are damaged: 'toy/0' \(its tree is not what was written"),
+        pytest.raises(
+            StoreError, match=r"searches are damaged: 'toy/0' \(its tree, candidates or curve are not what was written"
+        ),
     ):
         list(store.plans())
 

@@ -242,24 +242,9 @@ def status(store: Annotated[Path, typer.Argument(metavar="RUNS.DB", help="Store 
 
 
 def _figures(store: Store, run: RunInfo) -> _Figures:
-    from search.store import span
-    from search.usage import Usage
-
-    reasons: Counter[str] = Counter()
-    sums = dict.fromkeys(("generated_tokens", "agent_calls", "reward_calls", "prompt_tokens", "cached_tokens"), 0)
-    spans, tokens, right, seconds = [], 0, 0, 0.0
-    for row in store.rows(run.run):
-        spans.append(span(row))
-        tokens += row["generated_tokens"]
-        if row["error"] is not None:
-            reasons[row["error"]] += 1
-            continue
-        for name in sums:
-            sums[name] += row[name]
-        seconds += row["seconds"]
-        right += row["correct"]
-    sound, last = Usage(**sums, seconds=seconds), max((end for _, end in spans), default=None)
-    return _Figures(right, reasons, sound, tokens, _covered(sorted(spans)), last)
+    found = store.totals(run.run)
+    last = max((end for _, end in found.spans), default=None)
+    return _Figures(found.right, Counter(found.reasons), found.sound, found.tokens, _covered(found.spans), last)
 
 
 def _covered(spans: Sequence[tuple[float, float]]) -> float:

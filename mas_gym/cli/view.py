@@ -278,7 +278,7 @@ class Pages:
         read = _ReadRun(mark, run, [], {}, {})
         try:
             for row in store.rows(run.run, texts=True):
-                outcome = outcome_of_row(row, run.config["seed"])
+                outcome = outcome_of_row(row, ("", ""), run.config["seed"])
                 read.outcomes.append(outcome)
                 read.cells[outcome.problem_id] = Cell(row["answer"], outcome.correct, row["error"])
                 question = row["question"][:_QUESTION]

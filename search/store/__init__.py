@@ -2,7 +2,7 @@
 
 `store` reads and exports runs. `record` writes a run with the identity of its settings and locks it for other
 writers. `rows` converts runs and searches to rows and back, and `file` has the tables and their
-digests. `results` reads what tables need without the trees. `regrade` grades stored searches again, and `importing`
+checksums. `results` reads what tables need without the trees. `regrade` grades stored searches again, and `importing`
 writes recorded transcripts as runs.
 """
 
@@ -10,8 +10,8 @@ from search.results.run_info import RunInfo
 from search.store.importing import Imported, import_transcripts
 from search.store.record import RunRecord, engine_identity, open_record, run_config
 from search.store.regrade import Regrade, regrade
-from search.store.results import TreeValues, outcome_of_row
-from search.store.store import Store, open_store, span
+from search.store.results import Totals, TreeValues, outcome_of_row
+from search.store.store import Store, open_store
 
 __all__ = [
     "Imported",
@@ -19,6 +19,7 @@ __all__ = [
     "RunInfo",
     "RunRecord",
     "Store",
+    "Totals",
     "TreeValues",
     "engine_identity",
     "import_transcripts",
@@ -27,5 +28,4 @@ __all__ = [
     "outcome_of_row",
     "regrade",
     "run_config",
-    "span",
 ]

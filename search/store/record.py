@@ -30,7 +30,7 @@ from search.plan import Plan
 from search.planners.registry import planner_spec
 from search.results.run_info import RunInfo
 from search.setup import SampleRecord, Setup
-from search.store.file import FORMAT, Damage, Held, digest, explained, seal_run
+from search.store.file import FORMAT, Damage, digest, explained, seal
 from search.store.rows import Reader, Writer, metadata_text, read_run, search_id
 from search.store.store import Store
 from search.usage import Usage
@@ -316,7 +316,7 @@ class RunRecord:
         if found is None:
             self._announce(config, facts)
             row = (self.run, name, text, json.dumps(facts, sort_keys=True))
-            self._connection.execute("INSERT OR REPLACE INTO runs (run, name, config, facts) VALUES (?, ?, ?, ?)", row)
+            self._connection.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, 0, 0, NULL)", row)
         elif name is not None and found.name is None:
             self._connection.execute("UPDATE runs SET name = ? WHERE run = ?", (name, self.run))
         elif name is not None and found.name != name:
@@ -327,10 +327,15 @@ class RunRecord:
         self._facts: dict[str, Any] = dict(facts if found is None else found.facts)
         # Resuming with more problems raises the number to search.
         wanted = max(facts.get("problems") or 0, self._facts.get("problems") or 0) or None
-        self._held = Held.of(self._connection, self.run)
         if found is not None and (wrong := self._reader.searches(self.run)[1]):
             logger.warning("store %s: %s; those that were lost are run again", self.path, wrong)
             self._connection.execute("REINDEX searches")
+        # The table itself, which a damaged index does not hide.
+        count = "(SELECT count({}) FROM searches NOT INDEXED WHERE run = ?1)"
+        self._connection.execute(
+            f"UPDATE runs SET searches = {count.format('*')}, failed = {count.format('error')} WHERE run = ?1",
+            (self.run,),
+        )
         self._note(problems=wanted)
 
     def _known(self) -> RunInfo | None:
@@ -399,7 +404,7 @@ class RunRecord:
         self._facts = self._facts | facts
         row = (json.dumps(self._facts, sort_keys=True), self.run)
         self._connection.execute("UPDATE runs SET facts = ? WHERE run = ?", row)
-        seal_run(self._connection, self.run, self._held)
+        seal(self._connection, "runs", "run", self.run)
 
     def load(self, problem: Problem) -> Plan | None:
         """Return the finished search of a problem; None if there is none, if it failed, or if it is damaged.
@@ -430,35 +435,26 @@ class RunRecord:
     def save(self, problem: Problem, plan: Plan, made: Mapping[tuple[bytes, str], SampleRecord]) -> None:
         """Write a search that has ended, and what it cost, in one transaction."""
         seeds = {key: entry.seed for key, entry in made.items()}
-        key = (search_id(self.run, problem.id),)
-        query = "SELECT checksum, error IS NOT NULL FROM searches WHERE id = ?"
-        before, mark = (self._held, self._fresh, self._facts), None
+        before, mark = (self._fresh, self._facts), None
         try:
             with explained(self.path), transaction(self._connection):
-                for old, failed in self._connection.execute(query, key).fetchall():
-                    self._held = self._held.changed(old, failed, -1)
                 mark = self._writer.search(self.run, problem, plan, seeds)
-                self._held = self._held.changed(mark, plan.error is not None, 1)
                 self._spend(plan.usage)
         except BaseException:
             # Ctrl-C can come right after the commit.
             with suppress(sqlite3.Error):
-                if mark is None or self._connection.execute(query, key).fetchone() != (mark, plan.error is not None):
-                    self._held, self._fresh, self._facts = before
+                key = (search_id(self.run, problem.id),)
+                found = self._connection.execute("SELECT checksum FROM searches WHERE id = ?", key).fetchone()
+                if mark is None or found != (mark,):
+                    self._fresh, self._facts = before
             raise
 
     def save_all(self, searches: Iterable[tuple[Problem, Plan]]) -> None:
         """Write searches that the run does not have, at no cost, in one transaction."""
-        before = self._held
-        try:
-            with explained(self.path), transaction(self._connection):
-                for problem, plan in searches:
-                    mark = self._writer.search(self.run, problem, plan, {})
-                    self._held = self._held.changed(mark, plan.error is not None, 1)
-                self._note()
-        except BaseException:
-            self._held = before
-            raise
+        with explained(self.path), transaction(self._connection):
+            for problem, plan in searches:
+                self._writer.search(self.run, problem, plan, {})
+            self._note()
 
     def spend(self, usage: Usage) -> None:
         """Add the cost of searches that are dropped at a stop, and thus not saved."""

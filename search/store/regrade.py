@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mas_gym.errors import MASGymError, StoreError
 from mas_gym.internal.database import transaction
@@ -22,7 +22,7 @@ from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.tasks.base import Grade, Grader, Problem
 from search.plan import Plan
 from search.results.run_info import RunInfo
-from search.store.file import FORMAT, Damage, check_types, checksum, explained
+from search.store.file import FORMAT, Damage, checksum, explained
 from search.store.results import Grades
 from search.store.rows import Reader, name_of
 
@@ -117,7 +117,7 @@ def regrade(
         keys, wrong = reader.searches(run.run)
         with transaction(connection):
             row = (grading, label, identity, datetime.now(UTC).isoformat(timespec="seconds"))
-            connection.execute("INSERT OR REPLACE INTO gradings VALUES (?, ?, ?, ?, ?)", (*row, checksum(row)))
+            connection.execute("INSERT OR REPLACE INTO gradings VALUES (?, ?, ?, ?)", row)
         named = [(key, name_of(problem)) for key, problem in keys.items()]
         for start in range(0, len(named), _BATCH):
             rows = []
@@ -211,7 +211,7 @@ def regraded(connection: sqlite3.Connection, run: RunInfo) -> list[Regraded]:
     for grading in gradings(connection, run.run):
         before, after = 0, 0
         for correct, *row in connection.execute(query, (run.run, grading.grading)):
-            if checksum(tuple(row[:-1])) != row[-1]:
+            if not _whole(row):
                 raise StoreError(f"the grades by {grading.label!a} are not what was written; make them again")
             first = next(iter(_nodes(row[2])), None)
             before, after = before + bool(correct), after + (first is not None and bool(first[2]))
@@ -222,14 +222,14 @@ def regraded(connection: sqlite3.Connection, run: RunInfo) -> list[Regraded]:
 def gradings(connection: sqlite3.Connection, run: str) -> list[Grading]:
     """Return the gradings of a run, oldest first."""
     query = (
-        "SELECT g.grading, g.label, g.identity, g.made, g.checksum, count(*) FROM gradings g "
+        "SELECT g.grading, g.label, g.identity, g.made, count(*) FROM gradings g "
         "JOIN grades USING (grading) JOIN searches s ON s.id = grades.search WHERE s.run = ? GROUP BY g.grading"
     )
     found = []
-    for *row, mark, count in connection.execute(query, (run,)):
-        if checksum(tuple(row)) != mark:
-            raise StoreError(f"the grading {row[0]!a} is not what was written; grade again with: mas-gym regrade")
-        found.append(Grading(row[0], row[1], row[3], count))
+    for key, label, identity, made, count in connection.execute(query, (run,)):
+        if digest_of(identity) != key or not isinstance(label, str) or not isinstance(made, str):
+            raise StoreError(f"the grading {key!a} is not what was written; grade again with: mas-gym regrade")
+        found.append(Grading(key, label, made, count))
     return sorted(found, key=lambda grading: (grading.made, grading.grading))
 
 
@@ -257,8 +257,7 @@ def grades_of(connection: sqlite3.Connection, searches: Sequence[int], grading: 
     found: dict[int, Grades] = {}
     query = f"SELECT * FROM grades WHERE grading = ? AND search IN ({marks})"
     for row in connection.execute(query, (grading, *searches)):
-        check_types("grades", row)
-        if checksum(tuple(row[:-1])) != row[-1]:
+        if not _whole(row):
             raise Damage("its grades are not what was written")
         found[row[0]] = {node: (answer, correct) for node, answer, correct, _ in _nodes(row[2])}
     return found
@@ -282,3 +281,7 @@ def apply(plan: Plan, grades: Grades | None) -> Plan:
 
 def _nodes(text: str) -> Iterable[Node]:
     return ((node, answer, correct, reason) for node, answer, correct, reason in json.loads(text))
+
+
+def _whole(row: Sequence[Any]) -> bool:
+    return bool(checksum(tuple(row[:-1])) == row[-1])

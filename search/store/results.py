@@ -1,17 +1,21 @@
 """The results of stored searches as tables and reports need them, read many searches at once and without their trees.
 
-Each figure is the one of the plan that `Store.plans` would rebuild. What is read is checked like there: the row of a
-search by its checksum; its candidates, curve and costs by the first digest in its ``parts``; the values in its tree
-by the second. Texts, and what else there is, are only checked by what reads them.
+Each figure is the one of the plan that `Store.plans` would rebuild. The row of a search has all that a table needs;
+grades and the values in a tree need its content too. What is read is checked by its checksum.
 """
 
 from __future__ import annotations
 
+import json
+import sqlite3
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from search.results.outcomes import Outcome
-from search.store.file import COSTS, USAGE, Damage, Parts
+from search.store.file import USAGE, Content, Damage, checksum, row_checksum
+from search.store.rows import readable
 from search.usage import Usage
 
 Grades = Mapping[int | None, tuple[str | None, bool]]
@@ -45,100 +49,103 @@ class TreeValues(NamedTuple):
         return found[::-1]
 
 
-def outcomes(
-    rows: Sequence[Row],
-    parts: Sequence[Parts],
-    names: tuple[str, str],
-    seed: int,
-    grades: Mapping[int, Grades],
-) -> list[Outcome]:
-    """Return the outcomes of searches.
+def outcome_of_row(row: Row, names: tuple[str, str], seed: int) -> Outcome:
+    """Return the outcome of a search from its row, under the names of its planner and critic."""
+    return Outcome(
+        *names,
+        seed,
+        row["problem"],
+        bool(row["correct"]) and row["error"] is None,
+        row["hit_rank"],
+        row["candidates"],
+        row["generated_tokens"],
+        row["agent_calls"],
+        row["reward_calls"],
+        row["error"],
+        tuple((tokens, correct) for tokens, correct in json.loads(row["curve"])),
+        row["seconds"],
+        row["critic_tokens"],
+        row["grader_tokens"],
+    )
 
-    Args:
-        rows: The rows of the searches.
-        parts: Their other results, from `Reader.results`.
-        names: Planner and critic.
-        seed: The seed of their run.
-        grades: By search, the grades that replace those of the run.
+
+def graded_outcome(outcome: Outcome, content: Content, grades: Grades | None) -> Outcome:
+    """Return an outcome with other grades; unchanged if there are none, or if the search failed."""
+    if grades is None or outcome.error is not None:
+        return outcome
+
+    def correct(node: int | None, before: int) -> bool:
+        return grades[node][1] if node in grades else bool(before)
+
+    _, candidates, moments, _ = content
+    ranks = [rank for _, rank, node, _, _, before in candidates if correct(node, before)]
+    return replace(
+        outcome,
+        correct=next(iter(grades.values()), (None, False))[1],
+        hit_rank=next(iter(ranks), None),
+        anytime=tuple((tokens, correct(node, before)) for _, _, _, tokens, node, _, before in moments),
+    )
+
+
+def usage_of_row(row: Row) -> Usage:
+    """Return the cost of a search from its row."""
+    return Usage(**{name: row[name] for name in USAGE})
+
+
+def tree_values(row: Row, content: Content) -> TreeValues:
+    """Return the values in the tree of a search, which are empty if it failed."""
+    nodes, candidates, *_ = content if row["error"] is None else [[], []]
+    for _, _, place, *_ in candidates:
+        if not 0 <= place < len(nodes):
+            raise Damage(f"node {place} is not in its tree")
+    return TreeValues(
+        [node[2] for node in nodes],
+        [node[3] for node in nodes],
+        [node[10] for node in nodes],
+        [(line[2], bool(line[5])) for line in candidates],
+    )
+
+
+class Totals(NamedTuple):
+    """What all searches of a run come to.
+
+    Attributes:
+        right: How many chose a right answer.
+        tokens: Generated tokens, those of failed searches included.
+        sound: The cost of the searches that did not fail.
+        reasons: Number of failed searches by error.
+        spans: When each search was at work, failed ones too: start and end in Unix time, by start.
     """
-    found = []
-    for row, (candidates, moments, *costs) in zip(rows, parts, strict=True):
-        right, graded, ended = bool(row["correct"]), grades.get(row["id"]), row["error"] is None
-        ranked = [(node, correct) for _, _, node, correct in candidates] if ended else []
-        curve = [(tokens, node, correct) for _, _, tokens, node, correct in moments] if ended else []
-        if graded is not None:
-            right = next(iter(graded.values()), (None, False))[1]
-            ranked = [(node, graded[node][1] if node in graded else correct) for node, correct in ranked]
-            curve = [(spent, node, graded[node][1] if node in graded else correct) for spent, node, correct in curve]
-        spent = _spent(costs)
-        found.append(
-            Outcome(
-                *names,
-                seed,
-                row["problem"],
-                right and ended,
-                next((rank for rank, (_, correct) in enumerate(ranked, 1) if correct), None),
-                len(ranked),
-                row["generated_tokens"],
-                row["agent_calls"],
-                row["reward_calls"],
-                row["error"],
-                tuple((tokens, bool(correct)) for tokens, _, correct in curve),
-                row["seconds"],
-                spent.get("critic_tokens", 0),
-                spent.get("grader_tokens", 0),
-            )
-        )
-    return found
+
+    right: int
+    tokens: int
+    sound: Usage
+    reasons: Mapping[str, int]
+    spans: Sequence[tuple[float, float]]
 
 
-def usages(rows: Sequence[Row], parts: Sequence[Parts]) -> list[Usage]:
-    """Return the costs of searches; arguments as for `outcomes`."""
-    return [
-        Usage(**{name: row[name] for name in USAGE}, **_spent(costs))
-        for row, (_, _, *costs) in zip(rows, parts, strict=True)
-    ]
+def totals(connection: sqlite3.Connection, run: str) -> Totals | None:
+    """Return what the searches of a run come to; None if some are not what was written."""
+    connection.create_function("checksum", -1, lambda *row: checksum(row), deterministic=True)
+    sums = ", ".join(f"total({name}) FILTER (WHERE error IS NULL)" for name in USAGE)
+    query = (
+        f"SELECT total(checksum IS NOT {row_checksum('searches')}), "
+        f"total(correct AND error IS NULL), total(generated_tokens), {sums} FROM searches WHERE run = ?"
+    )
+    damaged, right, tokens, *costs = connection.execute(query, (run,)).fetchone()
+    if damaged:
+        return None
+    costs = {name: cost if name == "seconds" else int(cost) for name, cost in zip(USAGE, costs, strict=True)}
+    query = (
+        "SELECT error, count(*) FROM searches WHERE run = ? AND error IS NOT NULL GROUP BY error ORDER BY min(problem)"
+    )
+    reasons = {readable(error): number for error, number in connection.execute(query, (run,))}
+    query = "SELECT finished, seconds FROM searches WHERE run = ?"
+    spans = sorted(span(finished, seconds) for finished, seconds in connection.execute(query, (run,)))
+    return Totals(int(right), int(tokens), Usage(**costs), reasons, spans)
 
 
-def _spent(costs: Sequence[Sequence[tuple[Any, ...]]]) -> dict[str, int]:
-    return {
-        column: number
-        for columns, part in zip(COSTS.values(), costs, strict=True)
-        for line in part
-        for column, number in zip(columns, line[1:], strict=True)
-    }
-
-
-def outcome_of_row(row: Row, seed: int) -> Outcome:
-    """Return the part of an outcome that is in the row of a search: without candidates, curve and judges' tokens."""
-    costs = {name: row[name] for name in ("agent_calls", "reward_calls", "error", "seconds")}
-    right = bool(row["correct"]) and row["error"] is None
-    return Outcome("", "", seed, row["problem"], right, tokens=row["generated_tokens"], **costs)
-
-
-def tree_values(
-    rows: Sequence[Row], parts: Sequence[Parts], trees: Sequence[list[tuple[Any, ...]]]
-) -> list[TreeValues]:
-    """Return the values in the trees of searches, which are empty for those that failed.
-
-    Args:
-        rows: The rows of the searches.
-        parts: Their other results, from `Reader.results`.
-        trees: The values in their trees, from `Reader.values`.
-    """
-    found = []
-    for row, (candidates, *_), nodes in zip(rows, parts, trees, strict=True):
-        if row["error"] is not None:
-            nodes, candidates = [], []
-        for _, _, place, *_ in candidates:
-            if not 0 <= place < len(nodes):
-                raise Damage(f"node {place} is not in its tree")
-        found.append(
-            TreeValues(
-                [node[2] for node in nodes],
-                [node[3] for node in nodes],
-                [node[4] for node in nodes],
-                [(candidate[2], bool(candidate[3])) for candidate in candidates],
-            )
-        )
-    return found
+def span(finished: str, seconds: float) -> tuple[float, float]:
+    """Return when a search was at work: start and end in Unix time."""
+    end = datetime.fromisoformat(finished).timestamp()
+    return end - seconds, end

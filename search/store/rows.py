@@ -17,23 +17,7 @@ from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Problem
 from search.plan import AnytimePoint, Candidate, Plan
 from search.results.run_info import RunInfo
-from search.store.file import (
-    COSTS,
-    OTHERS,
-    PARTS,
-    RESULTS,
-    USAGE,
-    VALUES,
-    Damage,
-    Held,
-    Parts,
-    check_types,
-    checksum,
-    cost_rows,
-    digest,
-    part_rows,
-    seal_search,
-)
+from search.store.file import CONTENT, USAGE, Content, Damage, checksum, content_of, digest, seal
 from search.tree import SCHEMA as TREE_SCHEMA
 from search.tree import Tree
 from search.usage import Usage
@@ -116,10 +100,25 @@ class Writer:
         return key
 
     def search(self, run: str, problem: Problem, plan: Plan, seeds: Seeds) -> bytes:
-        """Store a plan with its tree, in place of an earlier one of the same problem, and return its checksum."""
+        """Store a plan with its tree, in place of an earlier one of the same problem, and return its checksum.
+
+        The caller seals the run, whose number of searches this changes.
+        """
         key = search_id(run, problem.id)
-        for table in (*PARTS, "grades"):
+        query = "SELECT count(*), count(error) FROM searches WHERE id = ?"
+        old, failed = self._connection.execute(query, (key,)).fetchone()
+        query = "UPDATE runs SET searches = searches + ?, failed = failed + ? WHERE run = ?"
+        self._connection.execute(query, (1 - old, int(plan.error is not None) - failed, run))
+        for table in (*CONTENT, "grades"):
             self._connection.execute(f"DELETE FROM {table} WHERE search = ?", (key,))
+        if plan.tree is not None:
+            self._many("nodes", self._nodes(key, plan.tree, seeds))
+        self._many("candidates", (self._candidate(key, rank, c) for rank, c in enumerate(plan.candidates, 1)))
+        self._many("moments", (self._moment(key, step, m) for step, m in enumerate(plan.anytime)))
+        self._many("requests", (self._request(key, *request) for request in sorted(plan.requests.items())))
+        [content] = content_of(self._connection, [key])
+        ended = plan if plan.error is None else Plan(candidates=())
+        ranks = [rank for rank, candidate in enumerate(ended.candidates, 1) if candidate.correct]
         row = {
             "id": key,
             "run": run,
@@ -134,21 +133,18 @@ class Writer:
             **{name: getattr(plan.usage, name) for name in USAGE},
             "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "metadata": metadata_text(problem),
+            "candidates": len(ended.candidates),
+            "hit_rank": next(iter(ranks), None),
+            "curve": json.dumps([[point.generated_tokens, bool(point.correct)] for point in ended.anytime]),
+            "content": checksum(content),
         }
         marks = ", ".join("?" * len(row))
         self._connection.execute(
             f"INSERT OR REPLACE INTO searches ({', '.join(row)}) VALUES ({marks})", tuple(row.values())
         )
-        for table, names in COSTS.items():
-            costs = (key, *(getattr(plan.usage, name) for name in names))
-            if any(costs[1:]):
-                self._many(table, [(*costs, checksum(costs))])
-        if plan.tree is not None:
-            self._many("nodes", self._nodes(key, plan.tree, seeds))
-        self._many("candidates", (self._candidate(key, rank, c) for rank, c in enumerate(plan.candidates, 1)))
-        self._many("moments", (self._moment(key, step, m) for step, m in enumerate(plan.anytime)))
-        self._many("requests", (self._request(key, *request) for request in sorted(plan.requests.items())))
-        return seal_search(self._connection, key)
+        seal(self._connection, "searches", "id", key)
+        [mark] = self._connection.execute("SELECT checksum FROM searches WHERE id = ?", (key,)).fetchone()
+        return bytes(mark)
 
     def _many(self, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
         iterator = iter(rows)
@@ -194,7 +190,7 @@ class Writer:
 
 
 class Reader:
-    """Reads searches back, each in one snapshot, and checks them against their digests.
+    """Reads searches back, each in one snapshot, and checks them against their checksums.
 
     Rows that cannot be read, or differ from what was written, raise `Damage`.
     """
@@ -208,24 +204,11 @@ class Reader:
 
         The names are only for messages; no checksum covers them.
         """
-        query = (
-            "SELECT s.id, s.problem, s.checksum, s.error IS NOT NULL, r.held "
-            "FROM runs r LEFT JOIN searches s ON s.run = r.run WHERE r.run = ? ORDER BY s.problem"
-        )
-        try:
-            rows = self._connection.execute(query, (run,)).fetchall()
-        except sqlite3.Error as error:
-            if not is_damage(error):
-                raise
-            # The index alone has the keys too.
-            query = "SELECT id, problem FROM searches WHERE run = ? ORDER BY problem"
-            keys = dict(self._connection.execute(query, (run,)).fetchall())
-            return keys, f"the list of its searches is damaged: {error}"
-        found = {row[0]: row[1] for row in rows if row[0] is not None}
-        stored = rows[0][4] if rows else None
-        held = Held.unpack(stored if isinstance(stored, bytes) else b"") if rows else None
-        if held is not None and held != Held.of_rows(row[2:4] for row in rows if row[0] is not None):
-            return found, f"expected {held.searches} searches as they were written, found {len(found)} or others"
+        query = "SELECT id, problem FROM searches WHERE run = ? ORDER BY problem"
+        found: dict[int, str | bytes] = dict(self._connection.execute(query, (run,)).fetchall())
+        wanted = self._connection.execute("SELECT searches FROM runs WHERE run = ?", (run,)).fetchone()
+        if wanted is not None and wanted != (len(found),):
+            return found, f"expected {wanted[0]} searches as they were written, found {len(found)}"
         return found, ""
 
     @contextmanager
@@ -291,7 +274,7 @@ class Reader:
             problem_id=row["problem"],
             answer=row["answer"],
             correct=bool(row["correct"]),
-            usage=Usage(**{name: row[name] for name in USAGE}, **self._costs(row["id"])),
+            usage=Usage(**{name: row[name] for name in USAGE}),
             stopped=row["stopped"],
             error=row["error"],
             mas=None if dynamics is None else dynamics.mas,
@@ -307,55 +290,22 @@ class Reader:
         self, row: Mapping[str, Any]
     ) -> tuple[list[NodeRow], list[CandidateRow], list[tuple[Any, ...]], list[tuple[Any, ...]]]:
         """Return a search's nodes, candidates, points of its curve, texts resolved, and its rows of ``requests``."""
-        [[ranked, answered, *_]] = self.results([row])
-        [values] = self.values([row])
-        [[nodes, scored, spent, requests]] = self._checked_parts([row], OTHERS, 2, "tree")
+        [[nodes, candidates, moments, requests]] = self.content([row])
         texts = self._known_texts(
-            {*(node[3] for node in nodes), *(line[3] for line in scored), *(point[3] for point in spent)}
+            {*(node[5] for node in nodes), *(line[4] for line in candidates), *(point[5] for point in moments)}
         )
         return (
-            [
-                NodeRow._make((*value[:4], node[2], texts[node[3]], *node[4:8], value[4], *node[8:]))
-                for value, node in zip(values, nodes, strict=True)
-            ],
-            [
-                CandidateRow._make((*line[:3], score, texts[answer], line[3]))
-                for line, (_, _, score, answer) in zip(ranked, scored, strict=True)
-            ],
-            [
-                (search, step, calls, tokens, node, texts[answer], correct)
-                for (search, step, tokens, node, correct), (_, _, calls, answer) in zip(answered, spent, strict=True)
-            ],
+            [NodeRow._make((*node[:5], texts[node[5]], *node[6:])) for node in nodes],
+            [CandidateRow._make((*line[:4], texts[line[4]], line[5])) for line in candidates],
+            [(*point[:5], texts[point[5]], point[6]) for point in moments],
             requests,
         )
 
-    def results(self, rows: Sequence[Mapping[str, Any]]) -> list[Parts]:
-        """Return the `RESULTS` of some rows of ``searches``, checked."""
-        return self._checked_parts(rows, RESULTS, 0, "list of candidates, curve or costs")
-
-    def values(self, rows: Sequence[Mapping[str, Any]]) -> list[list[tuple[Any, ...]]]:
-        """Return the `VALUES` of some rows of ``searches``, checked."""
-        found = [nodes for [nodes] in self._checked_parts(rows, VALUES, 1, "tree")]
-        if any(place != node[1] for nodes in found for place, node in enumerate(nodes)):
-            raise Damage("nodes are missing")
-        return found
-
-    def _checked_parts(
-        self, rows: Sequence[Mapping[str, Any]], tables: Mapping[str, Sequence[str]], place: int, what: str
-    ) -> list[Parts]:
-        found = part_rows(self._connection, tables, [row["id"] for row in rows])
-        for row, (_, mark) in zip(rows, found, strict=True):
-            if mark != row["parts"][16 * place : 16 * place + 16]:
-                raise Damage(f"its {what} is not what was written")
-        return [parts for parts, _ in found]
-
-    def _costs(self, search: int) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for table, row in cost_rows(self._connection, search).items():
-            check_types(table, row)
-            if checksum(row[:-1]) != row[-1]:
-                raise Damage("what its critic or judge cost is not what was written")
-            found |= dict(zip(COSTS[table], row[1:-1], strict=True))
+    def content(self, rows: Sequence[Mapping[str, Any]]) -> list[Content]:
+        """Return the content of some rows of ``searches``, checked."""
+        found = content_of(self._connection, [row["id"] for row in rows])
+        if any(checksum(content) != row["content"] for row, content in zip(rows, found, strict=True)):
+            raise Damage("its tree, candidates or curve are not what was written")
         return found
 
     def _known_texts(self, keys: Iterable[bytes | None]) -> dict[bytes | None, str | None]:
@@ -373,7 +323,6 @@ class Reader:
 
 def _checked_row(names: Sequence[str], values: tuple[Any, ...]) -> dict[str, Any]:
     """Return a row of ``searches``, its texts not resolved."""
-    check_types("searches", values)
     if checksum(values[:-1]) != values[-1]:
         raise Damage("its row is not what was written")
     row = dict(zip(names, values, strict=True))
@@ -386,9 +335,7 @@ def _checked_row(names: Sequence[str], values: tuple[Any, ...]) -> dict[str, Any
 
 
 def _checked(key: bytes, stored: str | bytes) -> str:
-    check_types("texts", (key, stored))
-    text = readable(stored)
-    if digest(text) != key:
+    if not isinstance(stored, str | bytes) or digest(text := readable(stored)) != key:
         raise Damage("a text is not what was written")
     return text
 
@@ -463,20 +410,14 @@ def read_run(connection: sqlite3.Connection, run: str) -> RunInfo | None:
     values = connection.execute("SELECT * FROM runs WHERE run = ?", (run,)).fetchone()
     if values is None:
         return None
-    check_types("runs", values)
-    run, name, config, facts, *seals = values
+    run, name, config, facts, searches, failed, mark = values
+    if checksum(values[:-1]) != mark:
+        raise Damage("its row is not what was written")
     if digest(config).hex() != run:
         raise Damage("its config is not what was written")
-    if seals and checksum(values[:-1]) != seals[-1]:
-        raise Damage("its row is not what was written")
-    if seals:
-        held = Held.unpack(seals[0])
-    else:
-        query = "SELECT count(*), count(error) FROM searches WHERE run = ?"
-        held = Held(*connection.execute(query, (run,)).fetchone())
     try:
         read = json.loads(facts)
-        info = RunInfo(run, name, json.loads(config), read, held.searches, held.failed)
+        info = RunInfo(run, name, json.loads(config), read, searches, failed)
         # Listing runs relies on these.
         _ = (info.label, info.spent, str(read["started"]))
     except (ValueError, LookupError, TypeError, RecursionError) as error:

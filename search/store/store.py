@@ -3,7 +3,7 @@
 A store holds any number of runs. A run is one `search.run` call, identified by
 everything that determines its results; the same call again resumes it. Each search
 is written in one transaction when it ends, so a process may die at any moment.
-Digests guard every row: damaged rows are reported, and the rest can be read.
+A checksum guards each search: damaged searches are reported, and the rest can be read.
 
     with open_store("runs.db") as store:
         for run in store.runs():
@@ -18,7 +18,6 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,7 +35,16 @@ from search.results.stored import stored_comparison
 from search.results.table import Comparison
 from search.store.file import FORMAT, Damage, empty_pages, explained
 from search.store.regrade import Grading, Regraded, apply, find_grading, grades_of, gradings, regraded
-from search.store.results import Grades, TreeValues, outcomes, tree_values, usages
+from search.store.results import (
+    Totals,
+    TreeValues,
+    graded_outcome,
+    outcome_of_row,
+    span,
+    totals,
+    tree_values,
+    usage_of_row,
+)
 from search.store.rows import CandidateRow, NodeRow, Reader, name_of, read_run, recipients_of, search_id
 from search.tree import Node, Tree
 from search.usage import Usage
@@ -173,7 +181,8 @@ class Store:
 
         def read(row: dict[str, Any]) -> tuple[Problem, Plan]:
             plan = self._reader.plan(row, dynamics)
-            return self._reader.problem(row), apply(plan, self._grades([row], digest).get(row["id"]))
+            grades = {} if digest is None else grades_of(self._connection, [row["id"]], digest)
+            return self._reader.problem(row), apply(plan, grades.get(row["id"]))
 
         for problem, plan in self._each(info, read):
             if failed or plan.error is None:
@@ -189,7 +198,7 @@ class Store:
     ) -> Iterator[Outcome]:
         """Read the outcomes of one run's searches, failed ones too, in order of problem id.
 
-        They are those of the plans, but only the rows that they need are read and checked: not the trees.
+        They are those of the plans, but trees are not read without a grading.
 
         Args:
             run: As in `find`.
@@ -204,13 +213,18 @@ class Store:
         info = self.find(run)
         digest = None if grading is None else find_grading(self._connection, info.run, grading).grading
 
-        def read(rows: list[dict[str, Any]]) -> Iterable[tuple[Outcome, Usage]]:
-            parts, seed = self._reader.results(rows), info.config["seed"]
-            found = outcomes(rows, parts, (planner, critic), seed, self._grades(rows, digest))
-            return zip(found, usages(rows, parts), strict=True)
+        def read(rows: list[dict[str, Any]]) -> Iterable[Outcome]:
+            found = [_priced(row, outcome_of_row(row, (planner, critic), info.config["seed"]), cost) for row in rows]
+            if digest is None:
+                return found
+            grades = grades_of(self._connection, [row["id"] for row in rows], digest)
+            contents = self._reader.content(rows)
+            return [
+                graded_outcome(outcome, content, grades.get(row["id"]))
+                for row, outcome, content in zip(rows, found, contents, strict=True)
+            ]
 
-        for outcome, usage in self._batches(info, read):
-            yield _priced(outcome, usage, cost)
+        return self._batches(info, read)
 
     def values(
         self,
@@ -222,13 +236,12 @@ class Store:
         """Read the outcomes of one run's searches with the values in their trees; arguments and errors as there."""
         info = self.find(run)
 
-        def read(rows: list[dict[str, Any]]) -> Iterable[tuple[Outcome, Usage, TreeValues]]:
-            parts, trees = self._reader.results(rows), self._reader.values(rows)
-            ended = outcomes(rows, parts, (planner, critic), info.config["seed"], {})
-            return zip(ended, usages(rows, parts), tree_values(rows, parts, trees), strict=True)
+        def read(rows: list[dict[str, Any]]) -> Iterable[tuple[Outcome, TreeValues]]:
+            for row, content in zip(rows, self._reader.content(rows), strict=True):
+                outcome = outcome_of_row(row, (planner, critic), info.config["seed"])
+                yield _priced(row, outcome, cost), tree_values(row, content)
 
-        for outcome, usage, tree in self._batches(info, read):
-            yield _priced(outcome, usage, cost), tree
+        return self._batches(info, read)
 
     def rows(self, run: str | None = None, *, texts: bool = False) -> Iterator[dict[str, Any]]:
         """Read the rows of the table ``searches`` of one run, failed searches too, in order of problem id.
@@ -242,8 +255,22 @@ class Store:
         """
         return self._batches(self.find(run), list, texts=texts)
 
-    def _grades(self, rows: Sequence[dict[str, Any]], grading: str | None) -> dict[int, Grades]:
-        return {} if grading is None else grades_of(self._connection, [row["id"] for row in rows], grading)
+    def totals(self, run: str | None = None) -> Totals:
+        """Return what the searches of one run come to, from SQL; arguments and errors as for `rows`."""
+        info = self.find(run)
+        with explained(self.path):
+            try:
+                with self._reader.snapshot():
+                    lost, found = self._reader.searches(info.run)[1], totals(self._connection, info.run)
+            except Damage as damage:
+                lost, found = str(damage), None
+        if found is None:
+            # Reading them one by one names those that are damaged.
+            for _ in self.rows(info.run):
+                pass
+        if lost or found is None:
+            raise self._damaged([], lost)
+        return found
 
     def gradings(self, run: str | None = None) -> list[Grading]:
         """Return how one run was graded again (`mas-gym regrade`), oldest first.
@@ -277,7 +304,7 @@ class Store:
         Raises:
             StoreError: As for `plans`.
         """
-        return sorted(map(span, self.rows(run)))
+        return sorted(span(row["finished"], row["seconds"]) for row in self.rows(run))
 
     def search(self, problem_id: str, run: str | None = None) -> tuple[Problem, Plan]:
         """Read the search of one problem, with the problem.
@@ -439,14 +466,8 @@ class Store:
         return (tree for tree in self._each(info, read) if tree is not None)
 
 
-def span(row: Mapping[str, Any]) -> tuple[float, float]:
-    """Return when the search of a row of ``searches`` was at work: start and end in Unix time."""
-    end = datetime.fromisoformat(row["finished"]).timestamp()
-    return end - row["seconds"], end
-
-
-def _priced(outcome: Outcome, usage: Usage, cost: Callable[[Usage], float] | None) -> Outcome:
-    return outcome if cost is None else replace(outcome, usd=cost(usage))
+def _priced(row: Mapping[str, Any], outcome: Outcome, cost: Callable[[Usage], float] | None) -> Outcome:
+    return outcome if cost is None else replace(outcome, usd=cost(usage_of_row(row)))
 
 
 def preferences(tree: Tree, mas: MAS, least: float, same: Same) -> Iterator[dict[str, Any]]:
