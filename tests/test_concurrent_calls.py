@@ -110,6 +110,26 @@ def pooled(question: str, client: OpenAI) -> str:
         return " ".join(pool.map(branch, NAMES))
 
 
+def woken_by_callbacks(question: str, client: OpenAI) -> str:
+    """Wait for jobs in a way that the callbacks of their futures end, as LangGraph does."""
+    found: dict[str, str] = {}
+    done = threading.Semaphore(0)
+
+    def work(name: str) -> None:
+        found[name] = ask(client, name, question)
+
+    def wake(_: Any) -> None:
+        time.sleep(delay())
+        done.release()
+
+    with ThreadPoolExecutor(len(NAMES)) as pool:
+        for name in NAMES:
+            pool.submit(time.sleep, 0).add_done_callback(wake)
+            done.acquire()
+            pool.submit(work, name)
+    return " ".join(found[name] for name in NAMES)
+
+
 def pooled_over_http(question: str, base_url: str) -> str:
     with OpenAI(base_url=base_url, api_key="any") as client:
         return pooled(question, client)
@@ -138,6 +158,7 @@ PROGRAMS = {
     "over HTTP": over_http(after_sleep_in_thread),
     "threads of the loop": in_threads_of_the_loop,
     "pool": pooled,
+    "pool with callbacks": woken_by_callbacks,
     "pool over HTTP": pooled_over_http,
     "own threads": in_own_threads,
 }

@@ -223,3 +223,28 @@ def test_nodes_that_send_equal_requests_have_the_same_order_in_each_run() -> Non
     assert found[0] == found[1] == found[2]
     speakers = {message.speaker for _, _, _, transcripts, _ in found[0].values() for t in transcripts for message in t}
     assert len(speakers) == len(agents)
+
+
+async def equal_tasks(question: str, base_url: str) -> str:
+    """Ask one node the same question three times at the same time; the answer is the third reply."""
+    from langchain_openai import ChatOpenAI
+    from langgraph.graph import END, START, StateGraph
+    from langgraph.types import Send
+
+    model = ChatOpenAI(model="agent", base_url=base_url, api_key="any")
+
+    def work(state: Notes) -> Notes:
+        uneven()
+        return {"notes": [str(model.invoke(state["question"]).content)]}
+
+    graph = StateGraph(Notes)
+    graph.add_node("work", work)
+    graph.add_conditional_edges(START, lambda state: [Send("work", state) for _ in range(3)], ["work"])
+    graph.add_edge("work", END)
+    return str((await graph.compile().ainvoke({"question": question}))["notes"][-1])
+
+
+def test_tasks_that_send_equal_requests_get_the_same_replies_in_each_run() -> None:
+    pytest.importorskip("langgraph", reason="langgraph is not installed")
+    found = [shapes("sc:6", 2, SCRIPTED, program=Program(equal_tasks, agents=["work"])) for _ in range(4)]
+    assert found[0] == found[1] == found[2] == found[3]

@@ -179,6 +179,24 @@ class Activity:
 _RESULT = "a result on the event loop"
 
 
+def _end_after_callbacks(future: Future[Any], job: Job) -> None:
+    """End a job once the callbacks of its future have run: LangGraph's wake the thread that waits for the future."""
+    invoke = future._invoke_callbacks  # type: ignore[attr-defined]
+
+    def invoke_tracked() -> None:
+        token = CURRENT.set(job.execution)
+        try:
+            invoke()
+        finally:
+            CURRENT.reset(token)
+            job.execution.activity.end(job)
+
+    future._invoke_callbacks = invoke_tracked  # type: ignore[attr-defined]
+    if future.done():
+        # Nobody else has the future yet, so it has no callbacks.
+        job.execution.activity.end(job)
+
+
 def track() -> None:
     """Track the threads and thread pools that programs start; safe to call twice."""
     if getattr(ThreadPoolExecutor.submit, "tracked", False):
@@ -202,8 +220,7 @@ def track() -> None:
             raise
         finally:
             CURRENT.reset(token)
-        # Callbacks run after those who wait for the future have been woken.
-        future.add_done_callback(lambda _: execution.activity.end(job))
+        _end_after_callbacks(future, job)
         future.job = job  # type: ignore[attr-defined]
         return future
 

@@ -24,7 +24,7 @@ from mas_gym.systems.tool_calls import ToolCall, split_calls, with_calls
 AGENT_HEADER = "x-mas-agent"
 """The HTTP header in which a program may name the agent that calls."""
 NODE_HEADER = "x-mas-node"
-"""The HTTP header with the quoted node of a graph that calls; see `mas_gym.programs.frameworks`."""
+"""The HTTP header with the quoted node of a graph that calls, and its task; see `mas_gym.programs.frameworks`."""
 
 MAX_CHOICES = 64
 _LONGEST_NAME = 256
@@ -176,9 +176,9 @@ def parsed_call(asked: dict[str, Any], headers: Mapping[str, str], normalise: An
     metadata = asked.get("metadata") or {}
     agent = headers.get(AGENT_HEADER) or (metadata.get("agent") if isinstance(metadata, dict) else None)
     stream_options = asked.get("stream_options") or {}
-    agent, node = agent if isinstance(agent, str) else "", unquote(headers.get(NODE_HEADER, ""))
+    agent, node = agent if isinstance(agent, str) else "", headers.get(NODE_HEADER, "")
     if not any(message.role == "system" for message in messages):
-        agent = agent or node
+        agent = agent or unquote(node.partition(" ")[0])
     return Call(
         messages=messages,
         model=str(asked.get("model") or ""),
@@ -237,7 +237,7 @@ def _canonical(asked: dict[str, Any], agent: str, node: str, normalise: Any) -> 
     kept: Any = {key: value for key, value in asked.items() if value is not None}
     if agent:
         kept["agent"] = agent
-    if node and node != agent:
+    if node:
         # Equal requests of different nodes differ, because the program goes on differently after them.
         kept["node"] = node
     if normalise is not None:

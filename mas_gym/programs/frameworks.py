@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
@@ -56,20 +56,30 @@ def _naming(send: Any) -> Any:
 
 
 def node_header() -> dict[str, str]:
-    """Return the header that names the node which runs in this context; empty if none does."""
+    """Return the header that names the node which runs in this context, and its task; empty if none does."""
     config = sys.modules.get("langchain_core.runnables.config")
     running = getattr(config, "var_child_runnable_config", None)
-    node = _node((running.get() or {}).get("metadata")) if isinstance(running, ContextVar) else ""
-    return {NODE_HEADER: quote(node)} if node else {}
+    told = (running.get() or {}).get("metadata") or {} if isinstance(running, ContextVar) else {}
+    node = _node(told)
+    return {NODE_HEADER: f"{quote(node)} {_place(told.get('langgraph_path', ()))}".strip()} if node else {}
 
 
-def _node(metadata: Mapping[str, Any] | None) -> str:
+def _place(path: Iterable[Any]) -> str:
+    """Return the numbers in the path of a task, which tell the tasks apart that `Send` starts at one node.
+
+    >>> _place(("__pregel_push", 2, False))
+    '2'
+    """
+    numbers = (part for part in path if isinstance(part, int) and not isinstance(part, bool))
+    return "-".join(map(str, numbers))
+
+
+def _node(told: Mapping[str, Any]) -> str:
     """Return the node that LangGraph's metadata name.
 
     >>> _node({"langgraph_node": "model", "langgraph_checkpoint_ns": "writer:1f|model:2e"})
     'writer'
     """
-    told = metadata or {}
     if not told.get("langgraph_node"):
         return ""
     path = [part.partition(":")[0] for part in str(told.get("langgraph_checkpoint_ns") or "").split("|")]
