@@ -328,7 +328,7 @@ def _compare_elsewhere(program: Program, calls: Sequence[Call]) -> None:
     if fixed or not program.spec or not isinstance(program.source, FunctionSource):
         return
     try:
-        there, end = _rehearsed(Program(program.spec, **{**program._arguments, "isolate": True}))
+        there, end = _rehearsed(_again(program.spec, {**program._arguments, "isolate": True}))
     except MASGymError:
         return
     if isinstance(end, Ended | Waiting) and Counter(c.text for c in calls) != Counter(c.text for c in there):

@@ -213,18 +213,20 @@ class Store:
         info = self.find(run)
         digest = None if grading is None else find_grading(self._connection, info.run, grading).grading
 
-        def read(rows: list[dict[str, Any]]) -> Iterable[Outcome]:
-            found = [_priced(row, outcome_of_row(row, (planner, critic), info.config["seed"]), cost) for row in rows]
-            if digest is None:
-                return found
-            grades = grades_of(self._connection, [row["id"] for row in rows], digest)
-            contents = self._reader.content(rows)
-            return [
-                graded_outcome(outcome, content, grades.get(row["id"]))
-                for row, outcome, content in zip(rows, found, contents, strict=True)
-            ]
+        def read(rows: list[dict[str, Any]]) -> Iterable[tuple[Outcome, Usage]]:
+            found = [outcome_of_row(row, (planner, critic), info.config["seed"]) for row in rows]
+            if digest is not None:
+                grades = grades_of(self._connection, [row["id"] for row in rows], digest)
+                contents = self._reader.content(rows)
+                found = [
+                    graded_outcome(outcome, content, grades.get(row["id"]))
+                    for row, outcome, content in zip(rows, found, contents, strict=True)
+                ]
+            return zip(found, map(usage_of_row, rows), strict=True)
 
-        return self._batches(info, read)
+        # An error of the prices is no damage.
+        for outcome, usage in self._batches(info, read):
+            yield _priced(outcome, usage, cost)
 
     def values(
         self,
@@ -236,12 +238,13 @@ class Store:
         """Read the outcomes of one run's searches with the values in their trees; arguments and errors as there."""
         info = self.find(run)
 
-        def read(rows: list[dict[str, Any]]) -> Iterable[tuple[Outcome, TreeValues]]:
+        def read(rows: list[dict[str, Any]]) -> Iterable[tuple[Outcome, Usage, TreeValues]]:
             for row, content in zip(rows, self._reader.content(rows), strict=True):
                 outcome = outcome_of_row(row, (planner, critic), info.config["seed"])
-                yield _priced(row, outcome, cost), tree_values(row, content)
+                yield outcome, usage_of_row(row), tree_values(row, content)
 
-        return self._batches(info, read)
+        for outcome, usage, tree in self._batches(info, read):
+            yield _priced(outcome, usage, cost), tree
 
     def rows(self, run: str | None = None, *, texts: bool = False) -> Iterator[dict[str, Any]]:
         """Read the rows of the table ``searches`` of one run, failed searches too, in order of problem id.
@@ -375,6 +378,102 @@ class Store:
         )
 
     def preferences(
+        self, run: str | None = None, *, least: float = 0.5, same: str | Same | None = None
+    ) -> list[dict[str, Any]]:
+        """Return preferences between messages of one agent to one prompt, in the columns of TRL's ``DPOTrainer``.
+
+        Each state of a training run whose best and worst message differ enough gives one row. TRL's
+        ``RewardTrainer`` takes the same rows.
+
+        Args:
+            run: As in `find`; a training run, whose values come from the true reward.
+            least: Smallest difference of the two messages' mean rewards, in ``(0, 2]``.
+            same: When two messages are duplicates, of which one is judged: a rule of `mas_gym.tasks.base` or a function
+                ``same(a, b)``; None: the rule of the run's task, as in `rewardmodels.collect`.
+
+        Returns:
+            Rows with ``agent``, ``prompt`` (the chat that the agent was sent), ``chosen`` and ``rejected`` (the
+            assistant's message, also as a chat), ``margin`` and ``problem``.
+
+        Raises:
+            ConfigError: ``least`` is out of its range.
+            StoreError: As for `plans`; it is no training run, or one of a program, whose prompts are not stored.
+        """
+        number = isinstance(least, int | float) and not isinstance(least, bool)
+        if not number or not 0 < least <= 2:
+            raise ConfigError(f"least: expected a number above 0 and at most 2, got {shown(least)}")
+        info = self.find(run)
+        mas = info.mas
+        if not info.config["training"]:
+            raise StoreError(
+                f"store {self.path}: expected a training run, got {info.label}; make one with mas-gym rollouts, or "
+                "search.run(..., training=True)"
+            )
+        if mas.program:
+            raise StoreError(f"store {self.path}: the prompts of {mas.name} are not stored: it is a program")
+        rule = same_rule(rule_of(str(info.facts.get("task"))) if same is None else same)
+        rows = []
+        for plan in self.plans(info.run):
+            if plan.tree is not None:
+                rows += [{**row, "problem": plan.problem_id} for row in preferences(plan.tree, mas, least, rule)]
+        return rows
+
+    def compare(
+        self,
+        runs: Iterable[str] = (),
+        baseline: str = "",
+        grading: str | None = None,
+        prices: PricesSource | None = None,
+    ) -> Comparison:
+        """Return the `search.Comparison` of stored runs: a row per planner and critic, averaged over seeds.
+
+        Args:
+            runs: Which runs, as in `find`; all by default.
+            baseline: The row to compare the others with, by its label or its planner; the first by default.
+            grading: A grading of these runs (`gradings`) in place of their own grades.
+            prices: Prices of the models, as for `search.run`; they add the column USD.
+
+        Raises:
+            UnknownNameError: A model has no price.
+            ConfigError: There is no such row, or the runs differ in more than planner, critic and seed.
+            StoreError: As for `plans`.
+        """
+        return stored_comparison(self, runs, baseline, grading, None if prices is None else as_prices(prices))
+
+    def export(self, path: str | os.PathLike[str], run: str | None = None) -> int:
+        """Write the nodes of one run's trees as a Parquet file and return how many there are.
+
+        The file is written next to ``path`` and renamed when it is complete.
+
+        Raises:
+            MissingDependencyError: Without pyarrow.
+            StoreError: As for `plans`; no file is written then.
+        """
+        info = self.find(run)
+        return write_parquet(self._trees(info), info, Path(path))
+
+    def dataset(self, run: str | None = None) -> Any:
+        """Return the nodes of one run's trees as a ``datasets.Dataset``.
+
+        Raises:
+            MissingDependencyError: Without datasets.
+            StoreError: As for `plans`.
+        """
+        info = self.find(run)
+        return to_dataset(self._trees(info), info)
+
+    def _trees(self, info: RunInfo) -> Iterator[ExportedSearch]:
+        def read(row: dict[str, Any]) -> ExportedSearch | None:
+            return None if row["error"] is not None else (row, *self._reader.parts(row)[:2])
+
+        return (tree for tree in self._each(info, read) if tree is not None)
+
+
+def _priced(outcome: Outcome, usage: Usage, cost: Callable[[Usage], float] | None) -> Outcome:
+    return outcome if cost is None else replace(outcome, usd=cost(usage))
+
+
+def preferences(
         self, run: str | None = None, *, least: float = 0.5, same: str | Same | None = None
     ) -> list[dict[str, Any]]:
         """Return preferences between messages of one agent to one prompt, in the columns of TRL's ``DPOTrainer``.
