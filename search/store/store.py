@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -471,102 +471,6 @@ class Store:
 
 def _priced(outcome: Outcome, usage: Usage, cost: Callable[[Usage], float] | None) -> Outcome:
     return outcome if cost is None else replace(outcome, usd=cost(usage))
-
-
-def preferences(
-        self, run: str | None = None, *, least: float = 0.5, same: str | Same | None = None
-    ) -> list[dict[str, Any]]:
-        """Return preferences between messages of one agent to one prompt, in the columns of TRL's ``DPOTrainer``.
-
-        Each state of a training run whose best and worst message differ enough gives one row. TRL's
-        ``RewardTrainer`` takes the same rows.
-
-        Args:
-            run: As in `find`; a training run, whose values come from the true reward.
-            least: Smallest difference of the two messages' mean rewards, in ``(0, 2]``.
-            same: When two messages are duplicates, of which one is judged: a rule of `mas_gym.tasks.base` or a function
-                ``same(a, b)``; None: the rule of the run's task, as in `rewardmodels.collect`.
-
-        Returns:
-            Rows with ``agent``, ``prompt`` (the chat that the agent was sent), ``chosen`` and ``rejected`` (the
-            assistant's message, also as a chat), ``margin`` and ``problem``.
-
-        Raises:
-            ConfigError: ``least`` is out of its range.
-            StoreError: As for `plans`; it is no training run, or one of a program, whose prompts are not stored.
-        """
-        number = isinstance(least, int | float) and not isinstance(least, bool)
-        if not number or not 0 < least <= 2:
-            raise ConfigError(f"least: expected a number above 0 and at most 2, got {shown(least)}")
-        info = self.find(run)
-        mas = info.mas
-        if not info.config["training"]:
-            raise StoreError(
-                f"store {self.path}: expected a training run, got {info.label}; make one with mas-gym rollouts, or "
-                "search.run(..., training=True)"
-            )
-        if mas.program:
-            raise StoreError(f"store {self.path}: the prompts of {mas.name} are not stored: it is a program")
-        rule = same_rule(rule_of(str(info.facts.get("task"))) if same is None else same)
-        rows = []
-        for plan in self.plans(info.run):
-            if plan.tree is not None:
-                rows += [{**row, "problem": plan.problem_id} for row in preferences(plan.tree, mas, least, rule)]
-        return rows
-
-    def compare(
-        self,
-        runs: Iterable[str] = (),
-        baseline: str = "",
-        grading: str | None = None,
-        prices: PricesSource | None = None,
-    ) -> Comparison:
-        """Return the `search.Comparison` of stored runs: a row per planner and critic, averaged over seeds.
-
-        Args:
-            runs: Which runs, as in `find`; all by default.
-            baseline: The row to compare the others with, by its label or its planner; the first by default.
-            grading: A grading of these runs (`gradings`) in place of their own grades.
-            prices: Prices of the models, as for `search.run`; they add the column USD.
-
-        Raises:
-            UnknownNameError: A model has no price.
-            ConfigError: There is no such row, or the runs differ in more than planner, critic and seed.
-            StoreError: As for `plans`.
-        """
-        return stored_comparison(self, runs, baseline, grading, None if prices is None else as_prices(prices))
-
-    def export(self, path: str | os.PathLike[str], run: str | None = None) -> int:
-        """Write the nodes of one run's trees as a Parquet file and return how many there are.
-
-        The file is written next to ``path`` and renamed when it is complete.
-
-        Raises:
-            MissingDependencyError: Without pyarrow.
-            StoreError: As for `plans`; no file is written then.
-        """
-        info = self.find(run)
-        return write_parquet(self._trees(info), info, Path(path))
-
-    def dataset(self, run: str | None = None) -> Any:
-        """Return the nodes of one run's trees as a ``datasets.Dataset``.
-
-        Raises:
-            MissingDependencyError: Without datasets.
-            StoreError: As for `plans`.
-        """
-        info = self.find(run)
-        return to_dataset(self._trees(info), info)
-
-    def _trees(self, info: RunInfo) -> Iterator[ExportedSearch]:
-        def read(row: dict[str, Any]) -> ExportedSearch | None:
-            return None if row["error"] is not None else (row, *self._reader.parts(row)[:2])
-
-        return (tree for tree in self._each(info, read) if tree is not None)
-
-
-def _priced(row: Mapping[str, Any], outcome: Outcome, cost: Callable[[Usage], float] | None) -> Outcome:
-    return outcome if cost is None else replace(outcome, usd=cost(usage_of_row(row)))
 
 
 def preferences(tree: Tree, mas: MAS, least: float, same: Same) -> Iterator[dict[str, Any]]:
