@@ -250,7 +250,7 @@ def test_a_judges_tokens_are_kept_with_each_search(tmp_path: Path) -> None:
     assert "Judge TOK" in str(table) and "Judge TOK" in to_html(table.rows)
     assert "grader_tokens" in to_csv(table.rows).splitlines()[0]
     with sqlite3.connect(store) as connection:
-        connection.execute("UPDATE grader_costs SET grader_tokens = 1")
+        connection.execute("UPDATE searches SET grader_tokens = 1")
     with search.open_store(store) as opened, pytest.raises(StoreError, match="damaged"):
         list(opened.plans())
 
