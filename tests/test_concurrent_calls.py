@@ -111,7 +111,7 @@ def pooled(question: str, client: OpenAI) -> str:
 
 
 def woken_by_callbacks(question: str, client: OpenAI) -> str:
-    """Wait for jobs in a way that the callbacks of their futures end, as LangGraph does."""
+    """Wait for callbacks of futures and not for the futures, as LangGraph does."""
     found: dict[str, str] = {}
     done = threading.Semaphore(0)
 

@@ -123,7 +123,10 @@ def test_damaged_requests_are_reported(tmp_path: Path) -> None:
     connection.execute("UPDATE requests SET messages = '[]' WHERE node = 1 AND search = (SELECT min(id) FROM searches)")
     connection.commit()
     connection.close()
-    with open_store(store) as opened, pytest.raises(StoreError, match="not what was written"):
+    with (
+        open_store(store) as opened,
+        pytest.raises(StoreError, match="its tree, candidates, curve or requests are not what was written"),
+    ):
         list(opened.plans())
     assert len(list(search.run("single", problems(2), store=store, **options))) == 2
     with open_store(store) as opened:

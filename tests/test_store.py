@@ -843,7 +843,8 @@ def test_a_damaged_tree_is_reported(tmp_path: Path) -> None:
     with (
         open_store(path) as store,
         pytest.raises(
-            StoreError, match=r"searches are damaged: 'toy/0' \(its tree, candidates or curve are not what was written"
+            StoreError,
+            match=r"searches are damaged: 'toy/0' \(its tree, candidates, curve or requests are not what was written",
         ),
     ):
         list(store.plans())

@@ -128,7 +128,9 @@ def test_damaged_candidates_are_reported(store: Path) -> None:
         assert len(list(opened.outcomes("stopped"))) == 5
         for read in (partial(opened.outcomes, grading="odd"), opened.values):
             found = []
-            with pytest.raises(StoreError, match=r"searches are damaged: 'toy/2' \(its tree, candidates or curve"):
+            with pytest.raises(
+                StoreError, match=r"searches are damaged: 'toy/2' \(its tree, candidates, curve or requests"
+            ):
                 found.extend(read("stopped"))
                 raise AssertionError("damage was not noticed")
         with pytest.raises(StoreError, match="'toy/2'"):

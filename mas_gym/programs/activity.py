@@ -180,7 +180,7 @@ _RESULT = "a result on the event loop"
 
 
 def _end_after_callbacks(future: Future[Any], job: Job) -> None:
-    """End a job once the callbacks of its future have run: LangGraph's wake the thread that waits for the future."""
+    """End a job after the callbacks of its future: LangGraph waits for its callbacks, not for the futures."""
     invoke = future._invoke_callbacks  # type: ignore[attr-defined]
 
     def invoke_tracked() -> None:

@@ -59,9 +59,9 @@ def node_header() -> dict[str, str]:
     """Return the header that names the node which runs in this context, and its task; empty if none does."""
     config = sys.modules.get("langchain_core.runnables.config")
     running = getattr(config, "var_child_runnable_config", None)
-    told = (running.get() or {}).get("metadata") or {} if isinstance(running, ContextVar) else {}
-    node = _node(told)
-    return {NODE_HEADER: f"{quote(node)} {_place(told.get('langgraph_path', ()))}".strip()} if node else {}
+    metadata = (running.get() or {}).get("metadata") or {} if isinstance(running, ContextVar) else {}
+    node, place = _node(metadata), _place(metadata.get("langgraph_path", ()))
+    return {NODE_HEADER: f"{quote(node)} {place}".strip()} if node else {}
 
 
 def _place(path: Iterable[Any]) -> str:
@@ -74,14 +74,14 @@ def _place(path: Iterable[Any]) -> str:
     return "-".join(map(str, numbers))
 
 
-def _node(told: Mapping[str, Any]) -> str:
+def _node(metadata: Mapping[str, Any]) -> str:
     """Return the node that LangGraph's metadata name.
 
     >>> _node({"langgraph_node": "model", "langgraph_checkpoint_ns": "writer:1f|model:2e"})
     'writer'
     """
-    if not told.get("langgraph_node"):
+    if not metadata.get("langgraph_node"):
         return ""
-    path = [part.partition(":")[0] for part in str(told.get("langgraph_checkpoint_ns") or "").split("|")]
+    path = [part.partition(":")[0] for part in str(metadata.get("langgraph_checkpoint_ns") or "").split("|")]
     outer = next((name for name in reversed(path) if name and name not in _INNER), "")
-    return outer or str(told.get("lc_agent_name") or told["langgraph_node"])
+    return outer or str(metadata.get("lc_agent_name") or metadata["langgraph_node"])

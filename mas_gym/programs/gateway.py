@@ -89,8 +89,8 @@ class Gateway:
         Raises:
             CallError: See `read_call`; or the call cannot be answered as it asks.
         """
-        told = "\0".join((headers.get(AGENT_HEADER, ""), headers.get(NODE_HEADER, ""), ""))
-        key = blake2b(told.encode() + known, digest_size=16).digest()
+        caller = f"{headers.get(AGENT_HEADER, '')}\0{headers.get(NODE_HEADER, '')}\0"
+        key = blake2b(caller.encode() + known, digest_size=16).digest()
         call = self._calls.get(key)
         if call is None:
             if asked is None:

@@ -292,7 +292,8 @@ def agent_name(call: Call) -> str:
 def rehearse(program: Program) -> list[str]:
     """Run a program twice with a fixed reply to every call, and return the names of its agents in order.
 
-    A function of a file is run a third time, in a process of its own, if the order of sets is another one there.
+    A function that was loaded from a file also runs in a new process, to find requests that depend on the order of a
+    set; not if ``PYTHONHASHSEED`` is set, which makes that order the same in every process.
 
     A call that demands a structure gets a small instance of it. Only tools that hand over to another agent are called,
     each of them once: others may have effects. The log says where the run ended.
@@ -323,7 +324,7 @@ _CHANGES = (
 
 
 def _compare_elsewhere(program: Program, calls: Sequence[Call]) -> None:
-    """Warn if the program asks something else in a process with another order of sets, so that stores never resume."""
+    """Warn if the requests differ in a new process, where stored searches then cannot be resumed."""
     fixed = os.environ.get("PYTHONHASHSEED", "random") != "random"
     if fixed or not program.spec or not isinstance(program.source, FunctionSource):
         return

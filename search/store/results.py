@@ -107,7 +107,7 @@ def tree_values(row: Row, content: Content) -> TreeValues:
 
 
 class Totals(NamedTuple):
-    """What all searches of a run come to.
+    """Sums over all searches of a run.
 
     Attributes:
         right: How many chose a right answer.
@@ -125,7 +125,7 @@ class Totals(NamedTuple):
 
 
 def totals(connection: sqlite3.Connection, run: str) -> Totals | None:
-    """Return what the searches of a run come to; None if some are not what was written."""
+    """Return the sums over the searches of a run; None if a search is damaged."""
     connection.create_function("checksum", -1, lambda *row: checksum(row), deterministic=True)
     sums = ", ".join(f"total({name}) FILTER (WHERE error IS NULL)" for name in USAGE)
     query = (

@@ -102,7 +102,7 @@ class Writer:
     def search(self, run: str, problem: Problem, plan: Plan, seeds: Seeds) -> bytes:
         """Store a plan with its tree, in place of an earlier one of the same problem, and return its checksum.
 
-        The caller seals the run, whose number of searches this changes.
+        This changes the number of searches in the run's row, so the caller must write its checksum with `seal`.
         """
         key = search_id(run, problem.id)
         query = "SELECT count(*), count(error) FROM searches WHERE id = ?"
@@ -305,7 +305,7 @@ class Reader:
         """Return the content of some rows of ``searches``, checked."""
         found = content_of(self._connection, [row["id"] for row in rows])
         if any(checksum(content) != row["content"] for row, content in zip(rows, found, strict=True)):
-            raise Damage("its tree, candidates or curve are not what was written")
+            raise Damage("its tree, candidates, curve or requests are not what was written")
         return found
 
     def _known_texts(self, keys: Iterable[bytes | None]) -> dict[bytes | None, str | None]:

@@ -259,7 +259,7 @@ class Store:
         return self._batches(self.find(run), list, texts=texts)
 
     def totals(self, run: str | None = None) -> Totals:
-        """Return what the searches of one run come to, from SQL; arguments and errors as for `rows`."""
+        """Return sums over the searches of one run, computed by SQL; arguments and errors as for `rows`."""
         info = self.find(run)
         with explained(self.path):
             try:
