@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from search import RunInfo, Store
     from search.compare import Outcome
     from search.report.listing import Cell, StoredRow
-    from search.store.regrade import Regraded
+    from search.store.regrading import Regraded
 
 _KEY = 16
 _QUESTION = 300

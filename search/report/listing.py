@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 
 if TYPE_CHECKING:
     from search.compare import ResultRow
-    from search.store.regrade import Regraded
+    from search.store.regrading import Regraded
 
 from search.pages.tree import PAGE
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from search import Store
-    from search.store.regrade import Regraded
+    from search.store.regrading import Regraded
 
 _RANKS = (1, 2, 3, 5, 8, 10)
 _MOST_AGENTS = 12
