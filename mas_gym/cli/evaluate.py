@@ -121,8 +121,8 @@ def evaluate(
     if recorded is None and (run is not None or distinct):
         raise ConfigError("--run and --distinct belong to --recorded FILE")
     if recorded is not None:
-        alone = {"--mas": mas, "--program": program, "--policy": policy, "--cache": cache, "--ray": ray}
-        _check_alone({**alone, "--workers": workers, "--judge": source.judge}, source)
+        given = {"--mas": mas, "--program": program, "--policy": policy, "--cache": cache, "--ray": ray}
+        _check_alone({**given, "--workers": workers}, source)
         bench, name = _recorded_bench(recorded, run, distinct, source.number)
         bench = replace(bench, seeds=numbers, concurrency=concurrency, store=store, budget=limits[0])
         bench = replace(bench, run_budget=limits[1], prices=costs)

@@ -199,7 +199,7 @@ def _wins(count: int, counts: Sequence[int], silent: int, k: int) -> float:
 
 def _with_answer(table: NDArray[np.float64], chances: NDArray[np.float64], votes: int) -> NDArray[np.float64]:
     """Return the table with one more answer, which has at most ``votes`` votes."""
-    found = chances[0] * table
+    found: NDArray[np.float64] = chances[0] * table
     for more in range(1, min(votes, len(table))):
         found[more:] += chances[more] * table[:-more]
     if votes < len(table):
