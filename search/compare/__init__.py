@@ -2,7 +2,8 @@
 
 `arms` runs the searches, `matching` sets planners to an equal cost, and `comparison` builds the tables of
 `search.results`. `first_errors` evaluates critics on `transcripts` whose first wrong step is known,
-`calibration` evaluates them on stored trees, and `blame` finds the message that most lowered a value.
+`calibration` evaluates them on stored trees, `selection` chooses among recorded samples, and `blame` finds the message
+that most lowered a value.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from search.compare.comparison import compare, matched
     from search.compare.first_errors import FirstErrorFigures, Threshold, bench_critic
     from search.compare.matching import Match, calibrate
+    from search.compare.selection import Selection, select
     from search.results.display import (
         report,
         results_table,
@@ -65,6 +67,7 @@ _HOMES = {
     "search.compare.comparison": "compare matched",
     "search.compare.first_errors": "FirstErrorFigures Threshold bench_critic",
     "search.compare.matching": "Match calibrate",
+    "search.compare.selection": "Selection select",
     "search.results.display": (
         "report results_table save_tradeoff to_csv to_html to_json to_latex to_markdown tradeoff_figure"
     ),
@@ -91,6 +94,7 @@ __all__ = [
     "Outcome",
     "Remote",
     "ResultRow",
+    "Selection",
     "Spread",
     "Threshold",
     "Workers",
@@ -113,6 +117,7 @@ __all__ = [
     "report",
     "results_table",
     "save_tradeoff",
+    "select",
     "summarise",
     "to_csv",
     "to_html",

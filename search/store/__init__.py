@@ -3,7 +3,7 @@
 `store` reads and exports runs. `record` writes a run with the identity of its settings and locks it for other
 writers. `rows` converts runs and searches to rows and back, and `file` has the tables and their
 checksums. `results` reads what tables need without the trees. `regrading` grades stored searches again, and `importing`
-writes recorded transcripts as runs.
+writes recorded transcripts as runs, and `recorded` opens runs to search them again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from search.results.run_info import RunInfo
     from search.store.importing import Imported, import_transcripts
     from search.store.record import RunRecord, engine_identity, open_record, run_config
+    from search.store.recorded import Recorded, as_recorded
     from search.store.regrading import Regrade, regrade
     from search.store.results import Totals, TreeValues, outcome_of_row
     from search.store.store import Store, open_store
@@ -24,6 +25,7 @@ _HOMES = {
     "search.results.run_info": "RunInfo",
     "search.store.importing": "Imported import_transcripts",
     "search.store.record": "RunRecord engine_identity open_record run_config",
+    "search.store.recorded": "Recorded as_recorded",
     "search.store.regrading": "Regrade regrade",
     "search.store.results": "Totals TreeValues outcome_of_row",
     "search.store.store": "Store open_store",
@@ -31,12 +33,14 @@ _HOMES = {
 
 __all__ = [
     "Imported",
+    "Recorded",
     "Regrade",
     "RunInfo",
     "RunRecord",
     "Store",
     "Totals",
     "TreeValues",
+    "as_recorded",
     "engine_identity",
     "import_transcripts",
     "open_record",
