@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mas_gym.policies import AsyncPolicy, Policy
     from mas_gym.tasks.base import Problem
     from search.budget import Budget
-    from search.engine.journal import Progress
+    from search.engine.progress import Progress
     from search.setup import Sampling
 
 from search.results.table import CALIBRATION_PROBLEMS, Comparison

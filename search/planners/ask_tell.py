@@ -63,7 +63,7 @@ class AskTell(Planner):
         algorithm: An object with ``init_tree``, ``ask_batch`` and ``tell``.
         n_trials: Number of trials.
         batch: Trials requested at a time, sampled and scored together.
-        values: Kind of the run's values; set by the driver.
+        values: Kind of the run's values; set by the scheduler.
     """
 
     size_setting = "n_trials"
