@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from mas_gym.errors import ConfigError
-from mas_gym.policies.base import AsyncPolicy, Policy, effective_temperature
+from mas_gym.policies.base import AsyncPolicy, Policy, as_policy, effective_temperature
 from mas_gym.programs import Program, load_program
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
@@ -195,9 +195,4 @@ def resolve_policy(mas: MAS, policy: Policy | AsyncPolicy | None) -> Policy | As
         from mas_gym.policies import load_policy
 
         policy = load_policy(dict(mas.policies))
-    if not isinstance(policy, Policy | AsyncPolicy):
-        raise ConfigError(
-            f"expected a policy with sample(requests) or sample_async(request), got {type(policy).__name__}; "
-            "make one with mas_gym.policies.load_policy('tiny')"
-        )
-    return policy
+    return as_policy(policy)

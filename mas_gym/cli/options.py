@@ -451,9 +451,7 @@ def note_order(searches: int) -> None:
 
 def note_costs(policy: Policy | AsyncPolicy | None) -> None:
     """Print each engine's calls, tokens, faults and cost."""
-    from mas_gym.policies.meters import meters_of
-
-    for name, meter in meters_of(policy).items():
+    for name, meter in (policy.meters if policy is not None else {}).items():
         note(f"{name}: {meter}")
 
 
@@ -518,8 +516,8 @@ def _cores() -> int:
 
 def _is_shipped(planner: Planner) -> bool:
     """Whether another process can import the planner."""
+    from mas_gym.internal.adapter import Adapter
     from search.planners import ChosenRecipients
-    from search.protocol import Adapter
 
     if isinstance(planner, ChosenRecipients):
         return _is_shipped(planner.planner)

@@ -15,6 +15,7 @@ from mas_gym.policies.base import (
     SamplingRequest,
     SamplingSession,
     StreamingPolicy,
+    as_policy,
 )
 from mas_gym.policies.cache import RecordedPolicy, RecordingPolicy
 from mas_gym.policies.registry import known_policies, load_policy
@@ -46,6 +47,7 @@ __all__ = [
     "ScriptedPolicy",
     "StreamingPolicy",
     "TransformersPolicy",
+    "as_policy",
     "known_policies",
     "load_policy",
     "open_session",

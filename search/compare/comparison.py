@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError
 from mas_gym.internal.text import one_line
+from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.systems.graph import MAS
 from search.compare.arms import Arm, Bench, measure, named_critics, named_planners, pair
 from search.compare.matching import Match, calibrate
@@ -21,7 +22,6 @@ from search.results.table import Calibrated
 from search.setup import ProgramSource, read_system
 
 if TYPE_CHECKING:
-    from mas_gym.policies import AsyncPolicy, Policy
     from mas_gym.tasks.base import Problem
     from search.budget import Budget
     from search.engine.journal import Progress
@@ -86,6 +86,7 @@ def compare(
     guides: Any = [critics] if isinstance(critics, str) or hasattr(critics, "score") else critics
     arms = pair(named_planners(planners), named_critics(guides))
     system, loaded = read_system(mas, program)
+    policy = None if policy is None else as_policy(policy)
     bench = Bench(items, system, policy, chosen, concurrency, store, None, budget, run_budget, sampling, program=loaded)
     bench = replace(bench, prices=None if prices is None else as_prices(prices))
     calibrated: list[Calibrated] = []

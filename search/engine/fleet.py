@@ -21,8 +21,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, need
-from mas_gym.policies.base import AsyncPolicy, Policy
-from mas_gym.policies.meters import Meter, meters_of
+from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
+from mas_gym.policies.meters import Meter
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem
 from search.budget import Budget
@@ -199,7 +199,7 @@ class Worker:
         prices: Prices | None,
     ) -> None:
         """Load the engines."""
-        self._policy = make_policy()
+        self._policy = as_policy(make_policy())
         self._critic = make_critic() if make_critic is not None else None
         priced = priced_setup(setup(self._critic), self._policy.name, prices)
         self._scheduler = Scheduler(priced, self._policy, concurrency=concurrency, task=task).start()
@@ -224,7 +224,7 @@ class Worker:
 
     async def costs(self) -> Costs:
         """Return what this actor has spent so far."""
-        return Costs(self._scheduler.usage, self._scheduler.calls, meters_of(self._policy))
+        return Costs(self._scheduler.usage, self._scheduler.calls, self._policy.meters)
 
 
 @dataclass(frozen=True)

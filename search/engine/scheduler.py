@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 from mas_gym.envs.scoring import scores_of
 from mas_gym.errors import ConfigError, EngineUnavailableError, SearchError
-from mas_gym.policies.base import AsyncPolicy, Policy
+from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.tasks.base import Problem
 from search.budget import Budget
 from search.engine.allowance import Allowance, Cost
@@ -148,6 +148,7 @@ class Scheduler:
         if concurrency < 1:
             raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
         self.stopped: str | None = None
+        policy = as_policy(policy)
         self._setup, self._engine = setup, policy
         self._task: Iterable[Problem] = () if task is None else task
         self._concurrency, self._budget, self.earlier = concurrency, run_budget or Budget(), Usage()
