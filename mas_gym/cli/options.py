@@ -333,9 +333,11 @@ def warn_of_misuse(policy: PolicySpec, task: str | None, mas: MAS, question: str
 
 def note_judge(task: Task) -> None:
     """Print what a judge has spent, which no search's TOK contains."""
-    grader = getattr(task, "grader", None)
-    judge = getattr(getattr(grader, "base", grader), "judge", None)
-    if judge is not None and hasattr(judge, "spent"):
+    from mas_gym.tasks.grading.graders import KindGrader, OwnGrader
+    from mas_gym.tasks.grading.judge import Judge
+
+    judge = task.grader.judge if isinstance(task.grader, KindGrader | OwnGrader) else None
+    if isinstance(judge, Judge):
         note(f"judge {judge.policy.name}: {judge.spent} (not in TOK)")
 
 

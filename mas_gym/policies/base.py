@@ -449,6 +449,15 @@ class _AdaptedAsyncPolicy(_Adapted, AsyncPolicy):
         return found
 
 
+_Shape = tuple[type[Policy | AsyncPolicy], type[_AdaptedPolicy | _AdaptedAsyncPolicy], tuple[str, ...]]
+_SHAPES: tuple[_Shape, ...] = (
+    (AsyncPolicy, _AdaptedAsyncPolicy, ("sample_async",)),
+    (StreamingPolicy, _AdaptedStreamingPolicy, ("sample", "open")),
+    (Policy, _AdaptedPolicy, ("sample",)),
+)
+"""The kinds of policies with their adapters and required methods; the first that fits an object is taken."""
+
+
 def as_policy(part: object) -> Policy | AsyncPolicy:
     """Return a policy as it is, and an object with a policy's methods as a policy with the attributes it lacks.
 
@@ -457,12 +466,11 @@ def as_policy(part: object) -> Policy | AsyncPolicy:
     Raises:
         ConfigError: It has none of these methods.
     """
-    if isinstance(part, Policy | AsyncPolicy):
-        return part
-    if has_method(part, "sample_async"):
-        return _AdaptedAsyncPolicy(part, AsyncPolicy)
-    if has_method(part, "sample"):
-        return (_AdaptedStreamingPolicy if has_method(part, "open") else _AdaptedPolicy)(part, Policy)
+    for shape, adapted, methods in _SHAPES:
+        if isinstance(part, shape):
+            return part
+        if all(has_method(part, name) for name in methods):
+            return adapted(part, shape)
     raise ConfigError(
         f"expected a policy with sample(requests) or sample_async(request), got {kind_of(part)}; make one with "
         "mas_gym.policies.load_policy('tiny'), or derive from mas_gym.policies.Policy"

@@ -4,7 +4,7 @@
 problems in memory. Importing this package reads no data and needs no optional package.
 """
 
-from mas_gym.tasks.base import Grade, Grader, GradingMode, Kind, Problem, Task
+from mas_gym.tasks.base import Grade, Grader, GradingMode, Kind, Problem, Task, as_task
 from mas_gym.tasks.catalogue import TASK_NAMES, check_task_options, load_task
 from mas_gym.tasks.grading.answers import extract_answer, grade
 from mas_gym.tasks.grading.expressions import answers_equal
@@ -20,6 +20,7 @@ __all__ = [
     "ProblemTask",
     "Task",
     "answers_equal",
+    "as_task",
     "check_task_options",
     "extract_answer",
     "grade",

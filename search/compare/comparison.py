@@ -13,6 +13,7 @@ from mas_gym.errors import ConfigError
 from mas_gym.internal.text import one_line
 from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.systems.graph import MAS
+from mas_gym.tasks.base import Problem, as_task, is_task
 from search.compare.arms import Arm, Bench, measure, named_critics, named_planners, pair
 from search.compare.matching import Match, calibrate
 from search.prices import PricesSource, as_prices
@@ -22,7 +23,6 @@ from search.results.table import Calibrated
 from search.setup import ProgramSource, read_system
 
 if TYPE_CHECKING:
-    from mas_gym.tasks.base import Problem
     from search.budget import Budget
     from search.engine.journal import Progress
     from search.setup import Sampling
@@ -80,7 +80,7 @@ def compare(
         ConfigError: No planner can run with these critics, or an argument is out of its range.
         MASGymError: A run ended early, such as when an engine is gone; finished searches are in the store.
     """
-    items = problems if hasattr(problems, "grade") else list(problems)
+    items = as_task(problems) if is_task(problems) else list(problems)
     if not (chosen := list(dict.fromkeys(seeds))):
         raise ConfigError("expected at least one seed, got none")
     guides: Any = [critics] if isinstance(critics, str) or hasattr(critics, "score") else critics

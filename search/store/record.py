@@ -20,11 +20,11 @@ from typing import IO, Any
 import mas_gym
 from mas_gym.errors import DataError, IdentityError, StoreError
 from mas_gym.internal.database import transaction
-from mas_gym.internal.identity import digest_of, identity_of
+from mas_gym.internal.identity import digest_of, identity_of, own_identity
 from mas_gym.policies.meters import Meter, money_of
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
-from mas_gym.tasks.base import Problem
+from mas_gym.tasks.base import Problem, Task
 from mas_gym.tasks.sequences import ProblemTask, ProceduralTask
 from search.plan import Plan
 from search.planners.registry import planner_spec
@@ -80,9 +80,9 @@ def _grading(problems: Iterable[Problem]) -> Any:
     """Return how problems are graded, and nothing about which problems they are."""
     if isinstance(problems, ProblemTask | ProceduralTask):
         return _stated("task", problems.identity())
-    if callable(getattr(problems, "identity", None)):
+    if own_identity(problems) is not None:
         return _stated("task", problems)
-    if hasattr(problems, "grade") and hasattr(problems, "extract"):
+    if isinstance(problems, Task):
         # A user's own task: its attributes include its problems, so only a digest is stored.
         return {"task": digest_of(_stated("task", problems))}
     return "strict"
@@ -102,8 +102,8 @@ def run_facts(setup: Setup, problems: Iterable[Problem]) -> dict[str, Any]:
     return {
         "mas_gym": mas_gym.__version__,
         "planner": planner_spec(setup.planner),
-        "task": getattr(problems, "name", None),
-        "split": getattr(problems, "split", None),
+        "task": problems.name if isinstance(problems, Task) else None,
+        "split": (problems.split or None) if isinstance(problems, Task) else None,
         "problems": len(problems) if isinstance(problems, Sized) else None,
         "started": datetime.now(UTC).isoformat(),
     }
