@@ -99,10 +99,11 @@ def _stated(role: str, part: object) -> Any:
 
 def run_facts(setup: Setup, problems: Iterable[Problem]) -> dict[str, Any]:
     """Return what does not determine a run's results."""
+    named = problems if isinstance(problems, Task) else setup.recording
     return {
         "mas_gym": mas_gym.__version__,
         "planner": planner_spec(setup.planner),
-        "task": problems.name if isinstance(problems, Task) else None,
+        "task": None if named is None else named.name,
         "split": (problems.split or None) if isinstance(problems, Task) else None,
         "problems": len(problems) if isinstance(problems, Sized) else None,
         "started": datetime.now(UTC).isoformat(),
@@ -439,7 +440,7 @@ class RunRecord:
 
     def save(self, problem: Problem, plan: Plan, made: Mapping[tuple[bytes, str], SampleRecord]) -> None:
         """Write a search that has ended, and what it cost, in one transaction."""
-        seeds = {key: entry.seed for key, entry in made.items()}
+        seeds = {key: entry.seed for key, entry in made.items() if entry.seed is not None}
         before, mark = (self._fresh, self._facts), None
         try:
             with explained(self.path), transaction(self._connection):
