@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from mas_gym.errors import ConfigError
@@ -70,7 +71,7 @@ class BestOfN(Planner):
                 break
             if len(ends) < self.n:
                 leader = max(ends, key=scores.__getitem__)
-                yield from watch.check(leader, ends, lambda: pass_gain([*scores.values()]))
+                yield from watch.check(leader, ends, partial(pass_gain, [*scores.values()]))
         leaders = [max(ends[: n + 1], key=scores.__getitem__) for n in range(len(ends))]
         curve = vote_curve(tree, ends, leaders)
         return Plan(ranked(tree, ends, scores, leaders[-1]), tree, curve, stopped=watch.stopped)

@@ -1,8 +1,9 @@
 """Rules that end a search early, once its answer is settled.
 
-A planner that takes ``stop`` consults its rule at every point where it could end: after each pass (`BestOfN`), after each
-simulation (`MCTS`, `AdaptiveBranching`, `AskTell`), or after each turn (`StepBeamSearch`, `DVTS`, `REBASE`). A search
-that works turn by turn cannot end at once: it continues its best state alone, with one message per turn.
+A planner with a setting ``stop`` consults the rule at every point where it could end: after each pass (`BestOfN`),
+after each simulation (`MCTS`, `AdaptiveBranching`, `AskTell`), or after each turn (`StepBeamSearch`, `DVTS`,
+`REBASE`). A search that works turn by turn cannot end at once: it continues its best state alone, with one message per
+turn.
 
 ======================== =======================================================================================
 ``stop=0.9``             the critic's value of the answer, read as a probability of being right, exceeds 0.9
@@ -41,11 +42,13 @@ class Evidence(NamedTuple):
 
     Attributes:
         root: The initial state.
-        state: The state that the answer comes from: terminal, or the best state of a search that works turn by turn.
+        state: The state that the answer comes from, or the best state of a search that works turn by turn.
+        terminal: Whether that state is terminal.
         check: The number of this check, from 1.
         value: The critic's value of ``state``.
         score: Its path score: the mean value on the way to it, or its own value if only outcomes have values.
-        agreement: Share of the finished paths that have its answer; 0 for a state that is not terminal.
+        agreement: Votes for its answer divided by one more than the finished paths, so that one path alone is no
+            agreement; 0 for a state that is not terminal.
         found: Finished paths.
         unchanged: Checks in a row, this one included, whose answer was the same.
         gain: Expected increase of the answer's value by one more pass or simulation, in units of the critic's values;
@@ -54,6 +57,7 @@ class Evidence(NamedTuple):
 
     root: MASState
     state: MASState
+    terminal: bool
     check: int
     value: float
     score: float
@@ -100,13 +104,17 @@ class StopMap:
     def __post_init__(self) -> None:
         """Check the numbers. Raises `ConfigError`."""
         if not self.weights or not set(self.weights) <= set(FEATURES):
-            raise ConfigError(f"stop map: expected weights for some of {', '.join(FEATURES)}, got {shown(self.weights)}")
+            raise ConfigError(
+                f"stop map: expected weights for some of {', '.join(FEATURES)}, got {shown(self.weights)}"
+            )
         numbers = [*self.weights.values(), self.bias, *(x for point in self.points for x in point)]
         if not all(_is_number(number) for number in numbers):
             raise ConfigError("stop map: expected finite numbers as weights, bias and points")
         if any(right[0] <= left[0] or right[1] < left[1] for left, right in pairwise(self.points)):
             raise ConfigError("stop map: expected points of increasing index and non-decreasing probability")
-        if any(not 0 <= p <= 1 for _, p in self.points) or not (_is_number(self.threshold) and 0 <= self.threshold <= 1):
+        if any(not 0 <= p <= 1 for _, p in self.points) or not (
+            _is_number(self.threshold) and 0 <= self.threshold <= 1
+        ):
             raise ConfigError("stop map: expected probabilities and a threshold from 0 to 1")
 
     def probability(self, features: Mapping[str, float]) -> float:
@@ -120,7 +128,7 @@ class StopMap:
         (left, low), (right, high) = self.points[place - 1 : place + 1]
         return low + (high - low) * (index - left) / (right - left)
 
-    def to_dict(self, about: Mapping[str, Any] = {}) -> dict[str, Any]:  # noqa: B006
+    def to_dict(self, about: Mapping[str, Any] = {}) -> dict[str, Any]:
         """Return the contents of a file, with facts about the calibration that are not read back."""
         return {
             "format": "mas-gym-stop",
@@ -155,7 +163,9 @@ class StopMap:
             weights, names = dict(found["weights"]), (str(found["planner"]), str(found["critic"]))
             return cls(*names, weights, found["bias"], points, found["threshold"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError) as error:
-            raise DataError(f"{path}: expected a stop map of schema {SCHEMA}, got {shown(str(error))}; {remedy}") from None
+            raise DataError(
+                f"{path}: expected a stop map of schema {SCHEMA}, got {shown(str(error))}; {remedy}"
+            ) from None
 
 
 class StopRule(ABC):
@@ -408,10 +418,11 @@ class Watch:
         evidence = Evidence(
             tree.states[0],
             tree.states[leader],
+            tree.is_terminal(leader),
             self._checks,
             value,
             value if self._outcomes_only else math.fsum(tree.values[node] for node in path) / len(path),
-            same / len(ends) if same else 0.0,
+            same / (len(ends) + 1),
             len(ends),
             self._unchanged,
             gain() if gain is not None and rule.needs_gain else math.inf,
