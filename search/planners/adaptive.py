@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mas_gym.errors import BudgetError
+from mas_gym.errors import BudgetError, ExhaustedError
 from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
@@ -45,7 +45,8 @@ class AdaptiveBranching(Planner):
     sampled mean is taken, so a state grows wide if its messages differ and deep if they are good.
 
     A simulation goes down to a terminal state, sampling one message at each new state, and backs
-    up the value of its terminal state. Decoding follows the largest Q among children.
+    up the value of its terminal state. Decoding follows the largest Q among children. At a state of a recorded run
+    without further messages, the arm of new messages is closed.
 
     Attributes:
         n_simulations: Number of simulations.
@@ -91,6 +92,7 @@ class _Growth:
         self.squares = [0.0]
         self.firsts: dict[int, list[float]] = {}
         self.ends: list[int] = []
+        self.exhausted: set[int] = set()
         self.watch = Watch(planner.stop, self.tree)
 
     def settled(self) -> Generator[list[Request], list[Any], bool]:
@@ -103,8 +105,12 @@ class _Growth:
         while not tree.is_terminal(path[-1]):
             node = self._choose(path[-1])
             if node is None:
-                yield from self._sample(path)
-                new.append(path[-1])
+                try:
+                    yield from self._sample(path)
+                except ExhaustedError:
+                    self.exhausted.add(path[-1])
+                else:
+                    new.append(path[-1])
             else:
                 path.append(node)
         value = tree.values[path[-1]]
@@ -140,6 +146,8 @@ class _Growth:
             sample = self._draw(mean, n, total, self.squares[child])
             if sample > best_sample:
                 best, best_sample = child, sample
+        if node in self.exhausted:
+            return best
         firsts = self.firsts.get(node, [])
         fresh = self._draw(mean, len(firsts), math.fsum(firsts), math.fsum(v * v for v in firsts))
         return best if best_sample >= fresh else None
