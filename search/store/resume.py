@@ -16,7 +16,7 @@ from typing import Any
 
 from mas_gym.errors import DataError, StoreError
 from mas_gym.internal.database import transaction
-from mas_gym.policies.meters import money_of
+from mas_gym.policies.meters import Meter, money_of
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem
@@ -44,7 +44,12 @@ class RunRecord:
     """
 
     def __init__(
-        self, path: Path, config: Mapping[str, Any], facts: Mapping[str, Any], name: str | None, policy: object = None
+        self,
+        path: Path,
+        config: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        name: str | None,
+        meters: Mapping[str, Meter] = MappingProxyType({}),
     ) -> None:
         """Open the store, and start or resume the run.
 
@@ -53,7 +58,7 @@ class RunRecord:
             config: All that determines the run's results.
             facts: What does not.
             name: What to call the run.
-            policy: The policy whose cost in money is recorded for this run, if its engines have a price.
+            meters: The policy's meters, whose cost in money is recorded for this run, if they have a price.
 
         Raises:
             StoreError: The store cannot be written, the run is being written by another process, or the name and the
@@ -72,7 +77,7 @@ class RunRecord:
         try:
             with explained(path), transaction(self._connection):
                 self._start(name, config, text, facts)
-            self._policy, self._paid, self._money = policy, money_of(policy) or 0.0, self._facts.get("money", 0.0)
+            self._meters, self._paid, self._money = meters, money_of(meters) or 0.0, self._facts.get("money", 0.0)
             self.spent = Usage(**self._facts.get("spent", {}))
         except BaseException:
             self.close()
@@ -224,7 +229,7 @@ class RunRecord:
         self._fresh += usage
         total = replace(self.spent + self._fresh, seconds=self.spent.seconds + perf_counter() - self._opened)
         # This includes the cost so far of open requests, which servers do not refund.
-        money = money_of(self._policy)
+        money = money_of(self._meters)
         paid = {} if money is None else {"money": self._money + money - self._paid}
         self._note(spent=asdict(total), **paid)
 
@@ -244,7 +249,7 @@ def open_record(
         StoreError: As for `RunRecord`.
     """
     path = store.path if isinstance(store, Store) else Path(store)
-    return RunRecord(path, run_config(setup, problems, policy), run_facts(setup, problems), name, policy)
+    return RunRecord(path, run_config(setup, problems, policy), run_facts(setup, problems), name, policy.meters)
 
 
 def _mas_of(config: Mapping[str, Any]) -> MAS:

@@ -9,8 +9,8 @@ from typing import Any
 
 import mas_gym
 from mas_gym.errors import IdentityError
-from mas_gym.internal.identity import digest_of, identity_of
-from mas_gym.tasks.base import Problem
+from mas_gym.internal.identity import digest_of, identity_of, own_identity
+from mas_gym.tasks.base import Problem, Task
 from mas_gym.tasks.sequences import ProblemTask, ProceduralTask
 from search.planners.registry import planner_spec
 from search.results.run_info import RunInfo
@@ -59,9 +59,9 @@ def _grading(problems: Iterable[Problem]) -> Any:
     """Return how problems are graded, and nothing about which problems they are."""
     if isinstance(problems, ProblemTask | ProceduralTask):
         return _stated("task", problems.identity())
-    if callable(getattr(problems, "identity", None)):
+    if own_identity(problems) is not None:
         return _stated("task", problems)
-    if hasattr(problems, "grade") and hasattr(problems, "extract"):
+    if isinstance(problems, Task):
         # A user's own task: its attributes include its problems, so only a digest is stored.
         return {"task": digest_of(_stated("task", problems))}
     return "strict"
@@ -78,11 +78,12 @@ def _stated(role: str, part: object) -> Any:
 
 def run_facts(setup: Setup, problems: Iterable[Problem]) -> dict[str, Any]:
     """Return what does not determine a run's results."""
+    named = problems if isinstance(problems, Task) else setup.recording
     return {
         "mas_gym": mas_gym.__version__,
         "planner": planner_spec(setup.planner),
-        "task": getattr(problems, "name", None),
-        "split": getattr(problems, "split", None),
+        "task": None if named is None else named.name,
+        "split": (problems.split or None) if isinstance(problems, Task) else None,
         "problems": len(problems) if isinstance(problems, Sized) else None,
         "started": datetime.now(UTC).isoformat(),
     }
