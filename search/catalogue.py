@@ -6,8 +6,8 @@ A package adds names with entry points in the group ``mas_gym.critics``. An entr
 * the path of a folder that training wrote;
 * a function that returns such a path, whose keyword arguments are options.
 
-Two names have a meaning beyond their own: ``folder`` loads what is named by a path alone, and ``hub`` finds the folder
-of what is named ``org/name`` alone.
+Three names have a meaning beyond their own: ``folder`` loads what is named by a path alone, ``features`` does so if the
+folder has a file ``features.json``, and ``hub`` finds the folder of what is named ``org/name`` alone.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ ENTRY_POINTS = "mas_gym.critics"
 Loader = Callable[..., Any]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_FEATURES = "features"
 _OF_PARTS = ("ensemble:", "judge:")
 """Beginnings of specs that contain other specs, which may be user code."""
 
@@ -123,8 +124,10 @@ def _known() -> dict[str, Loader | EntryPoint]:
 def _named(spec: str, known: dict[str, Loader | EntryPoint]) -> tuple[str, str]:
     """Return the name and the argument that a spec means."""
     name, _, argument = spec.partition(":")
-    if spec not in known and Path(spec).expanduser().is_dir():
-        return "folder", str(Path(spec).expanduser())
+    folder = Path(spec).expanduser()
+    if spec not in known and folder.is_dir():
+        # The one kind of trained critic that is no language model.
+        return _FEATURES if (folder / f"{_FEATURES}.json").is_file() else "folder", str(folder)
     if name in known:
         return name, argument
     if _HUB_NAME.fullmatch(spec) and not Path(spec).parent.exists() and "hub" in known:
