@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from search.store.regrading import Regrade, regrade
     from search.store.results import Totals, TreeValues, outcome_of_row
     from search.store.store import Store, open_store
+from search.store.verdicts import RecordedCritic
 
 _HOMES = {
     "search.results.run_info": "RunInfo",
@@ -34,6 +35,7 @@ _HOMES = {
 __all__ = [
     "Imported",
     "Recorded",
+    "RecordedCritic",
     "Regrade",
     "RunInfo",
     "RunRecord",
