@@ -203,7 +203,8 @@ def _evaluate_recorded(
     }
     show(outcomes, f"recorded run {one_line(name)}", files, meta, baseline)
     if curves is not None:
-        stdout().print(f"\n{curves}")
+        console = stdout()
+        console.print(f"\n{curves.text(console.width)}")
     if stop is not None:
         end_early(stop, f"the table has what was finished; {_goes_on(Path(bench.store) if bench.store else None)}")
 

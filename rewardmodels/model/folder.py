@@ -27,6 +27,7 @@ from mas_gym.systems.validation import MAX_TURNS
 from rewardmodels.data.dataset import LOOPS, DataKind
 from rewardmodels.data.encode import FORMAT, View
 from rewardmodels.model.backbone import load_scalar, load_tokenizer, quiet
+from search.results.run_info import RECORDED
 
 if TYPE_CHECKING:
     import torch
@@ -492,12 +493,21 @@ def model_card(info: CriticInfo) -> str:
             "",
             "## Limits",
             "",
-            "The labels are terminal rewards of a search with the agents named above, not human judgements: a score "
+            f"The labels are {_source(info)}, not human judgements: a score "
             "estimates how often these agents reach a right answer from a state. The critic was not evaluated on other "
             "graphs, agents or tasks; MAS-Gym refuses other graphs and views unless forced.",
             "",
         ]
     )
+
+
+def _source(info: CriticInfo) -> str:
+    if RECORDED in info.tasks:
+        return (
+            "outcomes of recorded transcripts of the agents named above, for a state the mean over the recorded "
+            "continuations; the table above says how many there are"
+        )
+    return "terminal rewards of a search with the agents named above"
 
 
 def _graph_line(graph: Mapping[str, Any]) -> str:

@@ -102,6 +102,8 @@ def train(
         raise ConfigError(f"expected rows of view {config.view!r}, got {data.view!r}; collect them with that view")
     if config.anchor and (points is None or points.kind != "points"):
         raise ConfigError("an anchor needs labelled states: collect the same trees with kind='points' and pass points=")
+    if (warning := continuation_warning(data)) is not None:
+        log(warning)
     prints = [part.fingerprint() for part in (data, points if config.anchor else None) if part is not None]
     done = _claim(out, {"settings": config.to_dict(), "data": prints, "base": base}, resume)
     if done is not None:
@@ -262,6 +264,7 @@ def _info(
         f"{data.kind} held out": len(held),
         "problems": len({(e.task, e.problem_id) for e in data.examples}),
         "tokens per epoch": sum(bundle.tokens for bundle in found),
+        **continuation_counts(data),
         "rows by": histogram(learned),
     }
     tasks = list(dict.fromkeys(e.task for e in data.examples))
@@ -278,6 +281,28 @@ def _info(
         counts,
         metrics,
         _versions(),
+    )
+
+
+_BANDS = ((1, 1, "1"), (2, 2, "2"), (3, 5, "3 to 5"), (6, 10, "6 to 10"))
+
+
+def continuation_counts(data: RewardData) -> dict[str, dict[str, int]]:
+    """Return how many imported states have how many continuations behind their target; empty without imported trees."""
+    counts = {name: sum(n for k, n in data.continuations.items() if a <= k <= b) for a, b, name in _BANDS}
+    counts["more than 10"] = sum(n for k, n in data.continuations.items() if k > _BANDS[-1][1])
+    found = {name: number for name, number in counts.items() if number}
+    return {"states by recorded continuations behind the target": found} if found else {}
+
+
+def continuation_warning(data: RewardData) -> str | None:
+    """Return a warning if process targets rest on single recorded continuations; None otherwise."""
+    single, total = data.continuations.get(1, 0), sum(data.continuations.values())
+    if data.kind == "outcomes" or not single:
+        return None
+    return (
+        f"{single:,} of {total:,} recorded states have one continuation: their target is the outcome of one sample; "
+        "--min-continuations 2 leaves them out"
     )
 
 
