@@ -22,6 +22,7 @@ from search.planners import (
     ChosenRecipients,
     SelfConsistency,
     SequentialHalving,
+    Siblings,
     SinglePass,
     StepBeamSearch,
 )
@@ -84,6 +85,7 @@ __all__ = [
     "ScoringContext",
     "SelfConsistency",
     "SequentialHalving",
+    "Siblings",
     "SinglePass",
     "StepBeamSearch",
     "Store",

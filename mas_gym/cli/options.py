@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from search.engine.fleet import Fleet
 
 LIKELIHOOD = "policy-likelihood"
-PLANNERS = "adaptive, bon, dvts, halving, mcts, puct, rebase, sbs, sc, single"
+PLANNERS = "adaptive, bon, dvts, halving, mcts, puct, rebase, sbs, sc, siblings, single"
 CRITICS = (
     "agreement, constant, ensemble, folder, http, https, hub, judge, policy-likelihood, prm, random, rm, tiny-masprm, "
     "tiny-orm, uncertainty, vllm"

@@ -15,6 +15,7 @@ from mas_gym.policies.base import (
     Sample,
     SamplingReply,
     SamplingRequest,
+    TokenTrace,
     first_tokens,
     refuse_extra_body,
 )
@@ -219,7 +220,10 @@ class TransformersSession:
                     "load the model in float32 or bfloat16, and check its weights"
                 )
             text = self._policy.format.decode(written.tokens)
-            samples.append(Sample(text, len(written.tokens), *written[1:]))
+            trace = None
+            if job.request.traced:
+                trace = TokenTrace(tuple(job.prompt), tuple(written.tokens), written.each)
+            samples.append(Sample(text, len(written.tokens), *written[1:4], trace))
         return SamplingReply(tuple(samples), len(job.prompt), 0, job.dropped)
 
     def close(self) -> None:
