@@ -196,9 +196,7 @@ def reply_limit(request: SamplingRequest, n: int) -> int:
     return n * (_BYTES_PER_REPLY + _BYTES_PER_TOKEN * request.max_new_tokens)
 
 
-def parse_reply(
-    raw: bytes, n: int, api: Api, logprobs: bool, tools: bool = False, traced: bool = False
-) -> WireReply:
+def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool, tools: bool = False, traced: bool = False) -> WireReply:
     """Parse and check a reply that should have ``n`` choices.
 
     Args:
@@ -222,7 +220,9 @@ def parse_reply(
         raise BadReply(f"expected {n} choices, got {len(choices)}")
     choices = sorted(choices, key=lambda choice: _count(choice, "index"))
     found = [_choice(choice, api, logprobs, tools) for choice in choices]
-    traces = [_trace(body, choice, values) if traced else None for choice, (_, values, _) in zip(choices, found, strict=True)]
+    traces = [
+        _trace(body, choice, values) if traced else None for choice, (_, values, _) in zip(choices, found, strict=True)
+    ]
     usage = _part(body, "usage")
     prompt, generated = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
     counts = _token_counts([None if values is None else len(values) for _, values, _ in found], generated)

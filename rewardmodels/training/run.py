@@ -145,7 +145,24 @@ def _open(base: str, device: str, overrides: dict[str, Any]) -> tuple[Any, Any, 
 
 def _claim(out: Path, run: dict[str, Any], resume: bool) -> Trained | None:
     """Claim a folder for this run, or return the result if the run has finished."""
-    mark = out / RUN
+    claim_folder(out, out / RUN, run, resume)
+    return Trained(out, read_info(out), _history(out)) if (out / META).exists() else None
+
+
+def claim_folder(out: Path, mark: Path, run: dict[str, Any], resume: bool) -> None:
+    """Claim a folder for one training run, which the file ``mark`` in it then names.
+
+    Args:
+        out: The folder.
+        mark: The file.
+        run: All that determines the result, JSON-able.
+        resume: Whether the folder may already belong to the same run.
+
+    Raises:
+        ConfigError: The folder belongs to another run, or holds something else.
+        TrainingError: It cannot be written.
+    """
+    part = mark.with_name(_PART)
     if mark.exists():
         before = json.loads(mark.read_text(encoding="utf-8"))
         if not resume or before != run:
@@ -154,18 +171,16 @@ def _claim(out: Path, run: dict[str, Any], resume: bool) -> Trained | None:
                 f"{out} belongs to another training run ({', '.join(changed) or 'resume=False'}); give another folder, "
                 "or delete this one"
             )
-        if (out / META).exists():
-            return Trained(out, read_info(out), _history(out))
-    elif out.exists() and any(path.name != _PART for path in out.iterdir()):
+    elif out.exists() and any(path.is_file() and path != part for path in out.rglob("*")):
         raise ConfigError(f"{out} is not empty and holds no training run; give another folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        # A process that is killed here leaves no half of a mark.
-        (out / _PART).write_text(json.dumps(run, indent=2), encoding="utf-8")
-        (out / _PART).replace(mark)
-    except OSError as error:
-        raise TrainingError(f"cannot write to {out}: {error}") from error
-    return None
+    else:
+        try:
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            # A process that is killed here leaves no half of a mark.
+            part.write_text(json.dumps(run, indent=2), encoding="utf-8")
+            part.replace(mark)
+        except OSError as error:
+            raise TrainingError(f"cannot write to {out}: {error}") from error
 
 
 def _history(out: Path) -> list[dict[str, Any]]:
@@ -185,14 +200,13 @@ def _run(
     log: Callable[[str], None],
 ) -> Trained:
     from mas_gym.policies.local.forward import threads_for
+    from rewardmodels.training.guards import Curves, last_checkpoint
     from rewardmodels.training.trainer import (
         CriticTrainer,
-        Curves,
         HeldOut,
         StepData,
         arguments,
         bundles,
-        last_checkpoint,
         schedule,
     )
 
