@@ -40,6 +40,13 @@ from mas_gym.policies.meters import Meter, meters_of
 from mas_gym.policies.sessions import open_session, prompt_bound
 
 SCHEMA = 1
+
+
+def beside(store: str | Path) -> Path:
+    """Return the folder of the token traces of a run store."""
+    return Path(f"{store}.traces")
+
+
 _STREAM, _TABLE = ".arrows", ".parquet"
 
 
