@@ -106,7 +106,7 @@ def evaluate(
     system, code = opt.read_system(mas, program, program_file, program_temperature, problems, isolate=isolate)
     spec = _spec(policy, source.task, system)
     alone = {"--ray": ray, "--cache": cache, "--log-json": log_json, "--match": match, "--traces": tracing.current()}
-    alone |= {"--judge": source.judge, "--token-traces": token_traces or None}
+    alone |= {"--judge": source.judge, "--token-traces": "on" if token_traces else None}
     shared = _workers(workers, alone, partial(opt.read_workers, workers, spec, arms, len(problems), len(numbers)))
     fleet = opt.read_fleet(ray, actors, gpus_per_actor)
     traces = opt.traces_folder(token_traces, store, cache)

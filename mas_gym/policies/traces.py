@@ -31,6 +31,7 @@ from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.policies.base import (
     AsyncPolicy,
     Policy,
+    Sample,
     SamplingReply,
     SamplingRequest,
     SamplingSession,
@@ -62,7 +63,12 @@ def traced(policy: Policy | AsyncPolicy, folder: str | Path) -> Policy | AsyncPo
         IdentityError: The policy cannot state its identity.
     """
     need("pyarrow", "token traces", "data")
-    return (_TracedCalls if isinstance(policy, AsyncPolicy) else _TracedBatches)(policy, Path(folder))
+    folder = Path(folder)
+    return _TracedCalls(policy, folder) if isinstance(policy, AsyncPolicy) else _TracedBatches(policy, folder)
+
+
+def _samples(request: SamplingRequest, reply: SamplingReply) -> list[tuple[int, Sample]]:
+    return list(zip(request.seeds, reply.samples, strict=True))
 
 
 class _Log:
@@ -86,7 +92,7 @@ class _Log:
 
         # A server is asked for its identity, so this is left to the first reply.
         self._digest = self._digest or digest_of(identity_of(self._policy))
-        rows = [self._row(request, *one) for request, reply in answered for one in zip(request.seeds, reply.samples)]
+        rows = [self._row(request, *one) for request, reply in answered for one in _samples(request, reply)]
         try:
             if self._writer is None:
                 self._open()
@@ -95,7 +101,7 @@ class _Log:
         except OSError as error:
             raise StoreError(f"cannot write token traces to {self._folder}: {error}; free some space") from error
 
-    def _row(self, request: SamplingRequest, seed: int, sample: Any) -> dict[str, Any]:
+    def _row(self, request: SamplingRequest, seed: int, sample: Sample) -> dict[str, Any]:
         if sample.trace is None:
             raise PolicyError(
                 f"{self._policy.name}: expected token ids for the traces, got none; trace a local model, vLLM, or a "
@@ -119,7 +125,7 @@ class _Log:
 
         self._folder.mkdir(parents=True, exist_ok=True)
         self._stem = self._folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._file = open(f"{self._stem}{_STREAM}", "xb")
+        self._file = pa.OSFile(f"{self._stem}{_STREAM}", "wb")
         options = pa.ipc.IpcWriteOptions(compression="zstd")
         self._writer = pa.ipc.new_stream(self._file, _schema(), options=options)
 

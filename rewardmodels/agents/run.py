@@ -134,6 +134,8 @@ def _train_one(
 
     from mas_gym.policies.local.forward import threads_for
 
+    # bitsandbytes warns about missing hub kernels, which are not needed here.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     source = base_path(base)
     tokenizer = load_tokenizer(source)
     dtype = torch.float32 if device == "cpu" or not overrides.get("lora_rank", 1) else torch.bfloat16
@@ -160,7 +162,7 @@ def _train_one(
         "history": history,
     }
     if os.environ.get("RANK", "0") == "0":
-        _write(state / METRICS, json.dumps(metrics, indent=2))
+        write_whole(state / METRICS, json.dumps(metrics, indent=2))
     return metrics
 
 
@@ -169,7 +171,8 @@ def _start(source: str) -> str:
     return digest_of_weights(Path(source)) if Path(source).is_dir() else source
 
 
-def _write(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
+    """Write a file completely or not at all. Raises `TrainingError`."""
     try:
         part = path.with_name(f"{path.name}.part")
         part.write_text(text, encoding="utf-8")

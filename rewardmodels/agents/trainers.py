@@ -14,7 +14,12 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import PrinterCallback, Trainer
-from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+from trl.trainer.dpo_config import DPOConfig
+from trl.trainer.dpo_trainer import DPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
 
 from rewardmodels.agents.config import AgentConfig
 from rewardmodels.training.guards import Guarded
@@ -38,11 +43,11 @@ class GuardedLoop(Guarded):
         return loss
 
 
-class DemonstrationTrainer(GuardedLoop, SFTTrainer):  # type: ignore[misc]
+class DemonstrationTrainer(GuardedLoop, SFTTrainer):
     """TRL's SFT on rows of ``input_ids`` and ``labels``."""
 
 
-class PreferenceTrainer(GuardedLoop, DPOTrainer):  # type: ignore[misc]
+class PreferenceTrainer(GuardedLoop, DPOTrainer):
     """TRL's DPO on rows of ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``."""
 
     def _prepare_dataset(self, dataset: Any, *arguments: Any, **options: Any) -> Any:
@@ -50,7 +55,7 @@ class PreferenceTrainer(GuardedLoop, DPOTrainer):  # type: ignore[misc]
         return dataset
 
 
-class CreditTrainer(GuardedLoop, GRPOTrainer):  # type: ignore[misc]
+class CreditTrainer(GuardedLoop, GRPOTrainer):
     """TRL's GRPO on samples that were drawn and credited before.
 
     Rows have ``prompt_ids``, ``completion_ids``, ``logprobs`` and ``advantage``. The loss is the one of Dr. GRPO (arXiv

@@ -29,7 +29,7 @@ from rewardmodels.training.config import CriticKind, Head, TrainingConfig, check
 from search.compare.arms import Arm, Bench, drain, named_planners, start
 from search.engine.journal import Progress
 from search.setup import Sampling
-from search.store import engine_identity, open_store
+from search.store import RunInfo, engine_identity, open_store
 
 if TYPE_CHECKING:
     from rewardmodels.training.trainer import HeldOut
@@ -338,6 +338,19 @@ def trees(bench: Bench, first: int | None = None) -> Iterator[LabelledTree]:
     """
     assert bench.store is not None and bench.policy is not None
     wanted = {problem.id for problem in bench.task[: first or len(bench.task)]}
+    for info in grown(bench):
+        for item in stored_trees(bench.store, info.run, bench.mas):
+            if item.problem_id in wanted:
+                yield item
+
+
+def grown(bench: Bench) -> list[RunInfo]:
+    """Return the training runs of the bench's store with its policy, sampling and seed.
+
+    Raises:
+        DataError: There is none.
+    """
+    assert bench.store is not None and bench.policy is not None
     same = {
         "training": True,
         "seed": bench.seeds[0],
@@ -350,10 +363,7 @@ def trees(bench: Bench, first: int | None = None) -> Iterator[LabelledTree]:
         raise DataError(
             f"{bench.store}: expected a training run of the policy {bench.policy.name!r} with its sampling, found none"
         )
-    for info in runs:
-        for item in stored_trees(bench.store, info.run, bench.mas):
-            if item.problem_id in wanted:
-                yield item
+    return runs
 
 
 def teach(
