@@ -174,6 +174,7 @@ def hit(row: ResultRow) -> str:
 
 def main(args: argparse.Namespace) -> None:
     """Train, evaluate, and write the page after each row."""
+    args.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     for name in ("before", *args.rows):
         found: dict[str, list[Outcome]] = {"single": [], "retold": [], "hard": [], "mcts": [], "retrained": []}
@@ -215,8 +216,8 @@ def write_page(rows: Sequence[dict[str, Any]], args: argparse.Namespace) -> None
         f"{', '.join(map(str, args.run_seeds))}",
         "- Hit@1 in percent with 95% intervals over problems; TOK is generated tokens per problem",
         "",
-        "| agents | training tokens | single pass | TOK | retold stories | difficulty 4 | MCTS(20,2), shipped MASPRM | TOK "
-        "| MCTS(20,2), MASPRM retrained | TOK |",
+        "| agents | training tokens | single pass | TOK | retold stories | difficulty 4 | MCTS(20,2), shipped MASPRM "
+        "| TOK | MCTS(20,2), MASPRM retrained | TOK |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:

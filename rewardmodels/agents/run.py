@@ -86,7 +86,7 @@ def train_agents(
         MissingDependencyError: A package is not installed.
     """
     for package in ("trl", "accelerate", "tensorboard"):
-        need(package, "training agents")
+        need(package, "training agents", "agents")
     import torch
 
     if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
