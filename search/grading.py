@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mas_gym.errors import ConfigError, shown, whole_number
 from mas_gym.policies.base import AsyncPolicy
 from mas_gym.systems.prompts import current_answer
 from mas_gym.systems.state import MASState
-from mas_gym.tasks.base import Grade, Problem, Task
+from mas_gym.tasks.base import Grade, Problem, Task, as_task, is_task
+from mas_gym.tasks.base import Grader as TaskGrader
+from mas_gym.tasks.grading.graders import KindGrader
+from mas_gym.tasks.grading.judge import Judge
 from search.plan import AnytimePoint, Plan
 from search.usage import Usage
 
@@ -37,29 +39,37 @@ class Grader:
         problems: The task, whose own grading is used if it has one, or any iterable of problems.
         problem: The problem.
         read: Returns the part of a terminal state's text that is graded (`mas_gym.MAS.final_text`).
+        recorded: Grades of terminal states that are known, by the digest of the state.
 
     Attributes:
         threads: On how many threads messages may be graded at once; 0 if grading is quick and needs none.
     """
 
     def __init__(
-        self, problems: Iterable[Problem], problem: Problem, read: Callable[[str], str] = lambda text: text
+        self,
+        problems: Iterable[Problem],
+        problem: Problem,
+        read: Callable[[str], str] = lambda text: text,
+        recorded: Mapping[bytes, Grade] | None = None,
     ) -> None:
         """Use the task's own grading if it has one, otherwise strict grading."""
-        task: Any = problems
-        if not (hasattr(task, "grade") and hasattr(task, "extract")):
-            from mas_gym.tasks.grading import answers
-
-            task = SimpleNamespace(extract=answers.extract_answer, grade=answers.grade)
+        task: TaskGrader = as_task(problems) if is_task(problems) else KindGrader()
         self._problem = problem
         self._extract: Callable[[str], str | None] = cache(lambda text: task.extract(problem, read(text)))
         self._ask: Callable[[str], Grade] = lambda text: task.grade(problem, read(text))
-        self._grades: dict[str, Grade] = {}
+        # Episodes with the same last message may have different recorded outcomes, so those go by state.
+        self._grades: dict[str, Grade] = {key.hex(): grade for key, grade in (recorded or {}).items()}
+        self._recorded = frozenset(self._grades)
         self.threads = grading_threads(problems, problem.kind)
+
+    def key(self, state: MASState) -> str:
+        """Return what the other methods take for a terminal state: its final text, or a key of its recorded grade."""
+        key = state.digest.hex() if self._recorded else ""
+        return key if key in self._recorded else final_text(state)
 
     def extract(self, text: str) -> str | None:
         """Return the normalised answer in a message, without looking at the reference."""
-        return self._extract(text)
+        return self._grades[text].extracted if text in self._recorded else self._extract(text)
 
     def grade(self, text: str) -> Grade:
         """Compare the answer in a message with the reference.
@@ -89,18 +99,17 @@ class Grader:
         """Return R of a terminal state with this final message, +1.0 or -1.0."""
         return 1.0 if self.grade(text).correct else -1.0
 
-    @staticmethod
-    def texts(plan: Plan) -> list[str]:
+    def texts(self, plan: Plan) -> list[str]:
         """Return the messages that `graded` grades."""
         points = [point.state for point in plan.anytime if point.state is not None]
-        return [final_text(state) for state in (*(candidate.state for candidate in plan.candidates), *points)]
+        return [self.key(state) for state in (*(candidate.state for candidate in plan.candidates), *points)]
 
     def graded(self, plan: Plan, calls: int, tokens: int) -> Plan:
         """Return the plan with the answers of its candidates and its anytime curve extracted and graded.
 
         A plan without a curve gets one point, at its agent calls and tokens.
         """
-        grades = [self.grade(final_text(candidate.state)) for candidate in plan.candidates]
+        grades = [self.grade(self.key(candidate.state)) for candidate in plan.candidates]
         candidates = tuple(
             replace(candidate, answer=grade.extracted, correct=grade.correct)
             for candidate, grade in zip(plan.candidates, grades, strict=True)
@@ -121,7 +130,7 @@ class Grader:
     def _graded(self, point: AnytimePoint) -> AnytimePoint:
         if point.state is None:
             return point
-        grade = self.grade(final_text(point.state))
+        grade = self.grade(self.key(point.state))
         return point._replace(answer=grade.extracted, correct=grade.correct)
 
 
@@ -130,13 +139,11 @@ def grading_threads(task: object, kind: str) -> int:
 
     What is slow (a judge, code, symbolic equality, a function of the user's) must not hold up the scheduler's loop.
     """
-    from mas_gym.tasks.grading.graders import KindGrader
-
-    grader = getattr(task, "grader", None)
-    if isinstance(grader, KindGrader) or not hasattr(task, "grade"):
+    grader = as_task(task).grader if is_task(task) else KindGrader()
+    if isinstance(grader, KindGrader):
         if kind in _QUICK:
             return 0
-        policy = getattr(getattr(grader, "judge", None), "policy", None)
+        policy = grader.judge.policy if isinstance(grader.judge, Judge) else None
         # Of other judges nothing is known, and a local model computes one verdict at a time anyway.
         return _TOGETHER if kind != "judge" or isinstance(policy, AsyncPolicy) else 1
     return 1

@@ -18,6 +18,12 @@ not fit into the budget, the driver raises `BudgetError` at the planner's ``yiel
 a planner that catches it returns the best plan it has. If no path has reached its
 end yet, it may finish one, with single messages: they are granted as long as calls
 are left, even when the tokens are spent (at most one message per scheduled agent).
+
+A search of a recorded run (`search.Recorded`) draws recorded messages, so a state has only so many. A reply
+shorter than ``n`` says that none are left at that state, and if the states of a list of requests have none at
+all, the driver raises `ExhaustedError`, a `BudgetError`: a planner that handles spent budgets returns the best
+plan it has, and one that handles the subclass goes on at other states. Each state that was reached has at least
+one message for each time it was reached, so a path can always be continued to its end.
 """
 
 from __future__ import annotations
@@ -29,13 +35,12 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Literal, Protocol
 
-from mas_gym.envs.scoring import Adapter as Adapter
 from mas_gym.envs.scoring import Critic as Critic
 from mas_gym.envs.scoring import Scores as Scores
 from mas_gym.envs.scoring import ScoringContext as ScoringContext
 from mas_gym.envs.scoring import as_critic as as_critic
-from mas_gym.envs.scoring import kind_of
 from mas_gym.errors import ConfigError, whole_number
+from mas_gym.internal.adapter import Adapter, has_method, kind_of
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 
@@ -46,7 +51,9 @@ ValueKind = Literal["process", "outcome", "likelihood", "reward"]
 class Propose:
     """Ask the acting agent's policy for ``n`` fresh messages at ``state``; the reply is a list of `Proposal`.
 
-    Asking again at the same state in the same search gives further samples, never the same ones.
+    Asking again at the same state in the same search gives further samples, never the same ones. The reply is
+    shorter only in a recorded run that holds no more at the state; it is empty only if the list of requests asks for
+    messages at other states, too.
     """
 
     state: MASState
@@ -199,7 +206,7 @@ def as_planner(part: object) -> Planner:
     """
     if isinstance(part, Planner):
         return part
-    if isinstance(part, type) or not callable(getattr(part, "plan", None)):
+    if not has_method(part, "plan"):
         raise ConfigError(f"expected an object with a plan method, got {kind_of(part)}; subclass search.Planner")
     return _AdaptedPlanner(part)
 

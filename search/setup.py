@@ -8,19 +8,21 @@ A planner has a short form, as in ``"mcts:10,3,leaf=bootstrap"``. One of your ow
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from mas_gym.errors import ConfigError
-from mas_gym.policies.base import AsyncPolicy, Policy, effective_temperature
+from mas_gym.policies.base import AsyncPolicy, Policy, as_policy, effective_temperature
 from mas_gym.programs import Program, load_program
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
+from mas_gym.tasks.base import Problem, Task
 from search.budget import Budget
 from search.planners.registry import load_planner
 from search.prices import Prices, Rate
 from search.protocol import Critic, Planner, as_critic, as_planner
+from search.recorded import Recording
 from search.tree import Proposal
 
 logger = logging.getLogger("search")
@@ -66,6 +68,7 @@ class Setup:
         training: Whether `search.Reward` requests are answered.
         program: The agent program behind the system; None for a MAS.
         rate: The prices of its models; None if they are not given.
+        recording: The recorded run whose messages are drawn; None if a policy writes them.
     """
 
     planner: Planner
@@ -77,13 +80,14 @@ class Setup:
     training: bool
     program: Program | None = None
     rate: Rate | None = None
+    recording: Recording | None = None
 
 
 class SampleRecord(NamedTuple):
-    """Where a message came from: the policy's proposal and the seed it was drawn with."""
+    """Where a message came from: the policy's proposal and the seed it was drawn with; None if it was recorded."""
 
     proposal: Proposal
-    seed: int
+    seed: int | None
 
 
 def make_setup(
@@ -96,6 +100,7 @@ def make_setup(
     sampling: Sampling | None = None,
     budget: Budget | None = None,
     training: bool = False,
+    recording: Recording | None = None,
 ) -> Setup:
     """Load what is given by name, bind the planner to the critic, and fill in the defaults.
 
@@ -106,11 +111,12 @@ def make_setup(
         planner = load_planner(planner)
     planner = as_planner(planner)
     critic = None if critic is None else as_critic(critic)
-    system, loaded = read_system(mas, program)
+    system, loaded = read_system(mas, program) if recording is None else (recording.mas, None)
     if critic is not None:
         critic.check_graph(system)
     bound = as_planner(planner.for_run(critic, training))
-    return Setup(bound, Dynamics(system), critic, seed, sampling or Sampling(), budget or Budget(), training, loaded)
+    settings = (sampling or Sampling(), budget or Budget(), training, loaded)
+    return Setup(bound, Dynamics(system), critic, seed, *settings, recording=recording)
 
 
 def priced_setup(setup: Setup, policy: str, prices: Prices | None) -> Setup:
@@ -148,33 +154,31 @@ def read_system(mas: MAS | str | None, program: ProgramSource | None) -> tuple[M
 _warned: set[tuple[str, str]] = set()
 
 
-def check_training(problems: object, training: bool) -> None:
+def check_training(problems: Iterable[Problem], training: bool) -> None:
     """Refuse the true reward on a test split; plain lists of problems have none.
 
     Raises:
         ConfigError: ``training`` is set and the task is a test split.
     """
-    if training and getattr(problems, "split", None) == "test":
+    if training and isinstance(problems, Task) and problems.split == "test":
         raise ConfigError(
-            f"training=True gives searches the true reward, and {getattr(problems, 'name', 'this task')} is a test "
-            "split, which would leak; load it with split='train' or 'dev'"
+            f"training=True gives searches the true reward, and {problems.name} is a test split, which would leak; "
+            "load it with split='train' or 'dev'"
         )
 
 
-def check_problems(problems: object, setup: Setup, policy: Policy | AsyncPolicy) -> None:
+def check_problems(problems: Iterable[Problem], setup: Setup, policy: Policy | AsyncPolicy) -> None:
     """Check the split (`check_training`), and log one warning if the policy was made for other tasks or graphs.
 
     Raises:
         ConfigError: As `check_training`.
     """
-    from mas_gym.policies.registry import purpose_of
-
     check_training(problems, setup.training)
-    purpose, task = purpose_of(policy), getattr(problems, "name", None)
-    mas = setup.dynamics.mas
+    purpose, mas = policy.made_for, setup.dynamics.mas
     # What a program asks of its agents is not known from its name.
-    known = purpose is not None and isinstance(task, str) and not mas.program
-    misuse = purpose.misuse(task, mas.name) if purpose is not None and known else None
+    if purpose is None or mas.program or not isinstance(problems, Task):
+        return
+    misuse = purpose.misuse(problems.name, mas.name)
     if misuse is not None and (policy.name, misuse) not in _warned:
         _warned.add((policy.name, misuse))
         logger.warning("policy %s was %s", policy.name, misuse)
@@ -195,9 +199,4 @@ def resolve_policy(mas: MAS, policy: Policy | AsyncPolicy | None) -> Policy | As
         from mas_gym.policies import load_policy
 
         policy = load_policy(dict(mas.policies))
-    if not isinstance(policy, Policy | AsyncPolicy):
-        raise ConfigError(
-            f"expected a policy with sample(requests) or sample_async(request), got {type(policy).__name__}; "
-            "make one with mas_gym.policies.load_policy('tiny')"
-        )
-    return policy
+    return as_policy(policy)

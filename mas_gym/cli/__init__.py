@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from mas_gym.cli import (
     bench_critic,
+    calibrate,
     console,
     demo,
     evaluate,
@@ -189,6 +190,11 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
         bench_critic.bench_critic,
         "mas-gym bench-critic --critic tiny-masprm --data first-errors/arithmetic/test.parquet",
         "mas-gym bench-critic --critic prm:MODEL --critic judge:POLICY --data processbench/gsm8k.json",
+    ),
+    "calibrate": (
+        calibrate.calibrate,
+        "mas-gym calibrate --planner bon:20 --critic tiny-orm --out stop.json",
+        "mas-gym calibrate --planner mcts:20,3 --critic tiny-masprm -n 200 --cache replies.db --out stop.json",
     ),
     "regrade": (
         reports.regrade,

@@ -17,7 +17,7 @@ import json
 import os
 import uuid
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -35,10 +35,11 @@ from mas_gym.policies.base import (
     SamplingReply,
     SamplingRequest,
     SamplingSession,
+    StreamingPolicy,
     TokenTrace,
+    as_policy,
 )
-from mas_gym.policies.meters import Meter, meters_of
-from mas_gym.policies.sessions import open_session, prompt_bound
+from mas_gym.policies.sessions import open_session
 
 SCHEMA = 1
 
@@ -63,7 +64,7 @@ def traced(policy: Policy | AsyncPolicy, folder: str | Path) -> Policy | AsyncPo
         IdentityError: The policy cannot state its identity.
     """
     need("pyarrow", "token traces", "data")
-    folder = Path(folder)
+    folder, policy = Path(folder), as_policy(policy)
     return _TracedCalls(policy, folder) if isinstance(policy, AsyncPolicy) else _TracedBatches(policy, folder)
 
 
@@ -166,17 +167,12 @@ def _schema() -> Any:
     return pa.schema(list(kinds.items()), metadata={"mas_gym": json.dumps({"token traces": SCHEMA})})
 
 
-class _TracedBatches:
+class _TracedBatches(StreamingPolicy):
     """A batch policy with traces; see `traced`."""
 
     def __init__(self, policy: Policy, folder: Path) -> None:
-        self.policy = self.identical_to = policy
-        self.name, self.max_batch = policy.name, policy.max_batch
-        self._folder = folder
-
-    @property
-    def max_prompt_bytes(self) -> int | None:
-        return prompt_bound(self.policy)
+        self.stand_for(policy)
+        self.policy, self.max_batch, self._folder = policy, policy.max_batch, folder
 
     def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
         log = _Log(self.policy, self._folder)
@@ -217,23 +213,15 @@ class _TracedSession:
         self._log.close()
 
 
-class _TracedCalls:
+class _TracedCalls(AsyncPolicy):
     """An asynchronous policy with traces; see `traced`. The last stream becomes a Parquet file at `close` or exit."""
 
     def __init__(self, policy: AsyncPolicy, folder: Path) -> None:
-        self.policy = self.identical_to = policy
-        self.name, self.max_concurrency = policy.name, policy.max_concurrency
+        self.stand_for(policy)
+        self.policy, self.max_concurrency = policy, policy.max_concurrency
         self._log = _Log(policy, folder)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mas-gym-traces")
         weakref.finalize(self, self._log.close)
-
-    @property
-    def meters(self) -> Mapping[str, Meter]:
-        return meters_of(self.policy)
-
-    @property
-    def max_prompt_bytes(self) -> int | None:
-        return prompt_bound(self.policy)
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         reply = await self.policy.sample_async(replace(request, traced=True))

@@ -34,8 +34,8 @@ from typing import Any, NamedTuple
 
 from mas_gym.envs.scoring import scores_of
 from mas_gym.errors import ConfigError, EngineUnavailableError, SearchError
-from mas_gym.policies.base import AsyncPolicy, Policy
-from mas_gym.tasks.base import Problem
+from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
+from mas_gym.tasks.base import Problem, as_problems
 from search.budget import Budget
 from search.engine.allowance import Allowance, Cost
 from search.engine.backends import BATCH_DONE, CriticPort, GradingPort, Mail, PolicyPort, policy_port
@@ -148,8 +148,9 @@ class Scheduler:
         if concurrency < 1:
             raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
         self.stopped: str | None = None
+        policy = as_policy(policy)
         self._setup, self._engine = setup, policy
-        self._task: Iterable[Problem] = () if task is None else task
+        self._task: Iterable[Problem] = () if task is None else as_problems(task)
         self._concurrency, self._budget, self.earlier = concurrency, run_budget or Budget(), Usage()
         self._allowance = Allowance(self._budget, setup.budget)
         self._mail: Mail = SimpleQueue()
@@ -226,8 +227,9 @@ class Scheduler:
         number = next(self._numbers)
         future = SearchFuture(problem, partial(self._mail.put, (_CANCELLED, number)), on_progress)
         setup = replace(self._setup, **changed) if changed else self._setup
-        grader = Grader(self._task, problem, setup.dynamics.mas.final_text)
-        search = ActiveSearch(setup, problem, grader, self._account, self._runner)
+        world = None if setup.recording is None else setup.recording.world(problem)
+        grader = Grader(self._task, problem, setup.dynamics.mas.final_text, None if world is None else world.grades)
+        search = ActiveSearch(setup, problem, grader, self._account, self._runner, world)
         with self._lock:
             if self._closed:
                 raise SearchError(f"expected an open scheduler; this one was {self.stopped or 'closed'}")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from mas_gym.errors import BudgetError
+from mas_gym.errors import BudgetError, ExhaustedError
+from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.common import (
@@ -20,12 +22,14 @@ from search.planners.common import (
     ranked,
     step_values,
 )
+from search.planners.stopping import Stop, Watch, read_stop, simulation_gain, stop_for_run
 from search.protocol import (
     Critic,
     Model,
     PlanGenerator,
     Planner,
     Propose,
+    Request,
 )
 from search.tree import Tree
 
@@ -41,27 +45,31 @@ class AdaptiveBranching(Planner):
     sampled mean is taken, so a state grows wide if its messages differ and deep if they are good.
 
     A simulation goes down to a terminal state, sampling one message at each new state, and backs
-    up the value of its terminal state. Decoding follows the largest Q among children.
+    up the value of its terminal state. Decoding follows the largest Q among children. At a state of a recorded run
+    without further messages, the arm of new messages is closed.
 
     Attributes:
         n_simulations: Number of simulations.
         spread: Prior standard deviation of values around their mean, in units of the critic's values.
+        stop: Run fewer simulations once the answer is settled, see `search.planners.stopping`; None never stops.
     """
 
     size_setting = "n_simulations"
 
     n_simulations: int = 20
     spread: float = 0.3
+    stop: Stop = field(default=None, metadata={ADDED: True})
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        object.__setattr__(self, "stop", read_stop(self.stop))
         check_at_least(self, 1, n_simulations=self.n_simulations)
         check_positive(self, spread=self.spread)
 
     def for_run(self, critic: Critic | None, training: bool) -> AdaptiveBranching:
         """Check that the run scores intermediate states."""
         step_values("AdaptiveBranching", critic, training)
-        return self
+        return replace(self, stop=stop_for_run(self, self.stop, critic, training))
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Run the simulations and decode; the budget can end them early."""
@@ -69,6 +77,8 @@ class AdaptiveBranching(Planner):
         try:
             for _ in range(self.n_simulations):
                 yield from search.simulate()
+                if self.stop is not None and (yield from search.settled()):
+                    break
         except BudgetError:
             if not search.ends:
                 yield from search.simulate(search.tree.path(len(search.tree) - 1))
@@ -82,14 +92,25 @@ class _Growth:
         self.squares = [0.0]
         self.firsts: dict[int, list[float]] = {}
         self.ends: list[int] = []
+        self.exhausted: set[int] = set()
+        self.watch = Watch(planner.stop, self.tree)
+
+    def settled(self) -> Generator[list[Request], list[Any], bool]:
+        """Return whether the stop rule ends the search."""
+        leader = self._decode()
+        return (yield from self.watch.check(leader, self.ends, lambda: simulation_gain(self.tree, leader, self.ends)))
 
     def simulate(self, start: Sequence[int] = (0,)) -> Steps:
         tree, path, new = self.tree, [*start], [*start[1:]]
         while not tree.is_terminal(path[-1]):
             node = self._choose(path[-1])
             if node is None:
-                yield from self._sample(path)
-                new.append(path[-1])
+                try:
+                    yield from self._sample(path)
+                except ExhaustedError:
+                    self.exhausted.add(path[-1])
+                else:
+                    new.append(path[-1])
             else:
                 path.append(node)
         value = tree.values[path[-1]]
@@ -125,6 +146,8 @@ class _Growth:
             sample = self._draw(mean, n, total, self.squares[child])
             if sample > best_sample:
                 best, best_sample = child, sample
+        if node in self.exhausted:
+            return best
         firsts = self.firsts.get(node, [])
         fresh = self._draw(mean, len(firsts), math.fsum(firsts), math.fsum(v * v for v in firsts))
         return best if best_sample >= fresh else None
@@ -138,8 +161,12 @@ class _Growth:
         variance = scale / max(self.rng.gammavariate(shape, 1.0), 1e-12)
         return self.rng.gauss(mean, math.sqrt(variance / (1 + n)))
 
-    def finish(self) -> Plan:
+    def _decode(self) -> int:
         tree, node = self.tree, 0
         while visited := [child for child in tree.children(node) if tree.visits[child]]:
             node = max(visited, key=lambda child: tree.totals[child] / tree.visits[child])
-        return Plan(ranked(tree, self.ends, path_scores(tree, self.ends, "process"), node), tree)
+        return node
+
+    def finish(self) -> Plan:
+        scores = path_scores(self.tree, self.ends, "process")
+        return Plan(ranked(self.tree, self.ends, scores, self._decode()), self.tree, stopped=self.watch.stopped)
