@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from search.budget import Budget
     from search.compare import Comparison, compare
     from search.critics import ConstantCritic, PolicyLikelihood
-    from search.engine.journal import Progress
+    from search.engine.progress import Progress
     from search.engine.run import Run, run
     from search.grading import TurnAnswer, turn_answers
     from search.plan import AnytimePoint, Candidate, Plan
@@ -60,7 +60,7 @@ _HOMES = {
     "search.budget": "Budget",
     "search.compare": "Comparison compare",
     "search.critics": "ConstantCritic PolicyLikelihood",
-    "search.engine.journal": "Progress",
+    "search.engine.progress": "Progress",
     "search.engine.run": "Run run",
     "search.grading": "TurnAnswer turn_answers",
     "search.plan": "AnytimePoint Candidate Plan",

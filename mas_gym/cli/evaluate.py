@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from search import Plan
     from search.compare import Arm, Bench, Match, Outcome, Remote, Selection, Workers
     from search.engine.fleet import Fleet
-    from search.engine.journal import Progress
+    from search.engine.progress import Progress
     from search.service.telemetry import Watch
 
 
