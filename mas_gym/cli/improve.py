@@ -9,7 +9,6 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
-from mas_gym.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,8 +82,6 @@ def _show(rounds: Sequence[Round], evaluated: int, out: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    if not rounds:
-        raise ConfigError("expected at least one generation, got none")
     title = f"Hit@1 on {evaluated} dev problems (95% interval) and tokens per problem"
     table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("Generation")

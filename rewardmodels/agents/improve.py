@@ -20,7 +20,7 @@ from rewardmodels.agents.run import ALL, train_agents, write_whole
 from rewardmodels.training.run import claim_folder, grow, grown, teach, trees
 from search.catalogue import load_critic
 from search.compare.arms import Arm, Bench, measure, named_planners
-from search.engine.journal import Progress
+from search.engine.progress import Progress
 from search.plan import Plan
 from search.protocol import Critic, ScoringContext
 from search.results.outcomes import Outcome, ResultRow, summarise
