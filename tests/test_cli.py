@@ -217,7 +217,7 @@ def script(request, seed):
         os.kill(os.getpid(), signal.SIGINT)
     return f"Final Answer: {seed % 5}"
 
-options.read_policy = lambda spec, cache: ScriptedPolicy(script)
+options.read_policy = lambda spec, cache, traces: ScriptedPolicy(script)
 main()
 """
 
