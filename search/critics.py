@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -98,7 +98,7 @@ class Uncertainty(Critic):
 
     def _score(self, context: ScoringContext) -> float:
         certainty = _proposal(self.name, context).certainty
-        value: float | None = None if certainty is None else getattr(certainty, KINDS[self.kind])
+        value: float | None = None if certainty is None else certainty._asdict()[KINDS[self.kind]]
         if value is None:
             remedy = "" if self.kind == "least" else ", or uncertainty:least, for which log-probabilities are enough"
             raise CriticError(
@@ -223,9 +223,10 @@ class Ensemble(Critic):
         """Return the members' mean for each state, with the sum of what they cost."""
         votes = [scores_of(member, contexts) for member in self.members]
         values = [math.fsum(column) / len(votes) for column in zip(*votes, strict=True)]
-        tokens, read, unread = (
-            [sum(column) for column in zip(*(getattr(vote, name) for vote in votes), strict=True)]
-            for name in ("tokens", "prompt_tokens", "unread")
-        )
+
+        def sums(costs: Iterable[Any]) -> list[int]:
+            return [sum(column) for column in zip(*costs, strict=True)]
+
+        tokens, read = sums(vote.tokens for vote in votes), sums(vote.prompt_tokens for vote in votes)
         reasons = ["; ".join(filter(None, column)) for column in zip(*(vote.reasons for vote in votes), strict=True)]
-        return Scores(values, tokens, read, unread, reasons)
+        return Scores(values, tokens, read, sums(vote.unread for vote in votes), reasons)

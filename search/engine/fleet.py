@@ -160,7 +160,6 @@ def _check_picklable(**arguments: Any) -> None:
 
 logger = logging.getLogger("search")
 
-_CRITIC_FACTS = ("terminal_only", "free", "scores_actions")
 _POLL_SECONDS = 0.1
 """How long to wait for actors before the run looks at its problems, its budget and its progress again."""
 _COSTS_SECONDS = 2.0
@@ -214,7 +213,8 @@ class Worker:
         policy, critic = stated("policy", self._policy), self._critic
         if critic is None:
             return policy, None
-        more = {name: getattr(as_critic(critic), name) for name in _CRITIC_FACTS}
+        known = as_critic(critic)
+        more = {"terminal_only": known.terminal_only, "free": known.free, "scores_actions": known.scores_actions}
         return policy, stated("critic", critic) | more
 
     async def search(self, problem: Problem) -> Found:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, SupportsIndex
 
 from mas_gym.envs.scoring import finite_values
 from mas_gym.errors import BudgetError, CriticError, ExhaustedError, PolicyError, SearchError
@@ -598,6 +598,6 @@ def _checked(requests: object) -> Sequence[Request]:
             f"{type(requests).__name__}; write `yield [request]` for a single one"
         )
     for request in requests:
-        if isinstance(request, Propose) and not hasattr(request.n, "__index__"):
+        if isinstance(request, Propose) and not isinstance(request.n, SupportsIndex):
             raise SearchError(f"expected the n of Propose from the planner to be a whole number, got {request.n!r:.80}")
     return requests

@@ -196,6 +196,8 @@ class Engine(Protocol):
 class Run(Iterator[Plan]):
     """A run in progress; made by `search.run` and `run_ray`. Works only while its user waits for the next plan."""
 
+    _closed = True
+
     def __init__(
         self,
         engine: Engine,
@@ -332,7 +334,7 @@ class Run(Iterator[Plan]):
 
     def __del__(self) -> None:
         """Close a run that nobody iterates any more."""
-        if not getattr(self, "_closed", True):
+        if not self._closed:
             self.close()
 
     def leave(self) -> None:
