@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         ChosenRecipients,
         SelfConsistency,
         SequentialHalving,
+        Siblings,
         SinglePass,
         StepBeamSearch,
     )
@@ -65,7 +66,7 @@ _HOMES = {
     "search.plan": "AnytimePoint Candidate Plan",
     "search.planners": (
         "DVTS MCTS PUCT REBASE AdaptiveBranching BestOfN ChosenRecipients SelfConsistency SequentialHalving "
-        "SinglePass StepBeamSearch"
+        "Siblings SinglePass StepBeamSearch"
     ),
     "search.planners.ask_tell": "AskTell",
     "search.planners.registry": "load_planner planner_names planner_spec",
@@ -117,6 +118,7 @@ __all__ = [
     "ScoringContext",
     "SelfConsistency",
     "SequentialHalving",
+    "Siblings",
     "SinglePass",
     "StepBeamSearch",
     "Store",

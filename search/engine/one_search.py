@@ -522,7 +522,7 @@ class ActiveSearch:
         assert isinstance(outcome, Scores) and critic is not None
         # Before the values are checked: what a value cost is spent, whatever the value is.
         if not critic.free:
-            self._spend(Usage(reward_calls=len(self._to_score)))
+            self._spend(Usage(reward_calls=len(self._to_score) * critic.calls))
         tokens, read, unread = outcome.cost()
         if tokens or read or unread:
             self._spend(Usage(critic_tokens=tokens, critic_prompt_tokens=read, unread_verdicts=unread))

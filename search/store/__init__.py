@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from search.store.resume import RunRecord, open_record
     from search.store.run_identity import engine_identity, run_config
     from search.store.store import Store, open_store
+from search.store.verdicts import RecordedCritic
 
 _HOMES = {
     "search.results.run_info": "RunInfo",
@@ -37,6 +38,7 @@ _HOMES = {
 __all__ = [
     "Imported",
     "Recorded",
+    "RecordedCritic",
     "Regrade",
     "RunInfo",
     "RunRecord",

@@ -318,6 +318,9 @@ class _Builder:
             labels = [message.label for message in path]
             if any(label is not None for label in labels):
                 facts["labels"] = labels
+            judges = sorted({judge for message in path for judge in message.verdicts})
+            if judges:
+                facts["verdicts"] = {judge: [message.verdicts.get(judge) for message in path] for judge in judges}
             if any(message.recipients for message in path):
                 facts["recipients"] = [message.recipients for message in path]
             made.append((candidate, facts))
