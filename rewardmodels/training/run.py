@@ -29,7 +29,7 @@ from rewardmodels.model.folder import META, CriticInfo, model_card, read_info, s
 from rewardmodels.training.config import CriticKind, Head, TrainingConfig, check_head, config_for
 from search.compare.arms import Arm, Bench, drain, named_planners, start
 from search.engine.progress import Progress
-from search.setup import Sampling
+from search.sampling import Sampling
 from search.store import RunInfo, engine_identity, open_store
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from search.budget import Budget
     from search.engine.fleet import Fleet
     from search.engine.progress import Progress
-    from search.setup import Sampling
+    from search.sampling import Sampling
     from search.store import Recorded
 
 from search.prices import Prices

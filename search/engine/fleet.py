@@ -34,10 +34,9 @@ from search.plan import Plan
 from search.planners.registry import load_planner
 from search.prices import Prices, PricesSource, as_prices
 from search.protocol import Critic, Planner, as_critic
+from search.sampling import SampleRecord, Sampling
 from search.setup import (
     ProgramSource,
-    SampleRecord,
-    Sampling,
     Setup,
     check_training,
     make_setup,

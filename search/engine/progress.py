@@ -12,7 +12,8 @@ from mas_gym.errors import ConfigError
 from mas_gym.tasks.base import Problem
 from search.plan import Plan
 from search.planners.registry import planner_spec
-from search.setup import SampleRecord, Setup
+from search.sampling import SampleRecord
+from search.setup import Setup
 from search.usage import Usage
 
 

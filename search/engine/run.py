@@ -28,7 +28,8 @@ from search.engine.scheduler import Scheduler, SearchFuture
 from search.plan import Plan
 from search.prices import PricesSource, as_prices
 from search.protocol import Critic, Planner
-from search.setup import ProgramSource, Sampling, Setup, check_problems, make_setup, priced_setup, resolve_policy
+from search.sampling import Sampling
+from search.setup import ProgramSource, Setup, check_problems, make_setup, priced_setup, resolve_policy
 from search.store import Recorded, Store, as_recorded, open_record
 from search.usage import Usage
 
