@@ -68,6 +68,7 @@ ORDER = [
     "search.critics",
     "search.planners",
     "search.budget",
+    "search.sampling",
     "search.setup",
     "search.results",
     "search.store",
