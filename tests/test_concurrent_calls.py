@@ -280,6 +280,32 @@ def test_a_thread_that_has_been_woken_is_active_before_it_leaves_its_wait() -> N
     thread.join()
 
 
+def test_a_thread_that_starts_another_one_is_active_until_that_has_started() -> None:
+    may_start = threading.Event()
+
+    class Slow(threading.Thread):
+        """A thread for which the operating system needs long."""
+
+        def _bootstrap(self) -> None:
+            may_start.wait()
+            super()._bootstrap()  # type: ignore[misc]
+
+    started = Slow(target=int)
+    starting = threading.Thread(target=started.start)
+    starting.start()
+    job = Job(None, started.start)
+    job.thread = starting.ident
+    wait = threading.Condition.wait.__code__
+    while (frame := sys._current_frames()[starting.ident]).f_code is not wait:  # type: ignore[index]
+        time.sleep(0.001)
+    try:
+        assert job.active({starting.ident: frame})  # type: ignore[dict-item]
+    finally:
+        may_start.set()
+        starting.join()
+        started.join()
+
+
 def test_a_job_that_began_after_the_frames_were_taken_is_active() -> None:
     job = Job(None, print)
     job.here()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -41,6 +42,7 @@ _JOINS = {
     for name in ("join", "_wait_for_tstate_lock")
     if (method := getattr(threading.Thread, name, None)) is not None
 }
+_START = inspect.unwrap(threading.Thread.start).__code__
 
 
 class State(Enum):
@@ -133,7 +135,8 @@ class Job:
         """Whether it runs, or will without a reply; False if it waits for another thread."""
         if self.handle is not None and self.thread is not None and not self.handle.is_alive():
             self.execution.activity.end(self)
-            return False
+            # If it ended after the frames were taken, the frames do not show what it did last.
+            return self.thread in frames
         if self.thread is None:
             # A job that waits for a place in a full pool depends on the jobs that run there.
             full = self.pool is not None and len(_RUNNING.get(self.pool, ())) >= self.pool._max_workers
@@ -151,6 +154,9 @@ def _waits(frame: FrameType) -> bool:
     if frame.f_code is threading.Condition.wait.__code__:
         waiter, timeout = (frame.f_locals.get(name) for name in ("waiter", "timeout"))
         if timeout is not None and timeout <= BUSY_SECONDS:
+            return False
+        if (event := frame.f_back) is not None and event.f_back is not None and event.f_back.f_code is _START:
+            # The operating system starts the other thread, however long that takes.
             return False
         # Whoever wakes the thread removes its lock from the list. The lock itself is held again by the woken thread,
         # which may then have to wait for the interpreter.
