@@ -3,7 +3,8 @@
 `store` reads and exports runs. `record` writes a run with the identity of its settings and locks it for other
 writers. `rows` converts runs and searches to rows and back, and `file` has the tables and their
 checksums. `results` reads what tables need without the trees. `regrading` grades stored searches again, and `importing`
-writes recorded transcripts as runs, and `recorded` opens runs to search them again.
+writes recorded transcripts as runs. `recorded` opens runs to search them again, `states` yields their states with the
+recorded outcomes, and `verdicts` makes recorded values a critic.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     from search.store.recorded import Recorded, as_recorded
     from search.store.regrading import Regrade, regrade
     from search.store.results import Totals, TreeValues, outcome_of_row
+    from search.store.states import RecordedState, recorded_states
     from search.store.store import Store, open_store
-from search.store.verdicts import RecordedCritic
+    from search.store.verdicts import RecordedCritic
 
 _HOMES = {
     "search.results.run_info": "RunInfo",
@@ -29,13 +31,16 @@ _HOMES = {
     "search.store.recorded": "Recorded as_recorded",
     "search.store.regrading": "Regrade regrade",
     "search.store.results": "Totals TreeValues outcome_of_row",
+    "search.store.states": "RecordedState recorded_states",
     "search.store.store": "Store open_store",
+    "search.store.verdicts": "RecordedCritic",
 }
 
 __all__ = [
     "Imported",
     "Recorded",
     "RecordedCritic",
+    "RecordedState",
     "Regrade",
     "RunInfo",
     "RunRecord",
@@ -48,6 +53,7 @@ __all__ = [
     "open_record",
     "open_store",
     "outcome_of_row",
+    "recorded_states",
     "regrade",
     "run_config",
 ]
