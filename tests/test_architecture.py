@@ -84,6 +84,7 @@ ORDER = [
     "rewardmodels.loaders",
     "rewardmodels.verifiers",
     "rewardmodels.training",
+    "rewardmodels.agents",
     "rewardmodels",
     "mas_gym.cli",
 ]

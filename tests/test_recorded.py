@@ -185,7 +185,7 @@ def test_planner_that_repeats_exhausted_requests_fails(store: Path, monkeypatch:
                 except ExhaustedError:
                     continue
 
-    monkeypatch.setattr("search.engine.driver.MAX_LOCAL_ROUNDS", 50)
+    monkeypatch.setattr("search.engine.one_search.MAX_LOCAL_ROUNDS", 50)
     assert all("no recorded message" in str(plan.error) for plan in search.run(Stubborn(), recorded=store))
 
 

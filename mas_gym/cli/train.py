@@ -1,8 +1,10 @@
-"""``mas-gym rollouts`` and ``mas-gym train``: training trees with true rewards, and reward models of trees and logs."""
+"""``mas-gym rollouts`` and ``mas-gym train``: training trees with true rewards, and models of trees and logs."""
 
 from __future__ import annotations
 
 import os
+import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -22,9 +24,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Train a reward model on search trees or imported logs.",
+    help="Train a reward model or the agents on search trees; reward models also on imported logs.",
     rich_markup_mode="rich",
-    epilog=examples("mas-gym train masprm --store trees.db", "mas-gym train orm --store trees.db"),
+    epilog=examples("mas-gym train masprm --store trees.db", "mas-gym train agents --method dpo --store trees.db"),
 )
 
 Stores = Annotated[list[Path], typer.Option("--store", help="Store with training trees or imported logs. Repeatable.")]
@@ -193,6 +195,71 @@ def _train_features(kind: str, stores: Sequence[Path], out: Path, run: str | Non
     _show_metrics(model.metrics, out)
 
 
+@app.command(
+    "agents",
+    epilog=examples(
+        "mas-gym train agents --method dpo --store trees.db",
+        "mas-gym train agents --method grpo --store trees.db --credit leave-one-out",
+    ),
+)
+def agents(
+    store: Annotated[Path, typer.Option("--store", help="Store with training trees.")],
+    method: Annotated[
+        str,
+        typer.Option(
+            "--method",
+            help="sft (messages of correct transcripts), dpo (pairs of siblings) or grpo (sampled tokens with credit; "
+            "needs mas-gym rollouts --token-traces).",
+        ),
+    ] = "sft",
+    out: Annotated[Path, typer.Option("--out", help="Folder for the model; repeat the command to resume.")] = Path(
+        "models/agents"
+    ),
+    base: Annotated[str, typer.Option("--base", help="Base model: tiny, or a folder or hub id.")] = "tiny",
+    credit: Annotated[
+        str,
+        typer.Option(
+            "--credit",
+            help="Advantages for grpo: shared-outcome, per-agent, per-agent-turn, leave-one-out; or with --critic: "
+            "value, control-variate, value-baseline.",
+        ),
+    ] = "leave-one-out",
+    critic: Annotated[str | None, typer.Option("--critic", help="Critic for a credit that needs values.")] = None,
+    adapters: Annotated[str, typer.Option("--adapters", help="shared (one model) or per-agent.")] = "shared",
+    run: Annotated[str | None, typer.Option("--run", help="Learn from this run of the store; by default all.")] = None,
+    device: Device = None,
+    setting: Sets = None,
+) -> None:
+    """Train the agents themselves, by TRL, on what searches with true rewards have found."""
+    from mas_gym.policies.traces import beside
+    from rewardmodels import load_critic
+    from rewardmodels.agents import agent_config, credited_samples, demonstrations, sibling_pairs, train_agents
+
+    settings = {**opt.read_pairs(setting), "credit": credit, "adapters": adapters}
+    # Wrong settings end the command before the store is read.
+    config = agent_config(method, 0, settings)
+    first = os.environ.get("RANK", "0") == "0"
+    say: Callable[[str], None] = note if first else lambda line: None
+    examples: Sequence[Any]
+    if method == "sft":
+        examples = demonstrations(store, config.best, run)
+    elif method == "dpo":
+        examples = sibling_pairs(store, config.least, run)
+    else:
+        values = None if critic is None else load_critic(critic)
+        examples = credited_samples(store, beside(store), credit, values, run)
+    counts = Counter(one.agent for one in examples)
+    say(f"{len(examples):,} examples: " + ", ".join(f"{agent} {number:,}" for agent, number in counts.items()))
+    trained = train_agents(examples, out, method, base, device=device, log=say, **settings)
+    if first:
+        from rich.text import Text
+
+        for agent, weights in trained.weights.items():
+            name = "" if agent == "*" else f"{agent}: "
+            stdout().print(Text(f"{name}weights {weights[:12]} in {trained.folders[agent]}"))
+        stdout().print(Text(f"Next: mas-gym eval -n 200 --policy {shlex.quote(trained.policy)}", style="dim"))
+
+
 def _show_metrics(metrics: Mapping[str, Any], folder: Path) -> None:
     from rich import box
     from rich.table import Table
@@ -245,6 +312,7 @@ def rollouts(
     run_budget: opt.RunBudget = None,
     prices: opt.PricesFile = None,
     cache: opt.Cache = None,
+    token_traces: opt.TokenTraces = False,
     ray: opt.RayAddress = None,
     actors: opt.Actors = None,
     gpus_per_actor: opt.GPUs = None,
@@ -267,7 +335,7 @@ def rollouts(
     spec = opt.chosen_policy(policy, system)
     opt.warn_of_misuse(spec, source.task, system)
     fleet = opt.read_fleet(ray, actors, gpus_per_actor)
-    local, remote = engines(spec, cache, fleet)
+    local, remote = engines(spec, cache, fleet, opt.traces_folder(token_traces, store, cache))
     costs = opt.read_prices(prices)
     limits = opt.read_budget(budget, "--budget", costs), opt.read_budget(run_budget, "--run-budget", costs)
     shared: dict[str, Any] = {"program": code, "training": True, "prices": costs}

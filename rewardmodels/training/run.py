@@ -27,9 +27,9 @@ from rewardmodels.model.backbone import (
 from rewardmodels.model.folder import META, CriticInfo, model_card, read_info, save_folder
 from rewardmodels.training.config import CriticKind, Head, TrainingConfig, check_head, config_for
 from search.compare.arms import Arm, Bench, drain, named_planners, start
-from search.engine.journal import Progress
+from search.engine.progress import Progress
 from search.setup import Sampling
-from search.store import engine_identity, open_store
+from search.store import RunInfo, engine_identity, open_store
 
 if TYPE_CHECKING:
     from rewardmodels.training.trainer import HeldOut
@@ -147,7 +147,24 @@ def _open(base: str, device: str, overrides: dict[str, Any]) -> tuple[Any, Any, 
 
 def _claim(out: Path, run: dict[str, Any], resume: bool) -> Trained | None:
     """Claim a folder for this run, or return the result if the run has finished."""
-    mark = out / RUN
+    claim_folder(out, out / RUN, run, resume)
+    return Trained(out, read_info(out), _history(out)) if (out / META).exists() else None
+
+
+def claim_folder(out: Path, mark: Path, run: dict[str, Any], resume: bool) -> None:
+    """Claim a folder for one training run, which the file ``mark`` in it then names.
+
+    Args:
+        out: The folder.
+        mark: The file.
+        run: All that determines the result, JSON-able.
+        resume: Whether the folder may already belong to the same run.
+
+    Raises:
+        ConfigError: The folder belongs to another run, or holds something else.
+        TrainingError: It cannot be written.
+    """
+    part = mark.with_name(_PART)
     if mark.exists():
         before = json.loads(mark.read_text(encoding="utf-8"))
         if not resume or before != run:
@@ -156,18 +173,16 @@ def _claim(out: Path, run: dict[str, Any], resume: bool) -> Trained | None:
                 f"{out} belongs to another training run ({', '.join(changed) or 'resume=False'}); give another folder, "
                 "or delete this one"
             )
-        if (out / META).exists():
-            return Trained(out, read_info(out), _history(out))
-    elif out.exists() and any(path.name != _PART for path in out.iterdir()):
+    elif out.exists() and any(path.is_file() and path != part for path in out.rglob("*")):
         raise ConfigError(f"{out} is not empty and holds no training run; give another folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        # A process that is killed here leaves no half of a mark.
-        (out / _PART).write_text(json.dumps(run, indent=2), encoding="utf-8")
-        (out / _PART).replace(mark)
-    except OSError as error:
-        raise TrainingError(f"cannot write to {out}: {error}") from error
-    return None
+    else:
+        try:
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            # A process that is killed here leaves no half of a mark.
+            part.write_text(json.dumps(run, indent=2), encoding="utf-8")
+            part.replace(mark)
+        except OSError as error:
+            raise TrainingError(f"cannot write to {out}: {error}") from error
 
 
 def _history(out: Path) -> list[dict[str, Any]]:
@@ -187,14 +202,13 @@ def _run(
     log: Callable[[str], None],
 ) -> Trained:
     from mas_gym.policies.local.forward import threads_for
+    from rewardmodels.training.guards import Curves, last_checkpoint
     from rewardmodels.training.trainer import (
         CriticTrainer,
-        Curves,
         HeldOut,
         StepData,
         arguments,
         bundles,
-        last_checkpoint,
         schedule,
     )
 
@@ -349,6 +363,19 @@ def trees(bench: Bench, first: int | None = None) -> Iterator[LabelledTree]:
     """
     assert bench.store is not None and bench.policy is not None
     wanted = {problem.id for problem in bench.task[: first or len(bench.task)]}
+    for info in grown(bench):
+        for item in stored_trees(bench.store, info.run, bench.mas):
+            if item.problem_id in wanted:
+                yield item
+
+
+def grown(bench: Bench) -> list[RunInfo]:
+    """Return the training runs of the bench's store with its policy, sampling and seed.
+
+    Raises:
+        DataError: There is none.
+    """
+    assert bench.store is not None and bench.policy is not None
     same = {
         "training": True,
         "seed": bench.seeds[0],
@@ -361,10 +388,7 @@ def trees(bench: Bench, first: int | None = None) -> Iterator[LabelledTree]:
         raise DataError(
             f"{bench.store}: expected a training run of the policy {bench.policy.name!r} with its sampling, found none"
         )
-    for info in runs:
-        for item in stored_trees(bench.store, info.run, bench.mas):
-            if item.problem_id in wanted:
-                yield item
+    return runs
 
 
 def teach(

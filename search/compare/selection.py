@@ -11,7 +11,7 @@ from typing import Any
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.internal.text import one_line
 from search.compare.arms import Arm, Bench, drain, named_critics, start
-from search.engine.journal import Progress
+from search.engine.progress import Progress
 from search.plan import Plan
 from search.planners import BestOfN, SelfConsistency
 from search.protocol import Critic

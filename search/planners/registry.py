@@ -26,6 +26,7 @@ _SHIPPED: dict[str, Callable[..., Any]] = {
     "dvts": planners.DVTS,
     "rebase": planners.REBASE,
     "adaptive": planners.AdaptiveBranching,
+    "siblings": planners.Siblings,
 }
 _SHORT = {"c": "c_uct"}
 _RECIPIENTS = "recipients"
