@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from html import escape
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mas_gym.errors import ConfigError, DataError, need
+from mas_gym.internal.text import one_line
 from rewardmodels.model.features import FEATURES, FILE, FeatureModel, features_of
 from search.store import RecordedState
 
@@ -115,6 +117,11 @@ def _validated(data: Array, right: Array, wrong: Array, questions: Sequence[str]
     return best, {"auc": auc, "accuracy": accuracy, "log loss": losses[best]}
 
 
+def _cell(name: str) -> str:
+    """Return an agent's name, which comes from a log, as text of a table."""
+    return escape(one_line(name)).replace("|", "&#124;").replace("`", "&#96;")
+
+
 def _card(model: FeatureModel) -> str:
     states = "terminal states only" if model.kind == "orm" else "every state after a message"
     order = sorted(zip((*FEATURES, *model.agents), model.weights, strict=True), key=lambda item: -abs(item[1]))
@@ -139,7 +146,7 @@ def _card(model: FeatureModel) -> str:
             "",
             "| feature | weight, per standard deviation |",
             "|---|---:|",
-            *(f"| {' '.join(name.split())} | {weight:+.3f} |".replace("\\", "\\\\") for name, weight in order),
+            *(f"| {_cell(name)} | {weight:+.3f} |" for name, weight in order),
             "",
         ]
     )
