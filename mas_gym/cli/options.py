@@ -54,7 +54,7 @@ TaskName = Annotated[
     str | None,
     typer.Option(
         "--task",
-        help="Task: arithmetic, ordering, gsm8k, math, mmlu, logiqa or gpqa; your CSV, JSONL or Parquet file; or "
+        help="Task: arithmetic, ordering, game24, gsm8k, math, mmlu, logiqa or gpqa; your CSV, JSONL or Parquet file; or "
         "OWNER/NAME on the hub.",
     ),
 ]
