@@ -39,7 +39,7 @@ def recording(folder: Path, source: Source) -> Path:
     """
     path = folder / source.file
     if not path.is_file():
-        raise DataNotFoundError(f"expected the recording {source.file} in {folder}, found none; name its folder: --data")
+        raise DataNotFoundError(f"expected the recording {source.file} in {folder}, found none; set --data")
     return path
 
 

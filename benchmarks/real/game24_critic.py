@@ -185,5 +185,6 @@ def train_critic(data: RewardData, out: Path, seed: int, log: Callable[[str], No
     base = out.with_name(f"{out.name}-base")
     if not (base / "config.json").exists():
         save_base(base, seed)
-    defaults = {"learning_rate": 2e-3, "epochs": 8.0, "max_tokens": 512, "max_length": 256, "held_out": 0.05}
-    return train(data, out, str(base), kind="masprm", head="mse", seed=seed, log=log, **{**defaults, **settings})
+    defaults = {"learning_rate": 2e-3, "epochs": 8.0, "batch_size": 64, "max_tokens": 512, "max_length": 256}
+    settings = {**defaults, "held_out": 0.05, **settings}
+    return train(data, out, str(base), kind="masprm", head="mse", seed=seed, log=log, **settings)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from fractions import Fraction
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from mas_gym.logs import LoggedMessage, Transcript
 from mas_gym.tasks.base import Problem
 from mas_gym.tasks.generated.game24 import Numbers, can_make, puzzle, read_left
 
-SOURCE = Source("game24.jsonl.gz", "princeton-nlp/tree-of-thought-llm (Tree of Thoughts, Yao et al. 2023), GPT-4", "MIT")
+SOURCE = Source("game24.jsonl.gz", "princeton-nlp/tree-of-thought-llm (Yao et al. 2023), GPT-4", "MIT")
 AGENTS = ("Step1", "Step2", "Step3", "Answer")
 SURE, CALLS = 20.0, 3
 """Value of one vote "sure", and the number of votes behind a recorded value: each is a call of GPT-4."""
@@ -59,6 +58,11 @@ class Recording(NamedTuple):
         """The four numbers, in ascending order."""
         return tuple(self.problem.metadata["numbers"])
 
+    @property
+    def values(self) -> dict[tuple[str, ...], float]:
+        """GPT-4's value of each state; a state that was proposed twice has 0 the second time, so the first counts."""
+        return {state.lines: state.value for level in self.levels for state in reversed(level.states)}
+
 
 def read_recordings(folder: Path) -> list[Recording]:
     """Read the trees."""
@@ -85,37 +89,35 @@ def _lines(text: str) -> tuple[str, ...]:
     return tuple(text.strip().split("\n"))
 
 
-def transcripts(path: Path) -> Iterator[Transcript]:
-    """Yield every recorded path as a transcript, for ``mas-gym import --format FILE.py:transcripts``.
+def transcripts(path: Path, dead_ends: bool = True) -> Iterator[Transcript]:
+    """Yield every recorded path as a transcript, for ``mas-gym import --format game24_recorded.py:transcripts``.
 
-    A proposal that the recorded search did not expand ends its path there, as a failure.
+    Args:
+        path: The recording.
+        dead_ends: Whether to include proposals that the recorded search did not expand; their path ends there, as a
+            failure.
     """
     for recording in read_recordings(path.parent):
         problem = recording.problem
         expanded = {lines for level in recording.levels[:-1] for lines in level.selected}
-        values = {state.lines: state.value for level in recording.levels for state in level.states}
+        values = recording.values
         for depth, level in enumerate(recording.levels):
             for lines in dict.fromkeys(state.lines for state in level.states):
-                if depth == 3 or lines not in expanded:
-                    messages = tuple(
-                        LoggedMessage(AGENTS[i], lines[i], value=_scaled(values[lines[: i + 1]]))
-                        for i in range(len(lines))
-                    )
-                    yield Transcript(
-                        problem.question,
-                        messages,
-                        reference=problem.answer,
-                        kind="formula",
-                        question_id=problem.id,
-                        correct=None if depth == 3 else False,
-                    )
+                if depth < 3 and (lines in expanded or not dead_ends):
+                    continue
+                yield Transcript(
+                    problem.question,
+                    tuple(
+                        LoggedMessage(agent, line, value=scaled(values[lines[: i + 1]]))
+                        for i, (agent, line) in enumerate(zip(AGENTS, lines, strict=False))
+                    ),
+                    reference=problem.answer,
+                    kind="formula",
+                    question_id=problem.id,
+                    correct=None if depth == 3 else False,
+                )
 
 
-def _scaled(value: float) -> float:
+def scaled(value: float) -> float:
     """Return a value of GPT-4 in [-1, 1]."""
     return 2 * min(value / (CALLS * SURE), 1.0) - 1
-
-
-def numbers_of(values: Sequence[int]) -> Numbers:
-    """Return whole numbers as fractions."""
-    return tuple(map(Fraction, values))

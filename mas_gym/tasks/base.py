@@ -37,7 +37,7 @@ class Problem:
     Attributes:
         id: Unique within the task and split, stable across versions, for example ``"gsm8k/test/17"``.
         question: The text ``x`` that the question node holds. Options of a choice problem are part of it.
-        answer: The reference answer ``y*``: a number, a LaTeX expression, a formula such as ``"(7-1)*(4-2)"``, an
+        answer: The reference answer ``y*``: a number, a LaTeX expression, a formula such as ``"(7+1-2)*4"``, an
             option label such as ``"A"``, a text or a JSON list of accepted texts, a regular expression, or unit tests.
         kind: How to grade: ``"number"``, ``"expression"`` (LaTeX, symbolic equality), ``"formula"`` (uses the numbers
             of the reference, each once, and has its value), ``"choice"``, ``"text"`` (normalised exact match),
@@ -88,8 +88,8 @@ class Grade(_Grade):
         correct: Whether the extracted answer equals the reference.
         extracted: The answer read from the text, normalised so that equal answers group in a vote; None if there is
             none.
-        reason: One of ``"equal"``, ``"different"``, ``"other numbers"``, ``"no answer found"``, ``"timed out"``, ``"too complex"``, or for
-            code the result of its tests.
+        reason: One of ``"equal"``, ``"different"``, ``"other numbers"`` (of formulas), ``"no answer found"``,
+            ``"timed out"``, ``"too complex"``, or for code the result of its tests.
         tokens: Tokens that a judge generated for it.
         prompt_tokens: Prompt tokens that the judge read.
 

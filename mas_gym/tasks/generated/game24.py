@@ -133,10 +133,8 @@ def write_move(numbers: Sequence[Fraction], move: Move) -> str:
 
 def read_left(message: str) -> Numbers | None:
     """Return the numbers that a step says are left; None if it does not say."""
-    found = None
-    for found in _LEFT.finditer(message):
-        pass
-    return None if found is None else read_numbers(found[1])
+    found = _LEFT.findall(message)
+    return read_numbers(found[-1]) if found else None
 
 
 def read_question(question: str) -> Numbers | None:

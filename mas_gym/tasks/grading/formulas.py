@@ -4,9 +4,9 @@ A formula is right if it uses the numbers of the reference formula, each exactly
 rational numbers, so ``8 / (3 - 8 / 3)`` is 24. Reading takes time linear in the text; nothing is evaluated before its
 numbers are known to be those of the reference.
 
->>> read_formula(r"(7 - 1) \times (4 - 2) = 6 * 2 = 24")
-'(7-1)*(4-2)'
->>> compare_formulas("4*(1+7-2)", "(7-1)*(4-2)"), compare_formulas("4*(1+7-2)", "4*6")
+>>> read_formula(r"(7 + 1 - 2) \times 4 = 6 * 4 = 24")
+'(7+1-2)*4'
+>>> compare_formulas("4*(1+7-2)", "(7+1-2)*4"), compare_formulas("4*(1+7-2)", "4*6")
 ('equal', 'other numbers')
 """
 
@@ -15,8 +15,10 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_SIGNS = str.maketrans({"×": "*", "⋅": "*", "·": "*", "∗": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"})
-_WORDS = re.compile(r"\\(?:times|cdot|div|left|right|[dt]?frac)(?![a-zA-Z])|\\[(),;! ]|\\\[|\\\]|[$`]|\*\*|\}\s*\{|[{}]")
+_SIGNS = str.maketrans("\u00d7\u22c5\u00b7\u2217\u00f7\u2212\u2013[]", "****/--()")
+_WORDS = re.compile(
+    r"\\(?:times|cdot|div|left|right|[dt]?frac)(?![a-zA-Z])|\\[(),;! ]|\\\[|\\\]|[$`]|\*\*|\}\s*\{|[{}]"
+)
 _MEANING = {r"\times": "*", r"\cdot": "*", r"\div": "/", "{": "(", "}": ")"}
 _TOKEN = re.compile(r"\s*(\d+(?:\.\d+)?|[-+*/()])")
 _RANK = {"+": 1, "-": 1, "*": 2, "/": 2, "neg": 3}
