@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         SamplingRequest,
         SamplingSession,
         StreamingPolicy,
+        as_policy,
     )
     from mas_gym.policies.cache import RecordedPolicy, RecordingPolicy
     from mas_gym.policies.local.transformers import TransformersPolicy
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "mas_gym.policies.base": (
-        "AsyncPolicy Policy Sample SamplingReply SamplingRequest SamplingSession StreamingPolicy"
+        "AsyncPolicy Policy Sample SamplingReply SamplingRequest SamplingSession StreamingPolicy as_policy"
     ),
     "mas_gym.policies.cache": "RecordedPolicy RecordingPolicy",
     "mas_gym.policies.registry": "known_policies load_policy",
@@ -47,6 +48,7 @@ __all__ = [
     "ScriptedPolicy",
     "StreamingPolicy",
     "TransformersPolicy",
+    "as_policy",
     "known_policies",
     "load_policy",
     "open_session",
