@@ -385,8 +385,8 @@ def _finding(found: Mapping[str, tuple[Array, Array]], subsets: NDArray[Any]) ->
     return (
         f"A logistic regression on features of the messages, trained on other runs, names the agent and the step that "
         f"failed in {shares(blind, GENERATED)} of the generated runs; a random guess is right in "
-        f"{shares('random', GENERATED)}, and the place alone finds the step in {percent(place)}%, because mistakes that "
-        f"people called decisive come early. In the longer hand-crafted runs it is right in "
+        f"{shares('random', GENERATED)}, and the place alone finds the step in {percent(place)}%, because mistakes "
+        f"that people called decisive come early. In the longer hand-crafted runs it is right in "
         f"{shares(blind, HAND_CRAFTED)}, and the best rule, '{best}', in {shares(best, HAND_CRAFTED)}. "
         f"Knowing the right answer changes the accuracies by {helps} over all runs."
     )
