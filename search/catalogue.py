@@ -6,8 +6,8 @@ A package adds names with entry points in the group ``mas_gym.critics``. An entr
 * the path of a folder that training wrote;
 * a function that returns such a path, whose keyword arguments are options.
 
-Two names have a meaning beyond their own: ``folder`` loads what is named by a path alone, and ``hub`` finds the folder
-of what is named ``org/name`` alone.
+Three names have a meaning beyond their own: ``folder`` loads what is named by a path alone, ``features`` does so if the
+folder has a file ``features.json``, and ``hub`` finds the folder of what is named ``org/name`` alone.
 """
 
 from __future__ import annotations
@@ -22,12 +22,23 @@ from typing import Any, get_type_hints
 
 from mas_gym.errors import ConfigError, UnknownNameError, shown
 from mas_gym.plugins import Registry, Spec
-from search.critics import Agreement, ConstantCritic, Ensemble, PolicyLikelihood, RandomCritic, Uncertainty
+from search.critics import (
+    Agreement,
+    Combination,
+    ConstantCritic,
+    Ensemble,
+    PolicyLikelihood,
+    RandomCritic,
+    Uncertainty,
+    Vote,
+)
 from search.protocol import Critic, as_critic
+from search.store.verdicts import RecordedCritic
 
 Loader = Callable[..., Any]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_COMBINED: dict[str, type[Combination]] = {"ensemble": Ensemble, "vote": Vote}
 
 
 def load_critic(spec: str, *, lazy: bool = False, **options: Any) -> Critic:
@@ -41,7 +52,9 @@ def load_critic(spec: str, *, lazy: bool = False, **options: Any) -> Critic:
             * ``"judge:POLICY"``, ``"prm:MODEL"``, ``"rm:MODEL"``, ``"http://HOST:PORT/ENDPOINT"`` (see
               `rewardmodels.verifiers`);
             * ``"vllm:FOLDER"`` to score a folder saved by training with vLLM;
-            * ``"ensemble:A,B"`` with the spec of each member;
+            * ``"ensemble:A,B"`` for the mean of several critics, ``"vote:A,B"`` for their vote, with the spec of each;
+            * ``"recorded:STORE"`` for the values of a store, or ``"recorded:STORE#judge=NAME"`` for the recorded
+              verdicts of a judge (`search.store.RecordedCritic`);
             * ``"FILE.py:NAME:SETTINGS"`` for your own (see `mas_gym.plugins`);
             * ``"org/name"`` of a critic on the Hugging Face hub (see `rewardmodels.push_to_hub`; option ``revision``);
             * ``"NAME:ARGUMENT"`` of a loader that is registered in the entry-point group ``mas_gym.critics``.
@@ -57,10 +70,10 @@ def load_critic(spec: str, *, lazy: bool = False, **options: Any) -> Critic:
         MissingDependencyError: A package is not installed.
     """
     parsed = _parsed(spec)
-    if parsed.name == "ensemble" and not parsed.file:
+    if parsed.name in _COMBINED and not parsed.file:
         # The options belong to the members.
-        members = str(parsed).partition(":")[2].split(",")
-        return Ensemble([load_critic(member, lazy=lazy, **options) for member in map(str.strip, members) if member])
+        members = map(str.strip, str(parsed).partition(":")[2].split(","))
+        return _COMBINED[parsed.name]([load_critic(member, lazy=lazy, **options) for member in members if member])
     loader = CRITICS.find(parsed)
     args, written = CRITICS.arguments(parsed)
     options = {**written, **options}
@@ -115,18 +128,25 @@ def _parsed(text: str) -> Spec:
     """Parse a spec; a folder, or the name of a critic on the hub, becomes the argument of its loader."""
     # A folder's name may contain '#'.
     if _is_folder(text) and text not in CRITICS:
-        return _FOLDER._replace(argument=str(Path(text).expanduser()))
+        return _of_folder(text)
     spec = CRITICS.parse(text)
     if spec.file or spec.name in CRITICS:
         return spec
     place = str(spec._replace(fragment=""))
     if _is_folder(place):
-        return _FOLDER._replace(argument=str(Path(place).expanduser()), fragment=spec.fragment)
+        return _of_folder(place)._replace(fragment=spec.fragment)
     if _HUB_NAME.fullmatch(place) and not Path(place).parent.exists() and "hub" in CRITICS:
         return Spec("hub", place, spec.fragment)
     if os.sep in place or place.startswith((".", "~")):
         raise UnknownNameError(f"no critic at {shown(place)}: expected a folder that training wrote")
     raise CRITICS.unknown(spec.name)
+
+
+def _of_folder(text: str) -> Spec:
+    folder = Path(text).expanduser()
+    # The one kind of trained critic that is no language model.
+    kind = _FEATURES if (folder / f"{_FEATURES.name}.json").is_file() else _FOLDER
+    return kind._replace(argument=str(folder))
 
 
 def _is_folder(text: str) -> bool:
@@ -194,11 +214,12 @@ CRITICS = Registry(
     {
         "policy-likelihood": _likelihood,
         "constant": _constant,
-        "ensemble": Ensemble,
+        **_COMBINED,
+        "recorded": RecordedCritic,
         "uncertainty": _uncertainty,
         "agreement": _agreement,
         "random": _random,
     },
     settings=False,
 )
-_FOLDER = Spec("folder")
+_FOLDER, _FEATURES = Spec("folder"), Spec("features")

@@ -26,6 +26,7 @@ PLANNERS = Registry(
         "dvts": planners.DVTS,
         "rebase": planners.REBASE,
         "adaptive": planners.AdaptiveBranching,
+        "siblings": planners.Siblings,
     },
 )
 _SHORT = {"c": "c_uct"}
