@@ -733,6 +733,8 @@ CHOICES = {
     "values": "likelihood",
     "same": "opening",
     "stop": 0.9,
+    "stages": (BestOfN(2), MCTS()),
+    "rules": (0.3,),
 }
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from search.engine.fleet import Fleet
 
 LIKELIHOOD = "policy-likelihood"
-PLANNERS = "adaptive, bon, dvts, halving, mcts, puct, rebase, sbs, sc, single"
+PLANNERS = "adaptive, bon, cascade, dvts, halving, mcts, puct, rebase, sbs, sc, single"
 CRITICS = (
     "agreement, constant, ensemble, folder, http, https, hub, judge, policy-likelihood, prm, random, rm, tiny-masprm, "
     "tiny-orm, uncertainty, vllm"
@@ -518,11 +518,13 @@ def _cores() -> int:
 
 def _is_shipped(planner: Planner) -> bool:
     """Whether another process can import the planner."""
-    from search.planners import ChosenRecipients
+    from search.planners import Cascade, ChosenRecipients
     from search.protocol import Adapter
 
     if isinstance(planner, ChosenRecipients):
         return _is_shipped(planner.planner)
+    if isinstance(planner, Cascade):
+        return all(map(_is_shipped, planner.stages))
     return not isinstance(planner, Adapter) and type(planner).__module__.startswith("search.")
 
 

@@ -2,12 +2,13 @@
 
 `SinglePass`, `SelfConsistency`, `StepBeamSearch` and `MCTS` are the paper's algorithms. `BestOfN`, `PUCT`,
 `SequentialHalving`, `DVTS`, `REBASE` and `AdaptiveBranching` are included for comparison. `ChosenRecipients`
-wraps a planner to select the recipients of messages.
+wraps a planner to select the recipients of messages, and `Cascade` runs several until the answer is settled.
 """
 
 from search.planners.adaptive import AdaptiveBranching
 from search.planners.beam_search import StepBeamSearch
 from search.planners.best_of_n import BestOfN
+from search.planners.cascade import Cascade
 from search.planners.dvts import DVTS
 from search.planners.halving import SequentialHalving
 from search.planners.mcts import MCTS
@@ -24,6 +25,7 @@ __all__ = [
     "REBASE",
     "AdaptiveBranching",
     "BestOfN",
+    "Cascade",
     "ChosenRecipients",
     "SelfConsistency",
     "SequentialHalving",

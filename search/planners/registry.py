@@ -11,10 +11,26 @@ from mas_gym.errors import ConfigError
 from mas_gym.plugins import is_user_code, load_user_code, read_settings, unknown
 from search import planners
 from search.planners.recipients import OWN
-from search.planners.stopping import StopRule
+from search.planners.stopping import StopRule, read_stop
 from search.protocol import Planner, as_planner, planner_name
 
 GROUP = "mas_gym.planners"
+_CASCADE = "cascade"
+
+
+def _cascade(stages: str = "single>mcts:10,3@0.9") -> Planner:
+    """Searches of growing size, of which the next one runs only while the answer is in doubt."""
+    first, *later = stages.split(">")
+    pairs = [stage.rpartition("@") for stage in later]
+    if not later or any(not at for _, at, _ in pairs):
+        raise ConfigError(
+            f"planner cascade:{stages}: expected planners separated by > with a probability after each but the first, as "
+            "in cascade:single>mcts:20,2@0.8>mcts:20,6@0.6"
+        )
+    rules: Any = tuple(read_stop(rule.strip()) for _, _, rule in pairs)
+    return planners.Cascade(tuple(map(load_planner, [first, *(stage for stage, _, _ in pairs)])), rules)
+
+
 _SHIPPED: dict[str, Callable[..., Any]] = {
     "single": planners.SinglePass,
     "sc": planners.SelfConsistency,
@@ -26,6 +42,7 @@ _SHIPPED: dict[str, Callable[..., Any]] = {
     "dvts": planners.DVTS,
     "rebase": planners.REBASE,
     "adaptive": planners.AdaptiveBranching,
+    _CASCADE: _cascade,
 }
 _SHORT = {"c": "c_uct"}
 _RECIPIENTS = "recipients"
@@ -42,7 +59,8 @@ def load_planner(spec: str) -> Planner:
     Args:
         spec: A name, then after a colon its settings in order or by name: ``"single"``, ``"sc:5"``,
             ``"sc:5,weights=critic"``, ``"bon:5"``, ``"sbs:5,3"`` (B2, B1), ``"mcts:10,3"``,
-            ``"mcts:10,3,leaf=bootstrap,c=2"``; or ``"FILE.py:NAME"`` with settings likewise. Every shipped planner
+            ``"mcts:10,3,leaf=bootstrap,c=2"``; ``"cascade:single>mcts:20,2@0.8>mcts:20,6@0.6"``, where each planner
+            after the first runs if the answer is right with a probability of at most the number after ``@``; or ``"FILE.py:NAME"`` with settings likewise. Every shipped planner
             also takes ``recipients=``, the rule of `search.planners.puct`.
 
     Returns:
@@ -56,10 +74,12 @@ def load_planner(spec: str) -> Planner:
     StepBeamSearch(b2=5, b1=3)
     """
     spec = spec.strip()
-    if is_user_code(spec):
+    name, colon, settings = spec.partition(":")
+    if name.strip() == _CASCADE:
+        planner: Any = _cascade(settings) if colon else _cascade()
+    elif is_user_code(spec):
         planner = load_user_code("planner", spec)
     else:
-        name, _, settings = spec.partition(":")
         make = _find(name.strip())
         args, kwargs = read_settings(f"planner {spec!r}", settings, lambda key: _full(make, key))
         recipients: Any = kwargs.pop(_RECIPIENTS, OWN) if make in _SHIPPED.values() else OWN
@@ -90,6 +110,9 @@ def planner_spec(planner: Planner) -> str:
     if isinstance(planner, planners.ChosenRecipients):
         inner = planner_spec(planner.planner)
         return f"{inner}{',' if ':' in inner else ':'}{_RECIPIENTS}={planner.recipients}"
+    if isinstance(planner, planners.Cascade):
+        first, *more = map(planner_spec, planner.stages)
+        return f"{_CASCADE}:{'>'.join([first, *(f'{s}@{rule}' for s, rule in zip(more, planner.rules, strict=True))])}"
     for name, make in _SHIPPED.items():
         if type(planner) is make:
             return name + _settings(planner)
