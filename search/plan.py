@@ -1,7 +1,4 @@
-"""The result of a search: a `Plan` with ranked candidates, the tree and the cost, and how its answers are graded.
-
-`Grader` is the only place that sees reference answers.
-"""
+"""The result of a search: a `Plan` with ranked candidates, the tree and the cost."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from typing import NamedTuple
 
 from mas_gym.errors import SearchError
 from mas_gym.policies.base import mean_logprob
-from mas_gym.programs import Call
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
@@ -241,28 +237,3 @@ class Plan:
         usage = self.usage
         cost = f"AC {usage.agent_calls:,}, TOK {usage.generated_tokens:,}, RC {usage.reward_calls:,}"
         return f"{head}<table>{rows}</table><p><small>{cost}, {len(self.candidates)} candidates</small></p>"
-
-
-_MOST_MESSAGES, _LONGEST_MESSAGE = 200, 20_000
-"""How much of a program's request is kept with its plan: messages, and characters of each."""
-
-
-def chosen_requests(plan: Plan, call: Callable[[MASState], Call]) -> dict[int, tuple[ChatMessage, ...]]:
-    """Return what a program asked on the chosen path, by the node of each reply.
-
-    Args:
-        plan: The plan of a program's search.
-        call: Returns the program's call at a state.
-    """
-    node = plan.best.node if plan.best is not None else None
-    found: dict[int, tuple[ChatMessage, ...]] = {}
-    while node and plan.tree is not None:
-        parent = plan.tree[node].parent
-        asked = call(plan.tree.states[parent]).messages
-        kept = asked if len(asked) <= _MOST_MESSAGES else (asked[0], *asked[1 - _MOST_MESSAGES :])
-        found[node] = tuple(
-            m if len(m.content) <= _LONGEST_MESSAGE else m._replace(content=m.content[:_LONGEST_MESSAGE] + " [...]")
-            for m in kept
-        )
-        node = parent
-    return found

@@ -35,13 +35,12 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Literal, Protocol
 
-from mas_gym.envs.scoring import Adapter as Adapter
 from mas_gym.envs.scoring import Critic as Critic
 from mas_gym.envs.scoring import Scores as Scores
 from mas_gym.envs.scoring import ScoringContext as ScoringContext
 from mas_gym.envs.scoring import as_critic as as_critic
-from mas_gym.envs.scoring import kind_of
 from mas_gym.errors import ConfigError, whole_number
+from mas_gym.internal.adapter import Adapter, has_method, kind_of
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 
@@ -207,7 +206,7 @@ def as_planner(part: object) -> Planner:
     """
     if isinstance(part, Planner):
         return part
-    if isinstance(part, type) or not callable(getattr(part, "plan", None)):
+    if not has_method(part, "plan"):
         raise ConfigError(f"expected an object with a plan method, got {kind_of(part)}; subclass search.Planner")
     return _AdaptedPlanner(part)
 

@@ -333,9 +333,11 @@ def warn_of_misuse(policy: PolicySpec, task: str | None, mas: MAS, question: str
 
 def note_judge(task: Task) -> None:
     """Print what a judge has spent, which no search's TOK contains."""
-    grader = getattr(task, "grader", None)
-    judge = getattr(getattr(grader, "base", grader), "judge", None)
-    if judge is not None and hasattr(judge, "spent"):
+    from mas_gym.tasks.grading.graders import KindGrader, OwnGrader
+    from mas_gym.tasks.grading.judge import Judge
+
+    judge = task.grader.judge if isinstance(task.grader, KindGrader | OwnGrader) else None
+    if isinstance(judge, Judge):
         note(f"judge {judge.policy.name}: {judge.spent} (not in TOK)")
 
 
@@ -451,9 +453,7 @@ def note_order(searches: int) -> None:
 
 def note_costs(policy: Policy | AsyncPolicy | None) -> None:
     """Print each engine's calls, tokens, faults and cost."""
-    from mas_gym.policies.meters import meters_of
-
-    for name, meter in meters_of(policy).items():
+    for name, meter in (policy.meters if policy is not None else {}).items():
         note(f"{name}: {meter}")
 
 
@@ -518,8 +518,8 @@ def _cores() -> int:
 
 def _is_shipped(planner: Planner) -> bool:
     """Whether another process can import the planner."""
+    from mas_gym.internal.adapter import Adapter
     from search.planners import Cascade, ChosenRecipients
-    from search.protocol import Adapter
 
     if isinstance(planner, ChosenRecipients):
         return _is_shipped(planner.planner)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 from mas_gym.errors import ConfigError, CriticError, EngineUnavailableError, shown
+from mas_gym.internal.adapter import Adapter, has_method, kind_of
 from mas_gym.policies.base import Certainty
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
@@ -158,33 +159,6 @@ class Critic(ABC):
         """
 
 
-class Adapter:
-    """Adds a base class's defaults to an object; all other attributes are the object's."""
-
-    identical_to: Any
-
-    def __init__(self, part: object, base: type) -> None:
-        """Copy the attributes that the base class declares and the object has."""
-        self.identical_to = part
-        for name in base.__annotations__:
-            if hasattr(part, name):
-                setattr(self, name, getattr(part, name))
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute that the base class does not declare."""
-        if name.startswith("__") or name == "identical_to":
-            raise AttributeError(name)
-        return getattr(self.identical_to, name)
-
-    def __eq__(self, other: object) -> bool:
-        """Compare the objects."""
-        return isinstance(other, Adapter) and bool(self.identical_to == other.identical_to)
-
-    def __hash__(self) -> int:
-        """Hash the object's class, because the object may have no hash."""
-        return hash(type(self.identical_to))
-
-
 class _AdaptedCritic(Adapter, Critic):
     def __init__(self, part: object) -> None:
         self.name = type(part).__name__
@@ -210,16 +184,11 @@ def as_critic(part: object) -> Critic:
         raise ConfigError(
             f"critic: expected a critic, got {part!r:.80}; rewardmodels.load_critic(...) loads it by name"
         )
-    if isinstance(part, type) or not callable(getattr(part, "score", None)):
+    if not has_method(part, "score"):
         raise ConfigError(
             f"critic: expected an object with score(contexts), got {kind_of(part)}; subclass search.Critic"
         )
     return _AdaptedCritic(part)
-
-
-def kind_of(part: object) -> str:
-    """Return what an error message calls an object: its class, or that it is one."""
-    return f"the class {part.__name__}" if isinstance(part, type) else type(part).__name__
 
 
 def scores_of(critic: Critic, contexts: Sequence[ScoringContext]) -> Scores:

@@ -28,7 +28,7 @@ from mas_gym.errors import (
 )
 from mas_gym.internal.event_loop import engine_loop, on_engine_loop
 from mas_gym.plugins import build, written_options
-from mas_gym.policies.base import Choice, SamplingReply, SamplingRequest, log_sum, spellings
+from mas_gym.policies.base import AsyncPolicy, Choice, SamplingReply, SamplingRequest, log_sum, spellings
 from mas_gym.policies.completions import (
     Api,
     BadReply,
@@ -134,8 +134,8 @@ def _wrong(name: str, expected: str, got: object) -> ConfigError:
     return ConfigError(f"policy 'openai', option {name}: expected {expected}, got {got!r}")
 
 
-class OpenAIPolicy:
-    """An `AsyncPolicy` over an OpenAI-compatible server; safe to await from any event loop.
+class OpenAIPolicy(AsyncPolicy):
+    """A policy over an OpenAI-compatible server; safe to await from any event loop.
 
     Attributes:
         name: ``"openai:MODEL"``.
@@ -170,10 +170,12 @@ class OpenAIPolicy:
             )
         self.name = f"openai:{model}"
         self.independent_samples = self.options.choices == "seeds"
+        self.chooses = self.options.logprobs
         self.takes_extra_body = self.options.api == "chat"
         self.max_concurrency = self.options.max_concurrency
         price = self.options.price
         self.meter = Meter(price if isinstance(price, Price) else None)
+        self.meters = {self.name: self.meter}
         self.notes: list[str] = []
         self._refused: set[str] = set()
         self._cap = 10**9
@@ -207,19 +209,6 @@ class OpenAIPolicy:
             "logprobs": chosen.logprobs,
             "extra_body": dict(chosen.extra_body or {}),
         }
-
-    @property
-    def former_address(self) -> str | None:
-        """The address of samples cached by earlier versions; None with a ``revision``, which they did not support."""
-        chosen = self.options
-        if chosen.revision is not None:
-            return None
-        return f"{self.name}|{chosen.api}|{chosen.choices}|{sorted((chosen.extra_body or {}).items())!r}"
-
-    @property
-    def meters(self) -> dict[str, Meter]:
-        """Its meter, by name."""
-        return {self.name: self.meter}
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Answer one request.

@@ -18,6 +18,7 @@ from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependenc
 from mas_gym.internal.event_loop import close_at_exit, engine_loop, on_engine_loop
 from mas_gym.plugins import build, written_options
 from mas_gym.policies.base import (
+    AsyncPolicy,
     Certainty,
     Choice,
     Sample,
@@ -194,8 +195,8 @@ def _rank(folder: str) -> int:
 _numbers = itertools.count()
 
 
-class VLLMPolicy:
-    """An `AsyncPolicy` over vLLM's asynchronous engine, which starts at the first request.
+class VLLMPolicy(AsyncPolicy):
+    """A policy over vLLM's asynchronous engine, which starts at the first request.
 
     Policies with the same model and engine arguments share one engine, whatever their
     adapters, so agents with different adapters need only one copy of the weights.
@@ -207,6 +208,7 @@ class VLLMPolicy:
         takes_extra_body: Fields of a chat request that the engine honours; its server honours tools, too.
     """
 
+    chooses = True
     takes_extra_body = frozenset({"response_format", "structured_outputs", "stop", *_PARAMETERS})
 
     def __init__(
@@ -258,6 +260,7 @@ class VLLMPolicy:
             "chat_options": dict(chat_options or {}),
         }
         self.meter = Meter()
+        self.meters = {self.name: self.meter}
 
     def identity(self) -> dict[str, Any]:
         """Return digests of the model's and the adapter's files and the settings that affect samples.
@@ -267,11 +270,6 @@ class VLLMPolicy:
         """
         adapter = None if self._adapter is None else self._adapter.identity()
         return {"model": self._source.identity(), "adapter": adapter, **self._settings}
-
-    @property
-    def meters(self) -> dict[str, Meter]:
-        """Its meter, by name."""
-        return {self.name: self.meter}
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Answer one request.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import traceback
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -15,14 +15,14 @@ from mas_gym.envs.scoring import finite_values
 from mas_gym.errors import BudgetError, CriticError, ExhaustedError, PolicyError, SearchError
 from mas_gym.plugins import place_of
 from mas_gym.policies.base import SamplingReply, SamplingRequest, derive_seed
-from mas_gym.programs import Runner
+from mas_gym.programs import Call, Runner
 from mas_gym.systems.graph import Agent
 from mas_gym.systems.prompts import ChatMessage, chat_messages
 from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.base import Problem
 from search.budget import Budget
 from search.grading import Grader
-from search.plan import Plan, chosen_requests
+from search.plan import Plan
 from search.protocol import (
     Evaluate,
     Extract,
@@ -573,7 +573,7 @@ class ActiveSearch:
             self.fail(error)
         else:
             self._bill_grades()
-            requests = {} if self.session is None else chosen_requests(graded, self.session.call)
+            requests = {} if self.session is None else _chosen_requests(graded, self.session.call)
             varied = self.session is not None and self.session.order_varied
             self.plan = replace(
                 graded,
@@ -676,3 +676,28 @@ def _checked(requests: object) -> Sequence[Request]:
         if isinstance(request, Propose) and not hasattr(request.n, "__index__"):
             raise SearchError(f"expected the n of Propose from the planner to be a whole number, got {request.n!r:.80}")
     return requests
+
+
+_MOST_MESSAGES, _LONGEST_MESSAGE = 200, 20_000
+"""How much of a program's request is kept with its plan: messages, and characters of each."""
+
+
+def _chosen_requests(plan: Plan, call: Callable[[MASState], Call]) -> dict[int, tuple[ChatMessage, ...]]:
+    """Return what a program asked on the chosen path, by the node of each reply.
+
+    Args:
+        plan: The plan of a program's search.
+        call: Returns the program's call at a state.
+    """
+    node = plan.best.node if plan.best is not None else None
+    found: dict[int, tuple[ChatMessage, ...]] = {}
+    while node and plan.tree is not None:
+        parent = plan.tree[node].parent
+        asked = call(plan.tree.states[parent]).messages
+        kept = asked if len(asked) <= _MOST_MESSAGES else (asked[0], *asked[1 - _MOST_MESSAGES :])
+        found[node] = tuple(
+            m if len(m.content) <= _LONGEST_MESSAGE else m._replace(content=m.content[:_LONGEST_MESSAGE] + " [...]")
+            for m in kept
+        )
+        node = parent
+    return found

@@ -34,8 +34,8 @@ from typing import Any, NamedTuple
 
 from mas_gym.envs.scoring import scores_of
 from mas_gym.errors import ConfigError, EngineUnavailableError, SearchError
-from mas_gym.policies.base import AsyncPolicy, Policy
-from mas_gym.tasks.base import Problem
+from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
+from mas_gym.tasks.base import Problem, as_problems
 from search.budget import Budget
 from search.engine.allowance import Allowance, Cost
 from search.engine.backends import BATCH_DONE, CriticPort, GradingPort, Mail, PolicyPort, policy_port
@@ -148,8 +148,9 @@ class Scheduler:
         if concurrency < 1:
             raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
         self.stopped: str | None = None
+        policy = as_policy(policy)
         self._setup, self._engine = setup, policy
-        self._task: Iterable[Problem] = () if task is None else task
+        self._task: Iterable[Problem] = () if task is None else as_problems(task)
         self._concurrency, self._budget, self.earlier = concurrency, run_budget or Budget(), Usage()
         self._allowance = Allowance(self._budget, setup.budget)
         self._mail: Mail = SimpleQueue()

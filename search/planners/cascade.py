@@ -23,12 +23,11 @@ from search.tree import Proposal, Tree
 class Cascade(Planner):
     """Searches of growing size, of which the next one runs only while the answer is in doubt.
 
-    As FrugalGPT's cascade of models (Chen et al., 2023), over searches with one policy. After each stage but the last,
-    the answer is right with the probability of the next stage's rule; above its threshold the cascade ends. Messages are
-    reused: a stage that asks for messages at a state gets those that earlier stages drew there, and only then new ones.
-    Without a budget the last stage finds exactly what it finds alone, and the cascade spends at most what it would spend
-    alone plus the messages of earlier stages that it does not reuse. The plan is that of the last stage that ran, and
-    the anytime curve has one point per stage.
+    A cascade of searches, as FrugalGPT's of models (Chen et al., 2023). After each stage but the last, the next stage's
+    rule states the probability that the answer is right; above its threshold the cascade ends. Messages are reused: a
+    stage that asks for messages at a state gets those that earlier stages drew there, and only then new ones. Without a
+    budget the last stage finds exactly what it finds alone; the messages of earlier stages that it does not ask for
+    come on top. The plan is that of the last stage that ran, and the anytime curve has one point per stage.
 
     Attributes:
         stages: The planners, cheapest first.

@@ -60,8 +60,9 @@ def load_planner(spec: str) -> Planner:
         spec: A name, then after a colon its settings in order or by name: ``"single"``, ``"sc:5"``,
             ``"sc:5,weights=critic"``, ``"bon:5"``, ``"sbs:5,3"`` (B2, B1), ``"mcts:10,3"``,
             ``"mcts:10,3,leaf=bootstrap,c=2"``; ``"cascade:single>mcts:20,2@0.8>mcts:20,6@0.6"``, where each planner
-            after the first runs if the answer is right with a probability of at most the number after ``@``; or ``"FILE.py:NAME"`` with settings likewise. Every shipped planner
-            also takes ``recipients=``, the rule of `search.planners.puct`.
+            after the first runs if the answer is right with a probability of at most the number after ``@``; or
+            ``"FILE.py:NAME"`` with settings likewise. Every other shipped planner also takes ``recipients=``, the rule
+            of `search.planners.recipients`.
 
     Returns:
         The planner.

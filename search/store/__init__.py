@@ -2,17 +2,34 @@
 
 `store` reads and exports runs. `record` writes a run with the identity of its settings and locks it for other
 writers. `rows` converts runs and searches to rows and back, and `file` has the tables and their
-checksums. `results` reads what tables need without the trees. `regrade` grades stored searches again, and `importing`
+checksums. `results` reads what tables need without the trees. `regrading` grades stored searches again, and `importing`
 writes recorded transcripts as runs, and `recorded` opens runs to search them again.
 """
 
-from search.results.run_info import RunInfo
-from search.store.importing import Imported, import_transcripts
-from search.store.record import RunRecord, engine_identity, open_record, run_config
-from search.store.recorded import Recorded, as_recorded
-from search.store.regrade import Regrade, regrade
-from search.store.results import Totals, TreeValues, outcome_of_row
-from search.store.store import Store, open_store
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mas_gym.internal.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from search.results.run_info import RunInfo
+    from search.store.importing import Imported, import_transcripts
+    from search.store.record import RunRecord, engine_identity, open_record, run_config
+    from search.store.recorded import Recorded, as_recorded
+    from search.store.regrading import Regrade, regrade
+    from search.store.results import Totals, TreeValues, outcome_of_row
+    from search.store.store import Store, open_store
+
+_HOMES = {
+    "search.results.run_info": "RunInfo",
+    "search.store.importing": "Imported import_transcripts",
+    "search.store.record": "RunRecord engine_identity open_record run_config",
+    "search.store.recorded": "Recorded as_recorded",
+    "search.store.regrading": "Regrade regrade",
+    "search.store.results": "Totals TreeValues outcome_of_row",
+    "search.store.store": "Store open_store",
+}
 
 __all__ = [
     "Imported",
@@ -32,3 +49,5 @@ __all__ = [
     "regrade",
     "run_config",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

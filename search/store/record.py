@@ -20,11 +20,11 @@ from typing import IO, Any
 import mas_gym
 from mas_gym.errors import DataError, IdentityError, StoreError
 from mas_gym.internal.database import transaction
-from mas_gym.internal.identity import digest_of, identity_of
-from mas_gym.policies.meters import money_of
+from mas_gym.internal.identity import digest_of, identity_of, own_identity
+from mas_gym.policies.meters import Meter, money_of
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
-from mas_gym.tasks.base import Problem
+from mas_gym.tasks.base import Problem, Task
 from mas_gym.tasks.sequences import ProblemTask, ProceduralTask
 from search.plan import Plan
 from search.planners.registry import planner_spec
@@ -80,9 +80,9 @@ def _grading(problems: Iterable[Problem]) -> Any:
     """Return how problems are graded, and nothing about which problems they are."""
     if isinstance(problems, ProblemTask | ProceduralTask):
         return _stated("task", problems.identity())
-    if callable(getattr(problems, "identity", None)):
+    if own_identity(problems) is not None:
         return _stated("task", problems)
-    if hasattr(problems, "grade") and hasattr(problems, "extract"):
+    if isinstance(problems, Task):
         # A user's own task: its attributes include its problems, so only a digest is stored.
         return {"task": digest_of(_stated("task", problems))}
     return "strict"
@@ -99,11 +99,12 @@ def _stated(role: str, part: object) -> Any:
 
 def run_facts(setup: Setup, problems: Iterable[Problem]) -> dict[str, Any]:
     """Return what does not determine a run's results."""
+    named = problems if isinstance(problems, Task) else setup.recording
     return {
         "mas_gym": mas_gym.__version__,
         "planner": planner_spec(setup.planner),
-        "task": getattr(problems, "name", None),
-        "split": getattr(problems, "split", None),
+        "task": None if named is None else named.name,
+        "split": (problems.split or None) if isinstance(problems, Task) else None,
         "problems": len(problems) if isinstance(problems, Sized) else None,
         "started": datetime.now(UTC).isoformat(),
     }
@@ -274,7 +275,12 @@ class RunRecord:
     """
 
     def __init__(
-        self, path: Path, config: Mapping[str, Any], facts: Mapping[str, Any], name: str | None, policy: object = None
+        self,
+        path: Path,
+        config: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        name: str | None,
+        meters: Mapping[str, Meter] = MappingProxyType({}),
     ) -> None:
         """Open the store, and start or resume the run.
 
@@ -283,7 +289,7 @@ class RunRecord:
             config: All that determines the run's results.
             facts: What does not.
             name: What to call the run.
-            policy: The policy whose cost in money is recorded for this run, if its engines have a price.
+            meters: The policy's meters, whose cost in money is recorded for this run, if they have a price.
 
         Raises:
             StoreError: The store cannot be written, the run is being written by another process, or the name and the
@@ -302,7 +308,7 @@ class RunRecord:
         try:
             with explained(path), transaction(self._connection):
                 self._start(name, config, text, facts)
-            self._policy, self._paid, self._money = policy, money_of(policy) or 0.0, self._facts.get("money", 0.0)
+            self._meters, self._paid, self._money = meters, money_of(meters) or 0.0, self._facts.get("money", 0.0)
             self.spent = Usage(**self._facts.get("spent", {}))
         except BaseException:
             self.close()
@@ -469,7 +475,7 @@ class RunRecord:
         self._fresh += usage
         total = replace(self.spent + self._fresh, seconds=self.spent.seconds + perf_counter() - self._opened)
         # This includes the cost so far of open requests, which servers do not refund.
-        money = money_of(self._policy)
+        money = money_of(self._meters)
         paid = {} if money is None else {"money": self._money + money - self._paid}
         self._note(spent=asdict(total), **paid)
 
@@ -489,7 +495,7 @@ def open_record(
         StoreError: As for `RunRecord`.
     """
     path = store.path if isinstance(store, Store) else Path(store)
-    return RunRecord(path, run_config(setup, problems, policy), run_facts(setup, problems), name, policy)
+    return RunRecord(path, run_config(setup, problems, policy), run_facts(setup, problems), name, policy.meters)
 
 
 def _mas_of(config: Mapping[str, Any]) -> MAS:

@@ -34,7 +34,7 @@ from search.results.run_info import RunInfo
 from search.results.stored import stored_comparison
 from search.results.table import Comparison
 from search.store.file import FORMAT, Damage, empty_pages, explained
-from search.store.regrade import Grading, Regraded, apply, find_grading, grades_of, gradings, regraded
+from search.store.regrading import Grading, Regraded, apply, find_grading, grades_of, gradings, regraded
 from search.store.results import (
     Totals,
     TreeValues,
@@ -54,7 +54,8 @@ T = TypeVar("T")
 
 SCHEMA = 2
 BATCH = 10_000
-_AT_ONCE = 200
+_AT_ONCE = 20
+"""Searches read at once. The rows of a few are short-lived, which spares the garbage collector."""
 TEXT = {"problem", "question", "reference", "speaker", "text", "finish", "answer"}
 NUMBER = {"total", "q", "value", "logprob", "score"}
 FLAG = {"terminal", "correct"}

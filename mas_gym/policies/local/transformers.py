@@ -15,6 +15,7 @@ from mas_gym.policies.base import (
     Sample,
     SamplingReply,
     SamplingRequest,
+    StreamingPolicy,
     first_tokens,
     refuse_extra_body,
 )
@@ -31,7 +32,7 @@ _DEFAULT_WINDOW = 4096
 _WINDOWS = range(16, 10**8)
 
 
-class TransformersPolicy:
+class TransformersPolicy(StreamingPolicy):
     """Any causal LM of transformers whose only state is attention keys and values, with continuous batching.
 
     Args:
@@ -60,6 +61,8 @@ class TransformersPolicy:
         ConfigError: An option is invalid.
         PolicyError: The model cannot be loaded or batched.
     """
+
+    chooses = True
 
     def __init__(
         self,
@@ -97,6 +100,7 @@ class TransformersPolicy:
                     raise ConfigError(f"exact=True: {type(lm).__name__} cannot run in float64; leave exact out")
                 self._model.exact = False
         self.format = ChatFormat(tokenizer, window or _window(lm), chat_options)
+        self.max_prompt_bytes = self.format.max_prompt_bytes
         self.end_tokens = _end_tokens(lm, tokenizer)
         # Kept between calls of choose, whose prompts share their instructions.
         self._prefixes = PrefixStore(prefix_megabytes << 20) if prefix_megabytes and self._model.shares else None
@@ -119,11 +123,6 @@ class TransformersPolicy:
     def model(self) -> Any:
         """The transformers model."""
         return self._model.model
-
-    @property
-    def max_prompt_bytes(self) -> int:
-        """Upper bound on the bytes of a message that fits the window."""
-        return self.format.max_prompt_bytes
 
     def open(self) -> TransformersSession:
         """Start a session with its own batch."""
