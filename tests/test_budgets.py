@@ -35,6 +35,7 @@ SPECS = [
     "rebase:15",
     "rebase:15,choose=best",
     "adaptive:10",
+    "cascade:single>bon:5@1>mcts:10,3@1",
 ]
 
 

@@ -21,7 +21,7 @@ from mas_gym.errors import ConfigError, MissingDependencyError
 from mas_gym.tasks.base import Problem
 from search.engine.run import run
 from search.plan import Plan
-from search.planners.registry import load_planner
+from search.planners.registry import load_planner, takes_stop
 from search.planners.stopping import FEATURES, Confident, Evidence, StopMap, StopRule
 from search.protocol import Critic, Planner, as_critic, planner_name
 
@@ -131,7 +131,7 @@ def calibrate_stop(
     planner = load_planner(planner) if isinstance(planner, str) else planner
     if method not in ("logistic", "isotonic"):
         raise ConfigError(f"expected method logistic or isotonic, got {method!r}")
-    if "stop" not in getattr(planner, "__dataclass_fields__", {}) or not planner.needs_critic:
+    if not takes_stop(planner) or not planner.needs_critic:
         raise ConfigError(
             f"{planner_name(planner)} has no stop rule to calibrate: expected bon, sbs, mcts, puct, halving, dvts, "
             "rebase or adaptive"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -24,8 +25,8 @@ def _cascade(stages: str = "single>mcts:10,3@0.9") -> Planner:
     pairs = [stage.rpartition("@") for stage in later]
     if not later or any(not at for _, at, _ in pairs):
         raise ConfigError(
-            f"planner cascade:{stages}: expected planners separated by > with a probability after each but the first, as "
-            "in cascade:single>mcts:20,2@0.8>mcts:20,6@0.6"
+            f"planner cascade:{stages}: expected planners separated by > with a probability after each but the first, "
+            "as in cascade:single>mcts:20,2@0.8>mcts:20,6@0.6"
         )
     rules: Any = tuple(read_stop(rule.strip()) for _, _, rule in pairs)
     return planners.Cascade(tuple(map(load_planner, [first, *(stage for stage, _, _ in pairs)])), rules)
@@ -95,6 +96,31 @@ def load_planner(spec: str) -> Planner:
         return as_planner(planner)
     except ConfigError as error:
         raise ConfigError(f"planner {spec!r}: {error}") from None
+
+
+def whole_search(planner: Planner) -> Planner:
+    """Return a planner without its early stops: without ``stop``, and the last stage of a cascade.
+
+    With the same seed it draws the same messages and more, so its answer is what the stops gave up. A planner that
+    never stops early is returned as it is.
+
+    >>> planner_spec(whole_search(load_planner("cascade:single>mcts:20,6,stop=0.9@0.6")))
+    'mcts:20,6'
+    """
+    if isinstance(planner, planners.Cascade):
+        return whole_search(planner.stages[-1])
+    if isinstance(planner, planners.ChosenRecipients):
+        return replace(planner, planner=whole_search(planner.planner))
+    if not takes_stop(planner):
+        return planner
+    never: Any = {"stop": 1.0 if isinstance(planner, planners.SelfConsistency) else None}
+    changed: Planner = replace(planner, **never)  # type: ignore[type-var]
+    return changed
+
+
+def takes_stop(planner: object) -> bool:
+    """Return whether a planner has a setting ``stop``."""
+    return is_dataclass(planner) and any(setting.name == "stop" for setting in fields(planner))
 
 
 def planner_makers() -> dict[str, Callable[..., Any]]:
