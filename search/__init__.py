@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from search.budget import Budget
     from search.compare import Comparison, compare
     from search.critics import ConstantCritic, PolicyLikelihood
-    from search.engine.journal import Progress
+    from search.engine.progress import Progress
     from search.engine.run import Run, run
     from search.grading import TurnAnswer, turn_answers
     from search.plan import AnytimePoint, Candidate, Plan
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         ChosenRecipients,
         SelfConsistency,
         SequentialHalving,
+        Siblings,
         SinglePass,
         StepBeamSearch,
     )
@@ -59,13 +60,13 @@ _HOMES = {
     "search.budget": "Budget",
     "search.compare": "Comparison compare",
     "search.critics": "ConstantCritic PolicyLikelihood",
-    "search.engine.journal": "Progress",
+    "search.engine.progress": "Progress",
     "search.engine.run": "Run run",
     "search.grading": "TurnAnswer turn_answers",
     "search.plan": "AnytimePoint Candidate Plan",
     "search.planners": (
         "DVTS MCTS PUCT REBASE AdaptiveBranching BestOfN ChosenRecipients SelfConsistency SequentialHalving "
-        "SinglePass StepBeamSearch"
+        "Siblings SinglePass StepBeamSearch"
     ),
     "search.planners.ask_tell": "AskTell",
     "search.planners.registry": "load_planner planner_names planner_spec",
@@ -117,6 +118,7 @@ __all__ = [
     "ScoringContext",
     "SelfConsistency",
     "SequentialHalving",
+    "Siblings",
     "SinglePass",
     "StepBeamSearch",
     "Store",

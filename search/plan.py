@@ -29,9 +29,9 @@ class Candidate:
         state: The terminal state.
         score: The score that ranks it, by default the path score: the mean value after each
             action, or the terminal value with an outcome critic; None if nothing scored it.
-        node: Its index in the plan's tree; None until the driver has seen the plan.
-        answer: The normalised answer read from its last message; filled in by the driver.
-        correct: Whether that answer equals the reference; filled in by the driver.
+        node: Its index in the plan's tree; None until the scheduler has seen the plan.
+        answer: The normalised answer read from its last message; filled in by the scheduler.
+        correct: Whether that answer equals the reference; filled in by the scheduler.
     """
 
     state: MASState
@@ -54,8 +54,8 @@ class AnytimePoint(NamedTuple):
         generated_tokens: TOK spent so far.
         state: The terminal state that decoding would return; None while there was none.
         node: Its index in the plan's tree.
-        answer: Its answer; filled in by the driver.
-        correct: Whether it is correct; filled in by the driver.
+        answer: Its answer; filled in by the scheduler.
+        correct: Whether it is correct; filled in by the scheduler.
     """
 
     agent_calls: int
@@ -71,7 +71,7 @@ class Plan:
     """The outcome of one search.
 
     A planner fills in ``candidates``, ``tree`` and ``anytime``, and ``stopped`` if it ended early by its own rule; the
-    driver fills in the rest.
+    scheduler fills in the rest.
 
     Attributes:
         candidates: Terminal states: the chosen one first, then by descending score.
@@ -85,7 +85,7 @@ class Plan:
             that is settled; None if it did not, or if the planner stayed within its budget.
         error: Why the search failed; None if it did not.
         error_details: The traceback of that failure; not stored.
-        mas: The system that was searched; filled in by the driver.
+        mas: The system that was searched; filled in by the scheduler.
         requests: For a program, the prompt that each message of the chosen path replies to, by the message's node;
             long ones are cut.
         order_varied: Whether concurrent calls of an agent program came too late to be ordered by content; not stored.
@@ -109,7 +109,7 @@ class Plan:
 
     @classmethod
     def single(cls, state: MASState, score: float | None = None) -> Plan:
-        """Return a plan with one candidate, a terminal state; the driver adds the tree of its path."""
+        """Return a plan with one candidate, a terminal state; the scheduler adds the tree of its path."""
         return cls((Candidate(state, score),))
 
     @property

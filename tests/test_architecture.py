@@ -83,6 +83,7 @@ ORDER = [
     "rewardmodels.loaders",
     "rewardmodels.verifiers",
     "rewardmodels.training",
+    "rewardmodels.agents",
     "rewardmodels",
     "mas_gym.cli",
 ]

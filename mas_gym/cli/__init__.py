@@ -24,6 +24,7 @@ from mas_gym.cli import (
     demo,
     evaluate,
     importing,
+    improve,
     listings,
     play,
     reports,
@@ -166,6 +167,11 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
         train.rollouts,
         "mas-gym rollouts --store trees.db -n 200",
         "mas-gym rollouts --store trees.db --task gsm8k --policy openai:MODEL@URL",
+    ),
+    "improve": (
+        improve.improve,
+        "mas-gym improve --rounds 2 --problems 100 --out improved",
+        "mas-gym improve --method dpo --rounds 3 --out improved-dpo",
     ),
     "import": (
         importing.import_logs,

@@ -128,6 +128,7 @@ class Critic(ABC):
             `search.protocol.PeerContext`.
         concurrent: True if scoring may and should run in a separate thread beside generation, as on a GPU or a server.
         max_batch: The number of states that it prefers to get at once.
+        calls: Model calls that one value costs, as RC counts them; 0 calls are stated by ``free``.
     """
 
     name: str = ""
@@ -137,6 +138,7 @@ class Critic(ABC):
     reads_peers: bool = False
     concurrent: bool = False
     max_batch: int = 64
+    calls: int = 1
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Name the critic after its class if it has no name."""

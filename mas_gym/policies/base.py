@@ -103,6 +103,7 @@ class SamplingRequest:
         agent: Name of the acting agent, for policies that serve agents differently.
         extra_body: Further fields of an OpenAI chat request, such as ``tools``, as canonical JSON; empty if none. Its
             ``messages`` has further fields of each message. A policy gets only what it honours, see `fitted`.
+        traced: Whether each sample should have its `TokenTrace`. It does not affect what is sampled.
 
     Raises:
         ConfigError: A field is out of its range.
@@ -115,6 +116,7 @@ class SamplingRequest:
     top_p: float = 0.95
     agent: str = ""
     extra_body: str = ""
+    traced: bool = False
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -173,6 +175,20 @@ class Certainty(NamedTuple):
     self_certainty: float | None = None
 
 
+class TokenTrace(NamedTuple):
+    """The tokens of one sample, as the engine read and generated them.
+
+    Attributes:
+        prompt: Token ids of the prompt; empty if a server returns none.
+        completion: Generated token ids, the end token included; empty if a server returns none.
+        logprobs: Log-probability of each generated token at temperature 1 and without top-p, in nats.
+    """
+
+    prompt: tuple[int, ...]
+    completion: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
 class Sample(NamedTuple):
     """One sampled message.
 
@@ -182,6 +198,7 @@ class Sample(NamedTuple):
         logprob: Sum over the generated tokens of the policy's log-probability at temperature 1 (nats); None if unknown.
         finish_reason: ``"stop"`` or ``"length"``.
         certainty: Statistics of the next-token distributions; None if unknown.
+        trace: Its tokens, if the request is ``traced`` and the engine returns them.
     """
 
     text: str
@@ -189,6 +206,7 @@ class Sample(NamedTuple):
     logprob: float | None
     finish_reason: str
     certainty: Certainty | None = None
+    trace: TokenTrace | None = None
 
     @property
     def mean_logprob(self) -> float | None:

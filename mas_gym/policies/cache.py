@@ -344,7 +344,9 @@ class _Recording:
             if key not in self._records:
                 self._records[key] = entry
                 tokens = {"prompt_tokens": entry.prompt_tokens, "dropped_tokens": entry.dropped_tokens}
-                lines.append({"key": key, "agent": request.agent, "seed": seed, **entry.sample._asdict(), **tokens})
+                said = entry.sample._asdict()
+                del said["trace"]
+                lines.append({"key": key, "agent": request.agent, "seed": seed, **said, **tokens})
         self.append(lines)
 
     def append(self, lines: Sequence[dict[str, Any]]) -> None:

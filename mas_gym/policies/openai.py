@@ -365,7 +365,7 @@ class OpenAIPolicy(AsyncPolicy):
             return endpoint.with_streaming_response.create(model=self.model, **inputs, extra_body=body)
 
         raw = await self._exchange(call, reply_limit(request, len(seeds)))
-        reply = parse_reply(raw, len(seeds), api, want, "tools" in body)
+        reply = parse_reply(raw, len(seeds), api, want, "tools" in body, request.traced)
         self.meter.add(reply.prompt_tokens, reply.cached_tokens, reply.generated_tokens)
         if any(not sample.text and sample.tokens == 0 for sample in reply.samples):
             raise BadReply("a message is empty")
@@ -393,7 +393,7 @@ class OpenAIPolicy(AsyncPolicy):
     def _body(self, request: SamplingRequest, seeds: tuple[int, ...], top: int) -> dict[str, Any]:
         body = payload(request, seeds, self.model, self.options.api, self.options.logprobs, top)
         body["max_tokens"] = min(body["max_tokens"], self._cap)
-        for name in self._refused & {"logprobs", "seed"}:
+        for name in self._refused & {"logprobs", "return_token_ids", "seed"}:
             body.pop(name, None)
         if "logprobs" in self._refused:
             body.pop("top_logprobs", None)
@@ -419,6 +419,7 @@ class OpenAIPolicy(AsyncPolicy):
             return False
         words = {
             "logprobs": "it refuses log-probabilities: policy likelihood is not available",
+            "return_token_ids": "it refuses return_token_ids: traces have log-probabilities and no token ids",
             "seed": "it refuses seeds: samples cannot be repeated",
             "max_tokens": "it wants max_completion_tokens",
         }

@@ -24,6 +24,7 @@ from mas_gym.policies.base import (
     Sample,
     SamplingReply,
     SamplingRequest,
+    TokenTrace,
     first_tokens,
     log_sum,
     refuse_extra_body,
@@ -375,7 +376,10 @@ class VLLMPolicy(AsyncPolicy):
         each = [steps[token].logprob for token, steps in zip(output.token_ids, output.logprobs or (), strict=False)]
         certainty = Certainty(min(each)) if each else None
         logprob = float(output.cumulative_logprob)
-        return Sample(text, len(output.token_ids), logprob, output.finish_reason, certainty), cached
+        trace = None
+        if request.traced:
+            trace = TokenTrace(tuple(prompt.ids), tuple(output.token_ids), tuple(min(one, 0.0) for one in each))
+        return Sample(text, len(output.token_ids), logprob, output.finish_reason, certainty, trace), cached
 
     def _explained(self, error: Exception) -> PolicyError:
         from vllm.v1.engine.exceptions import EngineDeadError

@@ -366,7 +366,7 @@ def _check_reply(findings: Findings, request: SamplingRequest, reply: Any) -> No
 def _check_sample(findings: Findings, request: SamplingRequest, sample: Any) -> None:
     if not findings.expect(isinstance(sample, Sample), f"a sample: expected a Sample, got {describe(sample)}"):
         return
-    text, tokens, logprob, reason, certainty = sample
+    text, tokens, logprob, reason, certainty, trace = sample
     if findings.expect(isinstance(text, str), f"text: expected a str, got {describe(text)}"):
         findings.expect(text == text.strip(), f"text: expected it stripped, got {describe(text)}")
     findings.expect(
@@ -380,6 +380,7 @@ def _check_sample(findings: Findings, request: SamplingRequest, sample: Any) -> 
     for value in certainty or ():
         fine = value is None or (isinstance(value, float) and math.isfinite(value))
         findings.expect(fine, f"certainty: expected None or finite floats, got {describe(value)}")
+    findings.expect(trace is None, f"trace: expected None, because the request is not traced, got {describe(trace)}")
 
 
 def _check_odd_prompts(findings: Findings, policy: Policy | AsyncPolicy) -> None:

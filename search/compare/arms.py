@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mas_gym.systems.graph import MAS
     from search.budget import Budget
     from search.engine.fleet import Fleet
-    from search.engine.journal import Progress
+    from search.engine.progress import Progress
     from search.setup import Sampling
     from search.store import Recorded
 

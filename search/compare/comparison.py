@@ -26,7 +26,7 @@ from search.store import Recorded, as_recorded
 
 if TYPE_CHECKING:
     from search.budget import Budget
-    from search.engine.journal import Progress
+    from search.engine.progress import Progress
     from search.setup import Sampling
 
 from search.results.table import CALIBRATION_PROBLEMS, Comparison

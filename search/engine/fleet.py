@@ -27,7 +27,7 @@ from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem, Task, as_problems
 from search.budget import Budget
 from search.engine.allowance import Allowance, Cost
-from search.engine.journal import Journal, Listener, Progress, listener
+from search.engine.progress import Journal, Listener, Progress, listener
 from search.engine.run import Run, Source
 from search.engine.scheduler import Scheduler, SearchFuture
 from search.plan import Plan

@@ -23,7 +23,7 @@ from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem, as_problems
 from search.budget import Budget
-from search.engine.journal import Journal, Listener, Progress, Record, listener
+from search.engine.progress import Journal, Listener, Progress, Record, listener
 from search.engine.scheduler import Scheduler, SearchFuture
 from search.plan import Plan
 from search.prices import PricesSource, as_prices

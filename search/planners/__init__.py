@@ -1,8 +1,9 @@
 """Search algorithms. Each is a frozen dataclass with a `plan` method.
 
 `SinglePass`, `SelfConsistency`, `StepBeamSearch` and `MCTS` are the paper's algorithms. `BestOfN`, `PUCT`,
-`SequentialHalving`, `DVTS`, `REBASE` and `AdaptiveBranching` are included for comparison. `ChosenRecipients`
-wraps a planner to select the recipients of messages, and `Cascade` runs several until the answer is settled.
+`SequentialHalving`, `DVTS`, `REBASE` and `AdaptiveBranching` are included for comparison. `Siblings`
+samples trees for training. `ChosenRecipients` wraps a planner to select the recipients of messages, and `Cascade`
+runs several until the answer is settled.
 """
 
 from search.planners.adaptive import AdaptiveBranching
@@ -16,6 +17,7 @@ from search.planners.puct import PUCT
 from search.planners.rebase import REBASE
 from search.planners.recipients import ChosenRecipients
 from search.planners.self_consistency import SelfConsistency
+from search.planners.siblings import Siblings
 from search.planners.single_pass import SinglePass
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "ChosenRecipients",
     "SelfConsistency",
     "SequentialHalving",
+    "Siblings",
     "SinglePass",
     "StepBeamSearch",
 ]

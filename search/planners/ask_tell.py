@@ -66,7 +66,7 @@ class AskTell(Planner):
         algorithm: An object with ``init_tree``, ``ask_batch`` and ``tell``.
         n_trials: Number of trials.
         batch: Trials requested at a time, sampled and scored together.
-        values: Kind of the run's values; set by the driver.
+        values: Kind of the run's values; set by the scheduler.
         stop: Run fewer trials once the answer is settled, see `search.planners.stopping`; None never stops.
     """
 

@@ -43,6 +43,7 @@ _SHIPPED: dict[str, Callable[..., Any]] = {
     "dvts": planners.DVTS,
     "rebase": planners.REBASE,
     "adaptive": planners.AdaptiveBranching,
+    "siblings": planners.Siblings,
     _CASCADE: _cascade,
 }
 _SHORT = {"c": "c_uct"}

@@ -182,7 +182,7 @@ class SearchPool:
         """Start without searches."""
         from mas_gym.tasks.grading.graders import Ungraded
         from mas_gym.tasks.sequences import ProblemTask
-        from search.engine.journal import Journal
+        from search.engine.progress import Journal
         from search.engine.scheduler import Scheduler
         from search.setup import make_setup
 

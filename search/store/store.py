@@ -276,6 +276,21 @@ class Store:
             raise self._damaged([], lost)
         return found
 
+    def message_seeds(self, run: str | None = None) -> Iterator[tuple[str, list[int | None]]]:
+        """Read the seed that each message of one run's trees was sampled with, by problem and node.
+
+        Yields:
+            The problem's id, and for each node of its tree the seed; None for the root and for messages without one.
+
+        Raises:
+            StoreError: As for `plans`.
+        """
+
+        def read(row: dict[str, Any]) -> tuple[str, list[int | None]]:
+            return row["problem"], [node.seed for node in self._reader.parts(row)[0]]
+
+        return self._each(self.find(run), read)
+
     def gradings(self, run: str | None = None) -> list[Grading]:
         """Return how one run was graded again (`mas-gym regrade`), oldest first.
 

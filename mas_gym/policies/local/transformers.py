@@ -16,6 +16,7 @@ from mas_gym.policies.base import (
     SamplingReply,
     SamplingRequest,
     StreamingPolicy,
+    TokenTrace,
     first_tokens,
     refuse_extra_body,
 )
@@ -99,7 +100,7 @@ class TransformersPolicy(StreamingPolicy):
                 if exact:
                     raise ConfigError(f"exact=True: {type(lm).__name__} cannot run in float64; leave exact out")
                 self._model.exact = False
-        self.format = ChatFormat(tokenizer, window or _window(lm), chat_options)
+        self.format = ChatFormat(tokenizer, window or context_window(lm), chat_options)
         self.max_prompt_bytes = self.format.max_prompt_bytes
         self.end_tokens = _end_tokens(lm, tokenizer)
         # Kept between calls of choose, whose prompts share their instructions.
@@ -218,7 +219,10 @@ class TransformersSession:
                     "load the model in float32 or bfloat16, and check its weights"
                 )
             text = self._policy.format.decode(written.tokens)
-            samples.append(Sample(text, len(written.tokens), *written[1:]))
+            trace = None
+            if job.request.traced:
+                trace = TokenTrace(tuple(job.prompt), tuple(written.tokens), written.each)
+            samples.append(Sample(text, len(written.tokens), *written[1:4], trace))
         return SamplingReply(tuple(samples), len(job.prompt), 0, job.dropped)
 
     def close(self) -> None:
@@ -243,7 +247,7 @@ def _load(model: str, device: str, dtype: str, trust: bool) -> tuple[Any, Any]:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model, **options)
         lm = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=kind, use_safetensors=True, **options)
-        _window(lm), _end_tokens(lm, tokenizer)
+        context_window(lm), _end_tokens(lm, tokenizer)
         return lm.to(device).eval().requires_grad_(False), tokenizer
     except BaseException as error:
         # The tokenizers library panics on some broken files; the panic is not an Exception.
@@ -267,7 +271,8 @@ def _exact(lm: Any, wanted: bool | None) -> bool:
     return wanted if wanted is not None else precise and lm.num_parameters() <= _EXACT_LIMIT
 
 
-def _window(lm: Any) -> int:
+def context_window(lm: Any) -> int:
+    """Return the number of tokens that a model reads at most; a default if its config does not state it."""
     limit = getattr(lm.config.get_text_config(decoder=True), "max_position_embeddings", None)
     if limit is None:
         return _DEFAULT_WINDOW

@@ -1,270 +1,39 @@
-"""A run's place in a store, for writing: what identifies it, and one writer per run across processes and handles."""
+"""Resuming a run: its finished searches are loaded from a store, and new ones are written to it."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
 import sqlite3
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
-from typing import IO, Any
+from typing import Any
 
-import mas_gym
-from mas_gym.errors import DataError, IdentityError, StoreError
+from mas_gym.errors import DataError, StoreError
 from mas_gym.internal.database import transaction
-from mas_gym.internal.identity import digest_of, identity_of, own_identity
 from mas_gym.policies.meters import Meter, money_of
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
-from mas_gym.tasks.base import Problem, Task
-from mas_gym.tasks.sequences import ProblemTask, ProceduralTask
+from mas_gym.tasks.base import Problem
 from search.plan import Plan
-from search.planners.registry import planner_spec
 from search.results.run_info import RunInfo
 from search.setup import SampleRecord, Setup
 from search.store.file import FORMAT, Damage, digest, explained, seal
 from search.store.rows import Reader, Writer, metadata_text, read_run, search_id
+from search.store.run_identity import differences, named_alike, run_config, run_facts
+from search.store.run_lock import RunLock
 from search.store.store import Store
 from search.usage import Usage
 
-FORM = 2
-"""The form of a run's config. In form 1, planners, policies and critics stated only a part of their identity."""
-
-_FOLLOWING = {"place", "places", "values"}
-_TOLD = 4
-"""Most differences that are listed between a run and the stored one of the same name."""
-
-
-def run_config(setup: Setup, problems: Iterable[Problem], policy: Any) -> dict[str, Any]:
-    """Return all that determines a run's results, JSON-able.
-
-    Raises:
-        IdentityError: The planner, the policy, the critic or the task cannot state its identity.
-    """
-    program = {} if setup.program is None else {"program": _stated("program", setup.program)}
-    return program | {
-        "schema": FORM,
-        "planner": _stated("planner", setup.planner),
-        "mas": setup.dynamics.mas.to_dict(),
-        "policy": engine_identity("policy", policy),
-        "critic": None if setup.critic is None else engine_identity("critic", setup.critic),
-        "seed": setup.seed,
-        "training": setup.training,
-        "sampling": dataclasses.asdict(setup.sampling),
-        "budget": setup.budget.to_dict(),
-        "grading": _grading(problems),
-    }
-
-
-def engine_identity(role: str, engine: Any) -> dict[str, Any]:
-    """Return the name and the identity of a policy or critic.
-
-    Raises:
-        IdentityError: It cannot state its identity.
-    """
-    stated = getattr(engine, "identity", None)
-    # Another process that holds the engine has already computed its identity.
-    identity = _stated(role, engine) if stated is None or callable(stated) else stated
-    return {"name": engine.name, "identity": identity}
-
-
-def _grading(problems: Iterable[Problem]) -> Any:
-    """Return how problems are graded, and nothing about which problems they are."""
-    if isinstance(problems, ProblemTask | ProceduralTask):
-        return _stated("task", problems.identity())
-    if own_identity(problems) is not None:
-        return _stated("task", problems)
-    if isinstance(problems, Task):
-        # A user's own task: its attributes include its problems, so only a digest is stored.
-        return {"task": digest_of(_stated("task", problems))}
-    return "strict"
-
-
-def _stated(role: str, part: object) -> Any:
-    try:
-        return identity_of(part)
-    except IdentityError as error:
-        raise IdentityError(
-            f"a run with store= needs to know what determines the results of its {role}: {error}"
-        ) from (error)
-
-
-def run_facts(setup: Setup, problems: Iterable[Problem]) -> dict[str, Any]:
-    """Return what does not determine a run's results."""
-    named = problems if isinstance(problems, Task) else setup.recording
-    return {
-        "mas_gym": mas_gym.__version__,
-        "planner": planner_spec(setup.planner),
-        "task": None if named is None else named.name,
-        "split": (problems.split or None) if isinstance(problems, Task) else None,
-        "problems": len(problems) if isinstance(problems, Sized) else None,
-        "started": datetime.now(UTC).isoformat(),
-    }
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return what differs between two configs, ``"planner.fields.width was 1, now 8"``.
-
-    >>> differences({"program": {"files": {"agents.py": "1f"}}}, {"program": {"files": {"agents.py": "2e"}}})
-    ["the program's file agents.py changed"]
-    """
-    found = list(_unequal(dict(old), dict(new), ()))
-    # The places of code in a changed file, and the values of its variables, usually follow from the change.
-    edited = {path[0] for path, *_ in found if "files" in path}
-    kept = [entry for entry in found if not (entry[0][0] in edited and _FOLLOWING & set(entry[0]))]
-    return list(dict.fromkeys(_told(*entry) for entry in kept))
-
-
-def _unequal(old: Any, new: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    if isinstance(old, dict) and isinstance(new, dict) and path != ("mas",):
-        for key in dict.fromkeys((*new, *old)):
-            yield from _unequal(old.get(key), new.get(key), (*path, key))
-    elif old != new:
-        yield path, old, new
-
-
-def _told(path: tuple[str, ...], old: Any, new: Any) -> str:
-    for kind, noun in (("files", "file"), ("packages", "package"), ("values", "variable")):
-        if kind in path[1:-1]:
-            what = f"the {path[0]}'s {noun} {path[path.index(kind) + 1]}"
-            if kind == "files" and old is not None and new is not None:
-                return f"{what} changed"
-            return f"{what} was {_brief(old)}, now {_brief(new)}"
-    return f"{'.'.join(path)} was {_brief(old)}, now {_brief(new)}"
-
-
-def _brief(value: object) -> str:
-    text = "absent" if value is None else ascii(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _named_alike(old: RunInfo, config: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    """Whether a stored run has the planner, critic, seed, policy, system and task of another one, by their names."""
-
-    def names(config: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Any]:
-        parts = [(config.get(key) or {}).get("name") for key in ("policy", "critic", "mas")]
-        settings = [config.get(key) for key in ("schema", "seed", "training")]
-        return [*parts, *settings, *(facts.get(key) for key in ("planner", "task", "split"))]
-
-    return names(old.config, old.facts) == names(config, facts)
-
-
-def continues(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether a config of an earlier form may be of the same run: all that it states is the same."""
-    if old.get("schema") == new["schema"]:
-        return False
-    same = all(old.get(key) == new[key] for key in ("mas", "seed", "training", "sampling", "budget"))
-    was, now = _part(old.get("planner")), _part(new["planner"])
-    planner = was["class"].rpartition(".")[2] == str(now.get("class")).rpartition(".")[2] and all(
-        now.get("fields", {}).get(key, value) == value for key, value in was["settings"].items()
-    )
-    names = [[_part(config.get(key)).get("name") for key in ("policy", "critic")] for config in (old, new)]
-    return same and planner and names[0] == names[1]
-
-
-def _part(value: Any) -> dict[str, Any]:
-    return {"class": "", "settings": {}} | value if isinstance(value, dict) else {}
-
-
-# POSIX systems that emulate flock by record locks (NFS) drop them when any handle of the file is closed,
-# so this process never opens a lock file that it holds.
-_HELD: set[str] = set()
-
-
-class RunLock:
-    """Keeps a second writer out of a run; the system releases it when its process dies.
-
-    The lock is an exclusive `flock` on a separate file for the run next to the store, which belongs to
-    this handle: closing other handles, in this process or in another, leaves it in place. On Windows
-    it is a lock on the file's first byte, with the same property, and the empty file stays behind.
-    """
-
-    def __init__(self, path: Path, run: str) -> None:
-        """Take the lock.
-
-        Raises:
-            StoreError: Another writer has it.
-        """
-        self._path = f"{os.path.realpath(path)}-lock-{run[:16]}"
-        self._owner = os.getpid()
-        file = None if self._path in _HELD else _locked(self._path)
-        if file is None:
-            raise StoreError(
-                f"store {path}: another process is writing this run (the same planner, seed and settings); "
-                "wait for it, or use another store"
-            )
-        self._file = file
-        _HELD.add(self._path)
-
-    def close(self) -> None:
-        """Release the lock; safe to call twice. In a forked child this closes the child's handle alone."""
-        if self._file.closed:
-            return
-        if os.getpid() == self._owner:
-            # Before unlocking, so that a process waiting for this file finds it deleted and creates another.
-            with suppress(OSError):
-                os.unlink(self._path)
-            _unlock(self._file)
-            _HELD.discard(self._path)
-        self._file.close()
-
-
-def _locked(path: str) -> IO[bytes] | None:
-    """Open and lock a file; None if another handle has the lock."""
-    while True:
-        try:
-            file = open(path, "a+b")  # noqa: SIM115 - held until the lock is released
-        except OSError as error:
-            raise StoreError(f"store lock {path}: {error.strerror}; check that its folder may be written") from error
-        if not _lock(file):
-            file.close()
-            return None
-        # The last owner may have deleted the file after we opened it.
-        with suppress(OSError):
-            if os.path.samestat(os.stat(path), os.fstat(file.fileno())):
-                return file
-        file.close()
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(file: IO[bytes]) -> bool:
-        file.seek(0)
-        try:
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-
-    def _unlock(file: IO[bytes]) -> None:
-        file.seek(0)
-        msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
-
-else:
-    import fcntl
-
-    def _lock(file: IO[bytes]) -> bool:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
-
-    def _unlock(file: IO[bytes]) -> None:
-        # Closing is not enough: a forked child may still have the handle.
-        fcntl.flock(file, fcntl.LOCK_UN)
-
-
 logger = logging.getLogger("search.store")
+
+_TOLD = 4
+"""Most differences that are listed between a run and a stored one."""
 
 
 class RunRecord:
@@ -361,11 +130,6 @@ class RunRecord:
         except Damage as damage:
             raise StoreError(f"store {self.path}: the run {name!r} is damaged ({damage}); use another name") from damage
         assert old is not None
-        if old.config.get("schema") != config.get("schema"):
-            raise StoreError(
-                f"store {self.path}: the run {name!r} was made with an earlier form of identity, which does not state "
-                "all that determines its results; it stays readable under this name: start anew under another one"
-            )
         changed = "; ".join(differences(old.config, config))
         raise StoreError(
             f"store {self.path}: the run {name!r} was made with other settings: {changed}; "
@@ -373,24 +137,14 @@ class RunRecord:
         )
 
     def _announce(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-        """Name the runs that this one would have resumed but for its form of identity, or for some of its parts."""
-        if "schema" not in config:
-            return
+        """Warn that a stored run of the same planner, critic, policy and task is not resumed, and why."""
         alike: list[tuple[int, str, RunInfo, list[str]]] = []
         for (run,) in self._connection.execute("SELECT run FROM runs").fetchall():
             try:
                 info = read_run(self._connection, run)
             except Damage:
                 continue
-            if info is not None and continues(info.config, config):
-                logger.warning(
-                    "store %s: the run %s (%s) was made with an earlier form of identity of its planner, policy and "
-                    "critic; it stays readable, and this run starts anew",
-                    self.path,
-                    ascii(info.name or run[:8]),
-                    ascii(info.label),
-                )
-            elif info is not None and _named_alike(info, config, facts):
+            if info is not None and named_alike(info, config, facts):
                 changed = differences(info.config, config)
                 alike.append((len(changed), run, info, changed))
         if alike:
