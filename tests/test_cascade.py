@@ -107,6 +107,19 @@ def test_outcome_critics_decide_too() -> None:
     assert passes == {3, 18}
 
 
+@pytest.mark.parametrize("last", ["bon:9", "mcts:8,3", "sbs:3,2", "adaptive:9"])
+def test_stages_share_the_messages_of_a_recorded_run(last: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"critic": HashCritic(), "raise_errors": True}
+    store, made = tmp_path / "runs.db", {"mas": chain(3), "policy": talker()}
+    list(search.run("siblings:2", problems(6), store=store, raise_errors=True, **made))
+    alone = {plan.problem_id: plan for plan in search.run(last, recorded=store, **options)}
+    plans = list(search.run(f"cascade:bon:2>{last}@1", recorded=store, **options))
+    for plan in plans:
+        whole = alone[plan.problem_id]
+        assert plan.text == whole.text and len(plan.anytime) == 2
+        assert plan.usage.agent_calls <= whole.usage.agent_calls + 2 * 3
+
+
 class Bare:
     """A planner whose plan has no tree."""
 

@@ -45,7 +45,7 @@ from rewardmodels import load_critic
 from search.engine.one_search import ActiveSearch
 from search.engine.scheduler import SearchFuture
 from search.service.app import HangsUpOnSilence, make_app
-from search.service.requests import ChatRequest, Service
+from search.service.requests import Canary, ChatRequest, Service
 
 QUESTION = "How many?"
 
@@ -546,7 +546,7 @@ def test_canary_compares_early_answers_with_whole_searches() -> None:
 
 
 def test_canary_share_is_a_fixed_part_of_the_requests() -> None:
-    canary = app_of(hash_policy(), "sc:5,stop=0.8", canary=0.25).state.pool.canary
+    canary = Canary(0.25, search.SelfConsistency(5))
     chosen = [canary.chosen(f"question {i}", 42) for i in range(2000)]
     assert 400 < sum(chosen) < 600 and chosen == [canary.chosen(f"question {i}", 42) for i in range(2000)]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from mas_gym.errors import BudgetError, ConfigError, SearchError
+from mas_gym.errors import BudgetError, ConfigError, ExhaustedError, SearchError
 from mas_gym.systems.state import MASState
 from search.plan import AnytimePoint, Plan
 from search.planners.common import evaluate
@@ -150,7 +150,7 @@ class _Supply:
                 try:
                     resume = partial(stage.send, (yield from self._answer(requests, used)))
                 except BudgetError as error:
-                    self.spent = True
+                    self.spent = self.spent or not isinstance(error, ExhaustedError)
                     resume = partial(stage.throw, error)
         finally:
             stage.close()
@@ -162,9 +162,16 @@ class _Supply:
             if isinstance(request, Propose):
                 wanted[request.state] += request.n
         missing = {state: n - len(self._drawn[state]) for state, n in wanted.items() if n > len(self._drawn[state])}
-        others = [request for request in requests if not isinstance(request, Propose)]
+        others: list[Request] = [request for request in requests if not isinstance(request, Propose)]
         asked = [*(Propose(state, n) for state, n in missing.items()), *others]
-        replies = (yield asked) if asked else []
+        replies: list[Any]
+        try:
+            replies = (yield asked) if asked else []
+        except ExhaustedError:
+            # A recorded run has no more messages; those that earlier stages drew may be left.
+            if not any(self._drawn[state][used[state] :] for state in wanted):
+                raise
+            replies = [[] for _ in missing] + ((yield others) if others else [])
         for state, proposals in zip(missing, replies, strict=False):
             self._drawn[state] += proposals
             self.calls += len(proposals)

@@ -192,9 +192,9 @@ class SearchPool:
         self._journal = Journal(setup, policy=service.policy.name, concurrency=service.concurrency)
         # Clients send no reference answers.
         task = ProblemTask.of([], grader=Ungraded())
+        self.canary = _canary(service, setup.critic)
         grader = service.grader
         self.grades = None if grader is None else _Grades(grader, service.references, service.kind)
-        self.canary = _canary(service, setup.critic)
         self._scheduler = Scheduler(setup, service.policy, concurrency=service.concurrency, task=task).start()
 
     @property
