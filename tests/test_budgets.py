@@ -38,6 +38,7 @@ SPECS = [
     "adaptive:10",
     "mcts:10,3,horizon=budget",
     "puct:10,3,horizon=budget",
+    "siblings:2",
     "cascade:single>bon:5@1>mcts:10,3@1",
 ]
 
