@@ -128,12 +128,12 @@ def calibrate_stop(
         MissingDependencyError: scikit-learn is not installed.
     """
     _check_sklearn()
-    planner = load_planner(planner) if isinstance(planner, str) else planner
+    found: Any = load_planner(planner) if isinstance(planner, str) else planner
     if method not in ("logistic", "isotonic"):
         raise ConfigError(f"expected method logistic or isotonic, got {method!r}")
-    if not takes_stop(planner) or not planner.needs_critic:
+    if not takes_stop(found) or not found.needs_critic:
         raise ConfigError(
-            f"{planner_name(planner)} has no stop rule to calibrate: expected bon, sbs, mcts, puct, halving, dvts, "
+            f"{planner_name(found)} has no stop rule to calibrate: expected bon, sbs, mcts, puct, halving, dvts, "
             "rebase or adaptive"
         )
     chosen = list({problem.question: problem for problem in reversed(list(problems))}.values())[::-1]
@@ -143,12 +143,12 @@ def calibrate_stop(
     for seed in seeds:
 
         def searched(rule: StopRule, seed: int = seed) -> dict[str, Plan]:
-            stopping = replace(planner, stop=rule)  # type: ignore[type-var]
+            stopping = replace(found, stop=rule)
             plans = run(stopping, chosen, critic=critic, seed=seed, raise_errors=True, **options)
             return {plan.problem_id: plan for plan in plans}
 
         searches += _checked(chosen, searched)
-    return fit(searches, planner_name(planner), as_critic(critic).name, method)
+    return fit(searches, planner_name(found), as_critic(critic).name, method)
 
 
 def _checked(problems: Sequence[Problem], searched: Callable[[StopRule], dict[str, Plan]]) -> list[Checked]:

@@ -46,7 +46,8 @@ from search.engine.tracing import Spans
 from search.grading import Grader
 from search.plan import Plan
 from search.protocol import Planner
-from search.setup import SampleRecord, Sampling, Setup
+from search.sampling import SampleRecord, Sampling
+from search.setup import Setup
 from search.usage import Usage
 
 _CANCELLED, _WAKE = "cancelled", "wake"
