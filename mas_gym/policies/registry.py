@@ -8,9 +8,9 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.errors import ConfigError, MissingDependencyError, shown
 from mas_gym.plugins import build, is_user_code, load_user_code, unknown, written_options, written_value
-from mas_gym.policies.base import AsyncPolicy, Policy, Purpose, as_policy, shortened
+from mas_gym.policies.base import AsyncPolicy, Policy, Purpose, as_policy
 
 ENTRY_POINTS = "mas_gym.policies"
 """Entry-point group for third parties; each entry names a loader ``(argument, **options) -> policy``."""
@@ -122,7 +122,7 @@ def local_module() -> Any:
 def _written_mapping(spec: str) -> Mapping[str, str]:
     read = written_value(spec, "policy: expected a mapping such as {Solver: 'openai:M@URL', '*': tiny}")
     if not isinstance(read, dict) or not all(isinstance(part, str) for pair in read.items() for part in pair):
-        raise ConfigError(f"expected a mapping from agents' names to policy strings, got {shortened(spec, 200)}")
+        raise ConfigError(f"expected a mapping from agents' names to policy strings, got {shown(spec)}")
     return read
 
 
