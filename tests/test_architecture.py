@@ -66,6 +66,7 @@ ORDER = [
     "search.protocol",
     "search.recorded",
     "search.critics",
+    "search.calibrated",
     "search.planners",
     "search.budget",
     "search.sampling",

@@ -517,7 +517,7 @@ def _draw_row(axes: Any, row: ResultRow, cost: str, colour: str, marker: Marker,
     # Wide, pale bars stay readable when methods with equal budgets overlap.
     spent = row.cost(cost).mean
     axes.errorbar(spent, hit, yerr=[[below], [above]], fmt="none", ecolor=colour, elinewidth=3, alpha=0.35)
-    axes.plot(spent, hit, marker, color=colour, ms=size, mec=PAPER, mew=0.8, zorder=3)
+    axes.plot(spent, hit, marker=marker, color=colour, ms=size, mec=PAPER, mew=0.8, zorder=3)
 
 
 def dress(axes: Any, x: str, y: str, title: str = "") -> None:
@@ -564,7 +564,7 @@ def add_legend(figure: Figure, handles: Sequence[Any], columns: int = 1) -> None
 
 
 _HEADINGS = ("Search", "Critic", "Lines")
-_TWO_COLUMNS = 44
+_TWO_COLUMNS = 48
 """Characters that two columns of a legend may have together."""
 
 
