@@ -69,6 +69,7 @@ ORDER = [
     "search.calibrated",
     "search.planners",
     "search.budget",
+    "search.sampling",
     "search.setup",
     "search.results",
     "search.store",

@@ -54,8 +54,8 @@ TaskName = Annotated[
     str | None,
     typer.Option(
         "--task",
-        help="Task: arithmetic, ordering, gsm8k, math, mmlu, logiqa or gpqa; your CSV, JSONL or Parquet file; or "
-        "OWNER/NAME on the hub.",
+        help="Task: arithmetic, ordering, game24, gsm8k, math, mmlu, logiqa or gpqa; your CSV, JSONL or Parquet file; "
+        "or OWNER/NAME on the hub.",
     ),
 ]
 Data = Annotated[Path | None, typer.Option("--data", help="Read the task from a file or folder, not the hub.")]
