@@ -274,8 +274,8 @@ def _read_source(source: Any, files: Sequence[str | os.PathLike[str]], isolate: 
 def agent_name(call: Call) -> str:
     """Return the name of the agent that makes a call, read from the call alone.
 
-    That is the name in its header or metadata; else what the system prompt says that "you are"; else the beginning of
-    the system prompt; else the model.
+    That is the name in its header or metadata; else what the system prompt says that "you are"; else the node of the
+    graph that calls; else the beginning of the system prompt; else the model.
 
     >>> from mas_gym.systems.prompts import ChatMessage
     >>> agent_name(Call((ChatMessage("system", "You are the Planner. Propose a plan."),)))
@@ -284,7 +284,7 @@ def agent_name(call: Call) -> str:
     if call.agent:
         return call.agent[:_LONGEST_NAME]
     found = _ROLE.search(call.system[:500])
-    name = _WITH_WHAT.split(found[1], 1)[0] if found else call.system or call.model or "agent"
+    name = _WITH_WHAT.split(found[1], 1)[0] if found else call.node or call.system or call.model or "agent"
     words = " ".join(name.split())
     return words if len(words) <= _LONGEST_NAME else words[:_LONGEST_NAME].rpartition(" ")[0] or words[:_LONGEST_NAME]
 
@@ -311,7 +311,7 @@ def rehearse(program: Program) -> list[str]:
             raise ProgramError(f"the program {program.name} {_change(calls, again)}\n{_CHANGES}")
     _compare_elsewhere(program, calls)
     names = list(dict.fromkeys(agent_name(call) for call in calls))
-    _log_rehearsal(program.name, names, [not call.agent and not call.system for call in calls], end)
+    _log_rehearsal(program.name, names, [not (call.agent or call.node or call.system) for call in calls], end)
     return names
 
 
