@@ -270,6 +270,23 @@ def test_dry_run_reports_where_it_failed_and_that_no_agent_is_named(caplog: pyte
     assert "one agent, 'm', makes all of them" in hint.message and "X-MAS-Agent" in hint.message
 
 
+def test_agents_that_the_dry_run_does_not_reach_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    def corrected(question: str, client: OpenAI) -> str:
+        said = question
+        for name in ("Writer", "Editor"):
+            if "APPROVED" not in said:
+                messages: Any = [
+                    {"role": "system", "content": f"You are the {name}."},
+                    {"role": "user", "content": said},
+                ]
+                said = str(client.chat.completions.create(model="m", messages=messages).choices[0].message.content)
+        return said
+
+    list(search.run("sc:2", problems(2), program=Program(corrected), policy=Listening()))
+    [told] = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert "did not reach the agent 'Editor'" in told and "agents=" in told
+
+
 # ---- nodes of a graph
 
 

@@ -119,6 +119,7 @@ class Program:
         self.timeout, self.settle, self.normalise = float(timeout), float(settle), normalise
         self.temperature = None if temperature is None else effective_temperature(temperature)
         self._greedy = False
+        self._unseen = set[str]()
         if mas is not None and agents is not None:
             raise ConfigError("expected mas= or agents=, got both: a system names its agents already")
         self._given_mas, self._given_agents = mas, agents
@@ -147,6 +148,18 @@ class Program:
                 "has nothing to choose from; set it with Program(..., temperature=0.7) or --program-temperature 0.7",
                 self.name,
                 ascii(agent),
+            )
+
+    def _report_unseen(self, agent: str) -> None:
+        """Warn, once for each, of agents that the dry run has not reached."""
+        if agent not in self._unseen:
+            self._unseen.add(agent)
+            logger.warning(
+                "program %s: the dry run did not reach the agent %s, which counts as %r; name all agents with "
+                "Program(..., agents=[...])",
+                self.name,
+                ascii(agent),
+                OTHERS,
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -196,6 +209,7 @@ class Program:
         if len(agents) == 1:
             return 0
         if agents[-1].name == OTHERS:
+            self._report_unseen(agent_name(call))
             return len(agents) - 1
         raise ProgramError(
             f"a call of the agent {agent_name(call)!r}, which is none of {', '.join(agent.name for agent in agents)}: "
