@@ -16,17 +16,20 @@ from numpy.typing import NDArray
 
 import mas_gym
 from benchmarks.real.random_moves import proposer
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.state import MASState
 from mas_gym.tasks.generated.game24 import Game24, Numbers, read_left, write_question
 from mas_gym.tasks.sequences import ProblemTask
-from rewardmodels import RewardData, collect, train
+from rewardmodels import Example, RewardData, collect, state_parts, train
 from rewardmodels.data.dataset import export, load_data
 from rewardmodels.training.run import Trained, grow, trees
 from search.compare import Bench
+from search.protocol import Critic, ScoringContext
 
 PLANNER = "mcts:400,12"
 SEED = 42
 PUZZLES = 700
-OTHERS = {0: 64, 1: 12, 2: 3, 3: 2}
+OTHERS = {0: 64, 1: 8, 2: 2}
 """Most states of a tree without a way to 24 to learn from, by depth."""
 
 
@@ -158,26 +161,57 @@ def save_base(folder: Path, seed: int, width: int = 64, layers: int = 2) -> Path
     return folder
 
 
-def states_to_learn(data: RewardData, found: bool) -> RewardData:
-    """Choose the states to learn from: those with a way to 24, and `OTHERS` of the others.
+def states_to_learn(data: RewardData) -> RewardData:
+    """Return the distinct states to learn from, written as puzzles of the numbers that are left.
 
-    Args:
-        data: Every labelled state.
-        found: Whether the target is +1 if the search found a way to 24 below the state and -1 if not, in place of the
-            paper's ``W / N``: a state is as good as its best continuation when proposals are searched.
+    How the numbers came about does not matter, so states that leave the same ones are one state; and a critic that
+    read the first question would learn by heart which of 700 puzzles random moves solve. The target is between -1 and
+    +1: the share of the searches that found 24 below the state, in place of the paper's ``W / N``, because a state is
+    as good as its best continuation when proposals are searched. `OTHERS` states of a tree without a way to 24 are
+    kept.
     """
     groups = defaultdict(list)
     for example in data.examples:
         groups[example.tree, example.depth].append(example)
-    kept = []
+    first: dict[Numbers, Example] = {}
+    found: dict[Numbers, list[bool]] = defaultdict(list)
     for (_, depth), group in groups.items():
-        kept += [example for example in group if example.chosen_target > -1.0]
-        others = [example for example in group if example.chosen_target <= -1.0]
-        others.sort(key=lambda example: hashlib.sha256("".join(example.chosen).encode()).digest())
-        kept += others[: OTHERS[depth]]
-    if found:
-        kept = [one._replace(chosen_target=1.0 if one.chosen_target > -1.0 else -1.0) for one in kept]
-    return replace(data, examples=tuple(kept))
+        # By a hash of the text, so that the choice is the same in every run.
+        group.sort(key=lambda example: hashlib.sha256("".join(example.chosen).encode()).digest())
+        others = 0
+        for example in group:
+            left, won = read_left(example.chosen[-1]), example.chosen_target > -1.0
+            if left is None or (not won and others >= OTHERS[depth] and left not in first):
+                continue
+            others += not won
+            first.setdefault(left, example)
+            found[left].append(won)
+    examples = tuple(
+        example._replace(chosen=parts_of(left), chosen_target=2 * sum(found[left]) / len(found[left]) - 1)
+        for left, example in first.items()
+    )
+    return replace(data, examples=examples)
+
+
+def state_of(left: Numbers) -> MASState:
+    """Return the state whose question is the puzzle of these numbers."""
+    return Dynamics(mas_gym.load_mas("game24")).initial_state(write_question(left))
+
+
+def parts_of(left: Numbers) -> tuple[str, ...]:
+    """Return the parts of the text of `state_of`."""
+    return tuple(state_parts(mas_gym.load_mas("game24"), state_of(left)))
+
+
+def values_of(critic: Critic) -> Callable[[Sequence[Numbers]], NDArray[np.float64]]:
+    """Return a trained critic as values in [0, 1] of numbers that are left."""
+    mas = mas_gym.load_mas("game24")
+
+    def values(states: Sequence[Numbers]) -> NDArray[np.float64]:
+        scores = critic.score([ScoringContext(state_of(left), mas, None) for left in states])
+        return (np.array(scores, dtype=float) + 1) / 2
+
+    return values
 
 
 def train_critic(data: RewardData, out: Path, seed: int, log: Callable[[str], None], **settings: Any) -> Trained:
@@ -185,6 +219,6 @@ def train_critic(data: RewardData, out: Path, seed: int, log: Callable[[str], No
     base = out.with_name(f"{out.name}-base")
     if not (base / "config.json").exists():
         save_base(base, seed)
-    defaults = {"learning_rate": 2e-3, "epochs": 8.0, "batch_size": 64, "max_tokens": 512, "max_length": 256}
+    defaults = {"learning_rate": 3e-3, "epochs": 12.0, "batch_size": 64, "max_tokens": 512, "max_length": 128}
     settings = {**defaults, "held_out": 0.05, **settings}
     return train(data, out, str(base), kind="masprm", head="mse", seed=seed, log=log, **settings)
