@@ -20,7 +20,7 @@ from benchmarks.real.game24_critic import (
     FeatureModel,
     Table,
     labelled,
-    states_to_learn,
+    pairs_to_learn,
     train_critic,
     training_data,
     training_task,
@@ -215,7 +215,7 @@ def train_all(
     task = training_task({one.numbers for one in recordings})
     data = training_data(task, out)
     rows = labelled(data)
-    learned = states_to_learn(data)
+    learned = pairs_to_learn(data)
     folders = [train_critic(learned, out / f"masprm-{seed}", seed, print).folder for seed in seeds]
     table = Table(rows)
     low = float(np.mean([example.chosen_target < -0.9 for example in data.examples if example.depth == 0]))
@@ -307,12 +307,13 @@ def make(given: argparse.Namespace) -> Path:
     page.text(
         f"`{PLANNER}` searches {PUZZLES} puzzles of the training split of the task `game24`, without the recorded "
         "ones, with random moves as agents and the true outcome at the leaves. MASPRM is a decoder of two layers and "
-        "width 64 with random initial weights, trained by squared error. It reads a state as the puzzle of the numbers "
-        "that are left, and its target is between -1 and +1: the share of the searches that found 24 from these "
-        f"numbers. The paper's target, W / N, says how random moves do, and {percent(low)}% of the states after step 1 "
+        "width 64 with random initial weights, trained by the Bradley-Terry loss. It reads a state as the puzzle of "
+        "the numbers that are left, and learns from siblings, of which the search found 24 below one and not below the "
+        f"other. The paper's pairs compare W / N, which says how random moves do; {percent(low)}% of the states after "
+        "step 1 "
         "are below -0.9 on it; a beam needs the best continuation, not the mean. The features are the numbers left and "
         "the sums, differences, products and quotients of pairs, for gradient boosting. The table is the share of "
-        "searches that found 24 from the same numbers. None of them reads GPT-4's texts or values. MASPRM's target and "
+        "searches that found 24 from the same numbers. None of them reads GPT-4's texts or values. MASPRM's pairs and "
         "what it reads were chosen with the puzzles of the shared half of the recordings (benchmarks/LOG.md); nothing "
         "else was tuned."
     )

@@ -20,7 +20,7 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.generated.game24 import Game24, Numbers, read_left, write_question
 from mas_gym.tasks.sequences import ProblemTask
-from rewardmodels import Example, RewardData, collect, state_parts, train
+from rewardmodels import RewardData, collect, state_parts, train
 from rewardmodels.data.dataset import export, load_data
 from rewardmodels.training.run import Trained, grow, trees
 from search.compare import Bench
@@ -29,8 +29,8 @@ from search.protocol import Critic, ScoringContext
 PLANNER = "mcts:400,12"
 SEED = 42
 PUZZLES = 700
-OTHERS = {0: 64, 1: 8, 2: 2}
-"""Most states of a tree without a way to 24 to learn from, by depth."""
+RIVALS = 4
+"""Most siblings without a way to 24 that a state with one is compared with."""
 
 
 def training_task(recorded: Collection[tuple[int, ...]], limit: int = PUZZLES) -> ProblemTask:
@@ -161,36 +161,38 @@ def save_base(folder: Path, seed: int, width: int = 64, layers: int = 2) -> Path
     return folder
 
 
-def states_to_learn(data: RewardData) -> RewardData:
-    """Return the distinct states to learn from, written as puzzles of the numbers that are left.
+def pairs_to_learn(data: RewardData) -> RewardData:
+    """Return preference pairs of siblings, written as puzzles of the numbers that are left.
 
-    How the numbers came about does not matter, so states that leave the same ones are one state; and a critic that
-    read the first question would learn by heart which of 700 puzzles random moves solve. The target is between -1 and
-    +1: the share of the searches that found 24 below the state, in place of the paper's ``W / N``, because a state is
-    as good as its best continuation when proposals are searched. `OTHERS` states of a tree without a way to 24 are
-    kept.
+    How the numbers came about does not matter, and a critic that reads the first question learns by heart which of the
+    puzzles random moves solve. A state below which the search found 24 is preferred to siblings below which it did
+    not, up to `RIVALS` of them, because a state is as good as its best continuation when proposals are searched; the
+    paper's pairs compare ``W / N``.
     """
-    groups = defaultdict(list)
+    families = defaultdict(list)
     for example in data.examples:
-        groups[example.tree, example.depth].append(example)
-    first: dict[Numbers, Example] = {}
-    found: dict[Numbers, list[bool]] = defaultdict(list)
-    for (_, depth), group in groups.items():
+        if example.depth < 3:
+            families[example.tree, example.chosen[:-1]].append(example)
+    pairs = []
+    for family in families.values():
         # By a hash of the text, so that the choice is the same in every run.
-        group.sort(key=lambda example: hashlib.sha256("".join(example.chosen).encode()).digest())
-        others = 0
-        for example in group:
-            left, won = read_left(example.chosen[-1]), example.chosen_target > -1.0
-            if left is None or (not won and others >= OTHERS[depth] and left not in first):
-                continue
-            others += not won
-            first.setdefault(left, example)
-            found[left].append(won)
-    examples = tuple(
-        example._replace(chosen=parts_of(left), chosen_target=2 * sum(found[left]) / len(found[left]) - 1)
-        for left, example in first.items()
-    )
-    return replace(data, examples=examples)
+        family.sort(key=lambda example: hashlib.sha256("".join(example.chosen).encode()).digest())
+        lost = [example for example in family if example.chosen_target <= -1.0]
+        for place, won in enumerate(example for example in family if example.chosen_target > -1.0):
+            turned = lost[place % max(len(lost), 1) :] + lost[: place % max(len(lost), 1)]
+            for other in turned[:RIVALS]:
+                better, worse = read_left(won.chosen[-1]), read_left(other.chosen[-1])
+                if better is not None and worse is not None and better != worse:
+                    pairs.append(
+                        won._replace(
+                            chosen=parts_of(better),
+                            chosen_target=1.0,
+                            rejected=parts_of(worse),
+                            rejected_target=-1.0,
+                            margin=2.0,
+                        )
+                    )
+    return replace(data, kind="pairs", examples=tuple(pairs))
 
 
 def state_of(left: Numbers) -> MASState:
@@ -219,6 +221,6 @@ def train_critic(data: RewardData, out: Path, seed: int, log: Callable[[str], No
     base = out.with_name(f"{out.name}-base")
     if not (base / "config.json").exists():
         save_base(base, seed)
-    defaults = {"learning_rate": 3e-3, "epochs": 12.0, "batch_size": 64, "max_tokens": 512, "max_length": 128}
+    defaults = {"learning_rate": 2e-3, "epochs": 10.0, "batch_size": 64, "max_tokens": 512, "max_length": 128}
     settings = {**defaults, "held_out": 0.05, **settings}
-    return train(data, out, str(base), kind="masprm", head="mse", seed=seed, log=log, **settings)
+    return train(data, out, str(base), kind="masprm", head="bt", anchor=0.0, seed=seed, log=log, **settings)
