@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 LIKELIHOOD = "policy-likelihood"
 PLANNERS = "adaptive, bon, dvts, halving, mcts, puct, rebase, sbs, sc, siblings, single"
 CRITICS = (
-    "agreement, constant, ensemble, features, folder, http, https, hub, judge, policy-likelihood, prm, random, "
-    "recorded, rm, tiny-masprm, tiny-orm, uncertainty, vllm, vote"
+    "agreement, calibrated, constant, ensemble, features, folder, http, https, hub, judge, policy-likelihood, prm, "
+    "random, recorded, rm, tiny-masprm, tiny-orm, uncertainty, vllm, vote"
 )
 """The registered names, for help texts: asking the registries would load the search packages."""
 
