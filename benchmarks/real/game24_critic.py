@@ -16,21 +16,18 @@ from numpy.typing import NDArray
 
 import mas_gym
 from benchmarks.real.random_moves import proposer
-from mas_gym.systems.dynamics import Dynamics
-from mas_gym.systems.state import MASState
 from mas_gym.tasks.generated.game24 import Game24, Numbers, read_left, write_question
 from mas_gym.tasks.sequences import ProblemTask
-from rewardmodels import RewardData, collect, state_parts, train
+from rewardmodels import RewardData, collect, train
 from rewardmodels.data.dataset import export, load_data
 from rewardmodels.training.run import Trained, grow, trees
 from search.compare import Bench
-from search.protocol import Critic, ScoringContext
 
 PLANNER = "mcts:400,12"
 SEED = 42
 PUZZLES = 700
-RIVALS = 4
-"""Most siblings without a way to 24 that a state with one is compared with."""
+OTHERS = {0: 64, 1: 12, 2: 3, 3: 2}
+"""Most states of a tree without a way to 24 to learn from, by depth."""
 
 
 def training_task(recorded: Collection[tuple[int, ...]], limit: int = PUZZLES) -> ProblemTask:
@@ -161,59 +158,26 @@ def save_base(folder: Path, seed: int, width: int = 64, layers: int = 2) -> Path
     return folder
 
 
-def pairs_to_learn(data: RewardData) -> RewardData:
-    """Return preference pairs of siblings, written as puzzles of the numbers that are left.
+def states_to_learn(data: RewardData, found: bool) -> RewardData:
+    """Choose the states to learn from: those with a way to 24, and `OTHERS` of the others.
 
-    How the numbers came about does not matter, and a critic that reads the first question learns by heart which of the
-    puzzles random moves solve. A state below which the search found 24 is preferred to siblings below which it did
-    not, up to `RIVALS` of them, because a state is as good as its best continuation when proposals are searched; the
-    paper's pairs compare ``W / N``.
+    Args:
+        data: Every labelled state.
+        found: Whether the target is +1 if the search found a way to 24 below the state and -1 if not, in place of the
+            paper's ``W / N``: a state is as good as its best continuation when proposals are searched.
     """
-    families = defaultdict(list)
+    groups = defaultdict(list)
     for example in data.examples:
-        if example.depth < 3:
-            families[example.tree, example.chosen[:-1]].append(example)
-    pairs = []
-    for family in families.values():
-        # By a hash of the text, so that the choice is the same in every run.
-        family.sort(key=lambda example: hashlib.sha256("".join(example.chosen).encode()).digest())
-        lost = [example for example in family if example.chosen_target <= -1.0]
-        for place, won in enumerate(example for example in family if example.chosen_target > -1.0):
-            turned = lost[place % max(len(lost), 1) :] + lost[: place % max(len(lost), 1)]
-            for other in turned[:RIVALS]:
-                better, worse = read_left(won.chosen[-1]), read_left(other.chosen[-1])
-                if better is not None and worse is not None and better != worse:
-                    pairs.append(
-                        won._replace(
-                            chosen=parts_of(better),
-                            chosen_target=1.0,
-                            rejected=parts_of(worse),
-                            rejected_target=-1.0,
-                            margin=2.0,
-                        )
-                    )
-    return replace(data, kind="pairs", examples=tuple(pairs))
-
-
-def state_of(left: Numbers) -> MASState:
-    """Return the state whose question is the puzzle of these numbers."""
-    return Dynamics(mas_gym.load_mas("game24")).initial_state(write_question(left))
-
-
-def parts_of(left: Numbers) -> tuple[str, ...]:
-    """Return the parts of the text of `state_of`."""
-    return tuple(state_parts(mas_gym.load_mas("game24"), state_of(left)))
-
-
-def values_of(critic: Critic) -> Callable[[Sequence[Numbers]], NDArray[np.float64]]:
-    """Return a trained critic as values in [0, 1] of numbers that are left."""
-    mas = mas_gym.load_mas("game24")
-
-    def values(states: Sequence[Numbers]) -> NDArray[np.float64]:
-        scores = critic.score([ScoringContext(state_of(left), mas, None) for left in states])
-        return (np.array(scores, dtype=float) + 1) / 2
-
-    return values
+        groups[example.tree, example.depth].append(example)
+    kept = []
+    for (_, depth), group in groups.items():
+        kept += [example for example in group if example.chosen_target > -1.0]
+        others = [example for example in group if example.chosen_target <= -1.0]
+        others.sort(key=lambda example: hashlib.sha256("".join(example.chosen).encode()).digest())
+        kept += others[: OTHERS[depth]]
+    if found:
+        kept = [one._replace(chosen_target=1.0 if one.chosen_target > -1.0 else -1.0) for one in kept]
+    return replace(data, examples=tuple(kept))
 
 
 def train_critic(data: RewardData, out: Path, seed: int, log: Callable[[str], None], **settings: Any) -> Trained:
@@ -221,6 +185,6 @@ def train_critic(data: RewardData, out: Path, seed: int, log: Callable[[str], No
     base = out.with_name(f"{out.name}-base")
     if not (base / "config.json").exists():
         save_base(base, seed)
-    defaults = {"learning_rate": 2e-3, "epochs": 10.0, "batch_size": 64, "max_tokens": 512, "max_length": 128}
+    defaults = {"learning_rate": 2e-3, "epochs": 8.0, "batch_size": 64, "max_tokens": 512, "max_length": 256}
     settings = {**defaults, "held_out": 0.05, **settings}
-    return train(data, out, str(base), kind="masprm", head="bt", anchor=0.0, seed=seed, log=log, **settings)
+    return train(data, out, str(base), kind="masprm", head="mse", seed=seed, log=log, **settings)
