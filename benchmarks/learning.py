@@ -17,6 +17,8 @@ Everything is kept in ``--out``; the same command resumes.
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -207,7 +209,7 @@ def write_page(rows: Sequence[dict[str, Any]], args: argparse.Namespace) -> None
         "The bundled RPSV agents, trained on Arithmetic by each method on about the same number of generated tokens.",
         "",
         "```console",
-        f"python -m benchmarks.learning {' '.join(args.words)}".rstrip(),
+        f"python -m benchmarks.learning {args.words}".rstrip(),
         "```",
         "",
         f"- about {args.tokens:,} generated tokens of training searches per row; training seeds "
@@ -284,5 +286,7 @@ if __name__ == "__main__":
     import sys
 
     given = parser().parse_args()
-    given.words = sys.argv[1:]
+    words = shlex.join(sys.argv[1:])
+    # Where the results are does not matter to them.
+    given.words = re.sub(r"--(out|page) \S+ ?", "", words)
     main(given)
