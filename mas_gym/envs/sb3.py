@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
@@ -104,5 +105,5 @@ def _of_copy(infos: Mapping[str, Any], place: int) -> Info:
     return {k: _of_copy(infos[k], place) if isinstance(infos[k], dict) else infos[k][place] for k in own}
 
 
-def _wrapped(env: Any, kind: type) -> bool:
-    return isinstance(env, kind) or (hasattr(env, "env") and _wrapped(env.env, kind))
+def _wrapped(env: gym.Env[Any, Any], kind: type) -> bool:
+    return isinstance(env, kind) or (isinstance(env, gym.Wrapper) and _wrapped(env.env, kind))

@@ -233,7 +233,12 @@ class MASVectorEnv(SyncVectorEnv):
         """Return the numbers of the environments to reset."""
         if mask is None:
             return list(range(self.num_envs))
-        if getattr(mask, "shape", ()) != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
+        if (
+            not isinstance(mask, np.ndarray)
+            or mask.shape != (self.num_envs,)
+            or mask.dtype != np.bool_
+            or not mask.any()
+        ):
             raise ConfigError(
                 f"reset_mask: expected a bool array of shape ({self.num_envs},) with a True, got {shown(mask)}"
             )

@@ -204,12 +204,12 @@ def _called(identity: Callable[[], Any], path: str) -> Any:
 
 def _fields(value: Any, path: str, inside: tuple[int, ...]) -> Any:
     if dataclasses.is_dataclass(value):
-        stated = {
-            field.name: getattr(value, field.name)
-            for field in dataclasses.fields(value)
-            if not (field.metadata.get(ADDED) and getattr(value, field.name) == field.default)
+        parts = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
+        return {
+            field.name: _state(part, f"{path}.{field.name}", inside)
+            for field, part in parts
+            if not (field.metadata.get(ADDED) and part == field.default)
         }
-        return {name: _state(part, f"{path}.{name}", inside) for name, part in stated.items()}
     try:
         # The protocol of copy and pickle; it fails for objects with hidden state, such as locks and sockets.
         reduced = value.__reduce_ex__(2)

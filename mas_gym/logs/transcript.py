@@ -123,8 +123,8 @@ def check(transcript: Transcript) -> Transcript:
         raise BadRow(f"expected 1 to {MOST_MESSAGES:,} messages, got {len(one.messages):,}")
     for message in one.messages:
         _check_message(message)
-    for name in ("answer", "reference", "question_id", "sample_id"):
-        value = getattr(one, name)
+    texts = {"answer": one.answer, "reference": one.reference}
+    for name, value in {**texts, "question_id": one.question_id, "sample_id": one.sample_id}.items():
         if value is not None and not isinstance(value, str):
             raise BadRow(f"expected a text as {name}, got {shown(value)}")
     if one.correct is not None and not isinstance(one.correct, bool):

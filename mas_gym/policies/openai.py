@@ -101,18 +101,19 @@ class OpenAIOptions:
         """Check every value. Raises `ConfigError`."""
         if self.price is not None:
             object.__setattr__(self, "price", _price(self.price))
-        for name, allowed in (
-            ("api", ("chat", "completions")),
-            ("choices", ("seeds", "n")),
-            ("logprobs", (True, False)),
-        ):
-            if getattr(self, name) not in allowed:
-                raise _wrong(name, " or ".join(map(repr, allowed)), getattr(self, name))
-        for name in ("max_concurrency", "max_attempts", "timeout", "patience"):
-            value = getattr(self, name)
-            kinds: Any = int if name.startswith("max_") else int | float
-            if not isinstance(value, kinds) or isinstance(value, bool) or not value > 0:
-                raise _wrong(name, "a positive number", value)
+        choices: tuple[tuple[str, object, tuple[object, ...]], ...] = (
+            ("api", self.api, ("chat", "completions")),
+            ("choices", self.choices, ("seeds", "n")),
+            ("logprobs", self.logprobs, (True, False)),
+        )
+        for name, value, allowed in choices:
+            if value not in allowed:
+                raise _wrong(name, " or ".join(map(repr, allowed)), value)
+        whole = {"max_concurrency": self.max_concurrency, "max_attempts": self.max_attempts}
+        for name, number in {**whole, "timeout": self.timeout, "patience": self.patience}.items():
+            kinds = int if name in whole else int | float
+            if not isinstance(number, kinds) or isinstance(number, bool) or not number > 0:
+                raise _wrong(name, "a positive number", number)
         if self.extra_body is not None and not isinstance(self.extra_body, Mapping):
             raise _wrong("extra_body", "a mapping", self.extra_body)
         if self.revision is not None:

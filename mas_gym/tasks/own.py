@@ -282,9 +282,8 @@ def _completed(source: str, first: Row, columns: Columns) -> Columns:
                 f"{source}: no column {name!r}; its columns are {', '.join(map(shown, there))}{hint}. Name them with "
                 "columns={'question': ..., 'answer': ...} or --columns question=...,answer=..."
             )
-    found: dict[str, Any] = {
-        role: role for role in ("id", "split", "kind") if getattr(columns, role) is None and role in there
-    }
+    roles = {"id": columns.id, "split": columns.split, "kind": columns.kind}
+    found: dict[str, Any] = {role: role for role, column in roles.items() if column is None and role in there}
     choices = columns.choices or next(((name,) for name in ("choices", "options") if name in there), ())
     return columns._replace(choices=choices, **found)
 

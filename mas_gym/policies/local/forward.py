@@ -74,12 +74,14 @@ class _SlotLayer(DynamicLayer):  # type: ignore[misc]
 
     def relocate(self, n: int, columns: slice, to: int, rows: int, capacity: int) -> None:
         """Move the used columns of the first ``n`` rows, into larger memory if the shape differs."""
-        for name in ("keys", "values"):
-            old = getattr(self, name)
+
+        def moved(old: Any) -> Any:
             kept = old[:n, :, columns]
             new = old if (rows, capacity) == (old.shape[0], old.shape[2]) else self._empty(old, rows, capacity)
             new[:n, :, to : to + kept.shape[2]] = kept.clone() if new is old else kept
-            setattr(self, name, new)
+            return new
+
+        self.keys, self.values = moved(self.keys), moved(self.values)
 
 
 class Prefilled(NamedTuple):

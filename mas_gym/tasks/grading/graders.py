@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Self
 
 from mas_gym.errors import ConfigError, MASGymError, UserCodeError, shown
@@ -165,7 +166,9 @@ class FunctionGrader(OwnGrader):
         except MASGymError as error:
             return error
         except BaseException as error:
-            place = blame(error, Path(getattr(getattr(self.function, "__code__", None), "co_filename", "grader")))
+            function = self.function
+            file = function.__code__.co_filename if isinstance(function, FunctionType) else "grader"
+            place = blame(error, Path(file))
             failure = UserCodeError(f"grader {_name(self.function)}: {place}")
             failure.__cause__ = error
             return failure
@@ -291,8 +294,8 @@ def _stated(problem: Problem) -> list[Any]:
     return [problem.id, problem.question, problem.answer, problem.kind, metadata]
 
 
-def _name(function: Any) -> str:
-    return getattr(function, "__qualname__", None) or type(function).__name__
+def _name(function: Function) -> str:
+    return function.__qualname__ if isinstance(function, FunctionType) else type(function).__name__
 
 
 def _too_slow(name: str) -> UserCodeError:
