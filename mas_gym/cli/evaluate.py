@@ -383,7 +383,7 @@ def end_early(stop: BaseException, remark: str) -> NoReturn:
     raise stop
 
 
-def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[str, Any], baseline: str = "") -> None:
+def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[str, object], baseline: str = "") -> None:
     """Print the table and write the requested files."""
     from search.compare import Comparison, summarise
 

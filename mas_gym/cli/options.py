@@ -442,7 +442,7 @@ def policy_label(spec: PolicySpec) -> str:
 
 
 def read_policy(
-    spec: PolicySpec, cache: Path | None = None, traces: Path | None = None, **options: Any
+    spec: PolicySpec, cache: Path | None = None, traces: Path | None = None, **options: object
 ) -> Policy | AsyncPolicy:
     """Load a policy; with ``cache``, put it behind a response cache; with ``traces``, record its token traces."""
     from mas_gym.policies import load_policy

@@ -140,7 +140,7 @@ class Critic(ABC):
     max_batch: int = 64
     calls: int = 1
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         """Name the critic after its class if it has no name."""
         super().__init_subclass__(**options)
         cls.name = cls.name or cls.__name__
@@ -252,7 +252,7 @@ def _number(value: object) -> float:
         return math.nan
 
 
-def _shares(expected: str, cost: Any, count: int) -> tuple[int, ...]:
+def _shares(expected: str, cost: object, count: int) -> tuple[int, ...]:
     """Return one cost per state; a sum is divided evenly, and the first states take what is left over."""
     try:
         if isinstance(plain := _plain(cost), Sequence):

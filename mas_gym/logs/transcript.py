@@ -230,7 +230,7 @@ def verdicts_of(value: object) -> dict[str, float]:
     return {judge: verdict for judge, verdict in found.items() if verdict is not None}
 
 
-def small_facts(row: Mapping[str, Any], but: set[str]) -> tuple[dict[str, Any], dict[str, int]]:
+def small_facts(row: Mapping[str, object], but: set[str]) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the other fields of a row that are short texts or numbers, and the names of those that are left out."""
     facts: dict[str, Any] = {}
     dropped: dict[str, int] = {}

@@ -188,7 +188,7 @@ class OpenAIPolicy(AsyncPolicy):
         self._served: dict[str, Any] | None = None
         self._describing = threading.Lock()
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """Return the model, what the server's ``/v1/models`` says about it, and the options that affect samples.
 
         The address is left out, so a server may move. The first call queries the server and blocks; do not call it
@@ -293,7 +293,7 @@ class OpenAIPolicy(AsyncPolicy):
                 raise _NoManyChoicesError
             await self._wait(fault, tries)
 
-    async def post(self, url: str, body: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    async def post(self, url: str, body: Mapping[str, object], limit: int) -> dict[str, Any]:
         """Post JSON to an address of the server; return the JSON object of at most ``limit`` bytes that it answers.
 
         Raises:
@@ -501,7 +501,7 @@ class OpenAIPolicy(AsyncPolicy):
         )
 
 
-def load_openai(argument: str, **options: Any) -> OpenAIPolicy:
+def load_openai(argument: str, **options: object) -> OpenAIPolicy:
     """Load ``"MODEL@URL"`` for `mas_gym.policies.load_policy`; options are those of `OpenAIOptions`."""
     model, url = split_address(argument)
     return OpenAIPolicy(model, url, build("policy 'openai'", OpenAIOptions, **options))

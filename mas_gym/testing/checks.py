@@ -100,7 +100,7 @@ def walk(model: Dynamics, question: str, texts: Sequence[str], rng: random.Rando
     return states
 
 
-def describe(value: Any) -> str:
+def describe(value: object) -> str:
     """Return a short form of a value for messages."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
@@ -132,7 +132,7 @@ def check_apart(findings: Findings, first: str, second: str, alike: bool, differ
         findings.expect(first != second, fault)
 
 
-def variants(part: Any) -> Iterator[tuple[str, Any]]:
+def variants(part: object) -> Iterator[tuple[str, Any]]:
     """Yield copies of a part with one numeric setting changed, and the name of the setting.
 
     A changed setting may be invalid, so an error in such a copy is not a fault of the part.
@@ -148,7 +148,7 @@ def variants(part: Any) -> Iterator[tuple[str, Any]]:
         yield name, other
 
 
-def _changed(value: Any) -> Any:
+def _changed(value: object) -> Any:
     """Return another value of the same type; None if it is not numeric."""
     if isinstance(value, bool):
         return not value

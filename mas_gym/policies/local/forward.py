@@ -56,7 +56,7 @@ class _SlotLayer(DynamicLayer):  # type: ignore[misc]
         return like.new_zeros((rows, capacity, like.shape[1], like.shape[3])).transpose(1, 2)
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write one new column and return the visible columns."""
         n, column, start = key_states.shape[0], self.slots.end, self.slots.start

@@ -59,7 +59,7 @@ class KindGrader:
     limits: Limits | None = None
     judge: Grader | None = None
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return the mode, and what is not the default."""
         parts = {"limits": self.limits, "judge": self.judge}
         stated = {name: part for name, part in parts.items() if part not in (None, Limits())}
@@ -136,11 +136,11 @@ class FunctionGrader(OwnGrader):
         self.function, self.base = function, base
         self._worker = ThreadWorker(self._answer)
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return the function, by its source, and how answers are read."""
         return {"code": identity_of(self.function), "answers": self.base.identity()}
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle without the thread."""
         return type(self), (self.function, self.base)
 
@@ -197,11 +197,11 @@ class FileGrader(OwnGrader):
             raise ConfigError(f"grader {spec!r}: its code has changed since the task was pickled; load the task again")
         self._worker = LineProcess("mas_gym.tasks.grading.graders:serve", self.spec)
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return the code, by its source, and how answers are read."""
         return {"code": self._identity, "answers": self.base.identity()}
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle by the file's name; loading checks that its code is the same."""
         return FileGrader, (self.spec, self.base, digest_of(self._identity))
 

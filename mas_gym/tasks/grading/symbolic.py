@@ -202,7 +202,7 @@ def _comparer() -> Any:
         found = parse(f"${text}$", config, fallback_mode="no_fallback", parsing_timeout=None)
         return [expression for expression in found if isinstance(expression, Basic) or hasattr(expression, "shape")]
 
-    def near(a: Any, b: Any) -> bool:
+    def near(a: object, b: object) -> bool:
         if not (isinstance(a, Expr) and isinstance(b, Expr)) or a.free_symbols or b.free_symbols:
             return False
         x, y = complex(N(a, 20)), complex(N(b, 20))
