@@ -6,13 +6,15 @@ A package adds names with entry points in the group ``mas_gym.critics``. An entr
 * the path of a folder that training wrote;
 * a function that returns such a path, whose keyword arguments are options.
 
-Three names have a meaning beyond their own: ``folder`` loads what is named by a path alone, ``features`` does so if the
-folder has a file ``features.json``, and ``hub`` finds the folder of what is named ``org/name`` alone.
+Some names have a meaning beyond their own: ``folder`` loads what is named by a path alone, ``features`` and
+``calibrated`` do so if the folder has a file ``features.json`` or ``calibrated.json``, and ``hub`` finds the folder of
+what is named ``org/name`` alone.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import os
 import re
@@ -20,8 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from mas_gym.errors import ConfigError, UnknownNameError, shown
+from mas_gym.errors import ConfigError, DataError, UnknownNameError, shown
 from mas_gym.plugins import Registry, Spec
+from search.calibrated import Calibrated, read_model
 from search.critics import (
     Agreement,
     Combination,
@@ -35,9 +38,12 @@ from search.critics import (
 from search.protocol import Critic, as_critic
 from search.store.verdicts import RecordedCritic
 
+_LARGEST = 1 << 26
+
 Loader = Callable[..., Any]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_OWN_FILES = ("features", "calibrated")
 _COMBINED: dict[str, type[Combination]] = {"ensemble": Ensemble, "vote": Vote}
 
 
@@ -144,9 +150,9 @@ def _parsed(text: str) -> Spec:
 
 def _of_folder(text: str) -> Spec:
     folder = Path(text).expanduser()
-    # The one kind of trained critic that is no language model.
-    kind = _FEATURES if (folder / f"{_FEATURES.name}.json").is_file() else _FOLDER
-    return kind._replace(argument=str(folder))
+    # The kinds of trained critics that are no language model are recognised by a file of their name.
+    own = next((name for name in _OWN_FILES if (folder / f"{name}.json").is_file()), _FOLDER.name)
+    return Spec(own, str(folder))
 
 
 def _is_folder(text: str) -> bool:
@@ -200,6 +206,24 @@ def _agreement(argument: str) -> Agreement:
     return Agreement()
 
 
+def _calibrated(argument: str) -> Calibrated:
+    """A combination of critics that ``mas-gym train calibrated`` fitted."""
+    path = Path(argument).expanduser() / "calibrated.json"
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise DataError(f"expected at most {_LARGEST:,} bytes in {path}, got {path.stat().st_size:,}")
+        model = read_model(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"cannot read {path}: {error}; train it again with mas-gym train calibrated") from error
+    # A folder comes from outside as often as from here, and must not name code to run.
+    code = [spec for spec in model.members if any(part.strip().endswith(".py") for part in re.split("[:,#]", spec))]
+    if code:
+        raise ConfigError(f"{path}: expected critics by name or folder, got {code[0]!r}, whose code would run")
+    return Calibrated([load_critic(spec) for spec in model.members], model)
+
+
 def _random(argument: str) -> RandomCritic:
     """A random value per state, from a seed."""
     try:
@@ -216,10 +240,11 @@ CRITICS = Registry(
         "constant": _constant,
         **_COMBINED,
         "recorded": RecordedCritic,
+        "calibrated": _calibrated,
         "uncertainty": _uncertainty,
         "agreement": _agreement,
         "random": _random,
     },
     settings=False,
 )
-_FOLDER, _FEATURES = Spec("folder"), Spec("features")
+_FOLDER = Spec("folder")

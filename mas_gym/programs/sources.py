@@ -162,7 +162,7 @@ class FunctionSource:
 
     def _called(self, execution: Execution, stage: Stage) -> None:
         job = Job(execution, self.function)
-        job.thread = threading.get_ident()
+        job.here()
         execution.activity.begin(job)
         execution.observed = True
         try:

@@ -91,7 +91,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
         "gpqa": Benchmark(Hub("Idavidrein/gpqa", "*"), "gpqa_main", "gpqa_diamond", nested=True, mas="debate"),
     }
 )
-PROCEDURAL = ("arithmetic", "ordering")
+PROCEDURAL = ("arithmetic", "ordering", "game24")
 TASK_NAMES = (*BENCHMARKS, *PROCEDURAL)
 GRADING_OPTIONS = ("grading", "limit", "grader", "judge", "allow_code", "sandbox")
 
@@ -127,7 +127,7 @@ def load_task(
         columns: For files of your own: the columns of question and answer, and if there are any of id, split, kind
             and choices, as in ``{"question": "prompt", "answer": "gold"}`` or ``"question=prompt,answer=gold"``.
         kind: For files of your own: the kind of the answers; guessed from them by default. One of ``"number"``,
-            ``"expression"``, ``"choice"``, ``"text"``, ``"regex"``, ``"code"``, ``"judge"``.
+            ``"expression"``, ``"formula"``, ``"choice"``, ``"text"``, ``"regex"``, ``"code"``, ``"judge"``.
         grader: ``"FILE.py:NAME"`` or a function ``(problem, text) -> bool | Grade`` (`mas_gym.tasks.grading.graders`).
         judge: The policy that grades kind ``"judge"``, as `mas_gym.policies.load_policy` takes it.
         allow_code: Run the code of messages of kind ``"code"``.
@@ -296,6 +296,7 @@ TASKS = Registry(
     {
         **{name: partial(load_task, name) for name in BENCHMARKS},
         "arithmetic": "mas_gym.tasks.generated.arithmetic:Arithmetic",
+        "game24": "mas_gym.tasks.generated.game24:Game24",
         "ordering": "mas_gym.tasks.generated.ordering:Ordering",
     },
 )

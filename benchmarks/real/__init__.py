@@ -1,0 +1,1 @@
+"""Pages about recorded runs of real language models; ``--data DIR`` names the folder with the recordings."""

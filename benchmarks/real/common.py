@@ -1,0 +1,135 @@
+"""What the pages about recorded runs share: reading a recording, and writing a page that states its source."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.paper.page import markdown_table, write_whole
+from mas_gym.errors import DataError, DataNotFoundError
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "real"
+PAGES = Path(__file__).resolve().parents[1] / "pages" / "real"
+
+
+class Source(NamedTuple):
+    """A recording.
+
+    Attributes:
+        file: Name of its file in the data folder, gzipped JSON Lines.
+        origin: Repository that published it.
+        licence: Its licence.
+    """
+
+    file: str
+    origin: str
+    licence: str
+
+
+def recording(folder: Path, source: Source) -> Path:
+    """Return the file of a recording.
+
+    Raises:
+        DataNotFoundError: The folder does not hold it.
+    """
+    path = folder / source.file
+    if not path.is_file():
+        raise DataNotFoundError(f"expected the recording {source.file} in {folder}, found none; set --data")
+    return path
+
+
+def read_rows(folder: Path, source: Source) -> list[dict[str, Any]]:
+    """Read every row of a recording.
+
+    Raises:
+        DataNotFoundError: The folder does not hold the recording.
+        DataError: It is not gzipped JSON Lines.
+    """
+    path = recording(folder, source)
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            return [json.loads(line) for line in lines]
+    except (OSError, EOFError, ValueError) as error:
+        raise DataError(f"{path}: expected gzipped JSON Lines, got {error}; copy the file again") from error
+
+
+@dataclass
+class RealPage:
+    """A page about recorded runs, under construction.
+
+    Attributes:
+        name: Name of its file.
+        title: Heading.
+        source: The recording.
+        finding: The finding, in three sentences.
+        blocks: Markdown, in order.
+        files: Pictures: name to a function that writes the file.
+    """
+
+    name: str
+    title: str
+    source: Source
+    finding: str = ""
+    blocks: list[str] = field(default_factory=list)
+    files: dict[str, Callable[[Path], object]] = field(default_factory=dict)
+
+    def heading(self, text: str) -> None:
+        """Add a heading."""
+        self.blocks.append(f"## {text}\n")
+
+    def text(self, text: str) -> None:
+        """Add a paragraph."""
+        self.blocks.append(text.strip() + "\n")
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1) -> None:
+        """Add a table; the first ``left`` columns are text, the others figures."""
+        self.blocks.append(markdown_table(header, rows, left))
+
+    def picture(self, file: str, alt: str, write: Callable[[Path], object]) -> None:
+        """Add a picture."""
+        self.files[file] = write
+        self.blocks.append(f"![{alt}]({file})\n")
+
+    def write(self, folder: Path, command: str, facts: Sequence[str]) -> Path:
+        """Write the page and its pictures.
+
+        Args:
+            folder: Where to write them.
+            command: The command that writes the page.
+            facts: What determines the figures, such as seeds and numbers of problems.
+
+        Returns:
+            The page's file.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, draw in self.files.items():
+            draw(folder / file)
+        stated = [
+            f"Recording: {self.source.origin} ({self.source.licence}); no text of it is part of this project.",
+            *facts,
+        ]
+        parts = [f"# {self.title}\n", self.finding.strip() + "\n", f"```console\n{command}\n```\n"]
+        parts += ["\n".join(f"- {fact}" for fact in stated) + "\n", *self.blocks]
+        write_whole(folder / f"{self.name}.md", "\n".join(parts))
+        return folder / f"{self.name}.md"
+
+
+def arguments(module: str, purpose: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that every page has: ``--data`` and ``--pages``."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.real.{module}", description=purpose)
+    parser.add_argument("--data", type=Path, default=DATA, help="folder with the recordings")
+    parser.add_argument("--pages", type=Path, default=PAGES, help="folder of the page [benchmarks/pages/real]")
+    return parser
+
+
+def run_page(make: Callable[[argparse.Namespace], Path], given: argparse.Namespace) -> None:
+    """Write a page and print its place; without the recording, print why it is skipped."""
+    try:
+        print(f"wrote {make(given)}")
+    except DataNotFoundError as error:
+        print(f"skipped: {error}")
