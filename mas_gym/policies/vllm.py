@@ -53,7 +53,7 @@ class VLLMEngine:
         adapters: LoRA folders, in order of registration.
     """
 
-    def __init__(self, model: str, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, model: str, arguments: Mapping[str, object]) -> None:
         """Keep the arguments; the engine does not start yet."""
         self.model = model
         self.adapters: list[str] = []
@@ -130,7 +130,7 @@ class VLLMEngine:
             llm.shutdown = lambda: None
 
 
-def shared_engine(model: str, arguments: Mapping[str, Any]) -> VLLMEngine:
+def shared_engine(model: str, arguments: Mapping[str, object]) -> VLLMEngine:
     """Return this process's engine for a model and engine arguments.
 
     Raises:
@@ -165,7 +165,7 @@ def on_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
-def without_spinning(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def without_spinning(arguments: Mapping[str, object]) -> dict[str, Any]:
     """Return engine arguments under which one worker on a CPU shares the engine's process.
 
     By default the worker gets its own process, for which the engine waits in a busy loop that occupies one core. vLLM
@@ -262,7 +262,7 @@ class VLLMPolicy(AsyncPolicy):
         self.meter = Meter()
         self.meters = {self.name: self.meter}
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """Return digests of the model's and the adapter's files and the settings that affect samples.
 
         Raises:
@@ -426,7 +426,7 @@ def _form(asked: Any) -> dict[str, Any]:
     raise ValueError(f"response_format: expected the type text, json_object or json_schema, got {shown(asked)}")
 
 
-def load_vllm(argument: str, **options: Any) -> VLLMPolicy:
+def load_vllm(argument: str, **options: object) -> VLLMPolicy:
     """Load ``"PATH-OR-ID"`` for `mas_gym.policies.load_policy`."""
     if not argument:
         raise ConfigError("expected 'vllm:PATH-OR-ID', got no path or id")

@@ -144,7 +144,7 @@ class Call:
         return next((m.content.strip() for m in self.messages if m.role == "system"), "")
 
 
-def read_call(body: bytes, headers: Mapping[str, str], normalise: Any = None) -> Call:
+def read_call(body: bytes, headers: Mapping[str, str], normalise: object = None) -> Call:
     """Read a request.
 
     Args:
@@ -167,7 +167,7 @@ def read_call(body: bytes, headers: Mapping[str, str], normalise: Any = None) ->
     return parsed_call(asked, headers, normalise)
 
 
-def parsed_call(asked: dict[str, Any], headers: Mapping[str, str], normalise: Any = None) -> Call:
+def parsed_call(asked: dict[str, Any], headers: Mapping[str, str], normalise: object = None) -> Call:
     """Return the call of a parsed request; see `read_call`."""
     for key in asked:
         if key in _REFUSED and _asks(asked, key):
@@ -195,7 +195,7 @@ def parsed_call(asked: dict[str, Any], headers: Mapping[str, str], normalise: An
     )
 
 
-def _asks(asked: Mapping[str, Any], key: str) -> bool:
+def _asks(asked: Mapping[str, object], key: str) -> bool:
     value = asked.get(key)
     return value is not None and value not in _IDLE.get(key, ())
 
@@ -213,12 +213,12 @@ def _extra(asked: dict[str, Any], more: list[dict[str, Any]]) -> dict[str, Any]:
     return extra | ({"messages": more} if any(more) else {})
 
 
-def _is_function(tool: Any) -> bool:
+def _is_function(tool: object) -> bool:
     function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
     return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
-def unsupported(asked: Mapping[str, Any]) -> str:
+def unsupported(asked: Mapping[str, object]) -> str:
     """Say which field of a chat request changes the reply in a way that no answer of a search can honour, or nothing.
 
     >>> unsupported({"model": "m", "messages": [], "tools": []})
@@ -251,7 +251,7 @@ def _canonical(asked: dict[str, Any], agent: str, node: str, normalise: Any) -> 
         raise CallError(f"normalise: expected a JSON-able value, got {shown(kept)} ({error})", 500) from None
 
 
-def _messages(value: Any) -> tuple[tuple[ChatMessage, ...], list[dict[str, Any]]]:
+def _messages(value: object) -> tuple[tuple[ChatMessage, ...], list[dict[str, Any]]]:
     """Return the messages, and for each the fields that a plain one lacks or has otherwise."""
     if not isinstance(value, list) or not value:
         raise CallError(f"messages: expected a list of at least one message, got {shown(value)}")

@@ -68,7 +68,7 @@ class Program:
         source: str | Callable[..., Any] | Source,
         *,
         agents: Sequence[str] | Mapping[str, str] | None = None,
-        mas: MAS | str | Mapping[str, Any] | None = None,
+        mas: MAS | str | Mapping[str, object] | None = None,
         files: Sequence[str | os.PathLike[str]] = (),
         normalise: Callable[[dict[str, Any]], Any] | None = None,
         max_calls: int = 50,
@@ -161,7 +161,7 @@ class Program:
                 OTHERS,
             )
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle what it was made from, for other processes."""
         own = self.source.function if isinstance(self.source, FunctionSource | IsolatedSource) else self.source
         return _again, (self.spec or own, self._arguments)
@@ -215,7 +215,7 @@ class Program:
             "add it to agents=, map its name to a text of its system prompt, or send the header X-MAS-Agent"
         )
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return what determines the program's results.
 
         Raises:
@@ -271,7 +271,7 @@ def _label(source: str) -> str:
     return Path(spec.file).stem if spec.file else spec.name
 
 
-def _read_source(source: Any, files: Sequence[str | os.PathLike[str]], isolate: bool) -> Source:
+def _read_source(source: object, files: Sequence[str | os.PathLike[str]], isolate: bool) -> Source:
     if isolate:
         if isinstance(source, str) and _is_function(source):
             return IsolatedSource(_named(source), source, _label(source))

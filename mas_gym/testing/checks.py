@@ -126,7 +126,7 @@ def check_apart(findings: Findings, first: str, second: str, alike: bool, differ
         findings.expect(first != second, fault)
 
 
-def variants(part: Any) -> Iterator[tuple[str, Any]]:
+def variants(part: object) -> Iterator[tuple[str, Any]]:
     """Yield copies of a part with one numeric setting changed, and the name of the setting.
 
     A changed setting may be invalid, so an error in such a copy is not a fault of the part.
@@ -142,7 +142,7 @@ def variants(part: Any) -> Iterator[tuple[str, Any]]:
         yield name, other
 
 
-def _changed(value: Any) -> Any:
+def _changed(value: object) -> Any:
     """Return another value of the same type; None if it is not numeric."""
     if isinstance(value, bool):
         return not value
@@ -307,7 +307,7 @@ def _stream(findings: Findings, policy: StreamingPolicy, requests: list[Sampling
         if waiting:
             session.submit(*waiting.pop(0))
         for key, outcome in session.step():
-            samples[key] = getattr(outcome, "samples", outcome)  # type: ignore[call-overload]
+            samples[key] = outcome.samples if isinstance(outcome, SamplingReply) else outcome  # type: ignore[call-overload]
         if not waiting and not session.pending:
             break
     findings.expect(not session.pending, f"its session still has pending requests after {_MOST_STEPS} steps")
@@ -349,8 +349,8 @@ def _check_reply(findings: Findings, request: SamplingRequest, reply: Any) -> No
         return
     got = f"{len(request.seeds)} seeds got {len(reply.samples)} samples: expected one per seed, in order"
     findings.expect(len(reply.samples) == len(request.seeds), got)
-    for field in ("prompt_tokens", "cached_tokens", "dropped_tokens"):
-        count = getattr(reply, field)
+    counts = {"prompt_tokens": reply.prompt_tokens, "cached_tokens": reply.cached_tokens}
+    for field, count in {**counts, "dropped_tokens": reply.dropped_tokens}.items():
         fine = isinstance(count, int) and count >= 0
         findings.expect(fine, f"{field}: expected an int from 0 on, got {shown(count)}")
     for sample in reply.samples:

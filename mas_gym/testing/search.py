@@ -9,12 +9,13 @@ import json
 import pickle
 import random
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from mas_gym.envs.scoring import Critic, ScoringContext, as_critic, scores_of
-from mas_gym.errors import BudgetError, CriticError, shown
+from mas_gym.errors import BudgetError, ComplianceError, CriticError, shown
+from mas_gym.internal.adapter import has_method, kind_of
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.loading import MASSource, load_mas
@@ -78,7 +79,7 @@ def check_planner(
         ComplianceError: Lists every violation.
     """
     findings = Findings(f"planner {type(planner).__name__}")
-    if not findings.expect(callable(getattr(planner, "plan", None)), "it has no method plan(model, root, rng)"):
+    if not findings.expect(has_method(planner, "plan"), "it has no method plan(model, root, rng)"):
         findings.settle()
     planner, other = (_for_run(one, training) for one in (planner, other))
     before_all = stated(findings, planner)
@@ -108,8 +109,7 @@ def check_planner(
 
 
 def _for_run(planner: Any, training: bool) -> Any:
-    for_run = getattr(planner, "for_run", None)
-    return for_run(_ScriptedCritic(), training) if callable(for_run) else planner
+    return planner.for_run(_ScriptedCritic(), training) if has_method(planner, "for_run") else planner
 
 
 def _behaves_like(search: _Search, planner: PlannerLike, max_rounds: int) -> bool:
@@ -121,6 +121,18 @@ def _behaves_like(search: _Search, planner: PlannerLike, max_rounds: int) -> boo
     except Exception:
         return True
     return bool(ignored.faults) or (variant.asked == search.asked and variant.outcome() == search.outcome())
+
+
+@runtime_checkable
+class _PlanLike(Protocol):
+    """The parts of `search.Plan` that are checked."""
+
+    candidates: Sequence[Any]
+    tree: Any
+
+
+_SCORED = ("Evaluate", "Extract", "Reward")
+"""Requests for several states."""
 
 
 class _Search:
@@ -157,7 +169,8 @@ class _Search:
 
     def outcome(self) -> list[str]:
         """Return the candidates of the plan, for comparison."""
-        return [candidate.state.digest.hex() for candidate in getattr(self.plan, "candidates", ())]
+        plan = self.plan
+        return [candidate.state.digest.hex() for candidate in plan.candidates] if isinstance(plan, _PlanLike) else []
 
     def spend(self) -> Any:
         """Raise `BudgetError` in the search; return its plan or the error that it propagated.
@@ -183,13 +196,14 @@ class _Search:
         kind = type(request).__name__
         if kind == "Remaining":
             return self._left
-        states = [request.state] if kind == "Propose" else list(getattr(request, "states", ()))
+        proposes = kind == "Propose"
+        states = [request.state] if proposes else list(request.states) if kind in _SCORED else []
         for state in states:
             mine = isinstance(state, MASState) and state.question == self.root.question
             if not self.findings.expect(mine, f"{kind} of {shown(state)}: expected states of its own search"):
                 return [0.0 for _ in states]
-        self.asked.append(f"{kind}:{getattr(request, 'n', '')}:{','.join(s.digest.hex() for s in states)}")
-        if kind == "Propose":
+        self.asked.append(f"{kind}:{request.n if proposes else ''}:{','.join(s.digest.hex() for s in states)}")
+        if proposes:
             return self._propose(request)
         if kind == "Evaluate":
             return [self._draw(state, "value") for state in states]
@@ -221,23 +235,22 @@ class _Search:
         return random.Random(f"{self.seed} {what} {state.digest.hex()}").uniform(-1.0, 1.0)
 
     def _check_plan(self) -> None:
-        candidates = getattr(self.plan, "candidates", None)
+        candidates = self.plan.candidates if isinstance(self.plan, _PlanLike) else ()
         returned = shown(self.plan)
         if not self.findings.expect(bool(candidates), f"it returned {returned}: expected a plan with candidates"):
             return
-        for candidate in candidates or ():
-            state = getattr(candidate, "state", None)
+        for candidate in candidates:
+            state = candidate.state
             mine = isinstance(state, MASState) and state.path()[0] == self.root
-            terminal = mine and self.model.is_terminal(state)  # type: ignore[arg-type]
+            terminal = mine and self.model.is_terminal(state)
             self.findings.expect(terminal, f"a candidate at {shown(state)}: expected a terminal state of its search")
-        self._check_tree(candidates or ())
-        scores = [candidate.score for candidate in list(candidates or ())[1:]]
+        self._check_tree(self.plan.tree, candidates)
+        scores = [candidate.score for candidate in candidates[1:]]
         ranked = [score for score in scores if score is not None]
         self.findings.expect(ranked == sorted(ranked, reverse=True), "the candidates after the first are not ranked")
 
-    def _check_tree(self, candidates: Sequence[Any]) -> None:
+    def _check_tree(self, tree: Any, candidates: Sequence[Any]) -> None:
         """Check that a store can write the tree and read it back."""
-        tree = getattr(self.plan, "tree", None)
         if tree is None:
             return
         try:
@@ -278,7 +291,7 @@ def _check_budget(findings: Findings, planner: PlannerLike, model: Dynamics, tra
         if search.over:
             continue
         ended = search.spend()
-        stopped = isinstance(ended, BudgetError) or hasattr(ended, "candidates")
+        stopped = isinstance(ended, BudgetError | _PlanLike)
         findings.expect(
             stopped,
             "it continued after BudgetError: return the best plan so far, completing one path with single messages "
@@ -316,10 +329,10 @@ def check_critic(
     Raises:
         ComplianceError: Lists every violation.
     """
-    findings = Findings(f"critic {getattr(critic, 'name', type(critic).__name__)!r}")
-    if not findings.expect(callable(getattr(critic, "score", None)), "it has no method score(contexts)"):
-        findings.settle()
+    if not has_method(critic, "score"):
+        raise ComplianceError(f"critic {kind_of(critic)}: it has no method score(contexts)")
     critic, other = as_critic(critic), None if other is None else as_critic(other)
+    findings = Findings(f"critic {critic.name!r}")
     _check_attributes(findings, critic)
     contexts = _contexts(load_mas(mas), question, bool(critic.terminal_only), seed)
     identity = stated(findings, critic)
@@ -349,8 +362,14 @@ def _check_attributes(findings: Findings, critic: Critic) -> None:
     name, size = critic.name, critic.max_batch
     findings.expect(isinstance(name, str) and bool(name), f"name: expected a non-empty str, got {shown(name)}")
     findings.expect(isinstance(size, int) and size >= 1, f"max_batch: expected an int from 1 on, got {shown(size)}")
-    for flag in ("terminal_only", "free", "concurrent", "scores_actions", "reads_peers"):
-        value = getattr(critic, flag)
+    flags = {
+        "terminal_only": critic.terminal_only,
+        "free": critic.free,
+        "concurrent": critic.concurrent,
+        "scores_actions": critic.scores_actions,
+        "reads_peers": critic.reads_peers,
+    }
+    for flag, value in flags.items():
         findings.expect(isinstance(value, bool), f"{flag}: expected a bool, got {shown(value)}")
 
 
