@@ -1,6 +1,6 @@
 """A policy for the system ``game24`` without a language model: each step is a random move.
 
-``mas-gym eval --task game24 --policy benchmarks/real/random_moves.py:proposer``
+``mas-gym rollouts --task game24 --policy benchmarks/real/random_moves.py:proposer --store trees.db``
 """
 
 from __future__ import annotations

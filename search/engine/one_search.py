@@ -13,7 +13,7 @@ from typing import Any, SupportsIndex
 
 from mas_gym.envs.scoring import finite_values
 from mas_gym.errors import BudgetError, CriticError, ExhaustedError, PolicyError, SearchError
-from mas_gym.plugins import place_of
+from mas_gym.internal.user_files import place_of
 from mas_gym.policies.base import SamplingReply, SamplingRequest, derive_seed
 from mas_gym.programs import Runner
 from mas_gym.systems.graph import Agent

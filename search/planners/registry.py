@@ -5,17 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from mas_gym.errors import ConfigError
-from mas_gym.plugins import is_user_code, load_user_code, read_settings, unknown
+from mas_gym.plugins import Registry, Spec, write_settings
 from search import planners
 from search.planners.recipients import OWN
-from search.planners.stopping import StopRule, read_stop
+from search.planners.stopping import read_stop
 from search.protocol import Planner, as_planner, planner_name
 
-GROUP = "mas_gym.planners"
 _CASCADE = "cascade"
 
 
@@ -32,27 +30,31 @@ def _cascade(stages: str = "single>mcts:10,3@0.9") -> Planner:
     return planners.Cascade(tuple(map(load_planner, [first, *(stage for stage, _, _ in pairs)])), rules)
 
 
-_SHIPPED: dict[str, Callable[..., Any]] = {
-    "single": planners.SinglePass,
-    "sc": planners.SelfConsistency,
-    "bon": planners.BestOfN,
-    "sbs": planners.StepBeamSearch,
-    "mcts": planners.MCTS,
-    "puct": planners.PUCT,
-    "halving": planners.SequentialHalving,
-    "dvts": planners.DVTS,
-    "rebase": planners.REBASE,
-    "adaptive": planners.AdaptiveBranching,
-    "siblings": planners.Siblings,
-    _CASCADE: _cascade,
-}
+PLANNERS = Registry(
+    "planner",
+    "mas_gym.planners",
+    {
+        "single": planners.SinglePass,
+        "sc": planners.SelfConsistency,
+        "bon": planners.BestOfN,
+        "sbs": planners.StepBeamSearch,
+        "mcts": planners.MCTS,
+        "puct": planners.PUCT,
+        "halving": planners.SequentialHalving,
+        "dvts": planners.DVTS,
+        "rebase": planners.REBASE,
+        "adaptive": planners.AdaptiveBranching,
+        "siblings": planners.Siblings,
+        _CASCADE: _cascade,
+    },
+)
 _SHORT = {"c": "c_uct"}
 _RECIPIENTS = "recipients"
 
 
 def planner_names() -> list[str]:
     """Return the names that `load_planner` knows, those of installed packages included."""
-    return sorted(_SHIPPED | _plugins())
+    return PLANNERS.names()
 
 
 def load_planner(spec: str) -> Planner:
@@ -63,8 +65,8 @@ def load_planner(spec: str) -> Planner:
             ``"sc:5,weights=critic"``, ``"bon:5"``, ``"sbs:5,3"`` (B2, B1), ``"mcts:10,3"``,
             ``"mcts:10,3,leaf=bootstrap,c=2"``; ``"cascade:single>mcts:20,2@0.8>mcts:20,6@0.6"``, where each planner
             after the first runs if the answer is right with a probability of at most the number after ``@``; or
-            ``"FILE.py:NAME"`` with settings likewise. Every other shipped planner also takes ``recipients=``, the rule
-            of `search.planners.recipients`.
+            ``"FILE.py:NAME"`` with settings likewise (see `mas_gym.plugins`). Every other shipped planner also takes
+            ``recipients=``, the rule of `search.planners.recipients`.
 
     Returns:
         The planner.
@@ -76,25 +78,17 @@ def load_planner(spec: str) -> Planner:
     >>> load_planner("sbs:5,3")
     StepBeamSearch(b2=5, b1=3)
     """
-    spec = spec.strip()
-    name, colon, settings = spec.partition(":")
+    name, colon, stages = spec.strip().partition(":")
     if name.strip() == _CASCADE:
-        planner: Any = _cascade(settings) if colon else _cascade()
-    elif is_user_code(spec):
-        planner = load_user_code("planner", spec)
-    else:
-        make = _find(name.strip())
-        args, kwargs = read_settings(f"planner {spec!r}", settings, lambda key: _full(make, key))
-        recipients: Any = kwargs.pop(_RECIPIENTS, OWN) if make in _SHIPPED.values() else OWN
-        try:
-            inspect.signature(make).bind(*args, **kwargs)
-        except TypeError as error:
-            raise ConfigError(f"planner {spec!r}: {error}; expected {name}:{_usage(make)}") from None
-        planner = make(*args, **kwargs)
-        if recipients != OWN:
-            planner = planners.ChosenRecipients(planner, recipients)
+        # A stage has settings and options of its own.
+        return _cascade(stages) if colon else _cascade()
+    parsed = PLANNERS.parse(spec)
+    make = PLANNERS.find(parsed)
+    args, kwargs = PLANNERS.arguments(parsed, lambda key: _full(make, key))
+    recipients: Any = kwargs.pop(_RECIPIENTS, OWN) if make in PLANNERS.shipped.values() else OWN
+    planner = PLANNERS.call(parsed, make, *args, **kwargs)
     try:
-        return as_planner(planner)
+        return as_planner(planner if recipients == OWN else planners.ChosenRecipients(planner, recipients))
     except ConfigError as error:
         raise ConfigError(f"planner {spec!r}: {error}") from None
 
@@ -126,7 +120,7 @@ def takes_stop(planner: object) -> bool:
 
 def planner_makers() -> dict[str, Callable[..., Any]]:
     """Return every planner class or function by its name, those of installed packages included."""
-    return {name: _find(name) for name in planner_names()}
+    return {name: PLANNERS.find(Spec(name)) for name in planner_names()}
 
 
 def planner_spec(planner: Planner) -> str:
@@ -141,7 +135,7 @@ def planner_spec(planner: Planner) -> str:
     if isinstance(planner, planners.Cascade):
         first, *more = map(planner_spec, planner.stages)
         return f"{_CASCADE}:{'>'.join([first, *(f'{s}@{rule}' for s, rule in zip(more, planner.rules, strict=True))])}"
-    for name, make in _SHIPPED.items():
+    for name, make in PLANNERS.shipped.items():
         if type(planner) is make:
             return name + _settings(planner)
     return planner_name(planner)
@@ -149,7 +143,8 @@ def planner_spec(planner: Planner) -> str:
 
 def _settings(planner: Planner) -> str:
     """Return the leading whole numbers by position, and by name whatever else is not the default."""
-    shown: list[str] = []
+    args: list[object] = []
+    kwargs: dict[str, object] = {}
     leading = True
     for parameter in inspect.signature(type(planner)).parameters.values():
         value = getattr(planner, parameter.name)
@@ -157,32 +152,14 @@ def _settings(planner: Planner) -> str:
         # The critic determines the kind of values, and tables name the critic next to the planner.
         if parameter.name == "values" or (not leading and value == parameter.default):
             continue
-        short = f"{value:g}" if isinstance(value, float) else str(getattr(value, "__name__", value))
-        if not isinstance(value, StopRule):
-            short = short.lower()
-        text = repr(value) if isinstance(value, float) and float(short) != value else short
-        shown.append(text if leading else f"{parameter.name.replace('c_uct', 'c')}={text}")
-    return ":" + ",".join(shown) if shown else ""
-
-
-def _find(name: str) -> Callable[..., Any]:
-    if name in _SHIPPED:
-        return _SHIPPED[name]
-    plugins = _plugins()
-    if name not in plugins:
-        raise unknown("planner", name, _SHIPPED | plugins, GROUP)
-    loaded: Callable[..., Any] = plugins[name].load()
-    return loaded
-
-
-def _plugins() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP) if point.name not in _SHIPPED}
+        if leading:
+            args.append(value)
+        else:
+            kwargs[parameter.name.replace("c_uct", "c")] = value
+    written = write_settings(args, kwargs)
+    return f":{written}" if written else ""
 
 
 def _full(make: Callable[..., Any], key: str) -> str:
     parameters = inspect.signature(make).parameters
     return key if key in parameters else _SHORT.get(key, key)
-
-
-def _usage(make: Callable[..., Any]) -> str:
-    return ",".join(f"{p.name}={p.default}" for p in inspect.signature(make).parameters.values())
