@@ -76,14 +76,14 @@ def load_planner(spec: str) -> Planner:
         ConfigError: A setting is unknown, missing its value, or out of range.
 
     >>> load_planner("sbs:5,3")
-    StepBeamSearch(b2=5, b1=3, stop=None)
+    StepBeamSearch(b2=5, b1=3)
     """
+    name, colon, stages = spec.strip().partition(":")
+    if name.strip() == _CASCADE:
+        # A stage has settings and options of its own.
+        return _cascade(stages) if colon else _cascade()
     parsed = PLANNERS.parse(spec)
     make = PLANNERS.find(parsed)
-    if make is _cascade:
-        # Its stages are specs, whose settings are not its own.
-        planner: Any = _cascade(parsed.argument) if parsed.argument else _cascade()
-        return as_planner(planner)
     args, kwargs = PLANNERS.arguments(parsed, lambda key: _full(make, key))
     recipients: Any = kwargs.pop(_RECIPIENTS, OWN) if make in PLANNERS.shipped.values() else OWN
     planner = PLANNERS.call(parsed, make, *args, **kwargs)
