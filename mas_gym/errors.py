@@ -93,6 +93,10 @@ class BudgetError(SearchError):
     """A budget of calls, tokens or seconds is exhausted; a planner may catch this and return its best result."""
 
 
+class ExhaustedError(BudgetError):
+    """A recorded run holds no further message at the states that a planner asked for; other states may have some."""
+
+
 class ComplianceError(MASGymError, AssertionError):
     """User code breaks a contract of MAS-Gym; raised by `mas_gym.testing`.
 

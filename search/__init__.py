@@ -43,7 +43,7 @@ from search.protocol import (
     as_planner,
 )
 from search.setup import Sampling
-from search.store import Imported, RunInfo, Store, import_transcripts, open_store
+from search.store import Imported, Recorded, RunInfo, Store, import_transcripts, open_store
 from search.tree import Node, Proposal, Tree
 from search.usage import Usage
 
@@ -75,6 +75,7 @@ __all__ = [
     "Progress",
     "Proposal",
     "Propose",
+    "Recorded",
     "Remaining",
     "Reward",
     "Run",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -37,13 +37,18 @@ class Grader:
         problems: The task, whose own grading is used if it has one, or any iterable of problems.
         problem: The problem.
         read: Returns the part of a terminal state's text that is graded (`mas_gym.MAS.final_text`).
+        recorded: Grades of terminal states that are known, by the digest of the state.
 
     Attributes:
         threads: On how many threads messages may be graded at once; 0 if grading is quick and needs none.
     """
 
     def __init__(
-        self, problems: Iterable[Problem], problem: Problem, read: Callable[[str], str] = lambda text: text
+        self,
+        problems: Iterable[Problem],
+        problem: Problem,
+        read: Callable[[str], str] = lambda text: text,
+        recorded: Mapping[bytes, Grade] | None = None,
     ) -> None:
         """Use the task's own grading if it has one, otherwise strict grading."""
         task: Any = problems
@@ -54,12 +59,19 @@ class Grader:
         self._problem = problem
         self._extract: Callable[[str], str | None] = cache(lambda text: task.extract(problem, read(text)))
         self._ask: Callable[[str], Grade] = lambda text: task.grade(problem, read(text))
-        self._grades: dict[str, Grade] = {}
+        # Episodes with the same last message may have different recorded outcomes, so those go by state.
+        self._grades: dict[str, Grade] = {key.hex(): grade for key, grade in (recorded or {}).items()}
+        self._recorded = frozenset(self._grades)
         self.threads = grading_threads(problems, problem.kind)
+
+    def key(self, state: MASState) -> str:
+        """Return what the other methods take for a terminal state: its final text, or a key of its recorded grade."""
+        key = state.digest.hex() if self._recorded else ""
+        return key if key in self._recorded else final_text(state)
 
     def extract(self, text: str) -> str | None:
         """Return the normalised answer in a message, without looking at the reference."""
-        return self._extract(text)
+        return self._grades[text].extracted if text in self._recorded else self._extract(text)
 
     def grade(self, text: str) -> Grade:
         """Compare the answer in a message with the reference.
@@ -89,18 +101,17 @@ class Grader:
         """Return R of a terminal state with this final message, +1.0 or -1.0."""
         return 1.0 if self.grade(text).correct else -1.0
 
-    @staticmethod
-    def texts(plan: Plan) -> list[str]:
+    def texts(self, plan: Plan) -> list[str]:
         """Return the messages that `graded` grades."""
         points = [point.state for point in plan.anytime if point.state is not None]
-        return [final_text(state) for state in (*(candidate.state for candidate in plan.candidates), *points)]
+        return [self.key(state) for state in (*(candidate.state for candidate in plan.candidates), *points)]
 
     def graded(self, plan: Plan, calls: int, tokens: int) -> Plan:
         """Return the plan with the answers of its candidates and its anytime curve extracted and graded.
 
         A plan without a curve gets one point, at its agent calls and tokens.
         """
-        grades = [self.grade(final_text(candidate.state)) for candidate in plan.candidates]
+        grades = [self.grade(self.key(candidate.state)) for candidate in plan.candidates]
         candidates = tuple(
             replace(candidate, answer=grade.extracted, correct=grade.correct)
             for candidate, grade in zip(plan.candidates, grades, strict=True)
@@ -121,7 +132,7 @@ class Grader:
     def _graded(self, point: AnytimePoint) -> AnytimePoint:
         if point.state is None:
             return point
-        grade = self.grade(final_text(point.state))
+        grade = self.grade(self.key(point.state))
         return point._replace(answer=grade.extracted, correct=grade.correct)
 
 

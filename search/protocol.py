@@ -18,6 +18,12 @@ not fit into the budget, the driver raises `BudgetError` at the planner's ``yiel
 a planner that catches it returns the best plan it has. If no path has reached its
 end yet, it may finish one, with single messages: they are granted as long as calls
 are left, even when the tokens are spent (at most one message per scheduled agent).
+
+A search of a recorded run (`search.Recorded`) draws recorded messages, so a state has only so many. A reply
+shorter than ``n`` says that none are left at that state, and if the states of a list of requests have none at
+all, the driver raises `ExhaustedError`, a `BudgetError`: a planner that handles spent budgets returns the best
+plan it has, and one that handles the subclass goes on at other states. Each state that was reached has at least
+one message for each time it was reached, so a path can always be continued to its end.
 """
 
 from __future__ import annotations
@@ -46,7 +52,9 @@ ValueKind = Literal["process", "outcome", "likelihood", "reward"]
 class Propose:
     """Ask the acting agent's policy for ``n`` fresh messages at ``state``; the reply is a list of `Proposal`.
 
-    Asking again at the same state in the same search gives further samples, never the same ones.
+    Asking again at the same state in the same search gives further samples, never the same ones. The reply is
+    shorter only in a recorded run that holds no more at the state; it is empty only if the list of requests asks for
+    messages at other states, too.
     """
 
     state: MASState

@@ -21,6 +21,7 @@ from search.budget import Budget
 from search.planners.registry import load_planner
 from search.prices import Prices, Rate
 from search.protocol import Critic, Planner, as_critic, as_planner
+from search.recorded import Recording
 from search.tree import Proposal
 
 logger = logging.getLogger("search")
@@ -66,6 +67,7 @@ class Setup:
         training: Whether `search.Reward` requests are answered.
         program: The agent program behind the system; None for a MAS.
         rate: The prices of its models; None if they are not given.
+        recording: The recorded run whose messages are drawn; None if a policy writes them.
     """
 
     planner: Planner
@@ -77,13 +79,14 @@ class Setup:
     training: bool
     program: Program | None = None
     rate: Rate | None = None
+    recording: Recording | None = None
 
 
 class SampleRecord(NamedTuple):
-    """Where a message came from: the policy's proposal and the seed it was drawn with."""
+    """Where a message came from: the policy's proposal and the seed it was drawn with; None if it was recorded."""
 
     proposal: Proposal
-    seed: int
+    seed: int | None
 
 
 def make_setup(
@@ -96,6 +99,7 @@ def make_setup(
     sampling: Sampling | None = None,
     budget: Budget | None = None,
     training: bool = False,
+    recording: Recording | None = None,
 ) -> Setup:
     """Load what is given by name, bind the planner to the critic, and fill in the defaults.
 
@@ -106,11 +110,12 @@ def make_setup(
         planner = load_planner(planner)
     planner = as_planner(planner)
     critic = None if critic is None else as_critic(critic)
-    system, loaded = read_system(mas, program)
+    system, loaded = read_system(mas, program) if recording is None else (recording.mas, None)
     if critic is not None:
         critic.check_graph(system)
     bound = as_planner(planner.for_run(critic, training))
-    return Setup(bound, Dynamics(system), critic, seed, sampling or Sampling(), budget or Budget(), training, loaded)
+    settings = (sampling or Sampling(), budget or Budget(), training, loaded)
+    return Setup(bound, Dynamics(system), critic, seed, *settings, recording=recording)
 
 
 def priced_setup(setup: Setup, policy: str, prices: Prices | None) -> Setup:

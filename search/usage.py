@@ -23,6 +23,7 @@ class Usage:
         unread_verdicts: Verdicts of a judge that could not be read.
         grader_tokens: Tokens that a judge generated to grade the answers; no part of TOK.
         grader_prompt_tokens: Prompt tokens that it read to generate them.
+        unrecorded: Messages that a planner asked a recorded run for beyond those that it holds (`search.Recorded`).
         seconds: Wall-clock seconds from start to end; in a sum, the sum of them.
     """
 
@@ -38,6 +39,7 @@ class Usage:
     unread_verdicts: int = 0
     grader_tokens: int = 0
     grader_prompt_tokens: int = 0
+    unrecorded: int = 0
     seconds: float = 0.0
 
     def __add__(self, other: Usage) -> Usage:
@@ -56,6 +58,7 @@ class Usage:
             self.unread_verdicts + other.unread_verdicts,
             self.grader_tokens + other.grader_tokens,
             self.grader_prompt_tokens + other.grader_prompt_tokens,
+            self.unrecorded + other.unrecorded,
             self.seconds + other.seconds,
         )
 

@@ -64,6 +64,7 @@ ORDER = [
     "search.grading",
     "search.prices",
     "search.protocol",
+    "search.recorded",
     "search.critics",
     "search.planners",
     "search.budget",

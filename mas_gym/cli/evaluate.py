@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mas_gym.systems.graph import MAS
     from mas_gym.tasks.base import Task
     from search import Plan
-    from search.compare import Arm, Bench, Match, Outcome, Remote, Workers
+    from search.compare import Arm, Bench, Match, Outcome, Remote, Selection, Workers
     from search.engine.fleet import Fleet
     from search.engine.journal import Progress
     from search.service.telemetry import Watch
@@ -53,6 +53,19 @@ BaselineName = Annotated[str, typer.Option("--baseline", help="Row to compare th
 MatchedCost = Annotated[
     str | None,
     typer.Option("--match", help="tokens=N, calls=N or usd=X: adjust planners to this cost on dev problems."),
+]
+
+
+RecordedFile = Annotated[
+    Path | None,
+    typer.Option("--recorded", help="Search a recorded run of this store (mas-gym import), not a task."),
+]
+RecordedRun = Annotated[
+    str | None, typer.Option("--run", help="With --recorded: name or digest of the run, if the store has several.")
+]
+Distinct = Annotated[
+    bool,
+    typer.Option("--distinct", help="With --recorded: equal messages at a state are drawn once, as from a tree."),
 ]
 
 
@@ -87,10 +100,14 @@ def evaluate(
     latex: LatexFile = None,
     baseline: BaselineName = "",
     match: MatchedCost = None,
+    recorded: RecordedFile = None,
+    run: RecordedRun = None,
+    distinct: Distinct = False,
 ) -> None:
     """Measure planners and critics on a task: Hit@1, Hit@k, 95% intervals, TOK, AC and RC.
 
     A planner that needs a critic runs once with each; the others run once. Ctrl-C prints what is finished.
+    With --recorded, planners draw recorded messages, each seed others, and curves of choosing among k samples follow.
     """
     from search.compare import Bench, Match
     from search.engine import tracing
@@ -101,6 +118,16 @@ def evaluate(
     limits = opt.read_budget(budget, "--budget", costs), opt.read_budget(run_budget, "--run-budget", costs)
     arms = pair_arms(planner or ["single"], critic, lazy=True)
     _check_baseline(arms, baseline)
+    if recorded is None and (run is not None or distinct):
+        raise ConfigError("--run and --distinct belong to --recorded FILE")
+    if recorded is not None:
+        given = {"--mas": mas, "--program": program, "--policy": policy, "--cache": cache, "--ray": ray}
+        _check_alone({**given, "--workers": workers}, source)
+        bench, name = _recorded_bench(recorded, run, distinct, source.number)
+        bench = replace(bench, seeds=numbers, concurrency=concurrency, store=store, budget=limits[0])
+        bench = replace(bench, run_budget=limits[1], prices=costs)
+        _evaluate_recorded(arms, bench, name, target, baseline, files, log_json, metrics)
+        return
     problems = source.load()
     system, code = opt.read_system(mas, program, program_file, program_temperature, problems, isolate=isolate)
     spec = _spec(policy, source.task, system)
@@ -125,6 +152,74 @@ def evaluate(
     opt.note_judge(problems)
     if stop is not None:
         end_early(stop, f"the table has what was finished; {_goes_on(store)}")
+
+
+def _check_alone(given: Mapping[str, object], source: opt.TaskSource) -> None:
+    flags = [flag for flag, value in given.items() if value is not None]
+    if replace(source, number=None) != opt.TaskSource(task="arithmetic"):
+        flags.append("the options of a task")
+    if flags:
+        raise ConfigError(f"--recorded has problems, agents and messages already: leave out {' and '.join(flags)}")
+
+
+def _recorded_bench(path: Path, run: str | None, distinct: bool, number: int | None) -> tuple[Bench, str]:
+    """Return the bench of a recorded run, and the run's name."""
+    from search import Recorded
+    from search.compare import Bench
+
+    source = Recorded(path, run, distinct=distinct)
+    if number is not None and number > len(source):
+        raise ConfigError(f"expected -n of at most {len(source):,}, the problems of {path}, got {number:,}")
+    return Bench(source[:number], source.mas, None, (), recorded=source), source.name
+
+
+def _evaluate_recorded(
+    arms: Sequence[Arm],
+    bench: Bench,
+    name: str,
+    target: Match | None,
+    baseline: str,
+    files: Files,
+    log_json: Path | None,
+    metrics: int | None,
+) -> None:
+    import mas_gym
+    from search.service import telemetry
+
+    assert bench.recorded is not None
+    opt.load_weights(arms)
+    if target is not None:
+        arms, baseline = _resize(arms, bench, target, bench.task, baseline)
+    with telemetry.json_lines(log_json), telemetry.metrics(metrics) as watch:
+        outcomes, stop = measure(arms, bench, watch=watch)
+    curves = None if stop is not None else _curves(arms, bench)
+    meta = {
+        "recorded": bench.recorded.identity(),
+        "problems": len(bench.task),
+        "seeds": list(bench.seeds),
+        "selection": [] if curves is None else curves.to_dicts(),
+        "mas_gym": mas_gym.__version__,
+        "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    show(outcomes, f"recorded run {one_line(name)}", files, meta, baseline)
+    if curves is not None:
+        stdout().print(f"\n{curves}")
+    if stop is not None:
+        end_early(stop, f"the table has what was finished; {_goes_on(Path(bench.store) if bench.store else None)}")
+
+
+def _curves(arms: Sequence[Arm], bench: Bench) -> Selection | None:
+    """Return curves of choosing among the samples, if a planner does only that; None otherwise."""
+    from search import BestOfN, SelfConsistency
+    from search.compare import select
+
+    assert bench.recorded is not None
+    chosen = [arm for arm in arms if isinstance(arm.planner, BestOfN | SelfConsistency)]
+    if not chosen or bench.recorded.distinct:
+        return None
+    # The values of a critic that compares samples depend on the draw.
+    critics = {arm.critic_name: arm.critic for arm in chosen if arm.critic is not None and not arm.critic.reads_peers}
+    return select(bench.recorded, critics, problems=bench.task, store=bench.store, concurrency=bench.concurrency)
 
 
 def _spec(policy: str | None, task: str | None, system: MAS) -> PolicySpec:

@@ -281,12 +281,19 @@ class Dynamics:
         Raises:
             DataError: No action with this text reaches these recipients.
         """
+        return self.transition(state, self.recorded_action(state, text, recipients))
+
+    def recorded_action(self, state: MASState, text: str, recipients: tuple[int, ...]) -> Action:
+        """Return the action of a recorded turn: `ALL` where it reaches these recipients, else one of them.
+
+        Raises:
+            DataError: No action with this text reaches these recipients.
+        """
         # In a program without edges every action names its recipient.
         choices = recipients if self.mas.program and not self.mas.edges else (self._all, *recipients)
         for choice in choices:
-            following = self.transition(state, Action(text, choice))
-            if following.recipients == recipients:
-                return following
+            if self.route(state, (text, choice)) == recipients:
+                return Action(text, choice)
         problem = f"no action of agent {state.acting} reaches {shown(list(recipients))}"
         raise DataError(f"turn {state.depth + 1}: {problem}")
 

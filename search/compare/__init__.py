@@ -2,7 +2,8 @@
 
 `arms` runs the searches, `matching` sets planners to an equal cost, and `comparison` builds the tables of
 `search.results`. `first_errors` evaluates critics on `transcripts` whose first wrong step is known,
-`calibration` evaluates them on stored trees, and `blame` finds the message that most lowered a value.
+`calibration` evaluates them on stored trees, `selection` chooses among recorded samples, and `blame` finds the message
+that most lowered a value.
 """
 
 from search.compare.arms import (
@@ -19,6 +20,7 @@ from search.compare.arms import (
 from search.compare.comparison import compare, matched
 from search.compare.first_errors import FirstErrorFigures, Threshold, bench_critic
 from search.compare.matching import Match, calibrate
+from search.compare.selection import Selection, select
 from search.results.display import (
     report,
     results_table,
@@ -68,6 +70,7 @@ __all__ = [
     "Outcome",
     "Remote",
     "ResultRow",
+    "Selection",
     "Spread",
     "Threshold",
     "Workers",
@@ -90,6 +93,7 @@ __all__ = [
     "report",
     "results_table",
     "save_tradeoff",
+    "select",
     "summarise",
     "to_csv",
     "to_html",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from search.engine.fleet import Fleet
     from search.engine.journal import Progress
     from search.setup import Sampling
+    from search.store import Recorded
 
 from search.prices import Prices
 from search.results.outcomes import outcome_of
@@ -103,6 +104,7 @@ class Bench:
         program: The agent program behind ``mas``; None for a MAS.
         training: Whether searches may ask for the true reward, to generate training data.
         prices: Prices of the models; None without.
+        recorded: The recorded run to search in place of ``mas`` and ``policy``; None without.
     """
 
     task: Any
@@ -119,6 +121,7 @@ class Bench:
     program: Program | None = None
     training: bool = False
     prices: Prices | None = None
+    recorded: Recorded | None = None
 
 
 def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | Planner]) -> dict[str, Planner]:
@@ -317,7 +320,7 @@ def drain(run: Iterator[Plan], take: Callable[[Plan], None]) -> BaseException | 
 def start(arm: Arm, bench: Bench, seed: int, listen: Callable[[Progress], None] | bool = False) -> Iterator[Plan]:
     """Start searching every problem with one arm and one seed, in this process or on a fleet."""
     common: dict[str, Any] = {
-        "mas": bench.mas if bench.program is None else None,
+        "mas": bench.mas if bench.program is None and bench.recorded is None else None,
         "program": bench.program,
         "seed": seed,
         "concurrency": bench.concurrency,
@@ -331,7 +334,8 @@ def start(arm: Arm, bench: Bench, seed: int, listen: Callable[[Progress], None] 
     if bench.remote is None:
         from search.engine.run import run
 
-        return run(arm.planner, bench.task, policy=bench.policy, critic=arm.critic, store=bench.store, **common)
+        common |= {"policy": bench.policy, "store": bench.store, "recorded": bench.recorded}
+        return run(arm.planner, bench.task, critic=arm.critic, **common)
     from search.engine.fleet import run_ray
 
     fleet, make_policy, make_critic = bench.remote

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from search.protocol import Critic, Planner
 from search.results.outcomes import Outcome, find_row, summarise
 from search.results.table import Calibrated
 from search.setup import ProgramSource, read_system
+from search.store import Recorded, as_recorded
 
 if TYPE_CHECKING:
     from mas_gym.policies import AsyncPolicy, Policy
@@ -32,8 +34,9 @@ from search.results.table import CALIBRATION_PROBLEMS, Comparison
 
 def compare(
     planners: str | Planner | Mapping[str, str | Planner] | Iterable[str | Planner],
-    problems: Iterable[Problem],
+    problems: Iterable[Problem] | None = None,
     *,
+    recorded: Recorded | str | os.PathLike[str] | None = None,
     mas: MAS | str | None = None,
     program: ProgramSource | None = None,
     policy: Policy | AsyncPolicy | None = None,
@@ -56,7 +59,8 @@ def compare(
 
     Args:
         planners: Planners or their short forms, or a mapping from your own names.
-        problems: A task, or any problems with distinct ids.
+        problems: A task, or any problems with distinct ids; by default those of ``recorded``.
+        recorded: A recorded run to search in place of a system and a policy, as for `search.run`; seeds are draws.
         mas: The system, or what `mas_gym.load_mas` takes.
         program: An agent program in place of the system, as for `search.run`.
         policy: Writes the messages; by default what the MAS names under ``policies``.
@@ -80,14 +84,18 @@ def compare(
         ConfigError: No planner can run with these critics, or an argument is out of its range.
         MASGymError: A run ended early, such as when an engine is gone; finished searches are in the store.
     """
-    items = problems if hasattr(problems, "grade") else list(problems)
+    recording = None if recorded is None else as_recorded(recorded)
+    source = recording if problems is None else problems
+    if source is None:
+        raise ConfigError("expected problems to search, or recorded= with a recorded run, got neither")
+    items = source if hasattr(source, "grade") else list(source)
     if not (chosen := list(dict.fromkeys(seeds))):
         raise ConfigError("expected at least one seed, got none")
     guides: Any = [critics] if isinstance(critics, str) or hasattr(critics, "score") else critics
     arms = pair(named_planners(planners), named_critics(guides))
-    system, loaded = read_system(mas, program)
+    system, loaded = (recording.mas, None) if recording is not None else read_system(mas, program)
     bench = Bench(items, system, policy, chosen, concurrency, store, None, budget, run_budget, sampling, program=loaded)
-    bench = replace(bench, prices=None if prices is None else as_prices(prices))
+    bench = replace(bench, recorded=recording, prices=None if prices is None else as_prices(prices))
     calibrated: list[Calibrated] = []
     if match is not None:
         sample = islice(items, CALIBRATION_PROBLEMS) if dev is None else dev

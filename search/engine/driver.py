@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from mas_gym.envs.scoring import finite_values
-from mas_gym.errors import BudgetError, CriticError, PolicyError, SearchError
+from mas_gym.errors import BudgetError, CriticError, ExhaustedError, PolicyError, SearchError
 from mas_gym.plugins import place_of
 from mas_gym.policies.base import SamplingReply, SamplingRequest, derive_seed
 from mas_gym.programs import Runner
@@ -21,7 +21,7 @@ from mas_gym.systems.prompts import ChatMessage, chat_messages
 from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.base import Problem
 from search.budget import Budget
-from search.grading import Grader, final_text
+from search.grading import Grader
 from search.plan import Plan, chosen_requests
 from search.protocol import (
     Evaluate,
@@ -36,6 +36,7 @@ from search.protocol import (
     ScoringContext,
     planner_name,
 )
+from search.recorded import RecordedWorld
 from search.setup import SampleRecord, Sampling, Setup
 from search.tree import Proposal, Tree
 from search.usage import Usage
@@ -111,26 +112,34 @@ class ActiveSearch:
         waiting: Outcomes that the planner waits for.
         samples: Where each message came from, by the digest of the state it was written at and its text.
         session: The states of an agent program; None for a MAS.
+        world: The recorded messages that it draws from, in place of the policy's; None if a policy writes them.
         plan: The graded plan, once the search has ended.
         failure: The exception that failed the search.
     """
 
     def __init__(
-        self, setup: Setup, problem: Problem, grader: Grader, account: Account, runner: Runner | None = None
+        self,
+        setup: Setup,
+        problem: Problem,
+        grader: Grader,
+        account: Account,
+        runner: Runner | None = None,
+        world: RecordedWorld | None = None,
     ) -> None:
         """Prepare a search; nothing of the planner, or of the program that ``runner`` runs, starts yet."""
-        self.setup, self.problem, self.grader = setup, problem, grader
+        self.setup, self.problem, self.grader, self.world = setup, problem, grader, world
         self.waiting = 0
         self.plan: Plan | None = None
         self.failure: BaseException | None = None
         self.samples: dict[tuple[bytes, str], SampleRecord] = {}
         self.session = runner.session(problem.question) if runner is not None else None
-        self._root = setup.dynamics.initial_state(problem.question) if runner is None else None
+        self._root = None if runner is not None else self._initial_state()
         self._account = account
         self._generator: PlanGenerator | None = None
         self._requests: Sequence[Request] = []
         self._replies: list[Any] = []
         self._drawn: dict[bytes, int] = {}
+        self._orders: dict[bytes, list[Proposal]] = {}
         self._texts: dict[str, str] = {}
         self._values: dict[bytes, float] = {}
         self._to_score: list[MASState] = []
@@ -142,6 +151,9 @@ class ActiveSearch:
         self._found: Plan | None = None
         self._ended: float | None = None
         self._billed = Usage()
+
+    def _initial_state(self) -> MASState:
+        return self.setup.dynamics.initial_state(self.problem.question) if self.world is None else self.world.root
 
     def start(self) -> None:
         """Start the clock; a search that waits for admission spends no time."""
@@ -241,12 +253,30 @@ class ActiveSearch:
         else:
             self._settle()
             requests = _checked(self._generator.send(self._replies))
-        while (reason := self._over_budget(requests)) is not None:
+        for _ in range(MAX_LOCAL_ROUNDS):
+            refusal = self._refusal(requests)
+            if refusal is None:
+                return requests
+            requests = _checked(self._generator.throw(refusal))
+        raise SearchError(f"planner {self._planner_name}: it repeats requests that no recorded message answers")
+
+    def _refusal(self, requests: Sequence[Request]) -> BudgetError | None:
+        """Return the error that answers requests: the budget does not pay for them, or no recorded message is left.
+
+        Raises:
+            BudgetError: The planner asks for more although it was told that the budget is spent.
+        """
+        reason = self._over_budget(requests)
+        if reason is not None:
             if self._stopped:
                 raise BudgetError(reason)
             self._stopped = reason
-            requests = _checked(self._generator.throw(BudgetError(reason)))
-        return requests
+            return BudgetError(reason)
+        asked = [request for request in requests if isinstance(request, Propose)]
+        if self.world is None or not asked or any(self._left(request.state) for request in asked):
+            return None
+        self._spend(Usage(unrecorded=sum(request.n for request in asked)))
+        return ExhaustedError(f"no recorded message is left at the state after turn {asked[0].state.depth}")
 
     def _begin(self) -> PlanGenerator:
         assert self._root is not None
@@ -308,6 +338,8 @@ class ActiveSearch:
         rewarded: list[str] = []
         for slot, request in enumerate(self._requests):
             match request:
+                case Propose(state=state, n=n) if self.world is not None:
+                    self._replies[slot] = self._draw(self.world, state, n)
                 case Propose(state=state, n=n):
                     prompt, seeds = self._prompt(state), list(self._seeds(state, n))
                     if self.setup.program and prompt[2].temperature == 0 and self._drawn[state.digest] > 1:
@@ -333,10 +365,35 @@ class ActiveSearch:
         self.waiting = len(sampling) + bool(scoring) + (grading is not None)
         return Work(sampling, list(scoring.values()), grading=grading)
 
+    def _left(self, state: MASState) -> int:
+        """Return how many recorded messages are left at a state."""
+        assert self.world is not None
+        self._check_open(state)
+        return len(self.world.at(state)) - self._drawn.get(state.digest, 0)
+
+    def _draw(self, world: RecordedWorld, state: MASState, n: int) -> list[Proposal]:
+        """Return up to ``n`` recorded messages that this search has not drawn at a state, in seeded order."""
+        order = self._orders.get(state.digest)
+        if order is None:
+            order = [*world.at(state)]
+            random.Random(derive_seed(self.setup.seed, self.problem.id, state.digest, 0)).shuffle(order)
+            self._orders[state.digest] = order
+        start = self._drawn.get(state.digest, 0)
+        drawn = order[start : start + _at_least_one(n)]
+        self._drawn[state.digest] = start + len(drawn)
+        tokens = sum(proposal.tokens for proposal in drawn)
+        self._spend(Usage(agent_calls=len(drawn), generated_tokens=tokens, unrecorded=n - len(drawn)))
+        for proposal in drawn:
+            self.samples.setdefault((state.digest, proposal.action.text), SampleRecord(proposal, None))
+        return drawn
+
+    def _check_open(self, state: MASState) -> None:
+        if state.acting == self.setup.dynamics.mas.sink:
+            raise SearchError("the planner proposed at a terminal state; check model.is_terminal(state) first")
+
     def _prompt(self, state: MASState) -> Prompt:
         mas = self.setup.dynamics.mas
-        if state.acting == mas.sink:
-            raise SearchError("the planner proposed at a terminal state; check model.is_terminal(state) first")
+        self._check_open(state)
         agent, sampling = mas.agents[state.acting], self.setup.sampling
         if self.session is None:
             return chat_messages(mas, state), agent, sampling, ""
@@ -345,10 +402,8 @@ class ActiveSearch:
         return call.messages, agent, replace(sampling, max_new_tokens=cap, **call.settings), call.extra_body
 
     def _seeds(self, state: MASState, n: int) -> Iterator[int]:
-        if n < 1:
-            raise SearchError(f"expected Propose with n >= 1, got n={n}")
         start = self._drawn.get(state.digest, 0)
-        self._drawn[state.digest] = start + n
+        self._drawn[state.digest] = start + _at_least_one(n)
         return (derive_seed(self.setup.seed, self.problem.id, state.digest, start + i) for i in range(n))
 
     def _collect(self, states: Sequence[MASState], scoring: dict[bytes, ScoringContext]) -> None:
@@ -379,7 +434,7 @@ class ActiveSearch:
             self._spend(Usage(reward_hits=hits))
 
     def _answer(self, state: MASState) -> str | None:
-        return self.grader.extract(final_text(state)) if self.setup.dynamics.is_terminal(state) else None
+        return self.grader.extract(self.grader.key(state)) if self.setup.dynamics.is_terminal(state) else None
 
     def _with_peers(
         self, context: ScoringContext, states: Sequence[MASState], answers: tuple[str | None, ...]
@@ -412,7 +467,7 @@ class ActiveSearch:
         return [self._said(state) for state in states]
 
     def _said(self, state: MASState) -> str:
-        return final_text(state) if self.setup.dynamics.is_terminal(state) else state.text
+        return self.grader.key(state) if self.setup.dynamics.is_terminal(state) else state.text
 
     def take_samples(self, call: PolicyCall, outcome: object) -> list[ProgramStep]:
         """Take the policy's reply, or its error; return what the program is to be run with before the planner goes on.
@@ -592,6 +647,12 @@ class ActiveSearch:
             error=f"{type(error).__name__}: {reason}",
             error_details="".join(traceback.format_exception(error)),
         )
+
+
+def _at_least_one(n: int) -> int:
+    if n < 1:
+        raise SearchError(f"expected Propose with n >= 1, got n={n}")
+    return n
 
 
 def _sampling_request(prompt: Prompt, seeds: list[int]) -> SamplingRequest:

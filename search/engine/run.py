@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from mas_gym.errors import DataError
+from mas_gym.errors import ConfigError, DataError
 from mas_gym.internal.event_loop import before_engines_close
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.systems.graph import MAS
@@ -29,14 +29,15 @@ from search.plan import Plan
 from search.prices import PricesSource, as_prices
 from search.protocol import Critic, Planner
 from search.setup import ProgramSource, Sampling, Setup, check_problems, make_setup, priced_setup, resolve_policy
-from search.store import Store, open_record
+from search.store import Recorded, Store, as_recorded, open_record
 from search.usage import Usage
 
 
 def run(
     planner: Planner | str,
-    problems: Iterable[Problem],
+    problems: Iterable[Problem] | None = None,
     *,
+    recorded: Recorded | str | os.PathLike[str] | None = None,
     mas: MAS | str | None = None,
     program: ProgramSource | None = None,
     policy: Policy | AsyncPolicy | None = None,
@@ -58,7 +59,10 @@ def run(
     Args:
         planner: The algorithm, or its short form such as ``"mcts:10,3"``.
         problems: A task or a slice of one, or any iterable of problems with distinct ids; read as searches start.
-            An iterable without a length is read on a thread of its own, so that it may block.
+            An iterable without a length is read on a thread of its own, so that it may block. By default all
+            problems of ``recorded``.
+        recorded: A recorded run to search in place of a system and a policy, or the store that holds it; see
+            `search.Recorded`.
         mas: The system, or the name or path that `mas_gym.load_mas` takes.
         program: An agent program in place of the system: a function, ``FILE.py:NAME``, a command, the URL of a service,
             or a `mas_gym.programs.Program`. With ``mas``, too, the system describes the program's agents.
@@ -87,8 +91,15 @@ def run(
         ConfigError: An argument does not fit, such as a critic that the planner cannot use.
         StoreError: The store is of another kind, in use, or holds a run of that name with other settings.
     """
+    recording = None if recorded is None else as_recorded(recorded)
+    if recording is not None:
+        if mas is not None or program is not None or policy is not None or training:
+            raise ConfigError("recorded= replaces mas=, program= and policy=, and has no training=; leave them out")
+        problems, policy = recording if problems is None else problems, recording.policy
+    if problems is None:
+        raise ConfigError("expected problems to search, or recorded= with a recorded run, got neither")
     more: dict[str, Any] = {"sampling": sampling, "budget": budget, "training": training}
-    setup = make_setup(planner, mas, critic, program=program, seed=seed, **more)
+    setup = make_setup(planner, mas, critic, program=program, seed=seed, recording=recording, **more)
     policy = resolve_policy(setup.dynamics.mas, policy)
     setup = priced_setup(setup, policy.name, None if prices is None else as_prices(prices))
     run_budget = (run_budget or Budget()).priced(setup.rate)

@@ -226,8 +226,9 @@ class Scheduler:
         number = next(self._numbers)
         future = SearchFuture(problem, partial(self._mail.put, (_CANCELLED, number)), on_progress)
         setup = replace(self._setup, **changed) if changed else self._setup
-        grader = Grader(self._task, problem, setup.dynamics.mas.final_text)
-        search = ActiveSearch(setup, problem, grader, self._account, self._runner)
+        world = None if setup.recording is None else setup.recording.world(problem)
+        grader = Grader(self._task, problem, setup.dynamics.mas.final_text, None if world is None else world.grades)
+        search = ActiveSearch(setup, problem, grader, self._account, self._runner, world)
         with self._lock:
             if self._closed:
                 raise SearchError(f"expected an open scheduler; this one was {self.stopped or 'closed'}")

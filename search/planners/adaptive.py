@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mas_gym.errors import BudgetError
+from mas_gym.errors import BudgetError, ExhaustedError
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.common import (
@@ -41,7 +41,8 @@ class AdaptiveBranching(Planner):
     sampled mean is taken, so a state grows wide if its messages differ and deep if they are good.
 
     A simulation goes down to a terminal state, sampling one message at each new state, and backs
-    up the value of its terminal state. Decoding follows the largest Q among children.
+    up the value of its terminal state. Decoding follows the largest Q among children. At a state of a recorded run
+    without further messages, the arm of new messages is closed.
 
     Attributes:
         n_simulations: Number of simulations.
@@ -82,14 +83,19 @@ class _Growth:
         self.squares = [0.0]
         self.firsts: dict[int, list[float]] = {}
         self.ends: list[int] = []
+        self.exhausted: set[int] = set()
 
     def simulate(self, start: Sequence[int] = (0,)) -> Steps:
         tree, path, new = self.tree, [*start], [*start[1:]]
         while not tree.is_terminal(path[-1]):
             node = self._choose(path[-1])
             if node is None:
-                yield from self._sample(path)
-                new.append(path[-1])
+                try:
+                    yield from self._sample(path)
+                except ExhaustedError:
+                    self.exhausted.add(path[-1])
+                else:
+                    new.append(path[-1])
             else:
                 path.append(node)
         value = tree.values[path[-1]]
@@ -125,6 +131,8 @@ class _Growth:
             sample = self._draw(mean, n, total, self.squares[child])
             if sample > best_sample:
                 best, best_sample = child, sample
+        if node in self.exhausted:
+            return best
         firsts = self.firsts.get(node, [])
         fresh = self._draw(mean, len(firsts), math.fsum(firsts), math.fsum(v * v for v in firsts))
         return best if best_sample >= fresh else None

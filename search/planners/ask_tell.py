@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from mas_gym.errors import BudgetError
+from mas_gym.errors import BudgetError, ExhaustedError
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.common import (
@@ -118,13 +118,22 @@ class AskTell(Planner):
 
 
 def _extend(tree: Tree, model: Model, nodes: list[int]) -> Steps:
-    """Replace each node that is not terminal by a new child of it, sampled and scored."""
+    """Replace each node that is not terminal by a new child of it, sampled and scored.
+
+    A node of a recorded run that has no further message is replaced by its best child.
+    """
     open_ones = [i for i, node in enumerate(nodes) if not tree.is_terminal(node)]
     if not open_ones:
         return
-    replies = yield [Propose(tree.states[nodes[i]], 1) for i in open_ones]
-    for i, [proposal] in zip(open_ones, replies, strict=True):
-        nodes[i] = child_of(tree, model, nodes[i], proposal)
+    try:
+        replies = yield [Propose(tree.states[nodes[i]], 1) for i in open_ones]
+    except ExhaustedError:
+        replies = [[] for _ in open_ones]
+    for i, proposals in zip(open_ones, replies, strict=True):
+        if proposals:
+            nodes[i] = child_of(tree, model, nodes[i], *proposals)
+        else:
+            nodes[i] = max(tree.children(nodes[i]), key=tree.values.__getitem__)
     yield from evaluate(tree, [node for node in dict.fromkeys(nodes) if node and math.isnan(tree.values[node])])
 
 

@@ -167,6 +167,9 @@ def grow_chains(
                 chains = [(yield from finish(tree, model, len(tree) - 1))]
             return ends + chains
         ends += chains
+        if len(chains) < group:
+            # A recorded run holds no more.
+            break
     return ends
 
 
@@ -196,13 +199,14 @@ def widen(
             at least one message is sampled.
 
     Returns:
-        The children by node; each message is a child of its own.
+        The children by node; each message is a child of its own. A node of a recorded run may have fewer.
     """
+    wanted = dict(wanted)
     grown: dict[int, list[int]] = {node: [] for node in wanted}
     best_first = sorted(wanted, key=tree.values.__getitem__, reverse=True)
     turns = max(turns_left(model, tree.states[node]) for node in wanted)
-    total, drawn = sum(wanted.values()), 0
-    while drawn < total:
+    drawn = 0
+    while drawn < (total := sum(wanted.values())):
         [left] = yield [Remaining()]
         amount = total - drawn if left is None else min(total, (left + drawn) // turns) - drawn
         if amount <= 0:
@@ -219,8 +223,11 @@ def widen(
             if drawn or answered:
                 break
             nodes = best_first[:1]
+            served[nodes[0]] = 1
             replies = yield [Propose(tree.states[nodes[0]], 1)]
         for node, proposals in zip(nodes, replies, strict=True):
             grown[node] += [append(tree, model, node, proposal) for proposal in proposals]
             drawn += len(proposals)
+            if len(proposals) < served[node]:
+                wanted[node] = len(grown[node])
     return grown

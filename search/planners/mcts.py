@@ -252,6 +252,8 @@ class Search:
             self.calls += len(more)
             self.tokens += sum(proposal.tokens for proposal in more)
             proposals += more
+            if len(more) < room:
+                break
         if not proposals:
             return False
         fresh = append_distinct(tree, self.model, node, proposals, self.same)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from mas_gym.errors import ConfigError, need
 from mas_gym.internal.text import by_cause, one_line
-from search.results.intervals import Difference
+from search.results.intervals import Difference, Interval
 from search.results.outcomes import HIT_RANKS, SCHEMA, ResultRow, Spread, differences
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ Marker: TypeAlias = str | tuple[int, int, int]
 
 COLUMNS = (
     *("Search", "Critic", "Problems", "Hit@1", "95% interval", "Hit@3", "Hit@5"),
-    *("TOK", "USD", "AC", "RC", "Critic TOK", "Judge TOK", "Failed"),
+    *("TOK", "USD", "AC", "RC", "Critic TOK", "Judge TOK", "Bound", "Failed"),
 )
 PROBLEM_MARKS = (
     "Problems: rows marked S1, S2 and so on ran on different sets of problems, so only their paired differences "
@@ -40,6 +40,7 @@ _RARE = {
     "USD": " USD: cost per problem at the given prices, without grading.",
     "Critic TOK": " Critic TOK: tokens of judges that guide the search, no part of TOK.",
     "Judge TOK": " Judge TOK: tokens of the judge that grades the answers, no part of TOK.",
+    "Bound": " Bound: searches in % that asked for more messages than were recorded.",
 }
 """Columns that most tables do not have, and what the caption says of them."""
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
@@ -52,7 +53,7 @@ def percent(spread: Spread | None) -> str:
     """Return a share as per cent with its deviation over seeds, such as ``"67.8 ± 0.6"``."""
     if spread is None or math.isnan(spread.mean):
         return _DASH
-    return f"{100 * spread.mean:.1f}" + (f" ± {100 * spread.std:.1f}" if spread.std is not None else "")
+    return percent_cell(spread.mean) + (f" ± {100 * spread.std:.1f}" if spread.std is not None else "")
 
 
 def count(spread: Spread) -> str:
@@ -71,6 +72,23 @@ def dollars(spread: Spread | None) -> str:
     digits = 2 if spread.mean <= 0 else max(2, 2 - math.floor(math.log10(spread.mean)))
     varies = spread.std is not None and round(spread.std, digits) > 0
     return f"{spread.mean:,.{digits}f}" + (f" ± {spread.std:,.{digits}f}" if varies else "")
+
+
+def percent_cell(share: float) -> str:
+    """Return a share as per cent with one decimal."""
+    return _DASH if math.isnan(share) else f"{100 * share:.1f}"
+
+
+def interval_cell(interval: Interval) -> str:
+    """Return an interval of shares as per cent, such as ``"41.0 - 52.3"`` with an en dash."""
+    return f"{100 * interval.low:.1f} {_DASH} {100 * interval.high:.1f}"
+
+
+def gap_cell(gap: Difference) -> str:
+    """Return a difference of shares in points with its interval, such as ``"+15.2 (+4.2 to +24.3)"``."""
+    # Adding 0 turns -0.0 into 0.0.
+    mean, low, high = (round(100 * value, 1) + 0.0 for value in gap[:3])
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 def marked_problems(rows: Sequence[ResultRow]) -> bool:
@@ -105,12 +123,13 @@ def _cells(row: ResultRow, problems: str, deviations: bool) -> tuple[str, ...]:
         one_line(row.critic) or _DASH,
         problems,
         percent(hits[1]),
-        f"{100 * row.interval.low:.1f} {_DASH} {100 * row.interval.high:.1f}",
+        interval_cell(row.interval),
         *(percent(hits.get(k)) for k in HIT_RANKS[1:]),
         count(row.tokens if deviations else Spread(row.tokens.mean, None)),
         dollars(usd),
         *(count(cost if deviations else Spread(cost.mean, None)) for cost in calls),
         *(_tokens(spread, deviations) for spread in (row.critic_tokens, row.grader_tokens)),
+        f"{100 * row.bounded:.1f}" if row.bounded else _DASH,
         str(sum(row.failures.values()) or _DASH),
     )
 

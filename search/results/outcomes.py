@@ -49,6 +49,7 @@ class Outcome:
         seconds: Wall-clock seconds from start to end, including time spent on concurrent searches.
         order_varied: Whether concurrent calls of a program came too late to be ordered by content: see `search.Plan`.
         usd: Cost in USD; None without prices.
+        unrecorded: Messages asked for beyond those of a recorded run.
     """
 
     planner: str
@@ -68,6 +69,7 @@ class Outcome:
     grader_tokens: int = 0
     order_varied: bool = False
     usd: float | None = None
+    unrecorded: int = 0
 
     def hit(self, k: int) -> bool:
         """Return whether the chosen answer or one of the first ``k`` candidates was right."""
@@ -95,6 +97,7 @@ def outcome_of(plan: Plan, planner: str, critic: str, seed: int) -> Outcome:
         grader_tokens=plan.usage.grader_tokens,
         order_varied=plan.order_varied,
         usd=plan.usd,
+        unrecorded=plan.usage.unrecorded,
     )
 
 
@@ -129,6 +132,7 @@ class ResultRow:
             empty for methods whose answer never changes.
         uneven: Whether its seeds ended different problems, so that Hit@1 averages unequal sets.
         usd: USD per problem; None without prices.
+        bounded: Share of searches that asked for more messages than a recorded run holds.
     """
 
     planner: str
@@ -148,6 +152,7 @@ class ResultRow:
     curve: tuple[tuple[float, float], ...] = ()
     uneven: bool = False
     usd: Spread | None = None
+    bounded: float = 0.0
 
     @cached_property
     def problem_set(self) -> str:
@@ -176,6 +181,7 @@ class ResultRow:
             flat[name], flat[f"{name}_std"] = getattr(self, name)
             if name == "tokens" and self.usd is not None:
                 flat["usd"], flat["usd_std"] = self.usd
+        flat["bounded"] = self.bounded
         return flat | {"failed": sum(self.failures.values()), "failures": dict(self.failures)}
 
 
@@ -255,6 +261,7 @@ def _row(planner: str, critic: str, group: list[Outcome]) -> ResultRow:
         shares=shares,
         curve=tuple((point.tokens, point.hit) for point in anytime_curve(group)),
         usd=_spread([[o.usd for o in run if o.usd is not None] for run in ended]) if priced else None,
+        bounded=sum(outcome.unrecorded > 0 for outcome in group) / len(group),
         uneven=len({frozenset(outcome.problem_id for outcome in run) for run in runs}) > 1,
     )
 

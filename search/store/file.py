@@ -52,6 +52,7 @@ CREATE TABLE searches (
     unread_verdicts INTEGER NOT NULL,
     grader_tokens INTEGER NOT NULL,
     grader_prompt_tokens INTEGER NOT NULL,
+    unrecorded INTEGER NOT NULL,    -- messages asked for beyond those of a recorded run
     seconds REAL NOT NULL,          -- wall clock, like the next column: not part of the result
     finished TEXT NOT NULL,
     metadata TEXT,                  -- JSON: the problem's
@@ -176,7 +177,7 @@ def seal(connection: sqlite3.Connection, table: str, column: str, key: int | str
 FORMAT = Format(
     name="store",
     application=0x4D415347,
-    schema=7,
+    schema=8,
     tables=TABLES,
     error=StoreError,
     origin="a run with --store FILE or store=FILE writes one",

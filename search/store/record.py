@@ -434,7 +434,7 @@ class RunRecord:
 
     def save(self, problem: Problem, plan: Plan, made: Mapping[tuple[bytes, str], SampleRecord]) -> None:
         """Write a search that has ended, and what it cost, in one transaction."""
-        seeds = {key: entry.seed for key, entry in made.items()}
+        seeds = {key: entry.seed for key, entry in made.items() if entry.seed is not None}
         before, mark = (self._fresh, self._facts), None
         try:
             with explained(self.path), transaction(self._connection):

@@ -66,6 +66,7 @@ def outcome_of_row(row: Row, names: tuple[str, str], seed: int) -> Outcome:
         row["seconds"],
         row["critic_tokens"],
         row["grader_tokens"],
+        unrecorded=row["unrecorded"],
     )
 
 

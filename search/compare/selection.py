@@ -1,0 +1,172 @@
+"""Selection among the samples of a recorded run: curves of accuracy against the number of samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mas_gym.errors import ConfigError, DataError
+from mas_gym.internal.text import one_line
+from search.compare.arms import Arm, Bench, drain, named_critics, start
+from search.engine.journal import Progress
+from search.plan import Plan
+from search.planners import BestOfN, SelfConsistency
+from search.protocol import Critic
+from search.results.display import gap_cell, interval_cell, percent_cell
+from search.results.intervals import Difference
+from search.results.selection import SelectionCurve, selection_curve
+from search.store import Recorded, as_recorded
+
+SIZES = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
+"""Numbers of samples at which curves are computed by default, up to the largest number that a question has."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Curves of selection among recorded samples; ``print(selection)`` shows them.
+
+    The first is of majority votes, then one of the best sample per critic, and last that of a choice which is always
+    right if it can be.
+
+    Attributes:
+        curves: The curves.
+        questions: How many questions there are.
+    """
+
+    curves: tuple[SelectionCurve, ...]
+    questions: int
+
+    def __getitem__(self, label: str) -> SelectionCurve:
+        """Return a curve by its label: ``"majority"``, ``"any"``, or ``"best + CRITIC"``."""
+        for curve in self.curves:
+            if label == curve.label:
+                return curve
+        known = ", ".join(repr(curve.label) for curve in self.curves)
+        raise ConfigError(f"expected one of {known}, got {label!r}")
+
+    def differences(self, k: int) -> dict[str, Difference]:
+        """Return the accuracy with ``k`` samples of each critic's choice minus the majority's, by label."""
+        majority = self.curves[0]
+        return {curve.label: curve.difference(majority, k) for curve in self.curves if curve.rule == "best"}
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the table as text: a header, then a line per rule and number of samples."""
+        lines = [("Choice", "k", "Accuracy", "95% interval", "Against majority", "TOK", "Fewer than k")]
+        for curve in self.curves:
+            for point in curve.points:
+                gap = curve.difference(self.curves[0], point.k) if curve.rule == "best" else None
+                lines.append((
+                    one_line(curve.label),
+                    f"{point.k:,}",
+                    percent_cell(point.accuracy),
+                    interval_cell(point.interval),
+                    "" if gap is None else gap_cell(gap),
+                    f"{point.tokens:,.0f}",
+                    percent_cell(point.bounded) if point.bounded else "",
+                ))  # fmt: skip
+        shown = [i for i in range(len(lines[0])) if any(line[i] not in ("", "0") for line in lines[1:])]
+        return [tuple(line[i] for i in shown) for line in lines]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Return one JSON-able mapping per rule, critic and number of samples."""
+        return [
+            {"rule": curve.rule, "critic": curve.critic, **point._asdict(), "interval": [*point.interval]}
+            for curve in self.curves
+            for point in curve.points
+        ]
+
+    def to_markdown(self) -> str:
+        """Return the table as GitHub Markdown."""
+        header, *body = self.rows()
+        rule = "|" + "---|" + "---:|" * (len(header) - 1)
+        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in (header, *body)]
+        return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
+
+    def __str__(self) -> str:
+        """Return the table as plain text with its caption."""
+        lines = self.rows()
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = [
+            "  ".join(
+                [line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))]
+            )
+            for line in lines
+        ]
+        return "\n".join([*text, self.caption])
+
+    @property
+    def caption(self) -> str:
+        """What the figures are."""
+        return (
+            f"{self.questions:,} questions. Accuracy in % of choosing among k recorded samples, the exact mean over "
+            "all draws of k; 95% intervals over questions. TOK: recorded tokens of the k samples."
+        )
+
+
+def select(
+    recorded: Recorded | str | os.PathLike[str],
+    critics: str | Critic | Mapping[str, Critic] | Iterable[str | Critic] = (),
+    *,
+    ks: Sequence[int] = (),
+    problems: Iterable[Any] | None = None,
+    store: str | Path | None = None,
+    concurrency: int = 64,
+    progress: bool | Callable[[str, Progress], None] = False,
+) -> Selection:
+    """Return the accuracy of choosing among ``k`` recorded samples: by majority, by each critic, and the upper bound.
+
+    Each sample is scored once. The mean over all draws of ``k`` samples is computed, not drawn
+    (`search.results.selection`), so there is no seed.
+
+    Args:
+        recorded: The run, or the store that holds it.
+        critics: Critics or their names, or a mapping from your own names.
+        ks: Numbers of samples; by default 1, 2, 3, 5, 10 and so on, up to the largest number that a question has.
+        problems: Some of its problems; all by default.
+        store: Keeps the scored samples.
+        concurrency: Open searches at once.
+        progress: True for a bar per critic; or a function of the critic's name and `search.Progress`.
+
+    Raises:
+        ConfigError: A critic cannot score the run, or compares samples with each other, so that its values depend on
+            the draw; or a ``k`` is no whole number.
+        DataError: The run is drawn from by distinct messages, which are no samples.
+        MASGymError: A run ended early, such as when a critic's engine is gone.
+    """
+    source = as_recorded(recorded)
+    if source.distinct:
+        raise DataError("expected recorded samples, got a run of distinct messages; open it with distinct=False")
+    items = list(source if problems is None else problems)
+    most = max(source.world(one).episodes for one in items)
+    guides: Any = [critics] if isinstance(critics, str) or hasattr(critics, "score") else critics
+    loaded = named_critics(guides)
+    for name, (_, critic) in loaded.items():
+        if critic.reads_peers:
+            raise ConfigError(
+                f"critic {name!r} compares the samples of a draw, so its values for all samples are not those of k; "
+                "use search.compare with bon:K and several seeds"
+            )
+    bench = Bench(items, source.mas, None, (0,), concurrency, store, recorded=source)
+    sizes = list(ks) or [k for k in SIZES if k <= most]
+
+    def found(arm: Arm) -> list[Plan]:
+        plans: list[Plan] = []
+
+        def update(now: Progress) -> None:
+            if callable(progress):
+                progress(arm.label, now)
+
+        stop = drain(start(arm, bench, 0, update if callable(progress) else progress), plans.append)
+        if stop is not None:
+            raise stop
+        return plans
+
+    plain = found(Arm("majority", SelfConsistency(most)))
+    curves = [selection_curve(plain, "majority", sizes)]
+    for name, (_, critic) in loaded.items():
+        arm = Arm("best", BestOfN(most), critic, name)
+        curves.append(selection_curve(found(arm), "best", sizes, name))
+    return Selection((*curves, selection_curve(plain, "any", sizes)), len(items))

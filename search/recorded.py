@@ -1,0 +1,118 @@
+"""A recorded search as a world to search again: which messages were recorded at each state, and how episodes ended."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mas_gym.errors import SearchError
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.graph import MAS
+from mas_gym.systems.state import MASState
+from mas_gym.tasks.base import Grade, Problem
+from search.plan import Plan
+from search.tree import Proposal, Tree
+
+
+@dataclass(frozen=True)
+class RecordedWorld:
+    """What a recorded search holds of one problem.
+
+    States without a recorded end below them are left out, so each state of the world leads to an end.
+
+    Attributes:
+        root: The initial state.
+        messages: What may be drawn at each non-terminal state, by its digest.
+        grades: The recorded outcome of each terminal state that has one, by its digest.
+    """
+
+    root: MASState
+    messages: Mapping[bytes, Sequence[Proposal]]
+    grades: Mapping[bytes, Grade]
+
+    @property
+    def episodes(self) -> int:
+        """The number of messages that may be drawn first: recorded episodes, unless equal messages count once."""
+        return len(self.messages[self.root.digest])
+
+    def at(self, state: MASState) -> Sequence[Proposal]:
+        """Return the messages that may be drawn at a state.
+
+        Raises:
+            SearchError: The state was not recorded.
+        """
+        found = self.messages.get(state.digest)
+        if found is None:
+            raise SearchError(
+                f"expected a state that was recorded, got {state!r}: planners of a recorded run take its messages and "
+                "recipients unchanged"
+            )
+        return found
+
+
+class Recording(Protocol):
+    """A recorded run, as the engine needs it; `search.Recorded` is one.
+
+    Attributes:
+        mas: The system that was recorded.
+    """
+
+    @property
+    def mas(self) -> MAS:
+        """The system that was recorded."""
+
+    def world(self, problem: Problem) -> RecordedWorld:
+        """Return what was recorded of a problem."""
+
+
+def world_of(plan: Plan, model: Dynamics, distinct: bool) -> RecordedWorld:
+    """Return the world of a recorded search.
+
+    Args:
+        plan: The search, with its tree.
+        model: The dynamics of its system.
+        distinct: Whether each distinct message at a state may be drawn once; otherwise once for every recorded episode
+            that contains it.
+
+    Raises:
+        SearchError: The plan has no tree.
+        DataError: Its tree is not one of this system.
+    """
+    tree = plan.tree
+    if tree is None:
+        raise SearchError(f"{plan.problem_id}: expected a recorded search with a tree, got one without")
+    messages: defaultdict[bytes, list[Proposal]] = defaultdict(list)
+    seen: set[bytes] = set()
+    for node, episodes in enumerate(_episodes(plan, tree)):
+        state = tree.states[node]
+        if node == 0 or episodes == 0 or (distinct and state.digest in seen):
+            continue
+        seen.add(state.digest)
+        parent = tree.states[tree.parents[node]]
+        entry = tree[node]
+        action = model.recorded_action(parent, state.text, state.recipients)
+        proposal = Proposal(action, entry.tokens, entry.logprob, entry.finish_reason)
+        messages[parent.digest] += [proposal] * (1 if distinct else episodes)
+    return RecordedWorld(tree.states[0], messages, _grades(plan))
+
+
+def _episodes(plan: Plan, tree: Tree) -> list[int]:
+    """Return how many recorded episodes pass through each node: one per candidate, or terminal node without any."""
+    ends = Counter(candidate.node for candidate in plan.candidates)
+    passes = [max(1, ends[node]) if tree.is_terminal(node) else 0 for node in range(len(tree))]
+    for node in range(len(tree) - 1, 0, -1):
+        passes[tree.parents[node]] += passes[node]
+    return passes
+
+
+def _grades(plan: Plan) -> dict[bytes, Grade]:
+    """Return the outcome of each candidate's state; of equal episodes with different outcomes, that of most."""
+    right: defaultdict[bytes, list[bool]] = defaultdict(list)
+    answers: dict[bytes, str | None] = {}
+    for candidate in plan.candidates:
+        key = candidate.state.digest
+        right[key].append(bool(candidate.correct))
+        answers[key] = answers.get(key) or candidate.answer
+    return {key: Grade(2 * sum(found) > len(found), answers[key]) for key, found in right.items()}

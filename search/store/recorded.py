@@ -1,0 +1,175 @@
+"""Runs of a store as worlds to search again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from mas_gym.errors import ConfigError, DataError, MASGymError, PolicyError
+from mas_gym.policies.base import SamplingReply, SamplingRequest
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.graph import MAS
+from mas_gym.tasks.base import Grade, Problem
+from search.grading import Grader
+from search.recorded import RecordedWorld, world_of
+from search.results.run_info import RunInfo, is_recorded
+from search.store.store import Store
+
+_WORLDS = 4096
+"""Problems whose worlds are kept in memory."""
+
+
+class Recorded(Sequence[Problem]):
+    """A recorded run, imported or searched by MAS-Gym, as problems and worlds for `search.run` and `search.compare`.
+
+    A search of a recorded run draws what was recorded: `search.Propose` returns messages that were recorded at a
+    state, in an order that the run's seed determines, each at most once in a search. Tokens and log-probabilities are
+    the recorded ones, outcomes too. If a planner asks for more than was recorded, the reply is shorter, and
+    ``usage.unrecorded`` counts what is missing.
+
+    By default each recorded episode is drawn at most once, so ``k`` passes are ``k`` of the recorded episodes without
+    replacement, and a message may be drawn as often as episodes contain it. With ``distinct`` each distinct message at
+    a state is drawn at most once, which suits recorded trees.
+
+    Args:
+        path: The store.
+        run: Name or digest of the run; by default the only imported run, or the only run.
+        distinct: Whether equal messages at a state count once.
+
+    Attributes:
+        info: The run.
+        mas: Its system.
+        name: Name of the run, or the beginning of its digest.
+        distinct: As given.
+
+    Raises:
+        StoreError: The run cannot be found or read.
+        ConfigError: It holds no search with an end.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], run: str | None = None, *, distinct: bool = False) -> None:
+        """Read the problems; worlds are read when they are searched."""
+        self.path, self.distinct = Path(path), distinct
+        self._store = Store(self.path)
+        self.info = _chosen(self._store, run)
+        self.mas: MAS = self.info.mas
+        self.name = self.info.name or self.info.run[:8]
+        self._model = Dynamics(self.mas)
+        state = blake2b(digest_size=16)
+        ended: set[str] = set()
+        for row in self._store.rows(self.info.run):
+            if row["error"] is None:
+                ended.add(row["problem"])
+                state.update(row["content"] + row["question"] + row["reference"])
+        self._content = state.hexdigest()
+        self._problems = [_plain(one) for one in self._store.problems(self.info.run) if one.id in ended]
+        if not self._problems:
+            raise ConfigError(f"{self.path}: expected recorded searches in the run {self.name}, found none that ended")
+        self._known = {one.id: one for one in self._problems}
+        self._world = lru_cache(_WORLDS)(self._read)
+        self.policy = RecordedPolicy(str(self.info.config["policy"]["name"]), self.identity())
+
+    def __len__(self) -> int:
+        """Return the number of problems."""
+        return len(self._problems)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a problem, or a list of some."""
+        return self._problems[index]
+
+    def __iter__(self) -> Iterator[Problem]:
+        """Iterate over the problems."""
+        return iter(self._problems)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the place; a copy reads the store again."""
+        return _reopened, (self.path, self.info.run, self.distinct)
+
+    def identity(self) -> Any:
+        """Return what determines the worlds: the run, its contents and how it is drawn from."""
+        return {"run": self.info.run, "content": self._content, "distinct": self.distinct}
+
+    def world(self, problem: Problem) -> RecordedWorld:
+        """Return what was recorded of a problem.
+
+        Raises:
+            DataError: The run does not hold the problem.
+            StoreError: Its search is damaged.
+        """
+        known = self._known.get(problem.id)
+        if known != problem:
+            raise DataError(
+                f"{self.path}: expected one of the {len(self):,} problems of the run {self.name}, got {problem.id!r}"
+            )
+        return self._world(problem.id)
+
+    def _read(self, problem_id: str) -> RecordedWorld:
+        problem, plan = self._store.search(problem_id, self.info.run)
+        world = world_of(plan, self._model, self.distinct)
+        if not is_recorded(self.info.config):
+            return world
+        # An imported answer is as the log wrote it; votes count normalised ones.
+        grader = Grader([problem], problem, self.mas.final_text)
+        read = {one.state.digest: _answer(grader, one.state.text) or one.answer for one in plan.candidates}
+        return replace(world, grades={key: Grade(grade.correct, read[key]) for key, grade in world.grades.items()})
+
+
+def _answer(grader: Grader, text: str) -> str | None:
+    try:
+        return grader.extract(text)
+    except MASGymError:
+        # Such as code, which nothing runs here.
+        return None
+
+
+def _reopened(path: Path, run: str, distinct: bool) -> Recorded:
+    return Recorded(path, run, distinct=distinct)
+
+
+def _chosen(store: Store, run: str | None) -> RunInfo:
+    imported = [info for info in store.runs() if is_recorded(info.config)]
+    return imported[0] if run is None and len(imported) == 1 else store.find(run)
+
+
+def _plain(problem: Problem) -> Problem:
+    """Return a problem without the facts of its recorded samples, which do not belong to a new search."""
+    kept: Mapping[str, Any] = {key: value for key, value in problem.metadata.items() if key != "samples"}
+    return replace(problem, metadata=kept)
+
+
+def as_recorded(source: Recorded | str | os.PathLike[str]) -> Recorded:
+    """Return a recorded run as it is, or open the only one of a store.
+
+    Raises:
+        StoreError: As for `Recorded`, and so are the others.
+    """
+    return source if isinstance(source, Recorded) else Recorded(source)
+
+
+class RecordedPolicy:
+    """Stands for the policies of a recorded run: its name in reports and prices, and the run's identity.
+
+    Attributes:
+        name: Name of the policy that was recorded.
+        max_batch: As for `mas_gym.policies.Policy`.
+    """
+
+    max_batch = 1
+
+    def __init__(self, name: str, stated: Any) -> None:
+        """Keep name and identity."""
+        self.name = name
+        self._stated = stated
+
+    def identity(self) -> Any:
+        """Return the identity of the recorded run."""
+        return self._stated
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> Sequence[SamplingReply]:
+        """Refuse: a recorded run writes nothing new."""
+        raise PolicyError(f"{self.name} is a recorded run: nothing can be sampled from it")
