@@ -11,7 +11,6 @@ import json
 import sys
 import time
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -88,7 +87,7 @@ class Result:
 
 def read_problem(row: Mapping[str, Any]) -> Problem:
     """Return the problem of a row of ``humaneval_codegen.jsonl.gz``."""
-    tests = tuple(tuple(tests_of(text, row["entry_point"])[:TESTS_PER_SAMPLE]) for text in row["generated_tests"])
+    tests = tuple(tuple(assertions_of(text, row["entry_point"])[:TESTS_PER_SAMPLE]) for text in row["generated_tests"])
     calls = tuple(
         tuple(dict.fromkeys(call for test in one for call in calls_of(test, row["entry_point"]))) for one in tests
     )
@@ -103,9 +102,11 @@ def ended(text: str) -> str:
     return text
 
 
-def tests_of(text: str, entry_point: str) -> list[str]:
+def assertions_of(text: str, entry_point: str) -> list[str]:
     """Return the assertions on the function in a generated continuation of ``assert``, as CodeT reads them."""
-    found = [ended(f"assert {part}".strip()).strip() for part in f"assert {text}".split("assert ") if entry_point in part]
+    found = [
+        ended(f"assert {part}".strip()).strip() for part in f"assert {text}".split("assert ") if entry_point in part
+    ]
     return [test for test in found if _parsed(test) is not None]
 
 
@@ -193,8 +194,3 @@ def _key(problem: Problem, program: str) -> str:
 
 def _digest(text: str, size: int = 8) -> str:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=size).hexdigest()
-
-
-def frequencies(sets: tuple[tuple[str, ...], ...], drawn: list[int]) -> Counter[str]:
-    """Return how often each test occurs in the drawn sets; a set may repeat a test."""
-    return Counter(test for place in drawn for test in sets[place])

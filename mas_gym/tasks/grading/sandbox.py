@@ -99,8 +99,8 @@ class CaseResult(NamedTuple):
         passed: Whether the case ran to its end.
         value: ``repr`` of its value if the case is an expression and ran to its end; at most 200 characters, the last
             of which are a digest if the text is longer.
-        reason: ``"passed"``, ``"timed out"``, ``"not reached"`` if the process ended before the case did, or ``"failed: "``
-            and the name of the exception.
+        reason: ``"passed"``, ``"timed out"``, ``"too complex"``, ``"not reached"`` if the process ended before the case
+            did, or ``"failed: "`` and the name of the exception.
     """
 
     passed: bool
