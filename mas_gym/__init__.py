@@ -19,10 +19,11 @@ first access, so the import is fast and needs no optional package.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gymnasium.envs.registration import register, registry
+
+from mas_gym.internal.lazy import lazy_names
 
 if TYPE_CHECKING:
     from mas_gym.envs.aec import aec_env
@@ -40,32 +41,18 @@ if TYPE_CHECKING:
 
 __version__: str
 _HOMES = {
-    "MAS": "systems.graph",
-    "Action": "systems.state",
-    "Agent": "systems.graph",
-    "CandidateChoice": "envs.wrappers",
-    "CandidateFeatures": "envs.wrappers",
-    "ChatMessage": "systems.prompts",
-    "Condition": "systems.graph",
-    "DenseReward": "envs.wrappers",
-    "Dynamics": "systems.dynamics",
-    "Edge": "systems.graph",
-    "LocalView": "systems.state",
-    "MASEnv": "envs.env",
-    "MASState": "systems.state",
-    "MASVectorEnv": "envs.vector",
-    "Message": "systems.state",
-    "Q": "systems.graph",
-    "Records": "envs.spaces",
-    "Snapshot": "envs.env",
-    "Turn": "systems.state",
-    "Unicode": "envs.spaces",
-    "aec_env": "envs.aec",
-    "chat_messages": "systems.prompts",
-    "load_mas": "systems.loading",
-    "load_task": "tasks",
-    "mas_names": "systems.loading",
-    "recorded": "programs",
+    "mas_gym.envs.aec": "aec_env",
+    "mas_gym.envs.env": "MASEnv Snapshot",
+    "mas_gym.envs.spaces": "Records Unicode",
+    "mas_gym.envs.vector": "MASVectorEnv",
+    "mas_gym.envs.wrappers": "CandidateChoice CandidateFeatures DenseReward",
+    "mas_gym.programs": "recorded",
+    "mas_gym.systems.dynamics": "Dynamics",
+    "mas_gym.systems.graph": "Agent Condition Edge MAS Q",
+    "mas_gym.systems.loading": "load_mas mas_names",
+    "mas_gym.systems.prompts": "ChatMessage chat_messages",
+    "mas_gym.systems.state": "Action LocalView MASState Message Turn",
+    "mas_gym.tasks": "load_task",
 }
 
 __all__ = [
@@ -142,15 +129,12 @@ def register_environments() -> None:
 register_environments()
 
 
+_public, __dir__ = lazy_names(__name__, _HOMES)
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name from its module on first access; ``__version__`` is ``"unknown"`` if not installed."""
-    if name == "__version__":
-        return _installed()
-    if name not in _HOMES:
-        raise AttributeError(f"module 'mas_gym' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(import_module(f"mas_gym.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    return _installed() if name == "__version__" else _public(name)
 
 
 def _installed() -> str:
@@ -160,8 +144,3 @@ def _installed() -> str:
         return metadata.version("mas-gym")
     except metadata.PackageNotFoundError:
         return "unknown"
-
-
-def __dir__() -> list[str]:
-    """List the public names and everything already imported."""
-    return sorted({*globals(), *__all__})

@@ -4,48 +4,81 @@
 `BestOfN` and `SinglePass` are the paper's planners. Subclass `Planner` to add others.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from mas_gym.errors import BudgetError
-from search.budget import Budget
-from search.compare import Comparison, compare
-from search.critics import ConstantCritic, PolicyLikelihood
-from search.engine.journal import Progress
-from search.engine.run import Run, run
-from search.grading import TurnAnswer, turn_answers
-from search.plan import AnytimePoint, Candidate, Plan
-from search.planners import (
-    DVTS,
-    MCTS,
-    PUCT,
-    REBASE,
-    AdaptiveBranching,
-    BestOfN,
-    ChosenRecipients,
-    SelfConsistency,
-    SequentialHalving,
-    SinglePass,
-    StepBeamSearch,
-)
-from search.planners.ask_tell import AskTell
-from search.planners.registry import load_planner, planner_names, planner_spec
-from search.prices import Prices, as_prices
-from search.protocol import (
-    Critic,
-    Evaluate,
-    Extract,
-    Model,
-    Planner,
-    Propose,
-    Remaining,
-    Reward,
-    Scores,
-    ScoringContext,
-    as_critic,
-    as_planner,
-)
-from search.setup import Sampling
-from search.store import Imported, Recorded, RunInfo, Store, import_transcripts, open_store
-from search.tree import Node, Proposal, Tree
-from search.usage import Usage
+from mas_gym.internal.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from search.budget import Budget
+    from search.compare import Comparison, compare
+    from search.critics import ConstantCritic, PolicyLikelihood
+    from search.engine.progress import Progress
+    from search.engine.run import Run, run
+    from search.grading import TurnAnswer, turn_answers
+    from search.plan import AnytimePoint, Candidate, Plan
+    from search.planners import (
+        DVTS,
+        MCTS,
+        PUCT,
+        REBASE,
+        AdaptiveBranching,
+        BestOfN,
+        ChosenRecipients,
+        SelfConsistency,
+        SequentialHalving,
+        Siblings,
+        SinglePass,
+        StepBeamSearch,
+    )
+    from search.planners.ask_tell import AskTell
+    from search.planners.registry import load_planner, planner_names, planner_spec
+    from search.prices import Prices, as_prices
+    from search.protocol import (
+        Critic,
+        Evaluate,
+        Extract,
+        Model,
+        Planner,
+        Propose,
+        Remaining,
+        Reward,
+        Scores,
+        ScoringContext,
+        as_critic,
+        as_planner,
+    )
+    from search.setup import Sampling
+    from search.store import Imported, Recorded, RunInfo, Store, import_transcripts, open_store
+    from search.tree import Node, Proposal, Tree
+    from search.usage import Usage
+
+_HOMES = {
+    "search.budget": "Budget",
+    "search.compare": "Comparison compare",
+    "search.critics": "ConstantCritic PolicyLikelihood",
+    "search.engine.progress": "Progress",
+    "search.engine.run": "Run run",
+    "search.grading": "TurnAnswer turn_answers",
+    "search.plan": "AnytimePoint Candidate Plan",
+    "search.planners": (
+        "DVTS MCTS PUCT REBASE AdaptiveBranching BestOfN ChosenRecipients SelfConsistency SequentialHalving "
+        "Siblings SinglePass StepBeamSearch"
+    ),
+    "search.planners.ask_tell": "AskTell",
+    "search.planners.registry": "load_planner planner_names planner_spec",
+    "search.prices": "Prices as_prices",
+    "search.protocol": (
+        "Critic Evaluate Extract Model Planner Propose Remaining Reward Scores ScoringContext as_critic as_planner"
+    ),
+    "search.setup": "Sampling",
+    "search.store": "Imported Recorded RunInfo Store import_transcripts open_store",
+    "search.tree": "Node Proposal Tree",
+    "search.usage": "Usage",
+}
 
 __all__ = [
     "DVTS",
@@ -85,6 +118,7 @@ __all__ = [
     "ScoringContext",
     "SelfConsistency",
     "SequentialHalving",
+    "Siblings",
     "SinglePass",
     "StepBeamSearch",
     "Store",
@@ -103,3 +137,8 @@ __all__ = [
     "run",
     "turn_answers",
 ]
+
+# Importing the package now keeps later imports of it from replacing the function of the same name.
+import_module("search.compare")
+del globals()["compare"]
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

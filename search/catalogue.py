@@ -6,8 +6,8 @@ A package adds names with entry points in the group ``mas_gym.critics``. An entr
 * the path of a folder that training wrote;
 * a function that returns such a path, whose keyword arguments are options.
 
-Two names have a meaning beyond their own: ``folder`` loads what is named by a path alone, and ``hub`` finds the folder
-of what is named ``org/name`` alone.
+Three names have a meaning beyond their own: ``folder`` loads what is named by a path alone, ``features`` does so if the
+folder has a file ``features.json``, and ``hub`` finds the folder of what is named ``org/name`` alone.
 """
 
 from __future__ import annotations
@@ -23,15 +23,27 @@ from typing import Any, get_type_hints
 
 from mas_gym.errors import ConfigError, MissingDependencyError, UnknownNameError
 from mas_gym.plugins import is_user_code, load_user_code, unknown, written_options
-from search.critics import Agreement, ConstantCritic, Ensemble, PolicyLikelihood, RandomCritic, Uncertainty
+from search.critics import (
+    Agreement,
+    Combination,
+    ConstantCritic,
+    Ensemble,
+    PolicyLikelihood,
+    RandomCritic,
+    Uncertainty,
+    Vote,
+)
 from search.protocol import Critic, as_critic
+from search.store.verdicts import RecordedCritic
 
 ENTRY_POINTS = "mas_gym.critics"
 
 Loader = Callable[..., Any]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-_OF_PARTS = ("ensemble:", "judge:")
+_FEATURES = "features"
+_COMBINED: dict[str, type[Combination]] = {"ensemble": Ensemble, "vote": Vote}
+_OF_PARTS = ("ensemble:", "vote:", "judge:")
 """Beginnings of specs that contain other specs, which may be user code."""
 
 
@@ -46,7 +58,9 @@ def load_critic(spec: str, *, lazy: bool = False, **options: Any) -> Critic:
             * ``"judge:POLICY"``, ``"prm:MODEL"``, ``"rm:MODEL"``, ``"http://HOST:PORT/ENDPOINT"`` (see
               `rewardmodels.verifiers`);
             * ``"vllm:FOLDER"`` to score a folder saved by training with vLLM;
-            * ``"ensemble:A,B"`` with the spec of each member;
+            * ``"ensemble:A,B"`` for the mean of several critics, ``"vote:A,B"`` for their vote, with the spec of each;
+            * ``"recorded:STORE"`` for the values of a store, or ``"recorded:STORE#judge=NAME"`` for the recorded
+              verdicts of a judge (`search.store.RecordedCritic`);
             * ``"FILE.py:NAME:SETTINGS"`` for your own (see `mas_gym.plugins`);
             * ``"org/name"`` of a critic on the Hugging Face hub (see `rewardmodels.push_to_hub`; option ``revision``);
             * ``"NAME:ARGUMENT"`` of a loader that is registered in the entry-point group ``mas_gym.critics``.
@@ -68,16 +82,20 @@ def load_critic(spec: str, *, lazy: bool = False, **options: Any) -> Critic:
         except ConfigError as error:
             raise ConfigError(f"critic {spec!r}: {error}") from None
     # A folder's name may contain '#', and the members of an ensemble have their own options.
-    if "#" in spec and not spec.startswith("ensemble:") and not Path(spec).expanduser().exists():
+    if (
+        "#" in spec
+        and not spec.startswith(tuple(f"{name}:" for name in _COMBINED))
+        and not Path(spec).expanduser().exists()
+    ):
         spec, written = written_options(spec)
         options = {**written, **options}
     known = _known()
     name, argument = _named(spec, known)
-    if name == "ensemble":
+    if name in _COMBINED:
         members = [
             load_critic(member.strip(), lazy=lazy, **options) for member in argument.split(",") if member.strip()
         ]
-        return Ensemble(members)
+        return _COMBINED[name](members)
     loader = _loaded(name, known)
     if isinstance(loader, Path):
         if argument:
@@ -123,8 +141,10 @@ def _known() -> dict[str, Loader | EntryPoint]:
 def _named(spec: str, known: dict[str, Loader | EntryPoint]) -> tuple[str, str]:
     """Return the name and the argument that a spec means."""
     name, _, argument = spec.partition(":")
-    if spec not in known and Path(spec).expanduser().is_dir():
-        return "folder", str(Path(spec).expanduser())
+    folder = Path(spec).expanduser()
+    if spec not in known and folder.is_dir():
+        # The one kind of trained critic that is no language model.
+        return _FEATURES if (folder / f"{_FEATURES}.json").is_file() else "folder", str(folder)
     if name in known:
         return name, argument
     if _HUB_NAME.fullmatch(spec) and not Path(spec).parent.exists() and "hub" in known:
@@ -198,7 +218,8 @@ def _random(argument: str) -> RandomCritic:
 _BUILTIN: dict[str, Loader] = {
     "policy-likelihood": _likelihood,
     "constant": _constant,
-    "ensemble": Ensemble,
+    **_COMBINED,
+    "recorded": RecordedCritic,
     "uncertainty": _uncertainty,
     "agreement": _agreement,
     "random": _random,

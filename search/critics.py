@@ -1,8 +1,9 @@
-"""Critics that need no model of their own: log-probabilities, agreement among leaves, chance, and ensembles."""
+"""Critics that need no model of their own: log-probabilities, agreement among leaves, chance, and combinations."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
@@ -180,13 +181,14 @@ class RandomCritic(Critic):
         return int.from_bytes(bits, "big") / 2**63 - 1
 
 
-class Ensemble(Critic):
-    """The mean of several critics.
+class Combination(Critic):
+    """Several critics that score each state; subclasses combine their values in `combined`.
 
     Attributes:
         name: The members' names, joined by ``+``.
         terminal_only: Whether any member is.
         free: Whether every member is.
+        calls: The sum over the members that are not free.
         concurrent: Whether any member is.
         max_batch: The smallest of the members'.
         scores_actions: Whether every member does.
@@ -200,18 +202,19 @@ class Ensemble(Critic):
     def __init__(self, members: Sequence[Critic]) -> None:
         """Keep the members."""
         if not members:
-            raise ConfigError("an ensemble needs at least one critic, got none")
+            raise ConfigError(f"{type(self).__name__.lower()}: expected at least one critic, got none")
         self.members = tuple(map(as_critic, members))
         self.name = "+".join(member.name for member in self.members)
         self.terminal_only = any(member.terminal_only for member in self.members)
         self.free = all(member.free for member in self.members)
+        self.calls = sum(member.calls for member in self.members if not member.free)
         self.concurrent = any(member.concurrent for member in self.members)
         self.max_batch = min(member.max_batch for member in self.members)
         self.scores_actions = all(member.scores_actions for member in self.members)
         self.reads_peers = any(member.reads_peers for member in self.members)
 
     def identity(self) -> Any:
-        """Return the members, whose identities determine the mean."""
+        """Return the members, whose identities determine the values."""
         return self.members
 
     def check_graph(self, mas: MAS) -> None:
@@ -220,12 +223,57 @@ class Ensemble(Critic):
             member.check_graph(mas)
 
     def score(self, contexts: Sequence[ScoringContext]) -> Scores:
-        """Return the members' mean for each state, with the sum of what they cost."""
+        """Return the combined value of each state, with the sum of what the members cost."""
         votes = [scores_of(member, contexts) for member in self.members]
-        values = [math.fsum(column) / len(votes) for column in zip(*votes, strict=True)]
+        rows = zip(*votes, strict=True)
+        values = [self.combined(context, row) for context, row in zip(contexts, rows, strict=True)]
         tokens, read, unread = (
             [sum(column) for column in zip(*(getattr(vote, name) for vote in votes), strict=True)]
             for name in ("tokens", "prompt_tokens", "unread")
         )
-        reasons = ["; ".join(filter(None, column)) for column in zip(*(vote.reasons for vote in votes), strict=True)]
+        reasons = [
+            "" if math.isfinite(value) else "; ".join(filter(None, column)) or "no member voted"
+            for value, column in zip(values, zip(*(vote.reasons for vote in votes), strict=True), strict=True)
+        ]
         return Scores(values, tokens, read, unread, reasons)
+
+    @abstractmethod
+    def combined(self, context: ScoringContext, values: Sequence[float]) -> float:
+        """Return the value of a state from the members' values; NaN stands for a member without one."""
+
+
+class Ensemble(Combination):
+    """The mean of several critics; a state that a member has no value for has none."""
+
+    def combined(self, context: ScoringContext, values: Sequence[float]) -> float:
+        """Return the mean."""
+        return math.fsum(values) / len(values)
+
+
+class Vote(Combination):
+    """The vote of several critics: the mean of their verdicts, in ``[-1, 1]``.
+
+    A value above ``threshold`` is a verdict of 1, one below it of -1. A member with no value, or with the threshold
+    itself, abstains; if fewer than ``quorum`` members vote, the state has no value.
+
+    Args:
+        members: The critics.
+        threshold: The value between right and wrong: 0 for critics in ``[-1, 1]``.
+        quorum: Least number of votes.
+    """
+
+    def __init__(self, members: Sequence[Critic], threshold: float = 0.0, quorum: int = 1) -> None:
+        """Keep the members."""
+        super().__init__(members)
+        self.threshold, self.quorum = threshold, quorum
+        self.name = f"vote({self.name})"
+
+    def identity(self) -> Any:
+        """Return the members and the settings."""
+        return {"members": self.members, "threshold": self.threshold, "quorum": self.quorum}
+
+    def combined(self, context: ScoringContext, values: Sequence[float]) -> float:
+        """Return the mean verdict."""
+        verdicts = [1.0 if value > self.threshold else -1.0 for value in values
+                    if math.isfinite(value) and value != self.threshold]  # fmt: skip
+        return math.fsum(verdicts) / len(verdicts) if len(verdicts) >= max(self.quorum, 1) else math.nan

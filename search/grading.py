@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mas_gym.errors import ConfigError, shown, whole_number
 from mas_gym.policies.base import AsyncPolicy
 from mas_gym.systems.prompts import current_answer
 from mas_gym.systems.state import MASState
-from mas_gym.tasks.base import Grade, Problem, Task
+from mas_gym.tasks.base import Grade, Problem, Task, as_task, is_task
+from mas_gym.tasks.base import Grader as TaskGrader
+from mas_gym.tasks.grading.graders import KindGrader
+from mas_gym.tasks.grading.judge import Judge
 from search.plan import AnytimePoint, Plan
 from search.usage import Usage
 
@@ -51,11 +53,7 @@ class Grader:
         recorded: Mapping[bytes, Grade] | None = None,
     ) -> None:
         """Use the task's own grading if it has one, otherwise strict grading."""
-        task: Any = problems
-        if not (hasattr(task, "grade") and hasattr(task, "extract")):
-            from mas_gym.tasks.grading import answers
-
-            task = SimpleNamespace(extract=answers.extract_answer, grade=answers.grade)
+        task: TaskGrader = as_task(problems) if is_task(problems) else KindGrader()
         self._problem = problem
         self._extract: Callable[[str], str | None] = cache(lambda text: task.extract(problem, read(text)))
         self._ask: Callable[[str], Grade] = lambda text: task.grade(problem, read(text))
@@ -141,13 +139,11 @@ def grading_threads(task: object, kind: str) -> int:
 
     What is slow (a judge, code, symbolic equality, a function of the user's) must not hold up the scheduler's loop.
     """
-    from mas_gym.tasks.grading.graders import KindGrader
-
-    grader = getattr(task, "grader", None)
-    if isinstance(grader, KindGrader) or not hasattr(task, "grade"):
+    grader = as_task(task).grader if is_task(task) else KindGrader()
+    if isinstance(grader, KindGrader):
         if kind in _QUICK:
             return 0
-        policy = getattr(getattr(grader, "judge", None), "policy", None)
+        policy = grader.judge.policy if isinstance(grader.judge, Judge) else None
         # Of other judges nothing is known, and a local model computes one verdict at a time anyway.
         return _TOGETHER if kind != "judge" or isinstance(policy, AsyncPolicy) else 1
     return 1

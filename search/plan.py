@@ -1,7 +1,4 @@
-"""The result of a search: a `Plan` with ranked candidates, the tree and the cost, and how its answers are graded.
-
-`Grader` is the only place that sees reference answers.
-"""
+"""The result of a search: a `Plan` with ranked candidates, the tree and the cost."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from typing import NamedTuple
 
 from mas_gym.errors import SearchError
 from mas_gym.policies.base import mean_logprob
-from mas_gym.programs import Call
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
@@ -33,9 +29,9 @@ class Candidate:
         state: The terminal state.
         score: The score that ranks it, by default the path score: the mean value after each
             action, or the terminal value with an outcome critic; None if nothing scored it.
-        node: Its index in the plan's tree; None until the driver has seen the plan.
-        answer: The normalised answer read from its last message; filled in by the driver.
-        correct: Whether that answer equals the reference; filled in by the driver.
+        node: Its index in the plan's tree; None until the scheduler has seen the plan.
+        answer: The normalised answer read from its last message; filled in by the scheduler.
+        correct: Whether that answer equals the reference; filled in by the scheduler.
     """
 
     state: MASState
@@ -58,8 +54,8 @@ class AnytimePoint(NamedTuple):
         generated_tokens: TOK spent so far.
         state: The terminal state that decoding would return; None while there was none.
         node: Its index in the plan's tree.
-        answer: Its answer; filled in by the driver.
-        correct: Whether it is correct; filled in by the driver.
+        answer: Its answer; filled in by the scheduler.
+        correct: Whether it is correct; filled in by the scheduler.
     """
 
     agent_calls: int
@@ -75,7 +71,7 @@ class Plan:
     """The outcome of one search.
 
     A planner fills in ``candidates``, ``tree`` and ``anytime``, and ``stopped`` if it ended early by its own rule; the
-    driver fills in the rest.
+    scheduler fills in the rest.
 
     Attributes:
         candidates: Terminal states: the chosen one first, then by descending score.
@@ -89,7 +85,7 @@ class Plan:
             that is settled; None if it did not, or if the planner stayed within its budget.
         error: Why the search failed; None if it did not.
         error_details: The traceback of that failure; not stored.
-        mas: The system that was searched; filled in by the driver.
+        mas: The system that was searched; filled in by the scheduler.
         requests: For a program, the prompt that each message of the chosen path replies to, by the message's node;
             long ones are cut.
         order_varied: Whether concurrent calls of an agent program came too late to be ordered by content; not stored.
@@ -113,7 +109,7 @@ class Plan:
 
     @classmethod
     def single(cls, state: MASState, score: float | None = None) -> Plan:
-        """Return a plan with one candidate, a terminal state; the driver adds the tree of its path."""
+        """Return a plan with one candidate, a terminal state; the scheduler adds the tree of its path."""
         return cls((Candidate(state, score),))
 
     @property
@@ -241,28 +237,3 @@ class Plan:
         usage = self.usage
         cost = f"AC {usage.agent_calls:,}, TOK {usage.generated_tokens:,}, RC {usage.reward_calls:,}"
         return f"{head}<table>{rows}</table><p><small>{cost}, {len(self.candidates)} candidates</small></p>"
-
-
-_MOST_MESSAGES, _LONGEST_MESSAGE = 200, 20_000
-"""How much of a program's request is kept with its plan: messages, and characters of each."""
-
-
-def chosen_requests(plan: Plan, call: Callable[[MASState], Call]) -> dict[int, tuple[ChatMessage, ...]]:
-    """Return what a program asked on the chosen path, by the node of each reply.
-
-    Args:
-        plan: The plan of a program's search.
-        call: Returns the program's call at a state.
-    """
-    node = plan.best.node if plan.best is not None else None
-    found: dict[int, tuple[ChatMessage, ...]] = {}
-    while node and plan.tree is not None:
-        parent = plan.tree[node].parent
-        asked = call(plan.tree.states[parent]).messages
-        kept = asked if len(asked) <= _MOST_MESSAGES else (asked[0], *asked[1 - _MOST_MESSAGES :])
-        found[node] = tuple(
-            m if len(m.content) <= _LONGEST_MESSAGE else m._replace(content=m.content[:_LONGEST_MESSAGE] + " [...]")
-            for m in kept
-        )
-        node = parent
-    return found

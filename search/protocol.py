@@ -1,11 +1,11 @@
-"""The protocol between planners, critics and the driver.
+"""The protocol between planners, critics and the scheduler.
 
 A planner is a generator. It yields lists of requests, is sent the list of
 replies in the same order, and returns a `Plan`; it does no I/O, reads no clock
 and draws randomness only from the generator that it is given. So a planner can
 be tested without a model, and thousands can run at once::
 
-    planner                                 driver
+    planner                                 scheduler
     yield [Propose(s, n=3)]          ->
                                      <-     [[Proposal, Proposal, Proposal]]
     yield [Evaluate([a, b, c])]      ->
@@ -14,14 +14,14 @@ be tested without a model, and thousands can run at once::
 
 A planner should answer within any budget that pays for one pass through the
 schedule. It can ask for `Remaining` before it commits itself. When a request does
-not fit into the budget, the driver raises `BudgetError` at the planner's ``yield``;
+not fit into the budget, the scheduler raises `BudgetError` at the planner's ``yield``;
 a planner that catches it returns the best plan it has. If no path has reached its
 end yet, it may finish one, with single messages: they are granted as long as calls
 are left, even when the tokens are spent (at most one message per scheduled agent).
 
 A search of a recorded run (`search.Recorded`) draws recorded messages, so a state has only so many. A reply
 shorter than ``n`` says that none are left at that state, and if the states of a list of requests have none at
-all, the driver raises `ExhaustedError`, a `BudgetError`: a planner that handles spent budgets returns the best
+all, the scheduler raises `ExhaustedError`, a `BudgetError`: a planner that handles spent budgets returns the best
 plan it has, and one that handles the subclass goes on at other states. Each state that was reached has at least
 one message for each time it was reached, so a path can always be continued to its end.
 """
@@ -35,13 +35,12 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Literal, Protocol
 
-from mas_gym.envs.scoring import Adapter as Adapter
 from mas_gym.envs.scoring import Critic as Critic
 from mas_gym.envs.scoring import Scores as Scores
 from mas_gym.envs.scoring import ScoringContext as ScoringContext
 from mas_gym.envs.scoring import as_critic as as_critic
-from mas_gym.envs.scoring import kind_of
 from mas_gym.errors import ConfigError, whole_number
+from mas_gym.internal.adapter import Adapter, has_method, kind_of
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 
@@ -207,7 +206,7 @@ def as_planner(part: object) -> Planner:
     """
     if isinstance(part, Planner):
         return part
-    if isinstance(part, type) or not callable(getattr(part, "plan", None)):
+    if not has_method(part, "plan"):
         raise ConfigError(f"expected an object with a plan method, got {kind_of(part)}; subclass search.Planner")
     return _AdaptedPlanner(part)
 

@@ -56,8 +56,13 @@ class Recording(Protocol):
     """A recorded run, as the engine needs it; `search.Recorded` is one.
 
     Attributes:
+        name: The run's name.
         mas: The system that was recorded.
     """
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
 
     @property
     def mas(self) -> MAS:

@@ -8,15 +8,16 @@ A planner has a short form, as in ``"mcts:10,3,leaf=bootstrap"``. One of your ow
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from mas_gym.errors import ConfigError
-from mas_gym.policies.base import AsyncPolicy, Policy, effective_temperature
+from mas_gym.policies.base import AsyncPolicy, Policy, as_policy, effective_temperature
 from mas_gym.programs import Program, load_program
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
+from mas_gym.tasks.base import Problem, Task
 from search.budget import Budget
 from search.planners.registry import load_planner
 from search.prices import Prices, Rate
@@ -153,33 +154,31 @@ def read_system(mas: MAS | str | None, program: ProgramSource | None) -> tuple[M
 _warned: set[tuple[str, str]] = set()
 
 
-def check_training(problems: object, training: bool) -> None:
+def check_training(problems: Iterable[Problem], training: bool) -> None:
     """Refuse the true reward on a test split; plain lists of problems have none.
 
     Raises:
         ConfigError: ``training`` is set and the task is a test split.
     """
-    if training and getattr(problems, "split", None) == "test":
+    if training and isinstance(problems, Task) and problems.split == "test":
         raise ConfigError(
-            f"training=True gives searches the true reward, and {getattr(problems, 'name', 'this task')} is a test "
-            "split, which would leak; load it with split='train' or 'dev'"
+            f"training=True gives searches the true reward, and {problems.name} is a test split, which would leak; "
+            "load it with split='train' or 'dev'"
         )
 
 
-def check_problems(problems: object, setup: Setup, policy: Policy | AsyncPolicy) -> None:
+def check_problems(problems: Iterable[Problem], setup: Setup, policy: Policy | AsyncPolicy) -> None:
     """Check the split (`check_training`), and log one warning if the policy was made for other tasks or graphs.
 
     Raises:
         ConfigError: As `check_training`.
     """
-    from mas_gym.policies.registry import purpose_of
-
     check_training(problems, setup.training)
-    purpose, task = purpose_of(policy), getattr(problems, "name", None)
-    mas = setup.dynamics.mas
+    purpose, mas = policy.made_for, setup.dynamics.mas
     # What a program asks of its agents is not known from its name.
-    known = purpose is not None and isinstance(task, str) and not mas.program
-    misuse = purpose.misuse(task, mas.name) if purpose is not None and known else None
+    if purpose is None or mas.program or not isinstance(problems, Task):
+        return
+    misuse = purpose.misuse(problems.name, mas.name)
     if misuse is not None and (policy.name, misuse) not in _warned:
         _warned.add((policy.name, misuse))
         logger.warning("policy %s was %s", policy.name, misuse)
@@ -200,9 +199,4 @@ def resolve_policy(mas: MAS, policy: Policy | AsyncPolicy | None) -> Policy | As
         from mas_gym.policies import load_policy
 
         policy = load_policy(dict(mas.policies))
-    if not isinstance(policy, Policy | AsyncPolicy):
-        raise ConfigError(
-            f"expected a policy with sample(requests) or sample_async(request), got {type(policy).__name__}; "
-            "make one with mas_gym.policies.load_policy('tiny')"
-        )
-    return policy
+    return as_policy(policy)

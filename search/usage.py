@@ -12,7 +12,8 @@ class Usage:
     Attributes:
         agent_calls: AC, LLM generations by agents; every sample counts, duplicates included.
         generated_tokens: TOK, generated tokens over all agent calls, duplicates included.
-        reward_calls: RC, critic forwards; one per state and search; none for a free critic.
+        reward_calls: RC, critic forwards; one per state and search, or as many as a combination has members; none for a
+            free critic.
         reward_hits: Evaluations of states that this search had already scored, without a forward.
         prompt_tokens: Prompt tokens, once per call to the engine: a server that is sent one sample per call reads the
             prompt once per sample, others read it once per request.

@@ -12,6 +12,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner, Result
+
 from mas_gym.errors import StoreError
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from mas_gym.programs import Program
@@ -172,6 +174,18 @@ def comparable(plan: Plan) -> dict[str, Any]:
 
 def by_problem(plans: Any) -> dict[str, dict[str, Any]]:
     return {plan.problem_id: comparable(plan) for plan in plans}
+
+
+def command(*arguments: object) -> Result:
+    """Run a command of the command line in a terminal of 80 columns."""
+    from mas_gym.cli import app
+
+    return CliRunner(env={"COLUMNS": "80"}).invoke(app, [str(argument) for argument in arguments])
+
+
+def said(result: Result) -> str:
+    """What a command printed, as one line without the boxes around errors."""
+    return " ".join(result.output.replace("│", "").split())
 
 
 # ---- what processes of their own do

@@ -4,7 +4,7 @@ import ast
 import subprocess
 import sys
 from functools import cache
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
@@ -83,6 +83,7 @@ ORDER = [
     "rewardmodels.loaders",
     "rewardmodels.verifiers",
     "rewardmodels.training",
+    "rewardmodels.agents",
     "rewardmodels",
     "mas_gym.cli",
 ]
@@ -141,6 +142,23 @@ def test_no_import_circle() -> None:
         for module in free:
             del left[module]
     assert not {module: imports & set(left) for module, imports in left.items()}
+
+
+@pytest.mark.parametrize("package", ["mas_gym", "mas_gym.policies", "mas_gym.tasks", "search", "search.store"])
+def test_lazy_names_differ_from_submodules(package: str) -> None:
+    # Importing a submodule sets the attribute of this name. `search` imports `search.compare` itself, before that.
+    folder = ROOT.joinpath(*package.split("."))
+    submodules = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    names = set(import_module(package).__all__)
+    assert names & submodules == ({"compare"} if package == "search" else set())
+    missing = [name for name in names if name != "TransformersPolicy" and name not in dir(import_module(package))]
+    assert not missing
+
+
+def test_importing_compare_keeps_the_function() -> None:
+    code = "import search, search.compare.arms; from search.compare import wilson; print(callable(search.compare))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
 
 
 @pytest.mark.parametrize("package", ["mas_gym", "search", "mas_gym.cli"])

@@ -347,7 +347,7 @@ def test_an_ensemble_is_the_mean(folders: dict[str, Path]) -> None:
         (
             "oracle",
             UnknownNameError,
-            "agreement, constant, ensemble, folder, http, https, hub, judge, policy-likelihood, prm",
+            "agreement, constant, ensemble, features, folder, http, https, hub, judge, policy-likelihood",
         ),
         ("./models/nothing", UnknownNameError, "expected a folder that training wrote"),
         ("constant:high", ConfigError, "expected a number"),

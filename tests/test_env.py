@@ -264,7 +264,7 @@ def test_stepping_outside_an_episode() -> None:
         ({"mas": {"agents": []}}, "agents: expected a list of at least one agent"),
         ({"mas": "rpvs"}, "did you mean 'rpsv'"),
         ({"task": "arithmetik"}, "did you mean 'arithmetic'"),
-        ({"task": 3}, "task: expected a task's name or an object"),
+        ({"task": 3}, "expected a task's name or an object with"),
         ({"dificulty": 3}, "dificulty"),
         ({"grading": "lax"}, "lax"),
     ],

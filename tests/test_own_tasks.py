@@ -28,7 +28,7 @@ from mas_gym.plugins import UserCodeError
 from mas_gym.policies.base import Purpose
 from mas_gym.policies.registry import purpose_of
 from mas_gym.policies.scripted import ScriptedPolicy
-from mas_gym.tasks import Grade, Problem, ProblemTask, load_task
+from mas_gym.tasks import Grade, Problem, ProblemTask, Task, as_task, load_task
 from mas_gym.tasks.catalogue import default_mas
 from mas_gym.tasks.grading.judge import Judge
 from mas_gym.tasks.grading.texts import normalise_text, read_code, read_text
@@ -619,3 +619,77 @@ def test_a_file_without_dev_problems_can_be_matched(command: Callable[..., tuple
     mine = (*MINE, "--policy", "my.py:make", "--mas", "single")
     code, said = command("eval", *mine, "--planner", "sc:1", "--match", "calls=3")
     assert (code, "no dev problems" in said, "sc:3" in said) == (0, True, True), said
+
+
+# -------------------------------------------------------------------------------------------- base class and adapter
+
+
+class Graded(list[Problem]):
+    """Only has the required methods; its slices are lists."""
+
+    def extract(self, problem: Problem, text: str) -> str | None:
+        return text[-1:] or None
+
+    def grade(self, problem: Problem, text: str) -> Grade:
+        return Grade(text.endswith(problem.answer), text[-1:])
+
+
+class DerivedTask(Task):
+    def __init__(self, problems: list[Problem]) -> None:
+        self._graded = Graded(problems)
+
+    def __len__(self) -> int:
+        return len(self._graded)
+
+    def __getitem__(self, index: Any) -> Any:
+        return DerivedTask(self._graded[index]) if isinstance(index, slice) else self._graded[index]
+
+    def extract(self, problem: Problem, text: str) -> str | None:
+        return self._graded.extract(problem, text)
+
+    def grade(self, problem: Problem, text: str) -> Grade:
+        return self._graded.grade(problem, text)
+
+
+THREE = [Problem(f"p{place}", f"{place} + 0?", str(place)) for place in range(3)]
+
+
+@pytest.mark.parametrize("made", [Graded(THREE), DerivedTask(THREE)], ids=["adapted", "derived"])
+def test_task_with_required_methods_only_has_all_attributes(made: object) -> None:
+    task = as_task(made)
+    assert (task.name, task.split, task.grading, task.mas, task.grader) == (
+        type(made).__name__, "", "strict", "rpsv", None
+    )  # fmt: skip
+    assert as_task(task) is task and list(task) == THREE and task.problem("p1") == THREE[1]
+    part = task[1:]
+    assert isinstance(part, Task) and list(part) == THREE[1:] and part.grade(part[0], "it is 1").correct
+    assert identity_of(as_task(made)) == identity_of(made)
+    with pytest.raises(UnknownNameError, match="did you mean 'p1'"):
+        task.problem("p11")
+    with pytest.raises(ConfigError, match="grades by itself"):
+        task.graded_by(task)
+
+
+@pytest.mark.parametrize("made", [Graded(THREE), DerivedTask(THREE)], ids=["adapted", "derived"])
+def test_search_and_environment_use_the_grading_of_a_task_with_required_methods_only(made: Any) -> None:
+    policy = ScriptedPolicy(lambda request, seed: "it is 1")
+    assert [plan.correct for plan in search.run("single", made, mas="single", policy=policy)] == [False, True, False]
+    env = mas_gym.MASEnv(made, mas="single")
+    env.reset(options={"problem_id": "p1"})
+    assert env.step(("it is 1", env.ALL))[1] == 1.0
+
+
+@pytest.mark.parametrize("part", [None, 3, THREE, Graded, "arithmetic", object()])
+def test_as_task_of_anything_else_raises(part: object) -> None:
+    with pytest.raises(ConfigError, match="expected a task's name or an object with"):
+        as_task(part)
+
+
+def test_training_on_a_task_without_splits_is_allowed_and_on_a_test_split_is_not() -> None:
+    policy = ScriptedPolicy(lambda request, seed: "it is 1")
+    options: dict[str, Any] = {"mas": "single", "policy": policy, "training": True}
+    assert len(list(search.run("single", Graded(THREE), **options))) == 3
+    tested = Graded(THREE)
+    vars(tested)["split"] = "test"
+    with pytest.raises(ConfigError, match="would leak"):
+        search.run("single", tested, **options)

@@ -732,6 +732,7 @@ CHOICES = {
     "choose": "best",
     "values": "likelihood",
     "same": "opening",
+    "stop": 0.9,
 }
 
 

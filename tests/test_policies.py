@@ -26,8 +26,10 @@ from mas_gym.errors import (
     PolicyError,
     UnknownNameError,
 )
+from mas_gym.internal.identity import identity_of
 from mas_gym.plugins import written_options
 from mas_gym.policies import (
+    AsyncPolicy,
     Policy,
     RecordedPolicy,
     RecordingPolicy,
@@ -36,12 +38,16 @@ from mas_gym.policies import (
     SamplingRequest,
     ScriptedPolicy,
     StreamingPolicy,
+    as_policy,
     known_policies,
     load_policy,
     open_session,
 )
-from mas_gym.policies.base import derive_seed
+from mas_gym.policies.base import derive_seed, fitted
+from mas_gym.policies.per_agent import PerAgentPolicy
+from mas_gym.policies.sessions import as_async
 from mas_gym.systems.prompts import ChatMessage
+from mas_gym.tasks import Problem
 
 
 def request(text: str = "14 + 3?", seeds: tuple[int, ...] = (1, 2), **changes: Any) -> SamplingRequest:
@@ -440,3 +446,88 @@ def test_only_batch_policies_can_be_recorded(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="Single"):
         RecordingPolicy(Single(), tmp_path / "r.jsonl")  # type: ignore[arg-type]
+
+
+# -------------------------------------------------------------------------------------------- base class and adapters
+
+
+class Bare:
+    """Only has the required method."""
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
+        return list(echo().sample(requests))
+
+
+class BareAsync:
+    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+        return echo().sample([request])[0]
+
+
+class BareStreaming(Bare):
+    def open(self) -> Any:
+        return open_session(echo())
+
+
+class Derived(Policy):
+    def sample(self, requests: Sequence[SamplingRequest]) -> Sequence[SamplingReply]:
+        return echo().sample(requests)
+
+
+@pytest.mark.parametrize(
+    ("made", "shape"), [(Bare(), Policy), (BareStreaming(), StreamingPolicy), (BareAsync(), AsyncPolicy)]
+)
+def test_as_policy_of_object_with_required_method_has_all_attributes(made: object, shape: type) -> None:
+    policy = as_policy(made)
+    assert isinstance(policy, shape) and isinstance(policy, StreamingPolicy) is isinstance(made, BareStreaming)
+    assert policy.name == type(made).__name__ and as_policy(policy) is policy
+    assert (policy.takes_extra_body, policy.independent_samples, policy.chooses) == (False, None, False)
+    assert (policy.max_prompt_bytes, dict(policy.meters), policy.made_for) == (None, {}, None)
+    assert identity_of(policy) == identity_of(made)
+
+
+def test_as_policy_keeps_attributes_of_object() -> None:
+    part = Bare()
+    vars(part).update(name="mine", max_batch=3, takes_extra_body={"stop"}, other=5)
+    policy: Any = as_policy(part)
+    assert (policy.name, policy.max_batch, policy.takes_extra_body, policy.other) == ("mine", 3, {"stop"}, 5)
+
+
+def test_derived_policy_has_defaults_and_takes_part_in_a_search() -> None:
+    import search
+
+    policy = Derived()
+    assert policy.name == "Derived" and policy.max_batch == 64 and as_policy(policy) is policy
+    for each in (policy, Bare(), BareAsync()):
+        [plan] = search.run("single", [Problem("p", "1 + 1?", "2")], mas="single", policy=each)  # type: ignore[arg-type]
+        assert plan.error is None
+
+
+@pytest.mark.parametrize("part", [None, "tiny", object(), Bare, Policy, 3, {"sample": 1}])
+def test_as_policy_of_anything_else_raises(part: object) -> None:
+    with pytest.raises(ConfigError, match="expected a policy with sample"):
+        as_policy(part)
+
+
+def test_wrappers_support_the_fields_of_the_policy_behind_them(tmp_path: Path) -> None:
+    asked = '{"response_format": 1}'
+    taking, plain = Bare(), Bare()
+    vars(taking).update(takes_extra_body=True)
+
+    class Wrapper(Bare):
+        def __init__(self, inner: object) -> None:
+            self.identical_to = inner
+
+    team = PerAgentPolicy({"Solver": as_policy(taking), "*": as_policy(plain)})
+    for wrapper in (
+        as_async(team),
+        as_policy(Wrapper(team)),
+        RecordingPolicy(as_policy(Wrapper(team)), tmp_path / "r"),
+    ):
+        assert fitted(wrapper, "Solver", request().messages, asked) == (request().messages, asked)
+        with pytest.raises(PolicyError, match="response_format: expected none"):
+            fitted(wrapper, "Critic", request().messages, asked)
+
+
+def test_policy_without_log_probabilities_of_words_raises() -> None:
+    with pytest.raises(PolicyError, match="gives no log-probabilities of first words"):
+        Derived().choose([request().messages], ["yes", "no"])

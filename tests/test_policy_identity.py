@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 import threading
 from collections.abc import Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from mas_gym.errors import EngineUnavailableError, IdentityError, PolicyError
 from mas_gym.internal.identity import identity_of
 from mas_gym.policies import RecordedPolicy, RecordingPolicy, ScriptedPolicy, load_policy
 from mas_gym.policies.base import AsyncPolicy, SamplingReply, SamplingRequest
-from mas_gym.policies.cache import CachedPolicy, sample_key
+from mas_gym.policies.cache import CachedPolicy
 from mas_gym.policies.model_files import ModelSource
 from mas_gym.policies.sessions import as_async
 from mas_gym.systems.prompts import ChatMessage
@@ -175,21 +173,3 @@ class TestServers:
     def test_a_server_that_is_down_has_none(self) -> None:
         with pytest.raises(EngineUnavailableError, match="does not answer"):
             self.stated("http://127.0.0.1:9", patience=0.2)
-
-    def test_samples_cached_by_earlier_versions_are_found(self, tmp_path: Path) -> None:
-        from loopback import hash_policy, make_app, serving
-
-        CachedPolicy(ScriptedPolicy(yes), tmp_path / "c.db").close()
-        former = "openai:served|chat|seeds|[]"
-        with sqlite3.connect(tmp_path / "c.db") as database:
-            for seed in REQUEST.seeds:
-                key = blake2b(f"{former}|{sample_key(REQUEST, seed)}".encode(), digest_size=16).digest()
-                row = (key, "openai:served", f"old {seed}", 3, -1.0, "stop", 5, 0)
-                database.execute("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, NULL)", row)
-        database.close()
-        with serving(make_app(hash_policy())) as url:
-            for options, found in (({}, True), ({"revision": "2"}, False)):
-                policy = load_policy(f"openai:served@{url}/v1", cache=tmp_path / "c.db", **options)
-                assert isinstance(policy, CachedPolicy)
-                assert ("old 1" in [s.text for s in ask(policy).samples]) is found
-                policy.close()

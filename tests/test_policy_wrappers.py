@@ -25,7 +25,7 @@ from mas_gym.errors import ConfigError, DataError, EngineUnavailableError, Polic
 from mas_gym.policies import RecordingPolicy, ScriptedPolicy, load_policy
 from mas_gym.policies.base import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.cache import CachedPolicy
-from mas_gym.policies.meters import meters_of, money_of
+from mas_gym.policies.meters import money_of
 from mas_gym.policies.sessions import as_async
 from mas_gym.systems.prompts import ChatMessage
 
@@ -142,11 +142,11 @@ class TestPerAgent:
         one = load_policy("openai:m@http://127.0.0.1:9/v1#price=1,1,1")
         other = load_policy("openai:m@http://127.0.0.1:9/v1", price=(2, 2, 2))
         team = load_policy({"A": one, "B": one, "C": CachedPolicy(other, tmp_path / "c.db"), "*": ScriptedPolicy(say)})
-        assert money_of(team) == 0.0 and list(meters_of(team)) == ["A=openai:m", "C=openai:m"]
+        assert money_of(team.meters) == 0.0 and list(team.meters) == ["A=openai:m", "C=openai:m"]
         one.meter.add(10**6, 0, 0)  # type: ignore[union-attr]
         other.meter.add(0, 0, 10**6)  # type: ignore[union-attr]
-        assert money_of(team) == 3.0
-        assert money_of(load_policy({"*": ScriptedPolicy(say)})) is None
+        assert money_of(team.meters) == 3.0
+        assert money_of(load_policy({"*": ScriptedPolicy(say)}).meters) is None
 
     def test_an_agent_without_a_policy_is_an_error(self) -> None:
         policy = load_policy({"Solver": ScriptedPolicy(say)})

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search_worlds import HashCritic, by_problem, chain, problems, talker, way
-from typer.testing import CliRunner, Result
+from search_worlds import HashCritic, by_problem, chain, command, problems, said, talker, way
 
 import search
-from mas_gym.cli import app
 from mas_gym.errors import ConfigError, DataError, ExhaustedError, StoreError
 from search.compare import select
 from search.planners.voting import vote
@@ -187,7 +185,7 @@ def test_planner_that_repeats_exhausted_requests_fails(store: Path, monkeypatch:
                 except ExhaustedError:
                     continue
 
-    monkeypatch.setattr("search.engine.driver.MAX_LOCAL_ROUNDS", 50)
+    monkeypatch.setattr("search.engine.one_search.MAX_LOCAL_ROUNDS", 50)
     assert all("no recorded message" in str(plan.error) for plan in search.run(Stubborn(), recorded=store))
 
 
@@ -310,10 +308,6 @@ def test_selection_refuses_distinct_messages_and_unscored_samples(store: Path) -
         selection_curve(search.run("sc:3", recorded=store), "best", [1])
 
 
-def command(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "80"})
-
-
 def test_eval_recorded_prints_table_and_curves(store: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     result = command("eval", "--recorded", store, "--planner", "sc:5", "--planner", "bon:20", "--critic", "random",
@@ -337,8 +331,8 @@ def test_eval_recorded_prints_table_and_curves(store: Path, tmp_path: Path) -> N
 )
 def test_eval_recorded_refuses_what_it_has(options: tuple[str, ...], reason: str, store: Path) -> None:
     result = command("eval", "--recorded", store, "--planner", "single", *options)
-    assert result.exit_code and reason in " ".join(result.output.replace("│", "").split())
+    assert result.exit_code and reason in said(result)
 
 
 def test_eval_distinct_needs_recorded() -> None:
-    assert "belong to --recorded" in " ".join(command("eval", "--distinct").output.replace("│", "").split())
+    assert "belong to --recorded" in said(command("eval", "--distinct"))

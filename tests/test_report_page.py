@@ -225,7 +225,10 @@ def test_report_of_a_loop_has_one_calibration_line_per_agent(tmp_path: Path) -> 
     assert said == [rf"after {agents[i].replace('$', chr(92) + '$')}" for i in sorted(groups)]
     assert all(axes.get_legend() is None for axes in figure.axes)
     command("report", path, "--out", tmp_path / "report.html")
-    assert "data:image" in Pages(path).page("/", {}) or len(report.comparison.rows) == 1
+    pages = Pages(path)
+    pictures = re.findall(r'src="(/plot/[^"]+)"', pages.page("/", {}))
+    assert len(pictures) == (len(report.comparison.rows) > 1)
+    assert all(pages.plot(picture).count("</svg>") == 1 for picture in pictures)
 
 
 def test_figures_follow_the_colour_scheme(store: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from mas_gym.policies import SamplingReply, SamplingRequest, ScriptedPolicy
 from mas_gym.policies.sessions import BatchSession
 from mas_gym.tasks.base import Problem
 from search import MCTS, Budget, Sampling, SinglePass
-from search.engine.driver import ActiveSearch
+from search.engine.one_search import ActiveSearch
 from search.engine.scheduler import Scheduler, SearchFuture, Step
 from search.setup import make_setup
 

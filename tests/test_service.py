@@ -42,7 +42,7 @@ from mas_gym.policies.cache import CachedPolicy
 from mas_gym.policies.per_agent import PerAgentPolicy
 from mas_gym.tasks import Problem, ProblemTask
 from rewardmodels import load_critic
-from search.engine.driver import ActiveSearch
+from search.engine.one_search import ActiveSearch
 from search.engine.scheduler import SearchFuture
 from search.service.app import HangsUpOnSilence, make_app
 from search.service.requests import ChatRequest, Service

@@ -46,7 +46,7 @@ from mas_gym.tasks.grading.answers import grade
 from search import MCTS, Budget, Proposal, Remaining, SinglePass, StepBeamSearch, open_store
 from search.store import RunRecord
 from search.store.file import FORMAT
-from search.store.record import RunLock
+from search.store.run_lock import RunLock
 
 RPSV = chain(4)
 PARTS = ("runs", "searches", "texts", "nodes", "candidates", "moments")
@@ -416,7 +416,7 @@ def test_ctrl_c_while_a_search_is_written_loses_no_other(
         if len(calls) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("search.store.record.transaction", interrupted)
+    monkeypatch.setattr("search.store.resume.transaction", interrupted)
     plans = run(path, count=6)
     with pytest.raises(KeyboardInterrupt):
         list(plans)

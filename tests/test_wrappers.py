@@ -147,7 +147,7 @@ def test_copies_share_the_policy() -> None:
     ("make", "expected"),
     [
         (lambda: CandidateChoice(gym.make("CartPole-v1"), ScriptedPolicy(guess)), "env: expected a MASEnv"),
-        (lambda: choices(policy=object()), "policy: expected a policy or its name"),
+        (lambda: choices(policy=object()), "expected a policy with sample"),
         (lambda: choices(n=0), "n: expected a whole number of at least 1"),
         (lambda: choices(seed=-1), "seed: expected a whole number of at least 0"),
     ],

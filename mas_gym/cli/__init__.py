@@ -19,10 +19,12 @@ from typer.core import TyperGroup
 
 from mas_gym.cli import (
     bench_critic,
+    calibrate,
     console,
     demo,
     evaluate,
     importing,
+    improve,
     listings,
     play,
     reports,
@@ -166,6 +168,11 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
         "mas-gym rollouts --store trees.db -n 200",
         "mas-gym rollouts --store trees.db --task gsm8k --policy openai:MODEL@URL",
     ),
+    "improve": (
+        improve.improve,
+        "mas-gym improve --rounds 2 --problems 100 --out improved",
+        "mas-gym improve --method dpo --rounds 3 --out improved-dpo",
+    ),
     "import": (
         importing.import_logs,
         "mas-gym import logs/*.jsonl --store runs.db",
@@ -183,6 +190,11 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str, str]] = {
         bench_critic.bench_critic,
         "mas-gym bench-critic --critic tiny-masprm --data first-errors/arithmetic/test.parquet",
         "mas-gym bench-critic --critic prm:MODEL --critic judge:POLICY --data processbench/gsm8k.json",
+    ),
+    "calibrate": (
+        calibrate.calibrate,
+        "mas-gym calibrate --planner bon:20 --critic tiny-orm --out stop.json",
+        "mas-gym calibrate --planner mcts:20,3 --critic tiny-masprm -n 200 --cache replies.db --out stop.json",
     ),
     "regrade": (
         reports.regrade,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-    from search.engine.journal import Progress
+    from search.engine.progress import Progress
 
 _PIPE_WIDTH = 120
 _PLAIN_SECONDS = 15.0
@@ -152,7 +152,7 @@ class _Line:
         self.runs: dict[int, Progress] = {}
 
     def sum(self) -> Progress:
-        from search.engine.journal import Progress
+        from search.engine.progress import Progress
 
         return sum(self.runs.values(), Progress())
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from search import Plan
     from search.compare import Arm, Bench, Match, Outcome, Remote, Selection, Workers
     from search.engine.fleet import Fleet
-    from search.engine.journal import Progress
+    from search.engine.progress import Progress
     from search.service.telemetry import Watch
 
 
@@ -83,6 +83,7 @@ def evaluate(
     seeds: Annotated[str, typer.Option("--seeds", help="Run seeds, separated by commas.")] = "42",
     concurrency: opt.Concurrency = 64,
     store: opt.Store = None,
+    token_traces: opt.TokenTraces = False,
     budget: opt.SearchBudget = None,
     run_budget: opt.RunBudget = None,
     prices: opt.PricesFile = None,
@@ -132,10 +133,11 @@ def evaluate(
     system, code = opt.read_system(mas, program, program_file, program_temperature, problems, isolate=isolate)
     spec = _spec(policy, source.task, system)
     alone = {"--ray": ray, "--cache": cache, "--log-json": log_json, "--match": match, "--traces": tracing.current()}
-    alone["--judge"] = source.judge
+    alone |= {"--judge": source.judge, "--token-traces": "on" if token_traces else None}
     shared = _workers(workers, alone, partial(opt.read_workers, workers, spec, arms, len(problems), len(numbers)))
     fleet = opt.read_fleet(ray, actors, gpus_per_actor)
-    local, remote = engines(spec, cache, fleet) if shared is None else (None, None)
+    traces = opt.traces_folder(token_traces, store, cache)
+    local, remote = engines(spec, cache, fleet, traces) if shared is None else (None, None)
     opt.load_weights(arms if local is not None else [])
     bench = Bench(problems, system, local, numbers, concurrency, store, remote, *limits, workers=shared, program=code)
     bench = replace(bench, prices=costs)
@@ -203,7 +205,8 @@ def _evaluate_recorded(
     }
     show(outcomes, f"recorded run {one_line(name)}", files, meta, baseline)
     if curves is not None:
-        stdout().print(f"\n{curves}")
+        console = stdout()
+        console.print(f"\n{curves.text(console.width)}")
     if stop is not None:
         end_early(stop, f"the table has what was finished; {_goes_on(Path(bench.store) if bench.store else None)}")
 
@@ -289,15 +292,22 @@ def _check_baseline(arms: Sequence[Arm], name: str) -> None:
 
 
 def engines(
-    spec: PolicySpec, cache: Path | None, fleet: Fleet | None
+    spec: PolicySpec, cache: Path | None, fleet: Fleet | None, traces: Path | None = None
 ) -> tuple[Policy | AsyncPolicy | None, Remote | None]:
-    """Load the policy in this process, or describe how a fleet's actors load it."""
+    """Load the policy in this process, or describe how a fleet's actors load it.
+
+    Args:
+        spec: The policy.
+        cache: File of its response cache.
+        fleet: Where the searches run; None: here.
+        traces: Folder for token traces.
+    """
     if fleet is None:
-        return opt.read_policy(spec, cache), None
+        return opt.read_policy(spec, cache, traces), None
     from search.compare import Remote
 
-    make_policy = partial(opt.read_policy, spec, None if cache is None else cache.absolute())
-    return None, Remote(fleet, make_policy, opt.critic_maker)
+    shared = [None if path is None else path.absolute() for path in (cache, traces)]
+    return None, Remote(fleet, partial(opt.read_policy, spec, *shared), opt.critic_maker)
 
 
 def pair_arms(planners: Sequence[str], critics: Sequence[str] | None = None, lazy: bool = False) -> list[Arm]:

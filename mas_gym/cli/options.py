@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from search.engine.fleet import Fleet
 
 LIKELIHOOD = "policy-likelihood"
-PLANNERS = "adaptive, bon, dvts, halving, mcts, puct, rebase, sbs, sc, single"
+PLANNERS = "adaptive, bon, dvts, halving, mcts, puct, rebase, sbs, sc, siblings, single"
 CRITICS = (
-    "agreement, constant, ensemble, folder, http, https, hub, judge, policy-likelihood, prm, random, rm, tiny-masprm, "
-    "tiny-orm, uncertainty, vllm"
+    "agreement, constant, ensemble, features, folder, http, https, hub, judge, policy-likelihood, prm, random, "
+    "recorded, rm, tiny-masprm, tiny-orm, uncertainty, vllm, vote"
 )
 """The registered names, for help texts: asking the registries would load the search packages."""
 
@@ -133,6 +133,13 @@ PolicyName = Annotated[
     ),
 ]
 Cache = Annotated[Path | None, typer.Option("--cache", help="SQLite file that caches the policy's replies.")]
+TokenTraces = Annotated[
+    bool,
+    typer.Option(
+        "--token-traces",
+        help="Record token ids and log-probabilities of every message in STORE.traces, for train agents --method grpo.",
+    ),
+]
 RayAddress = Annotated[
     str | None,
     typer.Option("--ray", metavar="local|ADDRESS", help="Run searches on Ray actors, on this machine or on a cluster."),
@@ -333,9 +340,11 @@ def warn_of_misuse(policy: PolicySpec, task: str | None, mas: MAS, question: str
 
 def note_judge(task: Task) -> None:
     """Print what a judge has spent, which no search's TOK contains."""
-    grader = getattr(task, "grader", None)
-    judge = getattr(getattr(grader, "base", grader), "judge", None)
-    if judge is not None and hasattr(judge, "spent"):
+    from mas_gym.tasks.grading.graders import KindGrader, OwnGrader
+    from mas_gym.tasks.grading.judge import Judge
+
+    judge = task.grader.judge if isinstance(task.grader, KindGrader | OwnGrader) else None
+    if isinstance(judge, Judge):
         note(f"judge {judge.policy.name}: {judge.spent} (not in TOK)")
 
 
@@ -431,12 +440,29 @@ def policy_label(spec: PolicySpec) -> str:
     return spec if isinstance(spec, str) else ", ".join(f"{agent}={policy}" for agent, policy in spec.items())
 
 
-def read_policy(spec: PolicySpec, cache: Path | None = None, **options: Any) -> Policy | AsyncPolicy:
-    """Load a policy; with ``cache``, put it behind a response cache."""
+def read_policy(
+    spec: PolicySpec, cache: Path | None = None, traces: Path | None = None, **options: Any
+) -> Policy | AsyncPolicy:
+    """Load a policy; with ``cache``, put it behind a response cache; with ``traces``, record its token traces."""
     from mas_gym.policies import load_policy
+    from mas_gym.policies.traces import traced
 
     check_folder(cache)
-    return load_policy(spec, **options) if cache is None else load_policy(spec, cache=str(cache), **options)
+    policy = load_policy(spec, **options) if cache is None else load_policy(spec, cache=str(cache), **options)
+    return policy if traces is None else traced(policy, traces)
+
+
+def traces_folder(wanted: bool, store: Path | None, cache: Path | None) -> Path | None:
+    """Return the folder for token traces beside a store; None if none are wanted."""
+    from mas_gym.policies.traces import beside
+
+    if not wanted:
+        return None
+    if store is None:
+        raise ConfigError("--token-traces: expected --store, beside which they are written")
+    if cache is not None:
+        raise ConfigError("--token-traces: expected no --cache, whose replies have no tokens")
+    return beside(store)
 
 
 def note_order(searches: int) -> None:
@@ -451,9 +477,7 @@ def note_order(searches: int) -> None:
 
 def note_costs(policy: Policy | AsyncPolicy | None) -> None:
     """Print each engine's calls, tokens, faults and cost."""
-    from mas_gym.policies.meters import meters_of
-
-    for name, meter in meters_of(policy).items():
+    for name, meter in (policy.meters if policy is not None else {}).items():
         note(f"{name}: {meter}")
 
 
@@ -518,8 +542,8 @@ def _cores() -> int:
 
 def _is_shipped(planner: Planner) -> bool:
     """Whether another process can import the planner."""
+    from mas_gym.internal.adapter import Adapter
     from search.planners import ChosenRecipients
-    from search.protocol import Adapter
 
     if isinstance(planner, ChosenRecipients):
         return _is_shipped(planner.planner)

@@ -198,10 +198,10 @@ def _plan(source: opt.TaskSource) -> tuple[Grader, Any, Any, str]:
     label = ", ".join(f"{name}={value}" if name != "grader" else value for name, value in said.items() if value)
     label = label or f"grading={source.grading}"
     if source.task is not None:
-        task: Any = source.load()
+        task = source.load()
         known = {problem.id: problem for problem in task}
         references = digest_of([[p.id, p.question, p.answer, p.kind] for p in known.values()])
-        return getattr(task, "grader", task), lambda problem: known.get(problem.id), references, label
+        return task.grader or task, lambda problem: known.get(problem.id), references, label
     if source.columns is not None or source.data is not None:
         raise ConfigError("--columns and --data belong to --task, which is missing")
     base = make_base(source.grading, source.judge, source.allow_code, source.sandbox)

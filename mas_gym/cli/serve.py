@@ -102,8 +102,8 @@ def _grading(source: opt.TaskSource) -> tuple[Grader | None, Task | None, str | 
     from mas_gym.tasks.grading.graders import make_grader
 
     if source.task is not None:
-        task: Any = source.load()
-        return getattr(task, "grader", task), task, source.kind or (task[0].kind if task else None)
+        task = source.load()
+        return task.grader or task, task, source.kind or (task[0].kind if task else None)
     given = {"--columns": source.columns, "--data": source.data, "--judge": source.judge, "-o": source.option}
     alone = [flag for flag, value in given.items() if value]
     if alone:

@@ -97,15 +97,7 @@ def _own(question: str, kind: str | None) -> Task:
 
 
 def _known(task: Task, problem_id: str | None) -> Task:
-    from mas_gym.tasks.sequences import ProblemSequence
-
-    if problem_id is None:
-        return task[:1]
-    if isinstance(task, ProblemSequence):
-        part: Task = task.only(problem_id)
-        return part
-    place = [problem.id for problem in task].index(task.problem(problem_id).id)
-    return task[place : place + 1]
+    return task[:1] if problem_id is None else task.only(problem_id)
 
 
 def show(plan: Plan, bench: Bench, graded: bool) -> None:

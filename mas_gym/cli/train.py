@@ -1,9 +1,11 @@
-"""``mas-gym rollouts`` and ``mas-gym train``: training trees with true rewards, and reward models trained on them."""
+"""``mas-gym rollouts`` and ``mas-gym train``: training trees with true rewards, and models of trees and logs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,22 +18,42 @@ from mas_gym.cli.evaluate import end_early, engines, measure
 from mas_gym.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rewardmodels import LabelledTree, Trained
+    from rewardmodels import LabelledTree
     from search import Plan
     from search.compare import Arm
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Train a reward model on search trees.",
+    help="Train a reward model or the agents on search trees; reward models also on imported logs.",
     rich_markup_mode="rich",
-    epilog=examples("mas-gym train masprm --store trees.db", "mas-gym train orm --store trees.db"),
+    epilog=examples("mas-gym train masprm --store trees.db", "mas-gym train agents --method dpo --store trees.db"),
 )
 
-Stores = Annotated[list[Path], typer.Option("--store", help="Store with training trees. Repeatable, to mix tasks.")]
+Stores = Annotated[list[Path], typer.Option("--store", help="Store with training trees or imported logs. Repeatable.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder for the critic; repeat the command to resume.")]
-Base = Annotated[str, typer.Option("--base", help="Base model: tiny, or the folder or hub id of a decoder.")]
+FEATURES = "features"
+Base = Annotated[
+    str,
+    typer.Option(
+        "--base",
+        help=f"Base model: tiny, the folder or hub id of a decoder, or {FEATURES}: no language model, a regression on "
+        "the agreement among samples, lengths, answers and log-probabilities of recorded runs.",
+    ),
+]
 ViewOption = Annotated[str, typer.Option("--view", help="Input of the critic: full (transcript) or local (view).")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; by default a GPU if available.")]
+RunName = Annotated[
+    str | None, typer.Option("--run", help="Only this run of the store; by default all training and imported runs.")
+]
+MinContinuations = Annotated[
+    int | None,
+    typer.Option(
+        "--min-continuations",
+        min=1,
+        help="Imported runs: leave out states that fewer recorded samples share. 1 accepts targets that are the "
+        "outcome of one sample.",
+    ),
+]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Hyperparameter, such as learning_rate=1e-5. Repeatable.")
 ]
@@ -52,9 +74,14 @@ def masprm(
     view: ViewOption = "full",
     device: Device = None,
     setting: Sets = None,
+    run: RunName = None,
+    min_continuations: MinContinuations = None,
 ) -> None:
-    """Train MASPRM, the process reward model, which scores every state."""
-    _train("masprm", head, store, out, base, view, device, setting)
+    """Train MASPRM, the process reward model, which scores every state.
+
+    A target is the mean reward of the simulations, or of the recorded samples of a log, that share the messages so far.
+    """
+    _train("masprm", head, store, out, base, view, device, setting, run, min_continuations)
 
 
 @app.command(
@@ -71,9 +98,10 @@ def orm(
     view: ViewOption = "full",
     device: Device = None,
     setting: Sets = None,
+    run: RunName = None,
 ) -> None:
     """Train the ORM, the outcome reward model, which scores finished transcripts."""
-    _train("orm", head, store, out, base, view, device, setting)
+    _train("orm", head, store, out, base, view, device, setting, run)
 
 
 def _train(
@@ -85,30 +113,113 @@ def _train(
     view: str,
     device: str | None,
     setting: Sequence[str] | None,
+    run: str | None,
+    min_continuations: int | None = None,
 ) -> None:
     import rewardmodels
     from rewardmodels.training.config import check_head
 
     check_head(kind, head)
+    if base == FEATURES:
+        _train_features(kind, stores, out, run, {"--set": setting, "--view": view != "full"})
+        return
     overrides: dict[str, Any] = {**opt.read_pairs(setting), "kind": kind, "head": head, "view": view}
     wanted = rewardmodels.TrainingConfig(kind=kind, head=head).data_kind  # type: ignore[arg-type]
 
     def trees() -> Iterator[LabelledTree]:
-        return chain.from_iterable(map(rewardmodels.stored_trees, stores))
+        return chain.from_iterable(rewardmodels.stored_trees(store, run) for store in stores)
 
     # Only one of the processes that torchrun starts prints.
     first = os.environ.get("RANK", "0") == "0"
     say: Callable[[str], None] = note if first else lambda line: None
-    data = rewardmodels.collect(trees(), wanted, view=view)  # type: ignore[arg-type]
+    mined: dict[str, Any] = {"view": view, "min_continuations": min_continuations}
+    data = rewardmodels.collect(trees(), wanted, **mined)
     for name, counts in rewardmodels.histogram(data).items():
         say(f"{data.kind} by {name}: " + ", ".join(f"{key} {number:,}" for key, number in counts.items()))
-    points = rewardmodels.collect(trees(), "points", view=view) if wanted == "pairs" else None  # type: ignore[arg-type]
+    points = rewardmodels.collect(trees(), "points", **mined) if wanted == "pairs" else None
     trained = rewardmodels.train(data, out, base, points=points, device=device, log=say, **overrides)
     if first:
-        _show(trained)
+        _show_metrics(trained.info.metrics, trained.folder)
 
 
-def _show(trained: Trained) -> None:
+def _train_features(kind: str, stores: Sequence[Path], out: Path, run: str | None, given: Mapping[str, object]) -> None:
+    from rewardmodels.training.features import recorded_rows, train_features
+    from search import Recorded
+
+    for flag, typed in given.items():
+        if typed:
+            raise ConfigError(f"{flag}: not possible with --base {FEATURES}, a logistic regression")
+    rows = [row for store in stores for row in recorded_rows(Recorded(store, run), kind)]  # type: ignore[arg-type]
+    model = train_features(rows, out, kind, note)  # type: ignore[arg-type]
+    _show_metrics(model.metrics, out)
+
+
+@app.command(
+    "agents",
+    epilog=examples(
+        "mas-gym train agents --method dpo --store trees.db",
+        "mas-gym train agents --method grpo --store trees.db --credit leave-one-out",
+    ),
+)
+def agents(
+    store: Annotated[Path, typer.Option("--store", help="Store with training trees.")],
+    method: Annotated[
+        str,
+        typer.Option(
+            "--method",
+            help="sft (messages of correct transcripts), dpo (pairs of siblings) or grpo (sampled tokens with credit; "
+            "needs mas-gym rollouts --token-traces).",
+        ),
+    ] = "sft",
+    out: Annotated[Path, typer.Option("--out", help="Folder for the model; repeat the command to resume.")] = Path(
+        "models/agents"
+    ),
+    base: Annotated[str, typer.Option("--base", help="Base model: tiny, or a folder or hub id.")] = "tiny",
+    credit: Annotated[
+        str,
+        typer.Option(
+            "--credit",
+            help="Advantages for grpo: shared-outcome, per-agent, per-agent-turn, leave-one-out; or with --critic: "
+            "value, control-variate, value-baseline.",
+        ),
+    ] = "leave-one-out",
+    critic: Annotated[str | None, typer.Option("--critic", help="Critic for a credit that needs values.")] = None,
+    adapters: Annotated[str, typer.Option("--adapters", help="shared (one model) or per-agent.")] = "shared",
+    run: Annotated[str | None, typer.Option("--run", help="Learn from this run of the store; by default all.")] = None,
+    device: Device = None,
+    setting: Sets = None,
+) -> None:
+    """Train the agents themselves, by TRL, on what searches with true rewards have found."""
+    from mas_gym.policies.traces import beside
+    from rewardmodels import load_critic
+    from rewardmodels.agents import agent_config, credited_samples, demonstrations, sibling_pairs, train_agents
+
+    settings = {**opt.read_pairs(setting), "credit": credit, "adapters": adapters}
+    # Wrong settings end the command before the store is read.
+    config = agent_config(method, 0, settings)
+    first = os.environ.get("RANK", "0") == "0"
+    say: Callable[[str], None] = note if first else lambda line: None
+    examples: Sequence[Any]
+    if method == "sft":
+        examples = demonstrations(store, config.best, run)
+    elif method == "dpo":
+        examples = sibling_pairs(store, config.least, run)
+    else:
+        values = None if critic is None else load_critic(critic)
+        examples = credited_samples(store, beside(store), credit, values, run)
+    counts = Counter(one.agent for one in examples)
+    say(f"{len(examples):,} examples: " + ", ".join(f"{agent} {number:,}" for agent, number in counts.items()))
+    trained = train_agents(examples, out, method, base, device=device, log=say, **settings)
+    if first:
+        from rich.text import Text
+
+        for agent, weights in trained.weights.items():
+            name = "" if agent == "*" else f"{agent}: "
+            stdout().print(Text(f"{name}weights {weights[:12]} in {trained.folders[agent]}"))
+        stdout().print(Text(f"Next: mas-gym eval -n 200 --policy {shlex.quote(trained.policy)}", style="dim"))
+
+
+def _show_metrics(metrics: Mapping[str, Any], folder: Path) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -116,12 +227,12 @@ def _show(trained: Trained) -> None:
     table = Table(title=Text("On held-out problems"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("Metric")
     table.add_column("Value", justify="right")
-    for name, value in trained.info.metrics.items():
+    for name, value in metrics.items():
         if isinstance(value, int | float):
             table.add_row(Text(name), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
     console = stdout()
     console.print(table)
-    console.print(Text(f"Saved to {trained.folder}. Next: mas-gym eval --critic {trained.folder} --planner mcts:10,3"))
+    console.print(Text(f"Saved to {folder}. Next: mas-gym eval --critic {folder} --planner mcts:10,3"))
 
 
 class _Harvest:
@@ -160,6 +271,7 @@ def rollouts(
     run_budget: opt.RunBudget = None,
     prices: opt.PricesFile = None,
     cache: opt.Cache = None,
+    token_traces: opt.TokenTraces = False,
     ray: opt.RayAddress = None,
     actors: opt.Actors = None,
     gpus_per_actor: opt.GPUs = None,
@@ -182,7 +294,7 @@ def rollouts(
     spec = opt.chosen_policy(policy, system)
     opt.warn_of_misuse(spec, source.task, system)
     fleet = opt.read_fleet(ray, actors, gpus_per_actor)
-    local, remote = engines(spec, cache, fleet)
+    local, remote = engines(spec, cache, fleet, opt.traces_folder(token_traces, store, cache))
     costs = opt.read_prices(prices)
     limits = opt.read_budget(budget, "--budget", costs), opt.read_budget(run_budget, "--run-budget", costs)
     shared: dict[str, Any] = {"program": code, "training": True, "prices": costs}

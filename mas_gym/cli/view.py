@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
     from search import RunInfo, Store
     from search.compare import Outcome
     from search.report.listing import Cell, StoredRow
-    from search.store.regrade import Regraded
+    from search.store.regrading import Regraded
+
+PLOT = "/plot/"
+"""The address of pictures, followed by the key of a row."""
 
 _KEY = 16
 _QUESTION = 300
@@ -149,16 +153,19 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             url = urlsplit(self.path)
             query = {key: values[-1] for key, values in parse_qs(url.query).items()}
-            self._send(200, self._pages.page(unquote(url.path), query))
+            if url.path.startswith(PLOT):
+                self._send(200, self._pages.plot(unquote(url.path)), "image/svg+xml")
+            else:
+                self._send(200, self._pages.page(unquote(url.path), query))
         except MASGymError as error:
             self._send(404, _error_page(str(error)))
         except ValueError as error:
             self._send(400, _error_page(f"expected the address of a page, got {self.path[:80]!r}: {error}"))
 
-    def _send(self, status: int, text: str) -> None:
+    def _send(self, status: int, text: str, kind: str = "text/html") -> None:
         body = text.encode("utf-8", "replace")
         self.send_response(status)
-        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
@@ -190,13 +197,13 @@ class Pages:
     def __init__(self, path: Path) -> None:
         """Keep the path; nothing is read yet."""
         self._path = path
-        self._lock = threading.Lock()
+        self._lock, self._drawing = threading.Lock(), threading.Lock()
         self._stamp: object = None
         self._runs: dict[str, _ReadRun] = {}
         self._rows: list[StoredRow] = []
         self._texts: dict[str, str] = {}
         self._damage: dict[str, str] = {}
-        self._plots: dict[tuple[str, ...], str | None] = {}
+        self._plots: dict[tuple[str, ...], str] = {}
         self._regraded: list[Regraded] = []
 
     def page(self, place: str, query: Mapping[str, str]) -> str:
@@ -210,10 +217,11 @@ class Pages:
 
         if place == "/":
             rows, faults, unread = self._listing()
-            plot = self._plot if not unread else lambda rows: None
             from search.report.listing import index_page
 
-            return index_page(self._path.name, rows, faults, unread, plot, self._regraded)
+            return index_page(
+                self._path.name, rows, faults, unread, drawn=not unread and _can_draw(), regraded=self._regraded
+            )
         if place == "/problems":
             rows, _, _ = self._listing()
             number = query.get("page", "0")
@@ -288,19 +296,30 @@ class Pages:
             self._damage[run.run] = str(error)
         self._runs[run.run] = read
 
-    def _plot(self, rows: Sequence[StoredRow]) -> str | None:
-        """Return the picture of a setting's rows, drawn once for the same results; None without matplotlib."""
-        key = tuple(f"{row.key} {row.result.searches}" for row in rows)
-        if key not in self._plots:
-            from search.compare import tradeoff_figure
-            from search.report.report import data_url
+    def plot(self, place: str) -> str:
+        """Return the picture of the setting of a row, ``/plot/ROW``, as SVG; it is drawn once for the same results.
 
-            drawn = [row.result for row in rows if row.result.tokens.mean > 0]
-            try:
-                self._plots[key] = data_url(tradeoff_figure(drawn)) if len(drawn) > 1 else None
-            except MissingDependencyError:
-                self._plots[key] = None
-        return self._plots[key]
+        Raises:
+            ConfigError: There is no such row.
+            MissingDependencyError: matplotlib is not installed.
+        """
+        from search.compare import tradeoff_figure
+        from search.report.report import svg
+
+        rows, _, _ = self._listing()
+        first = _row(rows, place.removeprefix(PLOT))
+        if first is None:
+            raise ConfigError(f"expected the picture of a row of the index, got {place[:80]!r}; start at /")
+        group = [row for row in rows if row.setting == first.setting]
+        key = tuple(f"{row.key} {row.result.searches}" for row in group)
+        with self._drawing:
+            if key not in self._plots:
+                self._plots[key] = svg(tradeoff_figure([row.result for row in group if row.result.tokens.mean > 0]))
+            return self._plots[key]
+
+
+def _can_draw() -> bool:
+    return find_spec("matplotlib") is not None
 
 
 def _row(rows: Sequence[StoredRow], key: str) -> StoredRow | None:

@@ -39,7 +39,7 @@ from mas_gym.systems.loading import MASSource, load_mas
 from mas_gym.systems.prompts import ChatMessage, chat_messages, filled_prompt
 from mas_gym.systems.state import MASState, Message
 from mas_gym.tasks import check_task_options, load_task
-from mas_gym.tasks.base import SPLITS, Problem, Task
+from mas_gym.tasks.base import SPLITS, Problem, Task, as_task
 from mas_gym.tasks.catalogue import default_mas
 from mas_gym.tasks.own import is_own
 
@@ -475,9 +475,8 @@ class _TaskSource:
         self.by_name = isinstance(task, str)
         if isinstance(task, str):
             check_task_options(task, self._options)
-        elif not isinstance(task, Task):
-            raise ConfigError(f"task: expected a task's name or an object with the methods of Task, got {shown(task)}")
         else:
+            self._task = as_task(task)
             refuse_unknown("option", self._options, ())
 
     def mas(self) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 from mas_gym.errors import ConfigError, CriticError, EngineUnavailableError, shown
+from mas_gym.internal.adapter import Adapter, has_method, kind_of
 from mas_gym.policies.base import Certainty
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
@@ -127,6 +128,7 @@ class Critic(ABC):
             `search.protocol.PeerContext`.
         concurrent: True if scoring may and should run in a separate thread beside generation, as on a GPU or a server.
         max_batch: The number of states that it prefers to get at once.
+        calls: Model calls that one value costs, as RC counts them; 0 calls are stated by ``free``.
     """
 
     name: str = ""
@@ -136,6 +138,7 @@ class Critic(ABC):
     reads_peers: bool = False
     concurrent: bool = False
     max_batch: int = 64
+    calls: int = 1
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Name the critic after its class if it has no name."""
@@ -156,33 +159,6 @@ class Critic(ABC):
         Raises:
             mas_gym.errors.CriticError: It cannot.
         """
-
-
-class Adapter:
-    """Adds a base class's defaults to an object; all other attributes are the object's."""
-
-    identical_to: Any
-
-    def __init__(self, part: object, base: type) -> None:
-        """Copy the attributes that the base class declares and the object has."""
-        self.identical_to = part
-        for name in base.__annotations__:
-            if hasattr(part, name):
-                setattr(self, name, getattr(part, name))
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute that the base class does not declare."""
-        if name.startswith("__") or name == "identical_to":
-            raise AttributeError(name)
-        return getattr(self.identical_to, name)
-
-    def __eq__(self, other: object) -> bool:
-        """Compare the objects."""
-        return isinstance(other, Adapter) and bool(self.identical_to == other.identical_to)
-
-    def __hash__(self) -> int:
-        """Hash the object's class, because the object may have no hash."""
-        return hash(type(self.identical_to))
 
 
 class _AdaptedCritic(Adapter, Critic):
@@ -210,16 +186,11 @@ def as_critic(part: object) -> Critic:
         raise ConfigError(
             f"critic: expected a critic, got {part!r:.80}; rewardmodels.load_critic(...) loads it by name"
         )
-    if isinstance(part, type) or not callable(getattr(part, "score", None)):
+    if not has_method(part, "score"):
         raise ConfigError(
             f"critic: expected an object with score(contexts), got {kind_of(part)}; subclass search.Critic"
         )
     return _AdaptedCritic(part)
-
-
-def kind_of(part: object) -> str:
-    """Return what an error message calls an object: its class, or that it is one."""
-    return f"the class {part.__name__}" if isinstance(part, type) else type(part).__name__
 
 
 def scores_of(critic: Critic, contexts: Sequence[ScoringContext]) -> Scores:

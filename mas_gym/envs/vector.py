@@ -32,7 +32,7 @@ from mas_gym.errors import (
     shown,
     whole_number,
 )
-from mas_gym.policies import AsyncPolicy, Policy, load_policy
+from mas_gym.policies import AsyncPolicy, Policy, as_policy, load_policy
 
 logger = logging.getLogger("mas_gym.envs.vector")
 
@@ -70,7 +70,7 @@ def make_vector(
             raise ConfigError(f"{name}: expected a policy with it, as in policy='tiny'")
     if wrap is not None and not callable(wrap):
         raise ConfigError(f"wrap: expected a function, as in wrap=mas_gym.CandidateFeatures, got {shown(wrap)}")
-    shared = load_policy(policy) if isinstance(policy, str) else policy
+    shared = load_policy(policy) if isinstance(policy, str) else as_policy(policy)
     chosen = {name: options.pop(name) for name in _CHOICE if name in options}
 
     def make() -> gym.Env[Any, Any]:

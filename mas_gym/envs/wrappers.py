@@ -32,7 +32,7 @@ from mas_gym.envs.scoring import Critic, ScoringContext, as_critic
 from mas_gym.envs.spaces import Records, utf8_length
 from mas_gym.errors import ConfigError, EpisodeOverError, IllegalActionError, PolicyError, shown, whole_number
 from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, load_policy
-from mas_gym.policies.base import derive_seed, fitted
+from mas_gym.policies.base import as_policy, derive_seed, fitted
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import Action
 
@@ -111,11 +111,9 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
         gym.Wrapper.__init__(self, env)
         if not isinstance(env.unwrapped, MASEnv):
             raise ConfigError(f"env: expected a MASEnv, such as gym.make('MAS-Arithmetic-v0'), got {env.unwrapped!r}")
-        if not isinstance(policy, str | Policy | AsyncPolicy):
-            raise ConfigError(f"policy: expected a policy or its name, such as 'tiny', got {policy!r}")
         self.n = whole_number("n", n, at_least=1)
         self.mas_env = env.unwrapped
-        self._policy = policy
+        self._policy = policy if isinstance(policy, str) else as_policy(policy)
         self._fixed_seed = None if seed is None else whole_number("seed", seed, at_least=0)
         self._temperature, self._top_p = temperature, top_p
         self._seed = 0

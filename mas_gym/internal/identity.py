@@ -110,6 +110,12 @@ class _Stated(dict[str, Any]):
     """An identity, which other parts include in theirs as it is."""
 
 
+def own_identity(part: object) -> Callable[[], Any] | None:
+    """Return the part's method ``identity``; None if its identity is derived from its attributes."""
+    stated: Callable[[], Any] | None = getattr(part, "identity", None)
+    return stated if callable(stated) else None
+
+
 def digest_of(identity: Any) -> str:
     """Return a digest of an identity, 32 hexadecimal digits."""
     return blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=16).hexdigest()
@@ -180,8 +186,8 @@ def _object(value: Any, path: str, inside: tuple[int, ...]) -> Any:
     inner = getattr(value, "identical_to", None)
     if inner is not None:
         return _state(inner, f"{path}.identical_to", inside)
-    stated = getattr(value, "identity", None)
-    if callable(stated):
+    stated = own_identity(value)
+    if stated is not None:
         return _code_of(type(value)) | {"identity": _state(_called(stated, path), f"{path}.identity()", inside)}
     return _code_of(type(value)) | {"fields": _fields(value, path, inside)}
 

@@ -8,7 +8,17 @@ from typing import Any
 from mas_gym.errors import shown
 from mas_gym.logs.chats import QUESTION, first_of, made, reference_of, text_or_none
 from mas_gym.logs.messages import read_history
-from mas_gym.logs.transcript import RIGHT, WRONG, LoggedMessage, Transcript, label_of, number, small_facts, truth
+from mas_gym.logs.transcript import (
+    RIGHT,
+    WRONG,
+    LoggedMessage,
+    Transcript,
+    label_of,
+    number,
+    small_facts,
+    speaker_name,
+    truth,
+)
 from mas_gym.tasks.rows import BadRow
 
 AGENT = "Assistant"
@@ -100,9 +110,11 @@ def agent_processbench(row: Any) -> Transcript:
         row["messages"],
         _text(row, "question"),
         {place: label for place, label in by_place.items() if label is not None},
+        _verdicts(row.get("verdicts")),
     )
     final = label_of(row.get("final_label"))
     known = {"messages", "question", "step_labels", "final_label", "ground_truth", "answer_text", "query_index"}
+    known |= {"verdicts"}
     facts, dropped = small_facts(row, {*known, "record_id", "sample_index"})
     source, query, sample = (row.get(name) for name in ("data_source", "query_index", "sample_index"))
     return made(
@@ -115,6 +127,18 @@ def agent_processbench(row: Any) -> Transcript:
         facts=facts,
         dropped=dropped,
     )
+
+
+def _verdicts(judges: object) -> dict[int, dict[str, float]]:
+    """Return the verdicts of judges by message; each judge has labels as people gave them."""
+    found: dict[int, dict[str, float]] = {}
+    for judge, verdict in judges.items() if isinstance(judges, Mapping) else ():
+        labels = verdict.get("step_labels") if isinstance(verdict, Mapping) else None
+        for place, label in labels.items() if isinstance(labels, Mapping) else ():
+            value = label_of(label)
+            if value is not None:
+                found.setdefault(_whole(place, "verdicts"), {})[speaker_name(judge)] = value
+    return found
 
 
 def is_agent_processbench(row: Any) -> bool:

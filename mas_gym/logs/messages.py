@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from mas_gym.errors import shown
-from mas_gym.logs.transcript import LoggedMessage, label_of, number, speaker_name
+from mas_gym.logs.transcript import LoggedMessage, label_of, number, speaker_name, verdicts_of
 from mas_gym.systems.tool_calls import ToolCall
 from mas_gym.tasks.rows import BadRow
 
@@ -59,7 +59,12 @@ class History(NamedTuple):
     dropped: Counter[str]
 
 
-def read_history(entries: object, question: str | None = None, labels: Mapping[int, int] | None = None) -> History:
+def read_history(
+    entries: object,
+    question: str | None = None,
+    labels: Mapping[int, int] | None = None,
+    verdicts: Mapping[int, Mapping[str, float]] | None = None,
+) -> History:
     """Read a chat history.
 
     The messages of users before the first other message are the question if they contain the given one, or if none is
@@ -69,6 +74,7 @@ def read_history(entries: object, question: str | None = None, labels: Mapping[i
         entries: The messages, as their log has them.
         question: The question, if the log has it apart from the messages.
         labels: Labels by place in the history.
+        verdicts: Verdicts of judges by place in the history.
 
     Raises:
         BadRow: It is no history, or there is no question.
@@ -82,7 +88,7 @@ def read_history(entries: object, question: str | None = None, labels: Mapping[i
     dropped: Counter[str] = Counter()
     prompts: dict[str, str] = {}
     kept: list[tuple[int, RawMessage]] = []
-    labels = labels or {}
+    labels, verdicts = labels or {}, verdicts or {}
     for place, one in zip(places, raw, strict=True):
         label = labels.get(place, one.message.label)
         dropped.update(one.dropped)
@@ -91,7 +97,8 @@ def read_history(entries: object, question: str | None = None, labels: Mapping[i
         elif not one.message.said.strip() and label is None:
             dropped["empty message"] += 1
         else:
-            kept.append((place, one._replace(message=replace(one.message, label=label))))
+            judged = verdicts.get(place, one.message.verdicts)
+            kept.append((place, one._replace(message=replace(one.message, label=label, verdicts=judged))))
     kept, found = _without_question(kept, question, dropped)
     while kept and kept[-1][1].message.said.strip() == _STOP and kept[-1][1].message.label is None:
         kept.pop()
@@ -190,6 +197,7 @@ def _message(entry: object, names: dict[str, str]) -> RawMessage:
         tokens=tokens if type(tokens) is int and 0 <= tokens < 1 << 31 else 0,
         logprob=number(fields.get("logprob"), "logprob"),
         agent=known == ASSISTANT or (known == USER and name is not None),
+        verdicts=verdicts_of(fields.get("verdicts")),
     )
     return RawMessage(known, name is not None, message, left_out)
 

@@ -15,6 +15,7 @@ from mas_gym.tasks.rows import BadRow
 
 MOST_MESSAGES = 10_000
 LONGEST_NAME = 200
+MOST_JUDGES = 100
 LONGEST_FACT = 1_000
 
 RIGHT, NEUTRAL, WRONG = 1, 0, -1
@@ -35,6 +36,7 @@ class LoggedMessage:
         tokens: Generated tokens; 0 if unknown.
         logprob: Sum of token log-probabilities (nats); None if unknown.
         agent: Whether an agent wrote it, and not a tool or a user.
+        verdicts: Recorded values of the transcript up to here, or verdicts on the message, by the judge that gave them.
     """
 
     speaker: str
@@ -46,6 +48,7 @@ class LoggedMessage:
     tokens: int = 0
     logprob: float | None = None
     agent: bool = True
+    verdicts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def said(self) -> str:
@@ -148,6 +151,7 @@ def _check_message(message: LoggedMessage) -> None:
         raise BadRow(f"expected a label of 1, 0 or -1, got {shown(message.label)}")
     number(message.value, "value")
     number(message.logprob, "logprob")
+    verdicts_of(message.verdicts)
     if type(message.tokens) is not int or not 0 <= message.tokens < 1 << 31:
         raise BadRow(f"expected a number of tokens, got {shown(message.tokens)}")
 
@@ -210,6 +214,20 @@ def label_of(value: object) -> int | None:
     if found not in (RIGHT, NEUTRAL, WRONG):
         raise BadRow(f"expected a label of 1, 0 or -1, got {shown(value)}")
     return int(found)
+
+
+def verdicts_of(value: object) -> dict[str, float]:
+    """Return the verdicts on a message by judge; those that are null are left out.
+
+    Raises:
+        BadRow: It is no mapping of names to finite numbers.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or len(value) > MOST_JUDGES:
+        raise BadRow(f"expected verdicts of at most {MOST_JUDGES} judges by name, got {shown(value)}")
+    found = {speaker_name(judge): number(verdict, "verdict") for judge, verdict in value.items()}
+    return {judge: verdict for judge, verdict in found.items() if verdict is not None}
 
 
 def small_facts(row: Mapping[str, Any], but: set[str]) -> tuple[dict[str, Any], dict[str, int]]:

@@ -7,32 +7,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mas_gym.policies.base import (
-    AsyncPolicy,
-    Policy,
-    Sample,
-    SamplingReply,
-    SamplingRequest,
-    SamplingSession,
-    StreamingPolicy,
-)
-from mas_gym.policies.cache import RecordedPolicy, RecordingPolicy
-from mas_gym.policies.registry import known_policies, load_policy
-from mas_gym.policies.scripted import ScriptedPolicy
-from mas_gym.policies.sessions import open_session
+from mas_gym.internal.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from mas_gym.policies.base import (
+        AsyncPolicy,
+        Policy,
+        Sample,
+        SamplingReply,
+        SamplingRequest,
+        SamplingSession,
+        StreamingPolicy,
+        as_policy,
+    )
+    from mas_gym.policies.cache import RecordedPolicy, RecordingPolicy
     from mas_gym.policies.local.transformers import TransformersPolicy
+    from mas_gym.policies.registry import known_policies, load_policy
+    from mas_gym.policies.scripted import ScriptedPolicy
+    from mas_gym.policies.sessions import open_session
 
-
-def __getattr__(name: str) -> Any:
-    # Torch and transformers are an optional extra and take seconds to import.
-    if name == "TransformersPolicy":
-        from mas_gym.policies.registry import local_module
-
-        return local_module().TransformersPolicy
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
+_HOMES = {
+    "mas_gym.policies.base": (
+        "AsyncPolicy Policy Sample SamplingReply SamplingRequest SamplingSession StreamingPolicy as_policy"
+    ),
+    "mas_gym.policies.cache": "RecordedPolicy RecordingPolicy",
+    "mas_gym.policies.registry": "known_policies load_policy",
+    "mas_gym.policies.scripted": "ScriptedPolicy",
+    "mas_gym.policies.sessions": "open_session",
+}
 
 __all__ = [
     "AsyncPolicy",
@@ -46,7 +48,18 @@ __all__ = [
     "ScriptedPolicy",
     "StreamingPolicy",
     "TransformersPolicy",
+    "as_policy",
     "known_policies",
     "load_policy",
     "open_session",
 ]
+
+_public, __dir__ = lazy_names(__name__, _HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TransformersPolicy":
+        from mas_gym.policies.registry import local_module
+
+        return local_module().TransformersPolicy
+    return _public(name)

@@ -1,11 +1,13 @@
 """The contract of policies, which answer chat prompts with sampled messages.
 
-Three shapes are accepted everywhere, distinguished by the methods they define:
+A policy derives from one of three classes, whose attributes have defaults:
 
-* `Policy.sample(requests) -> replies`: a batch in, a batch out, in order;
-* `StreamingPolicy.open() -> session`: a policy that also accepts requests while it works on others,
+* `Policy` defines ``sample(requests) -> replies``: a batch in, a batch out, in order;
+* `StreamingPolicy` also defines ``open() -> session``, which accepts requests while it works on others,
   so that no engine waits for the slowest row of a batch;
-* `AsyncPolicy.sample_async(request) -> reply`: one request at a time, many awaited at once.
+* `AsyncPolicy` defines ``sample_async(request) -> reply``: one request at a time, many awaited at once.
+
+An object that only has the methods is adapted once, where it is loaded or passed in (`as_policy`).
 
 A request carries its own seeds, one per sample, derived by the caller from
 (run seed, problem, transcript, sample index), so that a reply depends only on the
@@ -20,14 +22,17 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import NamedTuple, Protocol, overload, runtime_checkable
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, overload
 
 from mas_gym.errors import ConfigError, PolicyError
+from mas_gym.internal.adapter import Adapter, ClassName, has_method, kind_of
+from mas_gym.policies.meters import Meter
 from mas_gym.systems.prompts import ChatMessage
-from mas_gym.systems.validation import ANYONE
 
 MIN_TEMPERATURE = 0.01
 """Lower temperatures decode greedily.
@@ -98,6 +103,7 @@ class SamplingRequest:
         agent: Name of the acting agent, for policies that serve agents differently.
         extra_body: Further fields of an OpenAI chat request, such as ``tools``, as canonical JSON; empty if none. Its
             ``messages`` has further fields of each message. A policy gets only what it honours, see `fitted`.
+        traced: Whether each sample should have its `TokenTrace`. It does not affect what is sampled.
 
     Raises:
         ConfigError: A field is out of its range.
@@ -110,6 +116,7 @@ class SamplingRequest:
     top_p: float = 0.95
     agent: str = ""
     extra_body: str = ""
+    traced: bool = False
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -127,46 +134,6 @@ class SamplingRequest:
             raise ConfigError(f"sampling request: expected {expected}")
 
 
-def _routed(policy: object, agent: str) -> object:
-    """Return the policy that answers an agent's requests, out of its wrappers."""
-    while True:
-        by_agent = getattr(policy, "policies", None)
-        if isinstance(by_agent, Mapping):
-            policy = by_agent.get(agent, by_agent.get(ANYONE))
-        elif (inner := getattr(policy, "identical_to", None)) is not None:
-            policy = inner
-        else:
-            return policy
-
-
-def refuse_extra_body(policy: object, request: SamplingRequest) -> None:
-    """Raise `PolicyError` if a policy would drop a part of a request."""
-    if reason := _refusal(_routed(policy, request.agent), request.agent, request.extra_body):
-        raise PolicyError(reason)
-
-
-Messages = tuple[ChatMessage, ...]
-
-
-def fitted(policy: object, agent: str, messages: Messages, extra_body: str) -> tuple[Messages, str]:
-    """Return messages and ``extra_body`` as the policy of an agent takes them.
-
-    A policy states in the attribute ``takes_extra_body`` what it honours: True for everything, or a set of fields; a
-    wrapper honours what its ``identical_to`` does. Names of speakers are written in front of the text for all but
-    policies that honour everything.
-
-    Raises:
-        PolicyError: The policy would drop a part.
-    """
-    routed = _routed(policy, agent)
-    if not extra_body or getattr(routed, "takes_extra_body", False) is True:
-        return messages, extra_body
-    messages, extra_body = spoken(messages, extra_body)
-    if reason := _refusal(routed, agent, extra_body):
-        raise PolicyError(reason)
-    return messages, extra_body
-
-
 def spoken(messages: Messages, extra_body: str) -> tuple[Messages, str]:
     """Move the names of speakers from ``extra_body`` to the text of their messages, for policies that know roles alone.
 
@@ -182,20 +149,6 @@ def spoken(messages: Messages, extra_body: str) -> tuple[Messages, str]:
     messages = tuple(m._replace(content=f"{name}: {m.content}") if name else m for m, name in pairs)
     asked |= {"messages": more} if any(more) else {}
     return messages, json.dumps(asked, sort_keys=True) if asked else ""
-
-
-def _refusal(policy: object, agent: str, extra_body: str) -> str:
-    """Say what of ``extra_body`` a policy does not honour, and what to do; empty if it honours it all."""
-    taken = getattr(policy, "takes_extra_body", False)
-    some = taken if isinstance(taken, Set) else frozenset()
-    if not extra_body or taken is True or not (left := sorted(json.loads(extra_body).keys() - some)):
-        return ""
-    asked = ", ".join("tool calls in messages" if key == "messages" else key for key in left)
-    name, also = getattr(policy, "name", "none"), f", {', '.join(sorted(some))}" if some else ""
-    return (
-        f"{asked}: expected none, because the policy {name!r} of the agent {agent!r} takes plain chat messages{also} "
-        "only; give the agent an OpenAI-compatible policy (openai:MODEL@URL), or leave this out of the request"
-    )
 
 
 @overload
@@ -222,6 +175,20 @@ class Certainty(NamedTuple):
     self_certainty: float | None = None
 
 
+class TokenTrace(NamedTuple):
+    """The tokens of one sample, as the engine read and generated them.
+
+    Attributes:
+        prompt: Token ids of the prompt; empty if a server returns none.
+        completion: Generated token ids, the end token included; empty if a server returns none.
+        logprobs: Log-probability of each generated token at temperature 1 and without top-p, in nats.
+    """
+
+    prompt: tuple[int, ...]
+    completion: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
 class Sample(NamedTuple):
     """One sampled message.
 
@@ -231,6 +198,7 @@ class Sample(NamedTuple):
         logprob: Sum over the generated tokens of the policy's log-probability at temperature 1 (nats); None if unknown.
         finish_reason: ``"stop"`` or ``"length"``.
         certainty: Statistics of the next-token distributions; None if unknown.
+        trace: Its tokens, if the request is ``traced`` and the engine returns them.
     """
 
     text: str
@@ -238,6 +206,7 @@ class Sample(NamedTuple):
     logprob: float | None
     finish_reason: str
     certainty: Certainty | None = None
+    trace: TokenTrace | None = None
 
     @property
     def mean_logprob(self) -> float | None:
@@ -306,22 +275,6 @@ def first_tokens(words: Sequence[str], encode: Callable[[str], Sequence[int]]) -
     return [sorted(tokens) for tokens in found]
 
 
-@runtime_checkable
-class Policy(Protocol):
-    """A policy that answers batches.
-
-    Attributes:
-        name: Name shown in reports, such as ``"tiny"``.
-        max_batch: Preferred number of sequences per call; the engine collects up to this many.
-    """
-
-    name: str
-    max_batch: int
-
-    def sample(self, requests: Sequence[SamplingRequest]) -> Sequence[SamplingReply]:
-        """Answer every request, in order. Raises `mas_gym.errors.PolicyError`."""
-
-
 class SamplingSession(Protocol):
     """A running engine: it accepts requests at any time and returns replies as they finish.
 
@@ -352,33 +305,9 @@ class SamplingSession(Protocol):
         """Forget every open request and free the memory; the session cannot be used again."""
 
 
-@runtime_checkable
-class StreamingPolicy(Policy, Protocol):
-    """A batch policy whose engine can also be kept full by submitting requests continuously."""
-
-    def open(self) -> SamplingSession:
-        """Start a session. Each request gets the same reply as from `sample`."""
-
-
-@runtime_checkable
-class AsyncPolicy(Protocol):
-    """A policy that answers single requests; the engine keeps up to ``max_concurrency`` of them open.
-
-    Attributes:
-        name: Name shown in reports.
-        max_concurrency: Preferred number of open requests.
-    """
-
-    name: str
-    max_concurrency: int
-
-    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
-        """Answer one request. Raises `mas_gym.errors.PolicyError`."""
-
-
 @dataclass(frozen=True)
 class Purpose:
-    """What a policy was made for; a policy may state it in the attribute ``made_for``.
+    """The tasks and systems that a policy was made for; a policy may state it in the attribute ``made_for``.
 
     Attributes:
         graphs: The MAS that it plays, for each task that it was made for.
@@ -403,6 +332,208 @@ class Purpose:
         if task is None and not known:
             return f"made for {made}, and this question has words that theirs do not have: its answers mean little here"
         return f"made for {made}, not for {task or 'this question'} with {mas}: its answers mean little here"
+
+
+class PolicyBase:
+    """The attributes of every policy, with their defaults; derive from `Policy`, `StreamingPolicy` or `AsyncPolicy`.
+
+    Attributes:
+        name: Name shown in reports, such as ``"tiny"``; by default the class's name.
+        takes_extra_body: Fields of an OpenAI chat request (`SamplingRequest.extra_body`) that the policy supports: True
+            for all, or a set of names.
+        independent_samples: True if each sample is a separate call that depends on its own seed only; False if one call
+            returns all samples of a request, which a response cache then keeps together; None if each sample depends
+            on its own seed only, whether or not it is a separate call.
+        chooses: Whether the policy has log-probabilities of first words, through ``choose`` or ``choose_async``.
+        max_prompt_bytes: An upper bound on the UTF-8 bytes of a message that fits the context window; None if unknown.
+        meters: Calls, tokens and cost so far, by engine; empty for local models.
+        made_for: The tasks and systems that the policy was trained for; None for a general one.
+        identical_to: For a wrapper that changes no sample, such as a cache: the policy behind it, whose identity it
+            shares and whose requests it supports (see `stand_for`).
+    """
+
+    name: str = ClassName()  # type: ignore[assignment]
+    takes_extra_body: bool | Set[str] = False
+    independent_samples: bool | None = None
+    chooses: bool = False
+    max_prompt_bytes: int | None = None
+    meters: Mapping[str, Meter] = MappingProxyType({})
+    made_for: Purpose | None = None
+    identical_to: Any = None
+
+    def serving(self, agent: str) -> PolicyBase:
+        """Return the policy that answers an agent's requests: by default the policy itself, or that of `identical_to`.
+
+        Raises:
+            PolicyError: There is none for this agent.
+        """
+        return self if self.identical_to is None else as_policy(self.identical_to).serving(agent)
+
+    def stand_for(self, policy: Policy | AsyncPolicy) -> None:
+        """Set `identical_to`, and take over the attributes of a policy that this one wraps."""
+        self.identical_to = policy
+        self.name, self.made_for, self.meters = policy.name, policy.made_for, policy.meters
+        self.max_prompt_bytes = policy.max_prompt_bytes
+
+
+class Policy(PolicyBase, ABC):
+    """A policy that answers batches. A subclass defines `sample`.
+
+    Attributes:
+        max_batch: Preferred number of sequences per call; the engine collects up to this many.
+    """
+
+    max_batch: int = 64
+
+    @abstractmethod
+    def sample(self, requests: Sequence[SamplingRequest]) -> Sequence[SamplingReply]:
+        """Answer every request, in order. Raises `mas_gym.errors.PolicyError`."""
+
+    def choose(self, prompts: Sequence[Sequence[ChatMessage]], words: Sequence[str]) -> Sequence[Choice]:
+        """Return for each prompt how likely the reply begins with each word, if the policy `chooses`.
+
+        Raises:
+            PolicyError: It cannot.
+        """
+        raise PolicyError(f"policy {self.name!r} gives no log-probabilities of first words")
+
+
+class StreamingPolicy(Policy):
+    """A batch policy whose engine can also be kept full by submitting requests continuously."""
+
+    @abstractmethod
+    def open(self) -> SamplingSession:
+        """Start a session. Each request gets the same reply as from `sample`."""
+
+
+class AsyncPolicy(PolicyBase, ABC):
+    """A policy that answers single requests; the engine keeps up to ``max_concurrency`` of them open.
+
+    Attributes:
+        max_concurrency: Preferred number of open requests.
+    """
+
+    max_concurrency: int = 64
+
+    @abstractmethod
+    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+        """Answer one request. Raises `mas_gym.errors.PolicyError`."""
+
+    async def choose_async(self, messages: Sequence[ChatMessage], words: Sequence[str]) -> Choice:
+        """Return how likely the reply begins with each word, if the policy `chooses`.
+
+        Raises:
+            PolicyError: It cannot.
+        """
+        raise PolicyError(f"policy {self.name!r} gives no log-probabilities of first words")
+
+
+class _Adapted(Adapter, PolicyBase):
+    """A policy made of an object that only has the methods of one."""
+
+    def __init__(self, part: object, base: type) -> None:
+        self.name = type(part).__name__
+        self.chooses = has_method(part, "choose") or has_method(part, "choose_async")
+        super().__init__(part, base)
+
+    def serving(self, agent: str) -> PolicyBase:
+        inner = getattr(self.identical_to, "identical_to", None)
+        return self if inner is None else as_policy(inner).serving(agent)
+
+
+class _AdaptedPolicy(_Adapted, Policy):
+    def sample(self, requests: Sequence[SamplingRequest]) -> Sequence[SamplingReply]:
+        replies: Sequence[SamplingReply] = self.identical_to.sample(requests)
+        return replies
+
+    def choose(self, prompts: Sequence[Sequence[ChatMessage]], words: Sequence[str]) -> Sequence[Choice]:
+        found: Sequence[Choice] = self.identical_to.choose(prompts, words)
+        return found
+
+
+class _AdaptedStreamingPolicy(_AdaptedPolicy, StreamingPolicy):
+    def open(self) -> SamplingSession:
+        session: SamplingSession = self.identical_to.open()
+        return session
+
+
+class _AdaptedAsyncPolicy(_Adapted, AsyncPolicy):
+    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+        reply: SamplingReply = await self.identical_to.sample_async(request)
+        return reply
+
+    async def choose_async(self, messages: Sequence[ChatMessage], words: Sequence[str]) -> Choice:
+        found: Choice = await self.identical_to.choose_async(messages, words)
+        return found
+
+
+_Shape = tuple[type[Policy | AsyncPolicy], type[_AdaptedPolicy | _AdaptedAsyncPolicy], tuple[str, ...]]
+_SHAPES: tuple[_Shape, ...] = (
+    (AsyncPolicy, _AdaptedAsyncPolicy, ("sample_async",)),
+    (StreamingPolicy, _AdaptedStreamingPolicy, ("sample", "open")),
+    (Policy, _AdaptedPolicy, ("sample",)),
+)
+"""The kinds of policies with their adapters and required methods; the first that fits an object is taken."""
+
+
+def as_policy(part: object) -> Policy | AsyncPolicy:
+    """Return a policy as it is, and an object with a policy's methods as a policy with the attributes it lacks.
+
+    ``sample_async`` makes an `AsyncPolicy`, ``sample`` and ``open`` a `StreamingPolicy`, ``sample`` a `Policy`.
+
+    Raises:
+        ConfigError: It has none of these methods.
+    """
+    for shape, adapted, methods in _SHAPES:
+        if isinstance(part, shape):
+            return part
+        if all(has_method(part, name) for name in methods):
+            return adapted(part, shape)
+    raise ConfigError(
+        f"expected a policy with sample(requests) or sample_async(request), got {kind_of(part)}; make one with "
+        "mas_gym.policies.load_policy('tiny'), or derive from mas_gym.policies.Policy"
+    )
+
+
+def refuse_extra_body(policy: PolicyBase, request: SamplingRequest) -> None:
+    """Raise `PolicyError` if a policy would drop a part of a request."""
+    if reason := _refusal(policy.serving(request.agent), request.agent, request.extra_body):
+        raise PolicyError(reason)
+
+
+Messages = tuple[ChatMessage, ...]
+
+
+def fitted(policy: PolicyBase, agent: str, messages: Messages, extra_body: str) -> tuple[Messages, str]:
+    """Return messages and ``extra_body`` in the form that the policy of an agent supports.
+
+    Names of speakers are written in front of the text, except for policies that support every field
+    (`PolicyBase.takes_extra_body`).
+
+    Raises:
+        PolicyError: The policy would drop a part.
+    """
+    if not extra_body or (serving := policy.serving(agent)).takes_extra_body is True:
+        return messages, extra_body
+    messages, extra_body = spoken(messages, extra_body)
+    if reason := _refusal(serving, agent, extra_body):
+        raise PolicyError(reason)
+    return messages, extra_body
+
+
+def _refusal(policy: PolicyBase, agent: str, extra_body: str) -> str:
+    """Return which parts of ``extra_body`` a policy does not support, with the fix; empty if it supports all."""
+    taken = policy.takes_extra_body
+    some = taken if isinstance(taken, Set) else frozenset()
+    if not extra_body or taken is True or not (left := sorted(json.loads(extra_body).keys() - some)):
+        return ""
+    asked = ", ".join("tool calls in messages" if key == "messages" else key for key in left)
+    also = f", {', '.join(sorted(some))}" if some else ""
+    return (
+        f"{asked}: expected none, because the policy {policy.name!r} of the agent {agent!r} takes plain chat "
+        f"messages{also} only; give the agent an OpenAI-compatible policy (openai:MODEL@URL), or leave this out of the "
+        "request"
+    )
 
 
 def derive_seed(run_seed: int, problem_id: str, state_digest: bytes, sample_index: int) -> int:

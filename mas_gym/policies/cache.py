@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, IdentityError, PolicyError
 from mas_gym.internal.database import Format, transaction
-from mas_gym.internal.identity import digest_of, identity_of
+from mas_gym.internal.identity import digest_of, identity_of, own_identity
 from mas_gym.policies.base import (
     AsyncPolicy,
     Certainty,
@@ -37,11 +37,12 @@ from mas_gym.policies.base import (
     SamplingReply,
     SamplingRequest,
     SamplingSession,
+    StreamingPolicy,
+    as_policy,
     spoken,
     token_count,
 )
-from mas_gym.policies.meters import Meter, meters_of
-from mas_gym.policies.sessions import as_async, open_session, prompt_bound
+from mas_gym.policies.sessions import as_async, open_session
 
 SCHEMA = 1
 _FORMAT = "mas-gym-recording"
@@ -128,7 +129,7 @@ def sample_key(request: SamplingRequest, seed: int) -> str:
     return blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 
-class RecordedPolicy:
+class RecordedPolicy(Policy):
     """Replays a recording.
 
     Attributes:
@@ -179,7 +180,7 @@ class RecordedPolicy:
         return _complete(self._table, lookup)
 
 
-class RecordingPolicy:
+class RecordingPolicy(StreamingPolicy):
     """Answers from a recording, and appends to it what another policy answers to the rest.
 
     Attributes:
@@ -199,10 +200,12 @@ class RecordingPolicy:
             ConfigError: The policy does not answer batches.
             DataError: The file is not a recording, or it records another policy.
         """
-        if not isinstance(policy, Policy):
+        adapted = as_policy(policy)
+        if not isinstance(adapted, Policy):
             raise ConfigError(f"expected a policy with sample(requests), got {type(policy).__name__}")
-        self.policy = self.identical_to = policy
-        self.name, self.max_batch = policy.name, policy.max_batch
+        self.policy = policy = adapted
+        self.stand_for(policy)
+        self.max_batch = policy.max_batch
         self.file = Path(file)
         records: dict[str, _Entry] = {}
         if self.file.exists() and self.file.stat().st_size:
@@ -272,15 +275,16 @@ class _RecordingSession:
         self._ready.clear()
 
 
-class CachedPolicy:
+class CachedPolicy(AsyncPolicy):
     """Answers from a response cache, and adds to it what another policy of any shape answers to the rest.
 
-    An `AsyncPolicy`. Two policies share samples if their identities are equal (`mas_gym.internal.identity`).
+    Two policies share samples if their identities are equal (`mas_gym.internal.identity`).
 
     Attributes:
         name: The inner policy's.
         max_concurrency: The inner policy's.
         identical_to: The inner policy.
+        meters: The inner policy's; samples from the cache cost nothing.
         hits: Samples found.
         misses: Samples requested from the inner policy.
     """
@@ -298,22 +302,13 @@ class CachedPolicy:
         """
         self.file = Path(file)
         self.hits = self.misses = 0
-        self.identical_to = policy
+        policy = as_policy(policy)
+        self.stand_for(policy)
         self._inner = as_async(policy)
-        self._one_by_one: bool = getattr(policy, "independent_samples", False)
-        self.name, self.max_concurrency = policy.name, self._inner.max_concurrency
+        self._one_by_one = policy.independent_samples is True
+        self.max_concurrency = self._inner.max_concurrency
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mas-gym-cache")
         self._table = self._thread.submit(_ResponseCache, policy, self.file).result()
-
-    @property
-    def meters(self) -> Mapping[str, Meter]:
-        """The inner policy's meters; samples from the cache cost nothing."""
-        return meters_of(self._inner)
-
-    @property
-    def max_prompt_bytes(self) -> int | None:
-        """The inner policy's bound on the bytes of a message that fits its window; None if it has none."""
-        return prompt_bound(self.identical_to)
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Answer one request. Raises `mas_gym.errors.PolicyError`."""
@@ -349,7 +344,9 @@ class _Recording:
             if key not in self._records:
                 self._records[key] = entry
                 tokens = {"prompt_tokens": entry.prompt_tokens, "dropped_tokens": entry.dropped_tokens}
-                lines.append({"key": key, "agent": request.agent, "seed": seed, **entry.sample._asdict(), **tokens})
+                said = entry.sample._asdict()
+                del said["trace"]
+                lines.append({"key": key, "agent": request.agent, "seed": seed, **said, **tokens})
         self.append(lines)
 
     def append(self, lines: Sequence[dict[str, Any]]) -> None:
@@ -365,9 +362,9 @@ class _ResponseCache:
     def __init__(self, policy: Policy | AsyncPolicy, file: Path) -> None:
         self._policy, self._file = policy, file
         # A policy with its own identity() may have to ask its server, so that is left to the first request.
-        self._address = None if callable(getattr(policy, "identity", None)) else self._addressed()
+        self._address = None if own_identity(policy) is not None else self._addressed()
         # If one call returns all samples of a prompt, they belong together.
-        self._whole = not getattr(policy, "independent_samples", True)
+        self._whole = policy.independent_samples is False
         self._database = _CACHE.connect(file, create=True)
         self._warned = False
 
@@ -383,10 +380,6 @@ class _ResponseCache:
         if self._address is None:
             self._address = self._addressed()
         found = [self._stored(key) for key in self._keys(self._address, request)]
-        former = getattr(self._policy, "former_address", None)
-        if former is not None and None in found:
-            old = (self._stored(key) for key in self._keys(former, request))
-            found = [new or before for new, before in zip(found, old, strict=True)]
         return [None] * len(found) if self._whole and None in found else found
 
     def _keys(self, address: str, request: SamplingRequest) -> list[bytes]:

@@ -22,7 +22,15 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from mas_gym.errors import PolicyError
-from mas_gym.policies.base import MOST_TOKENS, Certainty, Sample, SamplingRequest, finite_logprob, token_count
+from mas_gym.policies.base import (
+    MOST_TOKENS,
+    Certainty,
+    Sample,
+    SamplingRequest,
+    TokenTrace,
+    finite_logprob,
+    token_count,
+)
 from mas_gym.systems.tool_calls import ToolCall, with_calls
 
 Api = Literal["chat", "completions"]
@@ -151,6 +159,9 @@ def payload(
     }
     if len(seeds) > 1:
         body["n"] = len(seeds)
+    if request.traced:
+        # An extension of vLLM's server; other servers ignore it or reject it.
+        body["return_token_ids"] = True
     texts = [(m.role, clean(m.content) if m.role == "system" else defuse(m.content)) for m in request.messages]
     if api == "chat":
         extra = json.loads(request.extra_body) if request.extra_body else {}
@@ -185,7 +196,7 @@ def reply_limit(request: SamplingRequest, n: int) -> int:
     return n * (_BYTES_PER_REPLY + _BYTES_PER_TOKEN * request.max_new_tokens)
 
 
-def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool, tools: bool = False) -> WireReply:
+def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool, tools: bool = False, traced: bool = False) -> WireReply:
     """Parse and check a reply that should have ``n`` choices.
 
     Args:
@@ -194,6 +205,7 @@ def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool, tools: bool = Fals
         api: The endpoint.
         logprobs: Whether log-probabilities were requested.
         tools: Whether tools were offered: then texts may end with tool calls (see `mas_gym.systems.prompts`).
+        traced: Whether token ids were requested.
 
     Raises:
         BadReply: The reply is unusable; the message is the reason.
@@ -208,14 +220,17 @@ def parse_reply(raw: bytes, n: int, api: Api, logprobs: bool, tools: bool = Fals
         raise BadReply(f"expected {n} choices, got {len(choices)}")
     choices = sorted(choices, key=lambda choice: _count(choice, "index"))
     found = [_choice(choice, api, logprobs, tools) for choice in choices]
+    traces = [
+        _trace(body, choice, values) if traced else None for choice, (_, values, _) in zip(choices, found, strict=True)
+    ]
     usage = _part(body, "usage")
     prompt, generated = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
     counts = _token_counts([None if values is None else len(values) for _, values, _ in found], generated)
     samples = tuple(
         Sample(text, count, None, finish)
         if values is None
-        else Sample(text, count, math.fsum(values), finish, Certainty(min(values)) if values else None)
-        for (text, values, finish), count in zip(found, counts, strict=True)
+        else Sample(text, count, math.fsum(values), finish, Certainty(min(values)) if values else None, trace)
+        for (text, values, finish), count, trace in zip(found, counts, traces, strict=True)
     )
     cached = _count(_part(usage, "prompt_tokens_details"), "cached_tokens")
     first = _first_tokens(choices[0].get("logprobs"), api) if logprobs and n == 1 else ()
@@ -300,6 +315,22 @@ def _logprobs(found: Any, api: Api) -> list[float] | None:
         return [finite_logprob(value) for value in values]
     except ValueError as error:
         raise BadReply(f"a log-probability is {error}") from error
+
+
+def _trace(body: dict[str, Any], choice: dict[str, Any], values: list[float] | None) -> TokenTrace | None:
+    """Return the tokens of a choice, with ids if the server sent them; None without log-probabilities."""
+    if values is None:
+        return None
+    # The prompt's ids stand beside the choices of a chat, and in each choice of a completion.
+    prompt, completion = body.get("prompt_token_ids", choice.get("prompt_token_ids")), choice.get("token_ids")
+    if prompt is None or completion is None:
+        return TokenTrace((), (), tuple(values))
+    if not isinstance(prompt, list) or not isinstance(completion, list) or len(completion) != len(values):
+        raise BadReply("token_ids are not lists with one id per log-probability")
+    try:
+        return TokenTrace(tuple(map(token_count, prompt)), tuple(map(token_count, completion)), tuple(values))
+    except ValueError as error:
+        raise BadReply(f"a token id is {error}") from error
 
 
 def _first_tokens(found: Any, api: Api) -> tuple[tuple[str, float], ...]:

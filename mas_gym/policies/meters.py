@@ -95,13 +95,7 @@ class Meter:
         return "; ".join(parts)
 
 
-def meters_of(policy: object) -> Mapping[str, Meter]:
-    """Return the meters of a policy's engines by name; local models have none."""
-    meters: Mapping[str, Meter] = getattr(policy, "meters", {})
-    return meters
-
-
-def money_of(policy: object) -> float | None:
-    """Return the cost of a policy's engines so far; None if none of them has a price."""
-    charged = [meter.money for meter in meters_of(policy).values() if meter.money is not None]
+def money_of(meters: Mapping[str, Meter]) -> float | None:
+    """Return the cost of a policy's engines so far, from their meters; None if none of them has a price."""
+    charged = [meter.money for meter in meters.values() if meter.money is not None]
     return sum(charged) if charged else None

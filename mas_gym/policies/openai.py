@@ -28,7 +28,7 @@ from mas_gym.errors import (
 )
 from mas_gym.internal.event_loop import engine_loop, on_engine_loop
 from mas_gym.plugins import build, written_options
-from mas_gym.policies.base import Choice, SamplingReply, SamplingRequest, log_sum, spellings
+from mas_gym.policies.base import AsyncPolicy, Choice, SamplingReply, SamplingRequest, log_sum, spellings
 from mas_gym.policies.completions import (
     Api,
     BadReply,
@@ -134,8 +134,8 @@ def _wrong(name: str, expected: str, got: object) -> ConfigError:
     return ConfigError(f"policy 'openai', option {name}: expected {expected}, got {got!r}")
 
 
-class OpenAIPolicy:
-    """An `AsyncPolicy` over an OpenAI-compatible server; safe to await from any event loop.
+class OpenAIPolicy(AsyncPolicy):
+    """A policy over an OpenAI-compatible server; safe to await from any event loop.
 
     Attributes:
         name: ``"openai:MODEL"``.
@@ -170,10 +170,12 @@ class OpenAIPolicy:
             )
         self.name = f"openai:{model}"
         self.independent_samples = self.options.choices == "seeds"
+        self.chooses = self.options.logprobs
         self.takes_extra_body = self.options.api == "chat"
         self.max_concurrency = self.options.max_concurrency
         price = self.options.price
         self.meter = Meter(price if isinstance(price, Price) else None)
+        self.meters = {self.name: self.meter}
         self.notes: list[str] = []
         self._refused: set[str] = set()
         self._cap = 10**9
@@ -207,19 +209,6 @@ class OpenAIPolicy:
             "logprobs": chosen.logprobs,
             "extra_body": dict(chosen.extra_body or {}),
         }
-
-    @property
-    def former_address(self) -> str | None:
-        """The address of samples cached by earlier versions; None with a ``revision``, which they did not support."""
-        chosen = self.options
-        if chosen.revision is not None:
-            return None
-        return f"{self.name}|{chosen.api}|{chosen.choices}|{sorted((chosen.extra_body or {}).items())!r}"
-
-    @property
-    def meters(self) -> dict[str, Meter]:
-        """Its meter, by name."""
-        return {self.name: self.meter}
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Answer one request.
@@ -376,7 +365,7 @@ class OpenAIPolicy:
             return endpoint.with_streaming_response.create(model=self.model, **inputs, extra_body=body)
 
         raw = await self._exchange(call, reply_limit(request, len(seeds)))
-        reply = parse_reply(raw, len(seeds), api, want, "tools" in body)
+        reply = parse_reply(raw, len(seeds), api, want, "tools" in body, request.traced)
         self.meter.add(reply.prompt_tokens, reply.cached_tokens, reply.generated_tokens)
         if any(not sample.text and sample.tokens == 0 for sample in reply.samples):
             raise BadReply("a message is empty")
@@ -404,7 +393,7 @@ class OpenAIPolicy:
     def _body(self, request: SamplingRequest, seeds: tuple[int, ...], top: int) -> dict[str, Any]:
         body = payload(request, seeds, self.model, self.options.api, self.options.logprobs, top)
         body["max_tokens"] = min(body["max_tokens"], self._cap)
-        for name in self._refused & {"logprobs", "seed"}:
+        for name in self._refused & {"logprobs", "return_token_ids", "seed"}:
             body.pop(name, None)
         if "logprobs" in self._refused:
             body.pop("top_logprobs", None)
@@ -430,6 +419,7 @@ class OpenAIPolicy:
             return False
         words = {
             "logprobs": "it refuses log-probabilities: policy likelihood is not available",
+            "return_token_ids": "it refuses return_token_ids: traces have log-probabilities and no token ids",
             "seed": "it refuses seeds: samples cannot be repeated",
             "max_tokens": "it wants max_completion_tokens",
         }

@@ -8,20 +8,22 @@ from mas_gym.errors import ConfigError, PolicyError
 from mas_gym.policies.base import (
     AsyncPolicy,
     Policy,
+    PolicyBase,
     SamplingReply,
     SamplingRequest,
 )
-from mas_gym.policies.meters import Meter, meters_of
-from mas_gym.policies.sessions import as_async, prompt_bound
+from mas_gym.policies.sessions import as_async
 from mas_gym.systems.validation import ANYONE
 
 
-class PerAgentPolicy:
-    """An `AsyncPolicy` that sends each request to its acting agent's policy.
+class PerAgentPolicy(AsyncPolicy):
+    """Sends each request to its acting agent's policy.
 
     Attributes:
         name: Each agent with its policy's name.
         max_concurrency: The sum over the policies.
+        max_prompt_bytes: The smallest of its policies.
+        meters: Those of its policies, each named after the first agent that uses it.
         policies: As passed in.
     """
 
@@ -41,25 +43,20 @@ class PerAgentPolicy:
         self._routes = {agent: views[id(policy)] for agent, policy in self.policies.items()}
         self.name = ", ".join(f"{agent}={policy.name}" for agent, policy in self._routes.items())
         self.max_concurrency = sum(view.max_concurrency for view in views.values())
+        bounds = (view.max_prompt_bytes for view in views.values())
+        self.max_prompt_bytes = min((bound for bound in bounds if bound is not None), default=None)
+        first = {id(view): agent for agent, view in reversed(self._routes.items())}
+        self.meters = {
+            f"{first[id(view)]}={name}": meter for view in views.values() for name, meter in view.meters.items()
+        }
 
     def identity(self) -> dict[str, Policy | AsyncPolicy]:
         """Return the policy of each agent, stated by its own identity."""
         return self.policies
 
-    @property
-    def max_prompt_bytes(self) -> int | None:
-        """The smallest bound of its policies on the bytes of a message that fits; None if none of them has one."""
-        bounds = [bound for bound in map(prompt_bound, self.policies.values()) if bound is not None]
-        return min(bounds, default=None)
-
-    @property
-    def meters(self) -> dict[str, Meter]:
-        """The meters of its policies, each named after the first agent that uses it."""
-        first: dict[int, str] = {}
-        for agent, policy in self.policies.items():
-            first.setdefault(id(policy), agent)
-        own = ((agent, policy) for agent, policy in self.policies.items() if first[id(policy)] == agent)
-        return {f"{agent}={name}": meter for agent, policy in own for name, meter in meters_of(policy).items()}
+    def serving(self, agent: str) -> PolicyBase:
+        """Return the policy that answers an agent's requests. Raises `PolicyError` if there is none."""
+        return self._route(agent).serving(agent)
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Answer one request.
@@ -67,8 +64,11 @@ class PerAgentPolicy:
         Raises:
             PolicyError: The acting agent has no policy, or its policy cannot answer.
         """
-        policy = self._routes.get(request.agent) or self._routes.get(ANYONE)
+        return await self._route(request.agent).sample_async(request)
+
+    def _route(self, agent: str) -> AsyncPolicy:
+        policy = self._routes.get(agent) or self._routes.get(ANYONE)
         if policy is None:
             known = ", ".join(self._routes)
-            raise PolicyError(f"expected a policy for the agent {request.agent!r}, got policies for {known}; add '*'")
-        return await policy.sample_async(request)
+            raise PolicyError(f"expected a policy for the agent {agent!r}, got policies for {known}; add '*'")
+        return policy

@@ -10,7 +10,7 @@ from typing import Any
 
 from mas_gym.errors import ConfigError, MissingDependencyError
 from mas_gym.plugins import build, is_user_code, load_user_code, unknown, written_options, written_value
-from mas_gym.policies.base import AsyncPolicy, Policy, Purpose, shortened
+from mas_gym.policies.base import AsyncPolicy, Policy, Purpose, as_policy, shortened
 
 ENTRY_POINTS = "mas_gym.policies"
 """Entry-point group for third parties; each entry names a loader ``(argument, **options) -> policy``."""
@@ -64,12 +64,13 @@ def load_policy(spec: PolicySpec, **options: Any) -> Policy | AsyncPolicy:
     cache = options.pop("cache", cache)
     if is_user_code(spec):
         own = load_user_code("policy", spec)
-        if not isinstance(own, Policy | AsyncPolicy):
-            expected = "name, max_batch and sample(requests), or name, max_concurrency and sample_async(request)"
-            raise ConfigError(f"policy {spec!r}: expected an object with {expected}, got {type(own).__name__}")
-        return own if cache is None else _cached(own, cache)
-    name = spec.partition(":")[0].partition("#")[0]
-    policy: Policy | AsyncPolicy = build(name, _loader(name), spec[len(name) :].removeprefix(":"), **options)
+    else:
+        name = spec.partition(":")[0].partition("#")[0]
+        own = build(name, _loader(name), spec[len(name) :].removeprefix(":"), **options)
+    try:
+        policy = as_policy(own)
+    except ConfigError as error:
+        raise ConfigError(f"policy {spec!r}: {error}") from None
     return policy if cache is None else _cached(policy, cache)
 
 
@@ -164,10 +165,9 @@ def _tiny(argument: str, **options: Any) -> Policy:
     if rest:
         raise ConfigError(f"policy 'tiny' takes no argument, got {rest!r}; for another model use 'transformers:PATH'")
     options = {"name": "tiny", **written, **options}
-    policy: Any = build("tiny", local_module().TransformersPolicy, mas_gym.tiny.path(), **options)
+    policy: Policy = build("tiny", local_module().TransformersPolicy, mas_gym.tiny.path(), **options)
     policy.made_for = purpose_of("tiny")
-    made: Policy = policy
-    return made
+    return policy
 
 
 def purpose_of(policy: PolicySpec | Policy | AsyncPolicy | None) -> Purpose | None:
@@ -176,8 +176,7 @@ def purpose_of(policy: PolicySpec | Policy | AsyncPolicy | None) -> Purpose | No
         import mas_gym.tiny
 
         return Purpose(mas_gym.tiny.GRAPHS, mas_gym.tiny.knows)
-    found = getattr(policy, "made_for", None) or getattr(getattr(policy, "identical_to", None), "made_for", None)
-    return found if isinstance(found, Purpose) else None
+    return None if policy is None or isinstance(policy, str | Mapping) else policy.made_for
 
 
 def _transformers(argument: str, **options: Any) -> Policy:

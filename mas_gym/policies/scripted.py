@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mas_gym.policies.base import (
+    Policy,
     Sample,
     SamplingReply,
     SamplingRequest,
@@ -13,7 +14,7 @@ from mas_gym.policies.base import (
 Script = Callable[[SamplingRequest, int], str | Sample]
 
 
-class ScriptedPolicy:
+class ScriptedPolicy(Policy):
     """Answers each sample by calling ``script(request, seed)``.
 
     If the script returns a string, each word counts as one token with log-probability -1.

@@ -20,6 +20,7 @@ from mas_gym.policies.base import (
     SamplingRequest,
     SamplingSession,
     StreamingPolicy,
+    as_policy,
 )
 
 
@@ -96,13 +97,13 @@ class _Waiting(NamedTuple):
             self.loop.call_soon_threadsafe(settle)
 
 
-class _SessionPolicy:
+class _SessionPolicy(AsyncPolicy):
     """A batch policy's session behind an inbox; a worker thread drives it and stops while it is idle."""
 
     def __init__(self, policy: Policy) -> None:
-        self.name = policy.name
+        self.stand_for(policy)
         self.max_concurrency = policy.max_batch * _QUEUE_FACTOR
-        self._policy = self.identical_to = policy
+        self._policy = policy
         self._inbox: deque[_Waiting] = deque()
         self._lock = threading.Lock()
         self._busy = False
@@ -169,13 +170,8 @@ def as_async(policy: Policy | AsyncPolicy) -> AsyncPolicy:
 
     Requests that arrive while the engine is busy join its batch (`StreamingPolicy`) or form its next one.
     """
+    policy = as_policy(policy)
     return policy if isinstance(policy, AsyncPolicy) else _SessionPolicy(policy)
-
-
-def prompt_bound(policy: Policy | AsyncPolicy) -> int | None:
-    """Return an upper bound on the UTF-8 bytes of a message that fits a policy's window; None if it states none."""
-    bound: int | None = getattr(policy, "max_prompt_bytes", None)
-    return bound
 
 
 atexit.register(_stop)

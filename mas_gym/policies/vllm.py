@@ -18,11 +18,13 @@ from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependenc
 from mas_gym.internal.event_loop import close_at_exit, engine_loop, on_engine_loop
 from mas_gym.plugins import build, written_options
 from mas_gym.policies.base import (
+    AsyncPolicy,
     Certainty,
     Choice,
     Sample,
     SamplingReply,
     SamplingRequest,
+    TokenTrace,
     first_tokens,
     log_sum,
     refuse_extra_body,
@@ -194,8 +196,8 @@ def _rank(folder: str) -> int:
 _numbers = itertools.count()
 
 
-class VLLMPolicy:
-    """An `AsyncPolicy` over vLLM's asynchronous engine, which starts at the first request.
+class VLLMPolicy(AsyncPolicy):
+    """A policy over vLLM's asynchronous engine, which starts at the first request.
 
     Policies with the same model and engine arguments share one engine, whatever their
     adapters, so agents with different adapters need only one copy of the weights.
@@ -207,6 +209,7 @@ class VLLMPolicy:
         takes_extra_body: Fields of a chat request that the engine honours; its server honours tools, too.
     """
 
+    chooses = True
     takes_extra_body = frozenset({"response_format", "structured_outputs", "stop", *_PARAMETERS})
 
     def __init__(
@@ -258,6 +261,7 @@ class VLLMPolicy:
             "chat_options": dict(chat_options or {}),
         }
         self.meter = Meter()
+        self.meters = {self.name: self.meter}
 
     def identity(self) -> dict[str, Any]:
         """Return digests of the model's and the adapter's files and the settings that affect samples.
@@ -267,11 +271,6 @@ class VLLMPolicy:
         """
         adapter = None if self._adapter is None else self._adapter.identity()
         return {"model": self._source.identity(), "adapter": adapter, **self._settings}
-
-    @property
-    def meters(self) -> dict[str, Meter]:
-        """Its meter, by name."""
-        return {self.name: self.meter}
 
     async def sample_async(self, request: SamplingRequest) -> SamplingReply:
         """Answer one request.
@@ -377,7 +376,10 @@ class VLLMPolicy:
         each = [steps[token].logprob for token, steps in zip(output.token_ids, output.logprobs or (), strict=False)]
         certainty = Certainty(min(each)) if each else None
         logprob = float(output.cumulative_logprob)
-        return Sample(text, len(output.token_ids), logprob, output.finish_reason, certainty), cached
+        trace = None
+        if request.traced:
+            trace = TokenTrace(tuple(prompt.ids), tuple(output.token_ids), tuple(min(one, 0.0) for one in each))
+        return Sample(text, len(output.token_ids), logprob, output.finish_reason, certainty, trace), cached
 
     def _explained(self, error: Exception) -> PolicyError:
         from vllm.v1.engine.exceptions import EngineDeadError

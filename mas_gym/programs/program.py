@@ -20,7 +20,7 @@ from mas_gym.envs.env import Info, MASEnv, Observation
 from mas_gym.envs.spaces import Records
 from mas_gym.errors import ConfigError, IllegalActionError, MASGymError, shown, whole_number
 from mas_gym.plugins import find_user_code, is_user_code, user_file
-from mas_gym.policies.base import SamplingRequest, effective_temperature, spoken
+from mas_gym.policies.base import PolicyBase, SamplingRequest, effective_temperature, spoken
 from mas_gym.programs.calls import Call, difference
 from mas_gym.programs.execution import Ended, Execution, Failed, Outcome, Script, Waiting
 from mas_gym.programs.runner import ProgramError, Runner, Session
@@ -217,7 +217,7 @@ class Program:
             stated["agents"] = dict(self._given_agents)
         return stated
 
-    def open(self, policy: object = None) -> Runner:
+    def open(self, policy: PolicyBase | None = None) -> Runner:
         """Return a new runner for replies of ``policy``; close it after use."""
         return Runner(self, policy)
 

@@ -21,7 +21,7 @@ from time import monotonic, process_time
 from typing import Any, Protocol
 
 from mas_gym.errors import MASGymError, SearchError
-from mas_gym.policies.base import fitted
+from mas_gym.policies.base import PolicyBase, fitted
 from mas_gym.programs.activity import CURRENT, track
 from mas_gym.programs.calls import Call
 from mas_gym.programs.execution import (
@@ -78,7 +78,7 @@ class ProgramError(MASGymError, RuntimeError):
 class Runner(Watcher):
     """Runs one program for many searches; thread-safe."""
 
-    def __init__(self, program: Described, policy: object = None) -> None:
+    def __init__(self, program: Described, policy: PolicyBase | None = None) -> None:
         """Start nothing yet; ``policy`` says what calls may ask for, None that they may ask for anything."""
         super().__init__(program.name, program.settle)
         self.program = program

@@ -4,11 +4,26 @@
 problems in memory. Importing this package reads no data and needs no optional package.
 """
 
-from mas_gym.tasks.base import Grade, Grader, GradingMode, Kind, Problem, Task
-from mas_gym.tasks.catalogue import TASK_NAMES, check_task_options, load_task
-from mas_gym.tasks.grading.answers import extract_answer, grade
-from mas_gym.tasks.grading.expressions import answers_equal
-from mas_gym.tasks.sequences import ProblemTask
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mas_gym.internal.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from mas_gym.tasks.base import Grade, Grader, GradingMode, Kind, Problem, Task, as_task
+    from mas_gym.tasks.catalogue import TASK_NAMES, check_task_options, load_task
+    from mas_gym.tasks.grading.answers import extract_answer, grade
+    from mas_gym.tasks.grading.expressions import answers_equal
+    from mas_gym.tasks.sequences import ProblemTask
+
+_HOMES = {
+    "mas_gym.tasks.base": "Grade Grader GradingMode Kind Problem Task as_task",
+    "mas_gym.tasks.catalogue": "TASK_NAMES check_task_options load_task",
+    "mas_gym.tasks.grading.answers": "extract_answer grade",
+    "mas_gym.tasks.grading.expressions": "answers_equal",
+    "mas_gym.tasks.sequences": "ProblemTask",
+}
 
 __all__ = [
     "TASK_NAMES",
@@ -20,8 +35,11 @@ __all__ = [
     "ProblemTask",
     "Task",
     "answers_equal",
+    "as_task",
     "check_task_options",
     "extract_answer",
     "grade",
     "load_task",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

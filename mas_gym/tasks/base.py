@@ -1,4 +1,4 @@
-"""The `Task` protocol: an indexed sequence of problems that can grade a text.
+"""The base class `Task`: an indexed sequence of problems that can grade a text.
 
 The environment and the search engine take their questions from a `Task`. Only the
 task holds the reference answers; planners, policies and critics never receive one.
@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from operator import index
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, Self, get_args, overload, runtime_checkable
 
-from mas_gym.errors import ConfigError, UnknownNameError, choice, shown
+from mas_gym.errors import ConfigError, UnknownNameError, choice, shown, unknown_name
+from mas_gym.internal.adapter import Adapter, ClassName, has_method, kind_of
 
 Kind = Literal["number", "expression", "choice", "text", "regex", "code", "judge"]
 GradingMode = Literal["strict", "paper"]
@@ -146,41 +148,123 @@ class Grader(Protocol):
         ...
 
 
-@runtime_checkable
-class Task(Protocol):
-    """A sequence of problems of one split; slices are tasks too."""
+class Task(Sequence[Problem], ABC):
+    """A sequence of problems of one split, which grades answers; slices are tasks too.
 
-    @property
-    def name(self) -> str:
-        """Registered name, such as ``"gsm8k"``."""
+    A subclass defines ``__len__``, ``__getitem__``, `extract` and `grade`; the rest has defaults. An object that only
+    has these methods is adapted when it is loaded (`as_task`). `mas_gym.tasks.ProblemTask.of` makes a task of problems.
 
-    @property
-    def split(self) -> str:
-        """One of ``"train"``, ``"dev"`` and ``"test"``."""
+    Attributes:
+        name: Its name, such as ``"gsm8k"``; by default the class's name.
+        split: ``"train"``, ``"dev"`` or ``"test"``; empty for a task without splits.
+        grading: The grading mode of `grade`.
+        mas: The MAS that commands and environments use for it unless another is named.
+        grader: What reads and grades answers, if it can be replaced (`graded_by`); None if only the task can grade.
+    """
 
-    @property
-    def grading(self) -> GradingMode:
-        """The grading mode of `grade`."""
-
-    def __len__(self) -> int:
-        """Number of problems."""
-
-    def __iter__(self) -> Iterator[Problem]:
-        """Iterate over the problems in order."""
+    name: str = ClassName()  # type: ignore[assignment]
+    split: str = ""
+    grading: GradingMode = "strict"
+    mas: str = "rpsv"
+    grader: Grader | None = None
 
     @overload
     def __getitem__(self, index: int) -> Problem: ...
     @overload
     def __getitem__(self, index: slice) -> Task: ...
+    @abstractmethod
+    def __getitem__(self, index: int | slice) -> Problem | Task:
+        """Return a problem, or the task of a slice."""
 
-    def problem(self, problem_id: str) -> Problem:
-        """Return the problem with this id; raises `UnknownNameError`."""
-
+    @abstractmethod
     def extract(self, problem: Problem, text: str) -> str | None:
         """Read the normalised answer from a final message, without looking at the reference."""
 
+    @abstractmethod
     def grade(self, problem: Problem, text: str) -> Grade:
         """Compare the answer read from a final message with the reference."""
+
+    def problem(self, problem_id: str) -> Problem:
+        """Return the problem with this id. Raises `UnknownNameError`."""
+        return self.only(problem_id)[0]
+
+    def only(self, problem_id: str) -> Task:
+        """Return the task of one problem. Raises `UnknownNameError`."""
+        for place, problem in enumerate(self):
+            if problem.id == problem_id:
+                return self[place : place + 1]
+        raise unknown_name(f"problem id of {self.name}", problem_id, [problem.id for problem in self[:3]] + ["..."])
+
+    def graded_by(self, grader: Grader) -> Task:
+        """Return the same task with another grader.
+
+        Raises:
+            ConfigError: Only the task can grade.
+        """
+        raise ConfigError(f"task {self.name!r} grades by itself; leave out grader, or derive it from ProblemSequence")
+
+
+class _AdaptedTask(Adapter, Task):
+    def __init__(self, part: object, problems: Any) -> None:
+        self.name = type(part).__name__
+        super().__init__(part, Task)
+        self._problems = problems
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    def __iter__(self) -> Iterator[Problem]:
+        return iter(self._problems)
+
+    @overload
+    def __getitem__(self, index: int) -> Problem: ...
+    @overload
+    def __getitem__(self, index: slice) -> Task: ...
+    def __getitem__(self, index: int | slice) -> Problem | Task:
+        found: Any = self._problems[index]
+        if not isinstance(index, slice):
+            problem: Problem = found
+            return problem
+        # A slice of a list is a list, without the methods of the task.
+        return as_task(found) if is_task(found) else _AdaptedTask(self.identical_to, found)
+
+    def extract(self, problem: Problem, text: str) -> str | None:
+        found: str | None = self.identical_to.extract(problem, text)
+        return found
+
+    def grade(self, problem: Problem, text: str) -> Grade:
+        found: Grade = self.identical_to.grade(problem, text)
+        return found
+
+
+def is_task(part: object) -> bool:
+    """Return whether an object can grade answers, as a task does; a list of problems cannot."""
+    return isinstance(part, Task) or (has_method(part, "extract") and has_method(part, "grade"))
+
+
+def as_task(part: object) -> Task:
+    """Return a task as it is, and an object with a task's methods as a task with the attributes that it lacks.
+
+    Raises:
+        ConfigError: It lacks one of the methods.
+    """
+    if isinstance(part, Task):
+        return part
+    if not (is_task(part) and isinstance(part, Sized) and has_method(part, "__getitem__")):
+        methods = "__len__, __getitem__, extract(problem, text) and grade(problem, text)"
+        raise ConfigError(
+            f"expected a task's name or an object with {methods}, got {kind_of(part)}; derive from mas_gym.tasks.Task"
+        )
+    return _AdaptedTask(part, part)
+
+
+def as_problems(problems: Iterable[Problem]) -> Iterable[Problem]:
+    """Return an object that can grade as a `Task`, and other iterables of problems as they are.
+
+    Raises:
+        ConfigError: It can grade, and lacks another method of a task.
+    """
+    return as_task(problems) if is_task(problems) else problems
 
 
 # ------------------------------------------------------------------ equal messages

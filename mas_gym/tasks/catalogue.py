@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, UnknownNameError, unknown_name
 from mas_gym.tasks.base import KINDS as ALL_KINDS
-from mas_gym.tasks.base import SPLITS, Grader, GradingMode, Kind, Task
+from mas_gym.tasks.base import SPLITS, Grader, GradingMode, Kind, Task, as_task
 from mas_gym.tasks.converters import CONVERTERS
 from mas_gym.tasks.files import is_saved, listing, partition_files, read_file, read_saved, stamp, three_ways
 from mas_gym.tasks.grading.answers import check_mode
@@ -155,7 +155,7 @@ def load_task(
         raise ConfigError(f"task {name!r} {has}; expected no data, got {shown(data)}")
     base = make_base(grading, judge, allow_code, sandbox)
     if name in PROCEDURAL:
-        task: Any = _procedural(name)(split, grading=grading, **options)
+        task: Task = _procedural(name)(split, grading=grading, **options)
     elif name in BENCHMARKS:
         task = _benchmark(name, split, data, base.mode, limit)
     elif is_own(name):
@@ -165,13 +165,11 @@ def load_task(
     return _finished(task, grader, base, limit)
 
 
-def _finished(task: Any, grader: Any, base: KindGrader, limit: int | None) -> Task:
-    if hasattr(task, "graded_by"):
+def _finished(task: Task, grader: Any, base: KindGrader, limit: int | None) -> Task:
+    # A task that grades by itself says so if it is given a grader.
+    if grader is not None or task.grader is not None:
         task = task.graded_by(make_grader(grader, base))
-    elif grader is not None:
-        raise ConfigError(f"task {task.name!r} grades by itself; leave out grader, or derive it from ProblemSequence")
-    whole: Task = task
-    return whole if limit is None else whole[:limit]
+    return task if limit is None else task[:limit]
 
 
 def make_base(grading: str, judge: Any = None, allow_code: bool = False, sandbox: str = "bubblewrap") -> KindGrader:
@@ -221,9 +219,9 @@ def mas_of_kind(kind: str) -> str:
 
 
 def default_mas(task: str | Task) -> str:
-    """Return the MAS of a task: its own attribute ``mas``, or what belongs to its name, else ``"rpsv"``."""
+    """Return the MAS of a task, or of the task with a name: ``"rpsv"`` unless it has another."""
     if not isinstance(task, str):
-        return str(getattr(task, "mas", "rpsv"))
+        return task.mas
     if task in BENCHMARKS:
         return BENCHMARKS[task].mas
     return str(_procedural(task).mas) if task in PROCEDURAL else "rpsv"
@@ -290,10 +288,10 @@ def _plugin(name: str, split: str, options: Mapping[str, Any]) -> Task:
         signature(make).bind(split=split, **options)
     except TypeError as error:
         raise ConfigError(f"task {name!r}: {error}; expected {name}{signature(make)}") from None
-    task = make(split=split, **options)
-    if not isinstance(task, Task):
-        raise ConfigError(f"task {name!r}: expected an object with the methods of Task, got {type(task).__name__}")
-    return task
+    try:
+        return as_task(make(split=split, **options))
+    except ConfigError as error:
+        raise ConfigError(f"task {name!r}: {error}") from None
 
 
 def _procedural(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Self, overload
 
 from mas_gym.errors import ConfigError, DataError, UnknownNameError, unknown_name
-from mas_gym.tasks.base import SPLITS, Grade, Grader, GradingMode, Problem
+from mas_gym.tasks.base import SPLITS, Grade, Grader, GradingMode, Problem, Task
 from mas_gym.tasks.grading.answers import check_mode
-from mas_gym.tasks.grading.graders import KindGrader, make_grader
+from mas_gym.tasks.grading.graders import KindGrader, OwnGrader, make_grader
 
 DEFAULT_DIFFICULTY = 3
 
@@ -67,7 +67,7 @@ def _reload(make: Callable[..., Table], arguments: tuple[Any, ...], digest: str)
     return table
 
 
-class ProblemSequence(Sequence[Problem]):
+class ProblemSequence(Task):
     """What every task of this library shares: slices that keep everything but their rows, and a grader.
 
     Attributes:
@@ -124,19 +124,10 @@ class ProblemSequence(Sequence[Problem]):
             raise unknown_name(f"problem id of {self!r}", problem_id, [*examples, "..."])
         return self._with(rows=range(row, row + 1))
 
-    def problem(self, problem_id: str) -> Problem:
-        """Return the problem with this id.
-
-        Raises:
-            UnknownNameError: This sequence has no such problem.
-        """
-        return self.only(problem_id)[0]
-
     @property
-    def grading(self) -> GradingMode:
+    def grading(self) -> GradingMode:  # type: ignore[override]
         """The mode in which answers are read, ``"strict"`` or ``"paper"``."""
-        mode: GradingMode = getattr(self.grader, "mode", "strict")
-        return mode
+        return self.grader.mode if isinstance(self.grader, KindGrader | OwnGrader) else "strict"
 
     def identity(self) -> Any:
         """Return what determines grading: the grader alone, so every slice has the same identity."""
@@ -166,8 +157,9 @@ class ProblemTask(ProblemSequence):
         mas: The MAS that commands use for it unless another is named.
     """
 
-    name: str
-    split: str
+    # Without field() the defaults of Task would be those of the fields.
+    name: str = field()
+    split: str = field()
     table: Table
     rows: range
     grader: Grader = field(default_factory=KindGrader)
@@ -253,8 +245,6 @@ class ProceduralTask(ProblemSequence):
         ConfigError: An argument is out of range.
     """
 
-    name: ClassVar[str]
-    mas: ClassVar[str]
     levels: ClassVar[Mapping[int, Any]]
 
     def __init__(

@@ -11,11 +11,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from mas_gym.errors import ComplianceError, IdentityError, IllegalActionError, PolicyError
+from mas_gym.errors import ComplianceError, ConfigError, IdentityError, IllegalActionError, PolicyError
 from mas_gym.internal.event_loop import engine_loop
 from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest, StreamingPolicy
-from mas_gym.policies.base import mean_logprob
+from mas_gym.policies.base import as_policy, mean_logprob
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.loading import MASSource, load_mas
@@ -253,14 +253,13 @@ def check_policy(
     Raises:
         ComplianceError: Lists every violation.
     """
-    name = getattr(policy, "name", None)
+    try:
+        policy, other = as_policy(policy), None if other is None else as_policy(other)
+    except ConfigError as error:
+        raise ComplianceError(f"policy: {error}") from None
+    name = policy.name
     findings = Findings(f"policy {name!r}")
     findings.expect(isinstance(name, str) and bool(name), f"name: expected a non-empty str, got {describe(name)}")
-    if not findings.expect(
-        isinstance(policy, Policy | AsyncPolicy),
-        "it has neither sample(requests) with max_batch, nor sample_async(request) with max_concurrency",
-    ):
-        findings.settle()
     size = policy.max_concurrency if isinstance(policy, AsyncPolicy) else policy.max_batch
     findings.expect(isinstance(size, int) and size >= 1, f"batch size: expected an int from 1 on, got {describe(size)}")
     requests, identity = _requests(mas, question), stated(findings, policy)
@@ -367,7 +366,7 @@ def _check_reply(findings: Findings, request: SamplingRequest, reply: Any) -> No
 def _check_sample(findings: Findings, request: SamplingRequest, sample: Any) -> None:
     if not findings.expect(isinstance(sample, Sample), f"a sample: expected a Sample, got {describe(sample)}"):
         return
-    text, tokens, logprob, reason, certainty = sample
+    text, tokens, logprob, reason, certainty, trace = sample
     if findings.expect(isinstance(text, str), f"text: expected a str, got {describe(text)}"):
         findings.expect(text == text.strip(), f"text: expected it stripped, got {describe(text)}")
     findings.expect(
@@ -381,6 +380,7 @@ def _check_sample(findings: Findings, request: SamplingRequest, sample: Any) -> 
     for value in certainty or ():
         fine = value is None or (isinstance(value, float) and math.isfinite(value))
         findings.expect(fine, f"certainty: expected None or finite floats, got {describe(value)}")
+    findings.expect(trace is None, f"trace: expected None, because the request is not traced, got {describe(trace)}")
 
 
 def _check_odd_prompts(findings: Findings, policy: Policy | AsyncPolicy) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -25,6 +25,7 @@ from rewardmodels.data import mining
 from rewardmodels.data.encode import FORMAT, Parts, View, state_parts
 from rewardmodels.data.mining import Labelled, Pair, TreeView
 from search.plan import Plan
+from search.results.run_info import RECORDED, is_recorded
 from search.store import RunInfo, open_store
 
 DataKind = Literal["pairs", "points", "outcomes"]
@@ -44,6 +45,7 @@ class LabelledTree(NamedTuple):
         task: The task's name.
         problem_id: The problem.
         seed: Seed of the run; one problem may occur in several runs.
+        recorded: Whether its episodes were imported, so that ``N`` counts recorded continuations.
     """
 
     tree: TreeView
@@ -51,6 +53,7 @@ class LabelledTree(NamedTuple):
     task: str
     problem_id: str
     seed: int = 0
+    recorded: bool = False
 
 
 class Example(NamedTuple):
@@ -93,6 +96,8 @@ class RewardData:
         graphs: The MAS graphs that the examples come from, by name, as `graph_of` describes them.
         examples: The examples.
         trees: Number of trees read, including those without an example.
+        continuations: For the non-terminal states of imported trees: number of recorded continuations behind a target,
+            to the number of states.
     """
 
     kind: DataKind
@@ -100,6 +105,7 @@ class RewardData:
     graphs: dict[str, dict[str, object]]
     examples: tuple[Example, ...]
     trees: int
+    continuations: Mapping[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -116,7 +122,9 @@ class RewardData:
 def graph_of(mas: MAS) -> dict[str, object]:
     """Return the part of a MAS that a critic depends on: names, edges and loops, not prompts."""
     edges = [[e.source, e.target, *([] if e.condition is None else [str(e.condition)])] for e in mas.edges]
-    loops = {name: getattr(mas, name) for name, default in LOOPS.items() if getattr(mas, name) != default}
+    # In a program without edges, such as a log, any agent may follow any other, and the longest run bounds the turns.
+    free = mas.program and not mas.edges
+    loops = {name: getattr(mas, name) for name, value in LOOPS.items() if getattr(mas, name) != value and not free}
     return {"name": mas.name, "agents": [agent.name for agent in mas.agents], "edges": sorted(edges, key=str), **loops}
 
 
@@ -127,8 +135,12 @@ def collect(
     pairs_per_tree: int = mining.PAIRS_PER_TREE,
     min_margin: float = 0.0,
     same: str | Same | None = None,
+    min_continuations: int | None = None,
 ) -> RewardData:
     """Mine a training set from trees.
+
+    A target is the mean reward of the episodes through a state. In trees of a search they are simulations; in imported
+    trees, the recorded samples that share the messages so far. Where only one sample does, the target is its outcome.
 
     Args:
         trees: The trees; read once, in order.
@@ -138,18 +150,28 @@ def collect(
         min_margin: Smallest margin of a pair; 0 is the paper's rule.
         same: When siblings are duplicates: a rule of `mas_gym.tasks.base` or a function ``same(a, b)``; None: the
             rule of each tree's task, which is ``"text"`` unless the task has its own.
+        min_continuations: Least recorded continuations behind the target of a non-terminal state of an imported tree.
+            None takes all states, and refuses pairs and points if there is only one continuation behind each target.
 
     Raises:
-        DataError: There is no tree, no example, or only one class, with the problems and what to change.
+        DataError: There is no tree, no example, or only one class, with the problems and what to change; or each target
+            is the outcome of a single sample.
     """
     examples: list[Example] = []
     graphs: dict[str, dict[str, object]] = {}
     without: dict[str, list[str]] = {"all right": [], "all wrong": [], "no two different siblings": []}
     count = 0
+    continuations: Counter[int] = Counter()
     for item in trees:
         count += 1
         if graphs.setdefault(item.mas.name, graph_of(item.mas)) != graph_of(item.mas):
-            raise DataError(f"two different graphs are both called {item.mas.name!r}; rename one of them")
+            raise DataError(
+                f"two different graphs are both called {item.mas.name!r}; rename one of them, or take the trees of one "
+                "run (--run)"
+            )
+        if item.recorded:
+            item = item._replace(tree=_Supported(item.tree, min_continuations or 1))
+            continuations.update(_inner_visits(item.tree))
         rule = same_rule(rule_of(item.task) if same is None else same)
         mined = _mine(item, kind, view, pairs_per_tree, min_margin, rule)
         examples += mined
@@ -158,8 +180,32 @@ def collect(
             without["all right" if rewards == {1.0} else "all wrong"].append(item.problem_id)
         elif not mined:
             without["no two different siblings"].append(item.problem_id)
+    if kind != "outcomes" and min_continuations is None:
+        _check_continuations(continuations)
     _check(kind, examples, count, without)
-    return RewardData(kind, view, graphs, tuple(examples), count)
+    return RewardData(kind, view, graphs, tuple(examples), count, dict(sorted(continuations.items())))
+
+
+class _Supported:
+    """An imported tree in which non-terminal states with too few continuations count as unvisited."""
+
+    def __init__(self, tree: TreeView, least: int) -> None:
+        self.states, self.parents, self.totals = tree.states, tree.parents, tree.totals
+        self.is_terminal = tree.is_terminal
+        self.visits = [n if n >= least or tree.is_terminal(node) else 0 for node, n in enumerate(tree.visits)]
+
+
+def _inner_visits(tree: TreeView) -> list[int]:
+    return [tree.visits[i] for i in range(1, len(tree.parents)) if tree.visits[i] and not tree.is_terminal(i)]
+
+
+def _check_continuations(continuations: Mapping[int, int]) -> None:
+    if continuations and max(continuations) == 1:
+        raise DataError(
+            f"each of the {continuations[1]:,} recorded states that are no ends has one continuation, so its target "
+            "would be the outcome of one sample; record several samples that share their first messages, train an "
+            "outcome model (mas-gym train orm), or accept such targets with min_continuations=1 (--min-continuations 1)"
+        )
 
 
 def _mine(item: LabelledTree, kind: DataKind, view: View, limit: int, min_margin: float, same: Same) -> list[Example]:
@@ -226,7 +272,14 @@ def merge(parts: Sequence[RewardData]) -> RewardData:
             if graphs.setdefault(name, graph) != graph:
                 raise DataError(f"two different graphs are both called {name!r}; rename one of them")
     examples = tuple(example for part in parts for example in part.examples)
-    return replace(parts[0], graphs=graphs, examples=examples, trees=sum(part.trees for part in parts))
+    continuations = sum((Counter(part.continuations) for part in parts), Counter())
+    return replace(
+        parts[0],
+        graphs=graphs,
+        examples=examples,
+        trees=sum(part.trees for part in parts),
+        continuations=dict(sorted(continuations.items())),
+    )
 
 
 def split(data: RewardData, held_out: float = 0.1, seed: int = 42) -> tuple[RewardData, RewardData]:
@@ -270,11 +323,11 @@ def histogram(data: RewardData) -> dict[str, dict[str, int]]:
 
 
 def stored_trees(path: str | Path, run: str | None = None, mas: MAS | None = None) -> Iterator[LabelledTree]:
-    """Read the trees of training searches (with the true reward) from a store.
+    """Read the trees of training searches (with the true reward), and of imported transcripts, from a store.
 
     Args:
         path: The store.
-        run: One run's name or fingerprint; None reads every training run.
+        run: One run's name or fingerprint; None reads every training run and every imported one.
         mas: The expected MAS; None accepts any.
 
     Yields:
@@ -286,12 +339,12 @@ def stored_trees(path: str | Path, run: str | None = None, mas: MAS | None = Non
     """
     with open_store(path) as store:
         runs = [store.find(run)] if run is not None else store.runs()
-        chosen = [info for info in runs if info.config["training"]]
+        chosen = [info for info in runs if info.config["training"] or is_recorded(info.config)]
         if not chosen:
             held = "; ".join(info.label for info in runs) or "nothing"
             raise DataError(
                 f"expected a training run in {path}, found {held}: trees to learn from come from searches with the "
-                "true reward; make them with mas-gym rollouts"
+                "true reward (mas-gym rollouts) or from logs (mas-gym import)"
             )
         for info in chosen:
             yield from _trees(store.plans(info.run), info, mas, path)
@@ -304,10 +357,11 @@ def _trees(plans: Iterator[Plan], info: RunInfo, expected: MAS | None, path: str
             f"expected trees of the MAS {expected.name!r} in {path}, but run {info.run[:8]} is of {mas.name!r} with "
             "other agents, edges or loops; make rollouts with the MAS that the critic is for, or name another run"
         )
-    task, seed = str(info.facts.get("task") or "problems"), int(info.config["seed"])
+    recorded, seed = is_recorded(info.config), int(info.config["seed"])
+    task = RECORDED if recorded else str(info.facts.get("task") or "problems")
     for plan in plans:
         if plan.tree is not None:
-            yield LabelledTree(plan.tree, mas, task, plan.problem_id, seed)
+            yield LabelledTree(plan.tree, mas, task, plan.problem_id, seed, recorded)
 
 
 SCHEMA = 2

@@ -87,7 +87,7 @@ def pointwise(tree: TreeView) -> list[Labelled]:
         while node > 0 and node not in on_path:
             on_path.add(node)
             node = tree.parents[node]
-    return list(dict.fromkeys(_labelled(tree, i) for i in sorted(on_path)))
+    return list(dict.fromkeys(_labelled(tree, i) for i in sorted(on_path) if tree.visits[i] > 0))
 
 
 def outcomes(tree: TreeView) -> list[Labelled]:

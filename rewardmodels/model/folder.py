@@ -27,6 +27,7 @@ from mas_gym.systems.validation import MAX_TURNS
 from rewardmodels.data.dataset import LOOPS, DataKind
 from rewardmodels.data.encode import FORMAT, View
 from rewardmodels.model.backbone import load_scalar, load_tokenizer, quiet
+from search.results.run_info import RECORDED
 
 if TYPE_CHECKING:
     import torch
@@ -355,7 +356,8 @@ def _tensors(path: Path) -> int:
         ) from error
 
 
-def _weights(folder: Path) -> str:
+def digest_of_weights(folder: Path) -> str:
+    """Return the digests of a folder's safetensors files, joined by hyphens."""
     found = []
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
@@ -372,10 +374,9 @@ def save_folder(model: Any, tokenizer: Any, folder: Path, info: CriticInfo, card
     Raises:
         TrainingError: The disk is full or cannot be written.
     """
-    fresh = folder / ".saving"
-    try:
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(parents=True)
+
+    def write(fresh: Path) -> None:
+        nonlocal model, info
         with quiet():
             if hasattr(model, "get_base_model"):
                 model.save_pretrained(fresh / "adapter", save_embedding_layers=False)
@@ -384,11 +385,33 @@ def save_folder(model: Any, tokenizer: Any, folder: Path, info: CriticInfo, card
             model.save_pretrained(fresh)
             tokenizer.save_pretrained(fresh)
         (fresh / "README.md").write_text(card, encoding="utf-8")
-        info = replace(info, weights=_weights(fresh))
+        info = replace(info, weights=digest_of_weights(fresh))
         text = json.dumps(info.to_dict(), indent=2, ensure_ascii=False)
         (fresh / META).write_text(text + "\n", encoding="utf-8")
-        (folder / META).unlink(missing_ok=True)
-        for path in sorted(fresh.iterdir(), key=lambda path: path.name == META):
+
+    replace_files(folder, write, META, "critic")
+    return info
+
+
+def replace_files(folder: Path, write: Callable[[Path], None], mark: str, what: str) -> None:
+    """Write a model into a folder; the files of an earlier one stay until everything is written.
+
+    Args:
+        folder: The folder; its other files stay.
+        write: Writes everything into the folder that it is given.
+        mark: The file that marks a whole model; it is removed first and moved last.
+        what: What is written, for the message of an error.
+
+    Raises:
+        TrainingError: The disk is full or cannot be written.
+    """
+    fresh = folder / ".saving"
+    try:
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        write(fresh)
+        (folder / mark).unlink(missing_ok=True)
+        for path in sorted(fresh.iterdir(), key=lambda path: path.name == mark):
             target = folder / path.name
             if target.is_dir():
                 shutil.rmtree(target)
@@ -397,10 +420,9 @@ def save_folder(model: Any, tokenizer: Any, folder: Path, info: CriticInfo, card
     except Exception as error:
         shutil.rmtree(fresh, ignore_errors=True)
         raise TrainingError(
-            f"cannot write the critic to {folder}: {error}. Its checkpoints are kept; free some space and run the same "
+            f"cannot write the {what} to {folder}: {error}. Its checkpoints are kept; free some space and run the same "
             "command again"
         ) from error
-    return info
 
 
 def merged(model: Any) -> Any:
@@ -492,12 +514,21 @@ def model_card(info: CriticInfo) -> str:
             "",
             "## Limits",
             "",
-            "The labels are terminal rewards of a search with the agents named above, not human judgements: a score "
+            f"The labels are {_source(info)}, not human judgements: a score "
             "estimates how often these agents reach a right answer from a state. The critic was not evaluated on other "
             "graphs, agents or tasks; MAS-Gym refuses other graphs and views unless forced.",
             "",
         ]
     )
+
+
+def _source(info: CriticInfo) -> str:
+    if RECORDED in info.tasks:
+        return (
+            "outcomes of recorded transcripts of the agents named above, for a state the mean over the recorded "
+            "continuations; the table above says how many there are"
+        )
+    return "terminal rewards of a search with the agents named above"
 
 
 def _graph_line(graph: Mapping[str, Any]) -> str:

@@ -27,9 +27,9 @@ from rewardmodels.model.backbone import (
 from rewardmodels.model.folder import META, CriticInfo, model_card, read_info, save_folder
 from rewardmodels.training.config import CriticKind, Head, TrainingConfig, check_head, config_for
 from search.compare.arms import Arm, Bench, drain, named_planners, start
-from search.engine.journal import Progress
+from search.engine.progress import Progress
 from search.setup import Sampling
-from search.store import engine_identity, open_store
+from search.store import RunInfo, engine_identity, open_store
 
 if TYPE_CHECKING:
     from rewardmodels.training.trainer import HeldOut
@@ -102,6 +102,8 @@ def train(
         raise ConfigError(f"expected rows of view {config.view!r}, got {data.view!r}; collect them with that view")
     if config.anchor and (points is None or points.kind != "points"):
         raise ConfigError("an anchor needs labelled states: collect the same trees with kind='points' and pass points=")
+    if (warning := continuation_warning(data)) is not None:
+        log(warning)
     prints = [part.fingerprint() for part in (data, points if config.anchor else None) if part is not None]
     done = _claim(out, {"settings": config.to_dict(), "data": prints, "base": base}, resume)
     if done is not None:
@@ -145,7 +147,24 @@ def _open(base: str, device: str, overrides: dict[str, Any]) -> tuple[Any, Any, 
 
 def _claim(out: Path, run: dict[str, Any], resume: bool) -> Trained | None:
     """Claim a folder for this run, or return the result if the run has finished."""
-    mark = out / RUN
+    claim_folder(out, out / RUN, run, resume)
+    return Trained(out, read_info(out), _history(out)) if (out / META).exists() else None
+
+
+def claim_folder(out: Path, mark: Path, run: dict[str, Any], resume: bool) -> None:
+    """Claim a folder for one training run, which the file ``mark`` in it then names.
+
+    Args:
+        out: The folder.
+        mark: The file.
+        run: All that determines the result, JSON-able.
+        resume: Whether the folder may already belong to the same run.
+
+    Raises:
+        ConfigError: The folder belongs to another run, or holds something else.
+        TrainingError: It cannot be written.
+    """
+    part = mark.with_name(_PART)
     if mark.exists():
         before = json.loads(mark.read_text(encoding="utf-8"))
         if not resume or before != run:
@@ -154,18 +173,16 @@ def _claim(out: Path, run: dict[str, Any], resume: bool) -> Trained | None:
                 f"{out} belongs to another training run ({', '.join(changed) or 'resume=False'}); give another folder, "
                 "or delete this one"
             )
-        if (out / META).exists():
-            return Trained(out, read_info(out), _history(out))
-    elif out.exists() and any(path.name != _PART for path in out.iterdir()):
+    elif out.exists() and any(path.is_file() and path != part for path in out.rglob("*")):
         raise ConfigError(f"{out} is not empty and holds no training run; give another folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        # A process that is killed here leaves no half of a mark.
-        (out / _PART).write_text(json.dumps(run, indent=2), encoding="utf-8")
-        (out / _PART).replace(mark)
-    except OSError as error:
-        raise TrainingError(f"cannot write to {out}: {error}") from error
-    return None
+    else:
+        try:
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            # A process that is killed here leaves no half of a mark.
+            part.write_text(json.dumps(run, indent=2), encoding="utf-8")
+            part.replace(mark)
+        except OSError as error:
+            raise TrainingError(f"cannot write to {out}: {error}") from error
 
 
 def _history(out: Path) -> list[dict[str, Any]]:
@@ -185,14 +202,13 @@ def _run(
     log: Callable[[str], None],
 ) -> Trained:
     from mas_gym.policies.local.forward import threads_for
+    from rewardmodels.training.guards import Curves, last_checkpoint
     from rewardmodels.training.trainer import (
         CriticTrainer,
-        Curves,
         HeldOut,
         StepData,
         arguments,
         bundles,
-        last_checkpoint,
         schedule,
     )
 
@@ -262,6 +278,7 @@ def _info(
         f"{data.kind} held out": len(held),
         "problems": len({(e.task, e.problem_id) for e in data.examples}),
         "tokens per epoch": sum(bundle.tokens for bundle in found),
+        **continuation_counts(data),
         "rows by": histogram(learned),
     }
     tasks = list(dict.fromkeys(e.task for e in data.examples))
@@ -278,6 +295,28 @@ def _info(
         counts,
         metrics,
         _versions(),
+    )
+
+
+_BANDS = ((1, 1, "1"), (2, 2, "2"), (3, 5, "3 to 5"), (6, 10, "6 to 10"))
+
+
+def continuation_counts(data: RewardData) -> dict[str, dict[str, int]]:
+    """Return how many imported states have how many continuations behind their target; empty without imported trees."""
+    counts = {name: sum(n for k, n in data.continuations.items() if a <= k <= b) for a, b, name in _BANDS}
+    counts["more than 10"] = sum(n for k, n in data.continuations.items() if k > _BANDS[-1][1])
+    found = {name: number for name, number in counts.items() if number}
+    return {"states by recorded continuations behind the target": found} if found else {}
+
+
+def continuation_warning(data: RewardData) -> str | None:
+    """Return a warning if process targets rest on single recorded continuations; None otherwise."""
+    single, total = data.continuations.get(1, 0), sum(data.continuations.values())
+    if data.kind == "outcomes" or not single:
+        return None
+    return (
+        f"{single:,} of {total:,} recorded states have one continuation: their target is the outcome of one sample; "
+        "--min-continuations 2 leaves them out"
     )
 
 
@@ -324,6 +363,19 @@ def trees(bench: Bench, first: int | None = None) -> Iterator[LabelledTree]:
     """
     assert bench.store is not None and bench.policy is not None
     wanted = {problem.id for problem in bench.task[: first or len(bench.task)]}
+    for info in grown(bench):
+        for item in stored_trees(bench.store, info.run, bench.mas):
+            if item.problem_id in wanted:
+                yield item
+
+
+def grown(bench: Bench) -> list[RunInfo]:
+    """Return the training runs of the bench's store with its policy, sampling and seed.
+
+    Raises:
+        DataError: There is none.
+    """
+    assert bench.store is not None and bench.policy is not None
     same = {
         "training": True,
         "seed": bench.seeds[0],
@@ -336,10 +388,7 @@ def trees(bench: Bench, first: int | None = None) -> Iterator[LabelledTree]:
         raise DataError(
             f"{bench.store}: expected a training run of the policy {bench.policy.name!r} with its sampling, found none"
         )
-    for info in runs:
-        for item in stored_trees(bench.store, info.run, bench.mas):
-            if item.problem_id in wanted:
-                yield item
+    return runs
 
 
 def teach(

@@ -8,13 +8,11 @@ forward passes, whose gradients add up to those of one.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import random
-import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,14 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from torch.utils.data import Dataset, SequentialSampler
-from torch.utils.tensorboard import SummaryWriter
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, TrainingArguments
 
-from mas_gym.errors import MASGymError, TrainingError
 from rewardmodels.data.dataset import Example
 from rewardmodels.data.encode import Encoder, Ids, ModelInput, chunks, collate, collate_plain, merge_beginnings, pack
 from rewardmodels.model.backbone import logits_at
 from rewardmodels.training.config import TrainingConfig
+from rewardmodels.training.guards import Guarded
 from rewardmodels.training.metrics import Floats, outcome_metrics, pair_metrics, point_metrics
 
 if TYPE_CHECKING:
@@ -190,10 +187,6 @@ def model_input(tensors: dict[str, Any]) -> ModelInput:
     return ModelInput({name: tensors[name] for name in names}, tensors["rows"], tensors["columns"])
 
 
-COMPLETE = "complete.json"
-"""Written last into a checkpoint, so one that a crash interrupted is recognised."""
-
-
 def loss_of(config: TrainingConfig, logits: torch.Tensor, tensors: dict[str, Any]) -> torch.Tensor:
     """Return the mean loss of a forward pass (paper, Sec. "MASPRM training", App. "ORM").
 
@@ -288,33 +281,7 @@ class HeldOut:
         return (outcome_metrics if config.kind == "orm" else point_metrics)(self.examples, better)
 
 
-class Curves(TrainerCallback):  # type: ignore[misc]
-    """Writes the Trainer's logs as TensorBoard curves, and one line per evaluation."""
-
-    def __init__(self, folder: Path, log: Callable[[str], None]):
-        """Keep the folder; the writer opens at the first number."""
-        self.folder, self.log = folder, log
-        self.writer: SummaryWriter | None = None
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Write every number."""
-        if not state.is_world_process_zero:
-            return
-        self.writer = self.writer or SummaryWriter(str(self.folder))
-        for name, value in (logs or {}).items():
-            if isinstance(value, int | float):
-                self.writer.add_scalar(name.replace("eval_", "held_out/"), value, state.global_step)
-        if any(name.startswith("eval_") for name in logs or {}):
-            found = {name.removeprefix("eval_"): v for name, v in (logs or {}).items() if name.startswith("eval_")}
-            self.log(f"step {state.global_step}: " + ", ".join(f"{name} {v:.4g}" for name, v in found.items()))
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Close the writer."""
-        if self.writer is not None:
-            self.writer.close()
-
-
-class CriticTrainer(Trainer):  # type: ignore[misc]
+class CriticTrainer(Guarded):
     """Trains a critic on `StepData` and measures it on `HeldOut`."""
 
     def __init__(self, config: TrainingConfig, steps: StepData, held_out: HeldOut, **kwargs: Any):
@@ -344,22 +311,11 @@ class CriticTrainer(Trainer):  # type: ignore[misc]
             with wait:
                 with self.compute_loss_context_manager():
                     loss = loss_of(self.config, logits_at(model, model_input(tensors)), tensors)
-                self._check(loss.item())
+                self.check_loss(loss.item())
                 loss = loss * (weight / sum(weights)) / self.current_gradient_accumulation_steps
                 self.accelerator.backward(loss)
             total += loss.detach()
         return total
-
-    def _check(self, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise TrainingError(
-                f"the loss of step {self.state.global_step + 1} is {loss}, not a number; training stops. "
-                f"{self._last_checkpoint()} Lower learning_rate, or look for broken weights in the base model"
-            )
-
-    def _last_checkpoint(self) -> str:
-        last = last_checkpoint(Path(self.args.output_dir))
-        return f"The last good checkpoint is kept: {last.name}." if last else "No checkpoint had been written yet."
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
@@ -373,32 +329,6 @@ class CriticTrainer(Trainer):  # type: ignore[misc]
         self.log(flat)
         self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, flat)
         return flat
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        if not all(bool(torch.isfinite(p).all()) for p in self.model.parameters() if p.requires_grad):
-            raise TrainingError(
-                f"the weights after step {self.state.global_step} are not all numbers; training stops. "
-                f"{self._last_checkpoint()} Lower learning_rate"
-            )
-        try:
-            super()._save_checkpoint(model, trial)
-            if self.args.should_save:
-                (folder / COMPLETE).write_text(json.dumps({"step": self.state.global_step}), encoding="utf-8")
-        except MASGymError:
-            raise
-        except Exception as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise TrainingError(
-                f"cannot write {folder.name} ({error}); training stops. {self._last_checkpoint()} Free some space and "
-                "run the same command again to go on from there"
-            ) from error
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint."""
-    done = [path.parent for path in folder.glob(f"checkpoint-*/{COMPLETE}")]
-    return max(done, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
 def arguments(config: TrainingConfig, folder: Path, steps: int, device: str) -> TrainingArguments:

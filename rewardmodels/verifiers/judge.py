@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mas_gym.errors import ConfigError, DataNotFoundError, EngineUnavailableError, PolicyError, shown
-from mas_gym.policies.base import AsyncPolicy, Choice, Policy, SamplingReply, SamplingRequest
+from mas_gym.policies.base import AsyncPolicy, Choice, Policy, SamplingReply, SamplingRequest, as_policy
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.grading.verdicts import ask_verdict, read_verdict
@@ -144,8 +144,9 @@ class Judge(Critic):
         for option, value in (("n", n), ("max_tokens", max_tokens)):
             if type(value) is not int or value < 1:
                 raise ConfigError(f"judge: expected {option} of at least 1, got {value!r}")
+        policy = as_policy(policy)
         self._kind = "pair" if mode == "pairwise" else "verdict"
-        self._likely = mode != "share" and _chooses(policy)
+        self._likely = mode != "share" and policy.chooses
         if mode == "logprob" and not self._likely:
             raise ConfigError(
                 f"judge: the policy {policy.name!r} gives no log-probabilities of first words; use mode=share, or a "
@@ -232,8 +233,7 @@ class Judge(Critic):
     def _ask_batch(self, policy: Policy, prompts: Sequence[str]) -> list[Verdict]:
         words = _WORDS[self._kind]
         if self._likely:
-            asked: Any = policy
-            return [_likely(one, words) for one in asked.choose([_messages(prompt) for prompt in prompts], words)]
+            return [_likely(one, words) for one in policy.choose([_messages(prompt) for prompt in prompts], words)]
         replies = policy.sample([self._request(prompt, self._n) for prompt in prompts])
         return [_read(reply, prompt, words) for prompt, reply in zip(prompts, replies, strict=True)]
 
@@ -245,8 +245,7 @@ class Judge(Critic):
             async with slots:
                 try:
                     if self._likely:
-                        asked: Any = policy
-                        return _likely(await asked.choose_async(_messages(prompt), words), words)
+                        return _likely(await policy.choose_async(_messages(prompt), words), words)
                     return _read(await policy.sample_async(self._request(prompt, self._n)), prompt, words)
                 except EngineUnavailableError:
                     raise
@@ -319,11 +318,6 @@ def _placeholders(text: str) -> list[str]:
 
 def _messages(prompt: str) -> tuple[ChatMessage, ...]:
     return (ChatMessage("user", prompt),)
-
-
-def _chooses(policy: Policy | AsyncPolicy) -> bool:
-    wanted = getattr(getattr(policy, "options", None), "logprobs", True)
-    return bool(wanted) and any(callable(getattr(policy, name, None)) for name in ("choose", "choose_async"))
 
 
 def _likely(choice: Choice, words: Sequence[str]) -> Verdict:

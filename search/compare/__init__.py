@@ -6,54 +6,78 @@
 that most lowered a value.
 """
 
-from search.compare.arms import (
-    PAPER_PLANNERS,
-    Arm,
-    Bench,
-    Remote,
-    Workers,
-    measure,
-    named_critics,
-    named_planners,
-    pair,
-)
-from search.compare.comparison import compare, matched
-from search.compare.first_errors import FirstErrorFigures, Threshold, bench_critic
-from search.compare.matching import Match, calibrate
-from search.compare.selection import Selection, select
-from search.results.display import (
-    report,
-    results_table,
-    save_tradeoff,
-    to_csv,
-    to_html,
-    to_json,
-    to_latex,
-    to_markdown,
-    tradeoff_figure,
-)
-from search.results.intervals import (
-    FEWEST_PROBLEMS,
-    Difference,
-    Interval,
-    accuracy_interval,
-    bootstrap,
-    mean_interval,
-    mean_std,
-    nested_bootstrap,
-    paired_difference,
-    wilson,
-)
-from search.results.outcomes import (
-    HIT_RANKS,
-    Outcome,
-    ResultRow,
-    Spread,
-    differences,
-    find_row,
-    summarise,
-)
-from search.results.table import Calibrated, Comparison
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mas_gym.internal.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from search.compare.arms import (
+        PAPER_PLANNERS,
+        Arm,
+        Bench,
+        Remote,
+        Workers,
+        measure,
+        named_critics,
+        named_planners,
+        pair,
+    )
+    from search.compare.comparison import compare, matched
+    from search.compare.first_errors import FirstErrorFigures, Threshold, bench_critic
+    from search.compare.matching import Match, calibrate
+    from search.compare.selection import Selection, select
+    from search.results.display import (
+        report,
+        results_table,
+        save_tradeoff,
+        to_csv,
+        to_html,
+        to_json,
+        to_latex,
+        to_markdown,
+        tradeoff_figure,
+    )
+    from search.results.intervals import (
+        FEWEST_PROBLEMS,
+        Difference,
+        Interval,
+        accuracy_interval,
+        bootstrap,
+        mean_interval,
+        mean_std,
+        nested_bootstrap,
+        paired_difference,
+        wilson,
+    )
+    from search.results.outcomes import (
+        HIT_RANKS,
+        Outcome,
+        ResultRow,
+        Spread,
+        differences,
+        find_row,
+        summarise,
+    )
+    from search.results.table import Calibrated, Comparison
+
+_HOMES = {
+    "search.compare.arms": "PAPER_PLANNERS Arm Bench Remote Workers measure named_critics named_planners pair",
+    "search.compare.comparison": "compare matched",
+    "search.compare.first_errors": "FirstErrorFigures Threshold bench_critic",
+    "search.compare.matching": "Match calibrate",
+    "search.compare.selection": "Selection select",
+    "search.results.display": (
+        "report results_table save_tradeoff to_csv to_html to_json to_latex to_markdown tradeoff_figure"
+    ),
+    "search.results.intervals": (
+        "FEWEST_PROBLEMS Difference Interval accuracy_interval bootstrap mean_interval mean_std "
+        "nested_bootstrap paired_difference wilson"
+    ),
+    "search.results.outcomes": "HIT_RANKS Outcome ResultRow Spread differences find_row summarise",
+    "search.results.table": "Calibrated Comparison",
+}
 
 __all__ = [
     "FEWEST_PROBLEMS",
@@ -103,3 +127,5 @@ __all__ = [
     "tradeoff_figure",
     "wilson",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

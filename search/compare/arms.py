@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mas_gym.errors import ConfigError, MASGymError
 from mas_gym.internal.jobs import run_jobs
+from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from search.catalogue import load_critic
 from search.plan import Plan
 from search.planners.registry import load_planner, planner_spec
@@ -18,12 +19,11 @@ from search.protocol import Critic, Planner, as_critic, as_planner, planner_name
 from search.results.outcomes import Outcome
 
 if TYPE_CHECKING:
-    from mas_gym.policies import AsyncPolicy, Policy
     from mas_gym.programs import Program
     from mas_gym.systems.graph import MAS
     from search.budget import Budget
     from search.engine.fleet import Fleet
-    from search.engine.journal import Progress
+    from search.engine.progress import Progress
     from search.setup import Sampling
     from search.store import Recorded
 
@@ -260,7 +260,7 @@ class _Loaded:
     """What a worker process has loaded, and the runs that it does with it."""
 
     def __init__(self, bench: Bench, workers: Workers) -> None:
-        self._bench, self._make_critic = replace(bench, policy=workers.make_policy()), workers.make_critic
+        self._bench, self._make_critic = replace(bench, policy=as_policy(workers.make_policy())), workers.make_critic
         self._critic: tuple[str, Critic] | None = None
 
     def __call__(self, job: tuple[Arm, int], report: Callable[[Any], None]) -> BaseException | None:

@@ -78,7 +78,10 @@ class ScoredStates:
     def add(self, states: Iterable[ScoredState]) -> None:
         """Add states."""
         for state in states:
-            values, right = self._groups.setdefault(self._key(state), (array("d"), array("d")))
+            key = self._key(state)
+            if key not in self._groups:
+                self._groups[key] = array("d"), array("d")
+            values, right = self._groups[key]
             values.append(state.value)
             right.append(state.right)
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError
 from mas_gym.internal.text import one_line
+from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.systems.graph import MAS
+from mas_gym.tasks.base import Problem, as_task, is_task
 from search.compare.arms import Arm, Bench, measure, named_critics, named_planners, pair
 from search.compare.matching import Match, calibrate
 from search.prices import PricesSource, as_prices
@@ -23,10 +25,8 @@ from search.setup import ProgramSource, read_system
 from search.store import Recorded, as_recorded
 
 if TYPE_CHECKING:
-    from mas_gym.policies import AsyncPolicy, Policy
-    from mas_gym.tasks.base import Problem
     from search.budget import Budget
-    from search.engine.journal import Progress
+    from search.engine.progress import Progress
     from search.setup import Sampling
 
 from search.results.table import CALIBRATION_PROBLEMS, Comparison
@@ -88,12 +88,13 @@ def compare(
     source = recording if problems is None else problems
     if source is None:
         raise ConfigError("expected problems to search, or recorded= with a recorded run, got neither")
-    items = source if hasattr(source, "grade") else list(source)
+    items = as_task(source) if is_task(source) else list(source)
     if not (chosen := list(dict.fromkeys(seeds))):
         raise ConfigError("expected at least one seed, got none")
     guides: Any = [critics] if isinstance(critics, str) or hasattr(critics, "score") else critics
     arms = pair(named_planners(planners), named_critics(guides))
     system, loaded = (recording.mas, None) if recording is not None else read_system(mas, program)
+    policy = None if policy is None else as_policy(policy)
     bench = Bench(items, system, policy, chosen, concurrency, store, None, budget, run_budget, sampling, program=loaded)
     bench = replace(bench, recorded=recording, prices=None if prices is None else as_prices(prices))
     calibrated: list[Calibrated] = []

@@ -11,7 +11,7 @@ from typing import Any
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.internal.text import one_line
 from search.compare.arms import Arm, Bench, drain, named_critics, start
-from search.engine.journal import Progress
+from search.engine.progress import Progress
 from search.plan import Plan
 from search.planners import BestOfN, SelfConsistency
 from search.protocol import Critic
@@ -21,7 +21,8 @@ from search.results.selection import SelectionCurve, selection_curve
 from search.store import Recorded, as_recorded
 
 SIZES = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
-"""Numbers of samples at which curves are computed by default, up to the largest number that a question has."""
+"""Numbers of samples at which curves are computed by default, below the largest number that a question has."""
+_WIDTH = 120
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,12 @@ class Selection:
         majority = self.curves[0]
         return {curve.label: curve.difference(majority, k) for curve in self.curves if curve.rule == "best"}
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """Return the table as text: a header, then a line per rule and number of samples."""
+    def rows(self, without: Sequence[str] = ()) -> list[tuple[str, ...]]:
+        """Return the table as text: a header, then a line per rule and number of samples.
+
+        Args:
+            without: Columns to leave out; those that are empty in every line are left out, too.
+        """
         lines = [("Choice", "k", "Accuracy", "95% interval", "Against majority", "TOK", "Fewer than k")]
         for curve in self.curves:
             for point in curve.points:
@@ -67,8 +72,24 @@ class Selection:
                     f"{point.tokens:,.0f}",
                     percent_cell(point.bounded) if point.bounded else "",
                 ))  # fmt: skip
-        shown = [i for i in range(len(lines[0])) if any(line[i] not in ("", "0") for line in lines[1:])]
-        return [tuple(line[i] for i in shown) for line in lines]
+        columns = list(zip(*lines, strict=True))
+        kept = [column for column in columns if column[0] not in without and not {*column[1:]} <= {"", "0"}]
+        return list(zip(*kept, strict=True))
+
+    def text(self, width: int) -> str:
+        """Return the table and its caption; columns are left out until it fits."""
+        for without in ((), ("TOK",), ("TOK", "Fewer than k"), ("TOK", "Fewer than k", "95% interval")):
+            lines = self.rows(without)
+            widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+            if sum(widths) + 2 * len(widths) - 2 <= width:
+                break
+        table = [
+            "  ".join(
+                [line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))]
+            )
+            for line in lines
+        ]
+        return "\n".join([*table, self.caption])
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return one JSON-able mapping per rule, critic and number of samples."""
@@ -86,16 +107,8 @@ class Selection:
         return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
 
     def __str__(self) -> str:
-        """Return the table as plain text with its caption."""
-        lines = self.rows()
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        text = [
-            "  ".join(
-                [line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))]
-            )
-            for line in lines
-        ]
-        return "\n".join([*text, self.caption])
+        """Return what ``print`` shows."""
+        return self.text(_WIDTH)
 
     @property
     def caption(self) -> str:
@@ -150,7 +163,7 @@ def select(
                 "use search.compare with bon:K and several seeds"
             )
     bench = Bench(items, source.mas, None, (0,), concurrency, store, recorded=source)
-    sizes = list(ks) or [k for k in SIZES if k <= most]
+    sizes = list(ks) or [*(k for k in SIZES if k < most), most]
 
     def found(arm: Arm) -> list[Plan]:
         plans: list[Plan] = []

@@ -275,7 +275,7 @@ def score_transcripts(
         nonlocal cost
         for place, outcome in _outcomes(critic, waiting):
             found.append(_scored(transcripts[place], outcome))
-            cost = _added(cost, outcome, critic.free)
+            cost = _added(cost, outcome, 0 if critic.free else critic.calls)
         waiting.clear()
         listen(len(found))
 
@@ -321,12 +321,12 @@ def _scored(transcript: LabelledTranscript, outcome: Any) -> Scored:
     return Scored(transcript, tuple(outcome.values)) if failed is None else Scored(transcript, (), failed)
 
 
-def _added(cost: Cost, outcome: Any, free: bool) -> Cost:
+def _added(cost: Cost, outcome: Any, calls: int) -> Cost:
     if isinstance(outcome, Exception):
         return cost
     tokens, read, unread = outcome.cost()
     return Cost(
-        cost.reward_calls + (0 if free else len(outcome)),
+        cost.reward_calls + calls * len(outcome),
         cost.critic_tokens + tokens,
         cost.critic_prompt_tokens + read,
         cost.unread_verdicts + unread,

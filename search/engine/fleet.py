@@ -21,13 +21,13 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, need
-from mas_gym.policies.base import AsyncPolicy, Policy
-from mas_gym.policies.meters import Meter, meters_of
+from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
+from mas_gym.policies.meters import Meter
 from mas_gym.systems.graph import MAS
-from mas_gym.tasks.base import Problem
+from mas_gym.tasks.base import Problem, Task, as_problems
 from search.budget import Budget
 from search.engine.allowance import Allowance, Cost
-from search.engine.journal import Journal, Listener, Progress, listener
+from search.engine.progress import Journal, Listener, Progress, listener
 from search.engine.run import Run, Source
 from search.engine.scheduler import Scheduler, SearchFuture
 from search.plan import Plan
@@ -87,6 +87,7 @@ def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
         ConfigError: An argument cannot be pickled and sent to the actors.
         EngineUnavailableError: More actors died than may be replaced; what is finished is in the store.
     """
+    problems = as_problems(problems)
     check_training(problems, training)
     algorithm = load_planner(planner) if isinstance(planner, str) else planner
     system, loaded = read_system(mas, program)
@@ -101,7 +102,7 @@ def run_ray(  # noqa: D417 - the other arguments are those of `search.run`
         concurrency = max(1, min(concurrency, math.ceil(len(problems) / fleet.actors)))
     _connect(fleet.address)
     # The task without its problems, for its grading alone.
-    task = problems[:0] if hasattr(problems, "grade") else None  # type: ignore[index]
+    task = problems[:0] if isinstance(problems, Task) else None
     _check_picklable(planner=setup, task=task, make_policy=make_policy, make_critic=make_critic)
     costs = None if prices is None else as_prices(prices)
     arguments = (setup, concurrency, task, make_policy, make_critic, costs)
@@ -199,7 +200,7 @@ class Worker:
         prices: Prices | None,
     ) -> None:
         """Load the engines."""
-        self._policy = make_policy()
+        self._policy = as_policy(make_policy())
         self._critic = make_critic() if make_critic is not None else None
         priced = priced_setup(setup(self._critic), self._policy.name, prices)
         self._scheduler = Scheduler(priced, self._policy, concurrency=concurrency, task=task).start()
@@ -224,7 +225,7 @@ class Worker:
 
     async def costs(self) -> Costs:
         """Return what this actor has spent so far."""
-        return Costs(self._scheduler.usage, self._scheduler.calls, meters_of(self._policy))
+        return Costs(self._scheduler.usage, self._scheduler.calls, self._policy.meters)
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from mas_gym.errors import ConfigError, DataError
 from mas_gym.internal.event_loop import before_engines_close
 from mas_gym.policies.base import AsyncPolicy, Policy
 from mas_gym.systems.graph import MAS
-from mas_gym.tasks.base import Problem
+from mas_gym.tasks.base import Problem, as_problems
 from search.budget import Budget
-from search.engine.journal import Journal, Listener, Progress, Record, listener
+from search.engine.progress import Journal, Listener, Progress, Record, listener
 from search.engine.scheduler import Scheduler, SearchFuture
 from search.plan import Plan
 from search.prices import PricesSource, as_prices
@@ -100,6 +100,7 @@ def run(
         raise ConfigError("expected problems to search, or recorded= with a recorded run, got neither")
     more: dict[str, Any] = {"sampling": sampling, "budget": budget, "training": training}
     setup = make_setup(planner, mas, critic, program=program, seed=seed, recording=recording, **more)
+    problems = as_problems(problems)
     policy = resolve_policy(setup.dynamics.mas, policy)
     setup = priced_setup(setup, policy.name, None if prices is None else as_prices(prices))
     run_budget = (run_budget or Budget()).priced(setup.rate)

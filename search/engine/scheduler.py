@@ -1,15 +1,14 @@
 """The scheduler: many searches at once over one policy and one critic.
 
-It owns admission, batching, budgets and cancellation. A search waits for
-its own replies and for nothing else. Requests of all searches go to the policy as
-they arise; states to be scored gather while the engine is busy and go to the critic
-together, at the latest when the engine would run dry. What a search gets depends on
-its problem and its seed, never on what runs beside it::
+It owns admission, batching, budgets and cancellation. Calls of all searches go to the policy as
+they arise. States to be scored wait while the engine is busy and go to the critic as a batch, at the
+latest when the engine has capacity left. The result of a search depends on its problem and its seed,
+never on concurrent searches::
 
     submit -> waiting -> [at most `concurrency` active searches] -> ended -> SearchFuture
-                             |  ^                |  ^
-                             v  |                v  |
-                     policy port, program    critic port
+                               calls |  ^ outcomes
+                                     v  |
+              policy requests, critic batches, grading threads, agent program
 
 The loop runs in one of two ways: a `search.engine.run.Run` calls `Scheduler.turn` itself
 whenever its user asks for the next plan; the service and the Ray actors call `Scheduler.start`,
@@ -32,14 +31,17 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from mas_gym.envs.scoring import scores_of
+from mas_gym.envs.scoring import Scores, scores_of
 from mas_gym.errors import ConfigError, EngineUnavailableError, SearchError
-from mas_gym.policies.base import AsyncPolicy, Policy
-from mas_gym.tasks.base import Problem
+from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
+from mas_gym.tasks.base import Problem, as_problems
 from search.budget import Budget
 from search.engine.allowance import Allowance, Cost
-from search.engine.backends import BATCH_DONE, CriticPort, GradingPort, Mail, PolicyPort, policy_port
-from search.engine.driver import Account, ActiveSearch, GradingCall, PolicyCall, ProgramStep, Work
+from search.engine.calls import Call, CriticCall, GradingCall, PolicyCall, ProgramStep, agent_calls
+from search.engine.critic_batches import BATCH_DONE, CriticBatches
+from search.engine.grading_threads import GradingThreads
+from search.engine.one_search import Account, ActiveSearch
+from search.engine.policy_requests import Mail, PolicyRequests, policy_requests
 from search.engine.tracing import Spans
 from search.grading import Grader
 from search.plan import Plan
@@ -105,7 +107,7 @@ class _Entry:
     Attributes:
         granted: The part of the run's budget that is reserved for it.
         asked: The agent calls that it has made, those without a reply included.
-        held: Requests that the rest of the run's budget does not pay for.
+        held: Calls that the rest of the run's budget does not pay for.
     """
 
     number: int
@@ -114,7 +116,7 @@ class _Entry:
     keys: set[int] = field(default_factory=set)
     granted: Cost = field(default_factory=Cost)
     asked: int = 0
-    held: Work | None = None
+    held: list[Call] | None = None
 
 
 class Scheduler:
@@ -148,18 +150,19 @@ class Scheduler:
         if concurrency < 1:
             raise ConfigError(f"expected concurrency >= 1, got {concurrency}")
         self.stopped: str | None = None
+        policy = as_policy(policy)
         self._setup, self._engine = setup, policy
-        self._task: Iterable[Problem] = () if task is None else task
+        self._task: Iterable[Problem] = () if task is None else as_problems(task)
         self._concurrency, self._budget, self.earlier = concurrency, run_budget or Budget(), Usage()
         self._allowance = Allowance(self._budget, setup.budget)
         self._mail: Mail = SimpleQueue()
-        self._policy: PolicyPort = policy_port(policy, self._mail)
+        self._policy: PolicyRequests = policy_requests(policy, self._mail)
         self._runner = None if setup.program is None else setup.program.open(policy)
-        self._critic = None if setup.critic is None or setup.critic.free else CriticPort(setup.critic, self._mail)
-        self._grading = GradingPort(self._mail)
+        self._critic = None if setup.critic is None or setup.critic.free else CriticBatches(setup.critic, self._mail)
+        self._grading = GradingThreads(self._mail)
         self._waiting: OrderedDict[int, _Entry] = OrderedDict()
         self._active: dict[int, _Entry] = {}
-        self._open: dict[Hashable, tuple[_Entry, PolicyCall | ProgramStep | GradingCall | None]] = {}
+        self._open: dict[Hashable, tuple[_Entry, Call]] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._numbers, self._keys = itertools.count(), itertools.count()
         self.calls, self._account, self._ended = 0, Account(), 0
@@ -228,7 +231,7 @@ class Scheduler:
         setup = replace(self._setup, **changed) if changed else self._setup
         world = None if setup.recording is None else setup.recording.world(problem)
         grader = Grader(self._task, problem, setup.dynamics.mas.final_text, None if world is None else world.grades)
-        search = ActiveSearch(setup, problem, grader, self._account, self._runner, world)
+        search = ActiveSearch(setup, problem, grader, self._account, self._runner, world, future._advance)
         with self._lock:
             if self._closed:
                 raise SearchError(f"expected an open scheduler; this one was {self.stopped or 'closed'}")
@@ -313,7 +316,7 @@ class Scheduler:
         # An engine that has failed may fail to close, too.
         with suppress(Exception):
             self._policy.close()
-        self._policy = policy_port(self._engine, self._mail)
+        self._policy = policy_requests(self._engine, self._mail)
 
     def _shut_down(self) -> None:
         if self._shut:
@@ -342,11 +345,11 @@ class Scheduler:
                 number, entry = self._waiting.popitem(last=False)
                 self._active[number] = entry
             entry.granted = self._allowance.grant
-            entry.search.start()
             self._spans.begin(number, entry.search.setup, entry.search.problem.id)
+            calls = entry.search.begin()
             if (deadline := entry.search.deadline) is not None:
                 heapq.heappush(self._deadlines, (deadline, number))
-            self._advance(entry)
+            self._send(entry, calls)
         return True
 
     @property
@@ -380,15 +383,15 @@ class Scheduler:
         """
         while held := [entry for entry in self._active.values() if entry.held is not None]:
             for entry in held:
-                work = entry.held
-                if work is not None and self._covers(entry, work.wanted):
+                calls = entry.held
+                if calls is not None and self._covers(entry, agent_calls(calls)):
                     entry.held = None
-                    self._advance(entry, work)
+                    self._send(entry, calls)
             if any(entry.held is None for entry in self._active.values()):
                 return
             least = min(self._active.values(), key=lambda entry: entry.asked)
             assert least.held is not None
-            self._allowance.observe(self._cost(least)._replace(calls=least.asked + least.held.wanted))
+            self._allowance.observe(self._cost(least)._replace(calls=least.asked + agent_calls(least.held)))
             self.stopped = self.stopped or self._allowance.reason(self._spent)
             self._drop(least.number, SearchError(f"the search was dropped: {self.stopped}"))
 
@@ -414,84 +417,71 @@ class Scheduler:
                 self._policy.cancel(key)
             elif isinstance(call, GradingCall):
                 self._grading.cancel(key)
-            elif call is None and self._critic is not None:
+            elif isinstance(call, CriticCall) and self._critic is not None:
                 self._critic.cancel(key)
         entry.keys.clear()
 
     # ---- from planners to engines
 
-    def _advance(self, entry: _Entry, work: Work | None = None) -> None:
-        """Run a search to its next requests, or take those given, and send them off."""
-        again = True
-        while again:
-            work = work or entry.search.advance()
-            if work is None:
-                self._end(entry)
+    def _send(self, entry: _Entry, calls: list[Call] | None) -> None:
+        """Submit a search's calls, or hold them if the budget does not pay for them; None ends the search."""
+        while calls:
+            wanted = agent_calls(calls)
+            if not self._covers(entry, wanted):
+                entry.held = calls
                 return
-            if not self._covers(entry, work.wanted):
-                entry.held = work
-                return
-            again, work = self._send(entry, work), None
-
-    def _send(self, entry: _Entry, work: Work) -> bool:
-        """Send the requests of a search; True if all were answered at once."""
-        search = entry.search
-        self._grade(entry, work)
-        self.calls += work.wanted
-        entry.asked += work.wanted
-        self._run_program(entry, work.steps)
-        for call in work.sampling:
-            key = self._key(entry, call)
-            self._spans.ask(entry.number, key, self._engine.name, call.request)
-            self._policy.submit(key, call.request)
-        if not work.scoring:
-            return False
-        if self._critic is not None:
-            key = self._key(entry, None)
-            self._spans.score(entry.number, key, self._critic.name, work.scoring)
-            self._critic.submit(key, work.scoring)
-            return False
-        self._score_free(entry, work.scoring)
-        if search.plan is not None:
-            self._end(entry)
-            return False
-        return not search.waiting
-
-    def _grade(self, entry: _Entry, work: Work) -> None:
-        """Have messages graded where that holds up no other search."""
-        if work.grading is not None:
-            self._grading.submit(self._key(entry, work.grading), entry.search.grader, work.grading.texts)
-
-    def _score_free(self, entry: _Entry, contexts: Any) -> None:
-        critic, key = self._setup.critic, next(self._keys)
-        assert critic is not None
-        self._spans.score(entry.number, key, critic.name, contexts)
-        try:
-            scores = scores_of(critic, contexts)
-            self._spans.answer(key, scores)
-            entry.search.take_scores(scores)
-        except Exception as error:
-            self._spans.answer(key, error)
-            entry.search.fail(error)
-
-    def _run_program(self, entry: _Entry, steps: Iterable[ProgramStep]) -> None:
-        """Run the program of a search with replies; the states that it reaches arrive in the mailbox."""
-        for step in steps:
-            session, then = entry.search.session, partial(self._arrived, self._key(entry, step))
-            assert session is not None
-            if step.state is None:
-                session.begin(then)
+            self.calls += wanted
+            entry.asked += wanted
+            *others, last = calls
+            for call in others:
+                self._submit(entry, call)
+            if isinstance(last, CriticCall) and self._critic is None:
+                calls = entry.search.take(last, self._free_scores(entry, last))
             else:
-                session.extend(step.state, step.text, then)
+                self._submit(entry, last)
+                calls = []
+        if calls is None:
+            self._end(entry)
 
-    def _arrived(self, key: int, outcome: object) -> None:
-        self._mail.put((key, outcome))
-
-    def _key(self, entry: _Entry, call: PolicyCall | ProgramStep | GradingCall | None) -> int:
+    def _submit(self, entry: _Entry, call: Call) -> None:
+        """Submit one call; its outcome arrives in `_deliver`."""
         key = next(self._keys)
         entry.keys.add(key)
         self._open[key] = (entry, call)
-        return key
+        match call:
+            case PolicyCall():
+                self._spans.ask(entry.number, key, self._engine.name, call.request)
+                self._policy.submit(key, call.request)
+            case CriticCall():
+                assert self._critic is not None
+                self._spans.score(entry.number, key, self._critic.name, call.contexts)
+                self._critic.submit(key, call.contexts)
+            case GradingCall():
+                self._grading.submit(key, call.grader, call.texts)
+            case ProgramStep():
+                session = entry.search.session
+                assert session is not None
+                arrived = partial(self._arrived, key)
+                if call.state is None:
+                    session.begin(arrived)
+                else:
+                    session.extend(call.state, call.text, arrived)
+
+    def _free_scores(self, entry: _Entry, call: CriticCall) -> Scores | Exception:
+        """Return the values of a critic that needs no model, or its error."""
+        critic, key = self._setup.critic, next(self._keys)
+        assert critic is not None
+        self._spans.score(entry.number, key, critic.name, call.contexts)
+        outcome: Scores | Exception
+        try:
+            outcome = scores_of(critic, call.contexts)
+        except Exception as error:
+            outcome = error
+        self._spans.answer(key, outcome)
+        return outcome
+
+    def _arrived(self, key: int, outcome: object) -> None:
+        self._mail.put((key, outcome))
 
     def _out_of_time(self) -> bool:
         """Stop if the seconds of all searches are spent."""
@@ -534,7 +524,7 @@ class Scheduler:
             self._deliver([(key, content)])
 
     def _deliver(self, outcomes: Iterable[tuple[Hashable, object]]) -> None:
-        """Hand outcomes to their searches and run those that have all they wait for."""
+        """Give outcomes to their searches and submit the next calls."""
         for key, outcome in outcomes:
             if key not in self._open:
                 continue
@@ -544,23 +534,7 @@ class Scheduler:
             # A judge that is gone fails the searches that it grades; a policy or critic that is gone ends the run.
             if isinstance(outcome, EngineUnavailableError) and not isinstance(call, GradingCall):
                 raise outcome
-            search = entry.search
-            try:
-                if call is None:
-                    search.take_scores(outcome)
-                elif isinstance(call, GradingCall):
-                    search.take_grades(outcome)
-                elif isinstance(call, ProgramStep):
-                    search.take_state(call, outcome)
-                else:
-                    self._run_program(entry, search.take_samples(call, outcome))
-                    entry.future._advance(call.request.agent, search.spent)
-            except Exception as error:
-                search.fail(error)
-                self._end(entry)
-                continue
-            if not search.waiting:
-                self._advance(entry)
+            self._send(entry, entry.search.take(call, outcome))
 
     def _end(self, entry: _Entry) -> None:
         """Hand out the plan of a search."""
@@ -587,12 +561,9 @@ class Scheduler:
             entry = self._active.get(number)
             if entry is None or entry.search.measured:
                 continue
-            work = entry.search.stop(f"budget of {entry.search.setup.budget.seconds:g} seconds spent")
-            if work is None:
-                self._end(entry)
-            else:
-                self._release(entry)
-                self._grade(entry, work)
+            calls = entry.search.stop(f"budget of {entry.search.setup.budget.seconds:g} seconds spent")
+            self._release(entry)
+            self._send(entry, calls)
 
     def _patience(self, timeout: float | None) -> float | None:
         """Return how long to wait for other threads at most; None for as long as it takes."""

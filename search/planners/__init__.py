@@ -1,8 +1,8 @@
 """Search algorithms. Each is a frozen dataclass with a `plan` method.
 
 `SinglePass`, `SelfConsistency`, `StepBeamSearch` and `MCTS` are the paper's algorithms. `BestOfN`, `PUCT`,
-`SequentialHalving`, `DVTS`, `REBASE` and `AdaptiveBranching` are included for comparison. `ChosenRecipients`
-wraps a planner to select the recipients of messages.
+`SequentialHalving`, `DVTS`, `REBASE` and `AdaptiveBranching` are included for comparison. `Siblings`
+samples trees for training. `ChosenRecipients` wraps a planner to select the recipients of messages.
 """
 
 from search.planners.adaptive import AdaptiveBranching
@@ -15,6 +15,7 @@ from search.planners.puct import PUCT
 from search.planners.rebase import REBASE
 from search.planners.recipients import ChosenRecipients
 from search.planners.self_consistency import SelfConsistency
+from search.planners.siblings import Siblings
 from search.planners.single_pass import SinglePass
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "ChosenRecipients",
     "SelfConsistency",
     "SequentialHalving",
+    "Siblings",
     "SinglePass",
     "StepBeamSearch",
 ]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mas_gym.errors import BudgetError, ExhaustedError
+from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.common import (
@@ -20,12 +22,14 @@ from search.planners.common import (
     ranked,
     step_values,
 )
+from search.planners.stopping import Stop, Watch, read_stop, simulation_gain, stop_for_run
 from search.protocol import (
     Critic,
     Model,
     PlanGenerator,
     Planner,
     Propose,
+    Request,
 )
 from search.tree import Tree
 
@@ -47,22 +51,25 @@ class AdaptiveBranching(Planner):
     Attributes:
         n_simulations: Number of simulations.
         spread: Prior standard deviation of values around their mean, in units of the critic's values.
+        stop: Run fewer simulations once the answer is settled, see `search.planners.stopping`; None never stops.
     """
 
     size_setting = "n_simulations"
 
     n_simulations: int = 20
     spread: float = 0.3
+    stop: Stop = field(default=None, metadata={ADDED: True})
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        object.__setattr__(self, "stop", read_stop(self.stop))
         check_at_least(self, 1, n_simulations=self.n_simulations)
         check_positive(self, spread=self.spread)
 
     def for_run(self, critic: Critic | None, training: bool) -> AdaptiveBranching:
         """Check that the run scores intermediate states."""
         step_values("AdaptiveBranching", critic, training)
-        return self
+        return replace(self, stop=stop_for_run(self, self.stop, critic, training))
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Run the simulations and decode; the budget can end them early."""
@@ -70,6 +77,8 @@ class AdaptiveBranching(Planner):
         try:
             for _ in range(self.n_simulations):
                 yield from search.simulate()
+                if self.stop is not None and (yield from search.settled()):
+                    break
         except BudgetError:
             if not search.ends:
                 yield from search.simulate(search.tree.path(len(search.tree) - 1))
@@ -84,6 +93,12 @@ class _Growth:
         self.firsts: dict[int, list[float]] = {}
         self.ends: list[int] = []
         self.exhausted: set[int] = set()
+        self.watch = Watch(planner.stop, self.tree)
+
+    def settled(self) -> Generator[list[Request], list[Any], bool]:
+        """Return whether the stop rule ends the search."""
+        leader = self._decode()
+        return (yield from self.watch.check(leader, self.ends, lambda: simulation_gain(self.tree, leader, self.ends)))
 
     def simulate(self, start: Sequence[int] = (0,)) -> Steps:
         tree, path, new = self.tree, [*start], [*start[1:]]
@@ -146,8 +161,12 @@ class _Growth:
         variance = scale / max(self.rng.gammavariate(shape, 1.0), 1e-12)
         return self.rng.gauss(mean, math.sqrt(variance / (1 + n)))
 
-    def finish(self) -> Plan:
+    def _decode(self) -> int:
         tree, node = self.tree, 0
         while visited := [child for child in tree.children(node) if tree.visits[child]]:
             node = max(visited, key=lambda child: tree.totals[child] / tree.visits[child])
-        return Plan(ranked(tree, self.ends, path_scores(tree, self.ends, "process"), node), tree)
+        return node
+
+    def finish(self) -> Plan:
+        scores = path_scores(self.tree, self.ends, "process")
+        return Plan(ranked(self.tree, self.ends, scores, self._decode()), self.tree, stopped=self.watch.stopped)

@@ -6,10 +6,12 @@ import math
 import random
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from mas_gym.errors import BudgetError, ExhaustedError
+from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.common import (
@@ -22,6 +24,7 @@ from search.planners.common import (
     step_values,
     turns_left,
 )
+from search.planners.stopping import Stop, Watch, pass_gain, read_stop, stop_for_run
 from search.protocol import (
     Critic,
     Model,
@@ -63,7 +66,8 @@ class AskTell(Planner):
         algorithm: An object with ``init_tree``, ``ask_batch`` and ``tell``.
         n_trials: Number of trials.
         batch: Trials requested at a time, sampled and scored together.
-        values: Kind of the run's values; set by the driver.
+        values: Kind of the run's values; set by the scheduler.
+        stop: Run fewer trials once the answer is settled, see `search.planners.stopping`; None never stops.
     """
 
     size_setting = "n_trials"
@@ -72,26 +76,30 @@ class AskTell(Planner):
     n_trials: int = 30
     batch: int = 1
     values: ValueKind = "process"
+    stop: Stop = field(default=None, metadata={ADDED: True})
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        object.__setattr__(self, "stop", read_stop(self.stop))
         check_at_least(self, 1, n_trials=self.n_trials, batch=self.batch)
 
     def for_run(self, critic: Critic | None, training: bool) -> AskTell:
         """Refuse a run whose values are not defined on intermediate states."""
-        return replace(self, values=step_values("AskTell", critic, training))
+        stop = stop_for_run(self, self.stop, critic, training)
+        return replace(self, values=step_values("AskTell", critic, training), stop=stop)
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Run the trials; a spent budget ends them early."""
         tree = Tree(root)
+        watch = Watch(self.stop, tree)
         with suppress(BudgetError):
-            yield from self._search(tree, model)
+            yield from self._search(tree, model, watch)
         yield from _carry_on(tree, model)
         ends = _ends(tree)
         scores = path_scores(tree, ends, self.values)
-        return Plan(ranked(tree, ends, scores, max(ends, key=scores.__getitem__)), tree)
+        return Plan(ranked(tree, ends, scores, max(ends, key=scores.__getitem__)), tree, stopped=watch.stopped)
 
-    def _search(self, tree: Tree, model: Model) -> Steps:
+    def _search(self, tree: Tree, model: Model, watch: Watch) -> Steps:
         state, reported = self.algorithm.init_tree(), 0
         while reported < self.n_trials:
             batch = min(self.batch, self.n_trials - reported)
@@ -111,6 +119,11 @@ class AskTell(Planner):
                     tree.visits[step] += 1
                     tree.totals[step] += value
             reported += len(trials)
+            if self.stop is not None and reported < self.n_trials and (ends := _ends(tree)):
+                scores = path_scores(tree, ends, self.values)
+                gain = partial(pass_gain, [*scores.values()])
+                if (yield from watch.check(max(ends, key=scores.__getitem__), ends, gain)):
+                    return
 
     def _score(self, value: float) -> float:
         """Map a value to the [0, 1] that such libraries expect; likelihoods are in it already."""

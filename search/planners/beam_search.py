@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.common import (
@@ -16,6 +17,7 @@ from search.planners.common import (
     step_values,
     widen,
 )
+from search.planners.stopping import Stop, Watch, read_stop, stop_for_run
 from search.protocol import Critic, Model, PlanGenerator, Planner
 from search.tree import Tree
 
@@ -33,33 +35,43 @@ class StepBeamSearch(Planner):
     Attributes:
         b2: Messages sampled per beam state.
         b1: Width of the beam.
+        stop: Continue with the best state alone, one message per turn, once it is settled; see
+            `search.planners.stopping`. None never stops.
     """
 
     size_setting = "b2"
 
     b2: int = 5
     b1: int = 1
+    stop: Stop = field(default=None, metadata={ADDED: True})
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        object.__setattr__(self, "stop", read_stop(self.stop))
         check_at_least(self, 1, b2=self.b2, b1=self.b1)
 
     def for_run(self, critic: Critic | None, training: bool) -> StepBeamSearch:
         """Check that the run scores intermediate states."""
         step_values("StepBeamSearch", critic, training)
-        return self
+        return replace(self, stop=stop_for_run(self, self.stop, critic, training, at_turns=True))
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Extend and prune the beam turn by turn; the last beam's states are the candidates."""
         tree = Tree(root)
+        watch = Watch(self.stop, tree)
         beam = [0]
         while growing := [node for node in beam if not tree.is_terminal(node)]:
             pool = [node for node in beam if tree.is_terminal(node)]
-            grown = yield from widen(tree, model, dict.fromkeys(growing, self.b2), answered=bool(pool))
+            width = self.b2 if watch.stopped is None else 1
+            grown = yield from widen(tree, model, dict.fromkeys(growing, width), answered=bool(pool))
             fresh = [child for children in grown.values() for child in children]
             yield from evaluate(tree, fresh)
             beam = sorted(pool + fresh, key=lambda node: node_rank(tree, node))[: self.b1]
-        return Plan(ranked(tree, beam, path_scores(tree, beam, "process"), beam[0]), tree)
+            ends = [node for node in beam if tree.is_terminal(node)]
+            if watch.stopped is None and len(ends) < len(beam) and (yield from watch.check(beam[0], ends)):
+                beam = beam[:1]
+        scores = path_scores(tree, beam, "process")
+        return Plan(ranked(tree, beam, scores, beam[0]), tree, stopped=watch.stopped)
 
 
 def node_rank(tree: Tree, node: int) -> tuple[float, float, int]:

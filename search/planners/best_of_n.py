@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from mas_gym.errors import ConfigError
+from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.common import (
@@ -16,6 +18,7 @@ from search.planners.common import (
     path_scores,
     ranked,
 )
+from search.planners.stopping import Stop, Watch, pass_gain, read_stop, stop_for_run
 from search.planners.voting import scored_ends, vote_curve
 from search.protocol import Critic, Model, PlanGenerator, Planner, ValueKind, value_kind
 from search.tree import Tree
@@ -28,15 +31,19 @@ class BestOfN(Planner):
     Attributes:
         n: Number of passes.
         values: The kind of the values, as in `MCTS`; ``"auto"``: the kind that the run provides.
+        stop: Make fewer passes once the answer is settled, see `search.planners.stopping`; None never stops. The passes
+            are the first ones of those that are made without it, requested one after another.
     """
 
     size_setting = "n"
 
     n: int = 5
     values: ValueKind | Literal["auto"] = "auto"
+    stop: Stop = field(default=None, metadata={ADDED: True})
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        object.__setattr__(self, "stop", read_stop(self.stop))
         check_at_least(self, 1, n=self.n)
 
     def for_run(self, critic: Critic | None, training: bool) -> BestOfN:
@@ -44,14 +51,27 @@ class BestOfN(Planner):
         kind = value_kind(critic)
         if kind is None:
             raise ConfigError("BestOfN needs a critic: pass critic=load_critic(...), such as 'policy-likelihood'")
-        return replace(self, values=kind) if self.values == "auto" else self
+        stop = stop_for_run(self, self.stop, critic, training)
+        return replace(self, values=kind if self.values == "auto" else self.values, stop=stop)
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Sample the passes, score them, and take the best; the first among equals."""
         tree = Tree(root)
         kind: ValueKind = "process" if self.values == "auto" else self.values
-        ends = yield from grow_chains(tree, model, self.n)
-        yield from evaluate(tree, scored_ends(tree, ends, kind))
-        scores = path_scores(tree, ends, kind)
+        watch = Watch(self.stop, tree, kind in ("outcome", "reward"))
+        ends: list[int] = []
+        scores: dict[int, float] = {}
+        while len(ends) < self.n and watch.stopped is None:
+            wanted = self.n if self.stop is None else len(ends) + 1
+            known, first = len(ends), len(tree)
+            ends = yield from grow_chains(tree, model, wanted, ends)
+            yield from evaluate(tree, scored_ends(tree, ends[known:], kind, first))
+            scores |= path_scores(tree, ends[known:], kind)
+            if len(ends) < wanted:
+                break
+            if len(ends) < self.n:
+                leader = max(ends, key=scores.__getitem__)
+                yield from watch.check(leader, ends, partial(pass_gain, [*scores.values()]))
         leaders = [max(ends[: n + 1], key=scores.__getitem__) for n in range(len(ends))]
-        return Plan(ranked(tree, ends, scores, leaders[-1]), tree, vote_curve(tree, ends, leaders))
+        curve = vote_curve(tree, ends, leaders)
+        return Plan(ranked(tree, ends, scores, leaders[-1]), tree, curve, stopped=watch.stopped)

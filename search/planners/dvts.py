@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.common import (
@@ -15,6 +16,7 @@ from search.planners.common import (
     step_values,
     widen,
 )
+from search.planners.stopping import Stop, Watch, read_stop, stop_for_run
 from search.protocol import Critic, Model, PlanGenerator, Planner
 from search.tree import Tree
 
@@ -29,25 +31,30 @@ class DVTS(Planner):
     Attributes:
         trees: Number of independent searches.
         width: Messages sampled per step in each.
+        stop: Continue with the best state alone, one message per turn, once it is settled; see
+            `search.planners.stopping`. None never stops.
     """
 
     size_setting = "trees"
 
     trees: int = 3
     width: int = 5
+    stop: Stop = field(default=None, metadata={ADDED: True})
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        object.__setattr__(self, "stop", read_stop(self.stop))
         check_at_least(self, 1, trees=self.trees, width=self.width)
 
     def for_run(self, critic: Critic | None, training: bool) -> DVTS:
         """Check that the run scores intermediate states."""
         step_values("DVTS", critic, training)
-        return self
+        return replace(self, stop=stop_for_run(self, self.stop, critic, training, at_turns=True))
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Extend all searches turn by turn."""
         tree = Tree(root)
+        watch = Watch(self.stop, tree)
         grown = yield from widen(tree, model, {0: self.trees * self.width}, answered=False)
         first = grown[0]
         groups = [first[i : i + self.width] for i in range(0, len(first), self.width)]
@@ -57,9 +64,14 @@ class DVTS(Planner):
             leaders = [max(group, key=tree.values.__getitem__) for group in groups]
             ends += [node for node in leaders if tree.is_terminal(node)]
             growing = [node for node in leaders if not tree.is_terminal(node)]
+            if growing and watch.stopped is None:
+                best = max(growing + ends, key=tree.values.__getitem__)
+                if (yield from watch.check(best, ends)):
+                    growing = [node for node in growing if node == best]
             if not growing:
                 break
-            grown = yield from widen(tree, model, dict.fromkeys(growing, self.width), answered=bool(ends))
+            width = self.width if watch.stopped is None else 1
+            grown = yield from widen(tree, model, dict.fromkeys(growing, width), answered=bool(ends))
             groups = [group for group in grown.values() if group]
         scores = path_scores(tree, ends, "process")
-        return Plan(ranked(tree, ends, scores, max(ends, key=scores.__getitem__)), tree)
+        return Plan(ranked(tree, ends, scores, max(ends, key=scores.__getitem__)), tree, stopped=watch.stopped)

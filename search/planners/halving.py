@@ -56,7 +56,7 @@ class _Halving(Search):
         for visits in considered_visits(len(children), self.planner.n_simulations):
             due = [child for child in children if tree.visits[child] - self.virtual == visits]
             child = max(due, key=lambda child: tree.totals[child] / max(tree.visits[child], 1))
-            if not (yield from self.simulate([0, child])):
+            if not (yield from self.simulate([0, child])) or (yield from self.settled()):
                 return
 
     def greedy(self, node: int, all_children: bool = False) -> int | None:

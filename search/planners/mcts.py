@@ -35,6 +35,7 @@ import random
 from collections import Counter
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from mas_gym.errors import BudgetError, ConfigError
@@ -43,6 +44,7 @@ from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same, same_rule
 from search.plan import AnytimePoint, Plan
 from search.planners.common import Steps, anytime_point, append_distinct, check_at_least, evaluate, path_scores, ranked
+from search.planners.stopping import Stop, Watch, read_stop, simulation_gain, stop_for_run
 from search.protocol import (
     Critic,
     Model,
@@ -85,6 +87,7 @@ class MCTS(Planner):
             ``"opening"``, or a function ``same(a, b)``; None: when their texts are identical.
         parallel: Simulations in flight at once. More of them need fewer rounds of replies;
             virtual loss keeps them apart, see `ParallelSearch`.
+        stop: Run fewer simulations once the answer is settled, see `search.planners.stopping`; None never stops.
     """
 
     size_setting = "n_simulations"
@@ -99,9 +102,11 @@ class MCTS(Planner):
     answer: Literal["decode", "best"] = "decode"
     parallel: int = 1
     same: str | Same | None = field(default=None, metadata={ADDED: True})
+    stop: Stop = field(default=None, metadata={ADDED: True})
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        object.__setattr__(self, "stop", read_stop(self.stop))
         check_at_least(
             self, 1, n_simulations=self.n_simulations, max_children=self.max_children, parallel=self.parallel
         )
@@ -130,7 +135,8 @@ class MCTS(Planner):
         kind = value_kind(critic, training)
         if kind is None:
             raise ConfigError("MCTS needs a critic: pass critic=load_critic(...), or training=True for the true reward")
-        return replace(self, values=kind) if self.values == "auto" else self
+        stop = stop_for_run(self, self.stop, critic, training)
+        return replace(self, values=kind if self.values == "auto" else self.values, stop=stop)
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Run the simulations and decode; the budget can end the simulations early."""
@@ -182,12 +188,21 @@ class Search:
         self.terminals: list[int] = []
         self.calls = self.tokens = 0
         self.curve: list[AnytimePoint] = []
+        self.watch = None if planner.stop is None else Watch(planner.stop, self.tree, not self.steps)
 
     def run(self) -> Steps:
         """Run the simulations one after another."""
         for _ in range(self.planner.n_simulations):
-            if not (yield from self.simulate([0])):
+            if not (yield from self.simulate([0])) or (self.watch is not None and (yield from self.settled())):
                 return
+
+    def settled(self) -> Flight:
+        """Return whether the stop rule ends the search, between two simulations."""
+        if self.watch is None:
+            return False
+        leader = self.chosen()
+        gain = partial(simulation_gain, self.tree, leader or 0, self.terminals)
+        return (yield from self.watch.check(leader, self.terminals, gain))
 
     def simulate(self, path: list[int]) -> Flight:
         """Run one simulation of Alg. 1 (rollout) or Alg. 2 (bootstrap) from the end of ``path``.
@@ -391,7 +406,8 @@ class Search:
         tree, chosen = self.tree, self.chosen()
         tree.visits[0] = sum(tree.visits[child] for child in tree.children(0))
         tree.totals[0] = math.fsum(tree.totals[child] for child in tree.children(0))
-        return Plan(ranked(tree, self.terminals, self.scores(), chosen), tree, tuple(self.curve))
+        stopped = None if self.watch is None else self.watch.stopped
+        return Plan(ranked(tree, self.terminals, self.scores(), chosen), tree, tuple(self.curve), stopped=stopped)
 
 
 class ParallelSearch(Search):
@@ -436,6 +452,9 @@ class ParallelSearch(Search):
                 going: list[tuple[Flight, list[Request]]] = []
                 for (flight, _), answer in zip(flights, answers, strict=True):
                     going += _resume(flight, answer)
+                # Simulations in flight end; no more are started.
+                if len(going) < len(flights) and left and (yield from self.settled()):
+                    left = 0
                 flights = going
         finally:
             for flight, _ in flights:

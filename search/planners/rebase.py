@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from mas_gym.errors import ConfigError
+from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
 from search.planners.common import (
@@ -20,6 +21,7 @@ from search.planners.common import (
     step_values,
     widen,
 )
+from search.planners.stopping import Stop, Watch, read_stop, stop_for_run
 from search.planners.voting import sigmoid, vote
 from search.protocol import Critic, Extract, Model, PlanGenerator, Planner
 from search.tree import Tree
@@ -38,6 +40,8 @@ class REBASE(Planner):
         temperature: Temperature of the softmax; the smaller, the larger the share of the best state.
         choose: ``"vote"``: the answers vote, weighted by the sigmoid of their path scores; ``"best"``: the best
             path score wins.
+        stop: Continue with the best state alone, one message per turn, once it is settled; see
+            `search.planners.stopping`. None never stops.
     """
 
     size_setting = "width"
@@ -45,9 +49,11 @@ class REBASE(Planner):
     width: int = 15
     temperature: float = 0.1
     choose: Literal["vote", "best"] = "vote"
+    stop: Stop = field(default=None, metadata={ADDED: True})
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        object.__setattr__(self, "stop", read_stop(self.stop))
         check_at_least(self, 1, width=self.width)
         check_positive(self, temperature=self.temperature)
         if self.choose not in ("vote", "best"):
@@ -56,11 +62,12 @@ class REBASE(Planner):
     def for_run(self, critic: Critic | None, training: bool) -> REBASE:
         """Check that the run scores intermediate states."""
         step_values("REBASE", critic, training)
-        return self
+        return replace(self, stop=stop_for_run(self, self.stop, critic, training, at_turns=True))
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
         """Extend depth by depth, and choose among the terminal states."""
         tree = Tree(root)
+        watch = Watch(self.stop, tree)
         ends: list[int] = []
         shares = {0: self.width}
         while shares:
@@ -69,15 +76,20 @@ class REBASE(Planner):
             yield from evaluate(tree, fresh)
             ends += [node for node in fresh if tree.is_terminal(node)]
             growing = [node for node in fresh if not tree.is_terminal(node)]
+            free = self.width - len(ends)
+            if growing and free and watch.stopped is None:
+                best = max(growing + ends, key=tree.values.__getitem__)
+                if (yield from watch.check(best, ends)):
+                    growing = [node for node in growing if node == best]
             values = [tree.values[node] / self.temperature for node in growing]
-            counts = share(self.width - len(ends), values) if growing else []
+            counts = share(free if watch.stopped is None else 1, values) if growing else []
             shares = {node: n for node, n in zip(growing, counts, strict=True) if n}
         scores = path_scores(tree, ends, "process")
         chosen = max(ends, key=scores.__getitem__)
         if self.choose == "vote":
             [answers] = yield [Extract([tree.states[end] for end in ends])]
             chosen = ends[vote(answers, [sigmoid(scores[end]) for end in ends])]
-        return Plan(ranked(tree, ends, scores, chosen), tree)
+        return Plan(ranked(tree, ends, scores, chosen), tree, stopped=watch.stopped)
 
 
 def share(amount: int, logits: Sequence[float]) -> list[int]:

@@ -11,6 +11,7 @@ from mas_gym.errors import ConfigError
 from mas_gym.plugins import is_user_code, load_user_code, read_settings, unknown
 from search import planners
 from search.planners.recipients import OWN
+from search.planners.stopping import StopRule
 from search.protocol import Planner, as_planner, planner_name
 
 GROUP = "mas_gym.planners"
@@ -25,6 +26,7 @@ _SHIPPED: dict[str, Callable[..., Any]] = {
     "dvts": planners.DVTS,
     "rebase": planners.REBASE,
     "adaptive": planners.AdaptiveBranching,
+    "siblings": planners.Siblings,
 }
 _SHORT = {"c": "c_uct"}
 _RECIPIENTS = "recipients"
@@ -105,7 +107,9 @@ def _settings(planner: Planner) -> str:
         # The critic determines the kind of values, and tables name the critic next to the planner.
         if parameter.name == "values" or (not leading and value == parameter.default):
             continue
-        short = f"{value:g}" if isinstance(value, float) else str(getattr(value, "__name__", value)).lower()
+        short = f"{value:g}" if isinstance(value, float) else str(getattr(value, "__name__", value))
+        if not isinstance(value, StopRule):
+            short = short.lower()
         text = repr(value) if isinstance(value, float) and float(short) != value else short
         shown.append(text if leading else f"{parameter.name.replace('c_uct', 'c')}={text}")
     return ":" + ",".join(shown) if shown else ""

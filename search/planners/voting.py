@@ -67,9 +67,9 @@ def passes_to_settle(answers: Sequence[str | None], stop: float, limit: int) -> 
     return bisect_right(range(limit), stop, key=lambda more: majority_probability(lead + more, second))
 
 
-def scored_ends(tree: Tree, ends: Sequence[int], kind: ValueKind) -> Sequence[int]:
-    """Return the nodes that the critic scores: the ends alone if values are of outcomes."""
-    return ends if kind in ("outcome", "reward") else range(1, len(tree))
+def scored_ends(tree: Tree, ends: Sequence[int], kind: ValueKind, first: int = 1) -> Sequence[int]:
+    """Return the nodes that the critic scores: the ends alone if values are of outcomes, else all from ``first`` on."""
+    return ends if kind in ("outcome", "reward") else range(first, len(tree))
 
 
 def vote_curve(tree: Tree, ends: Sequence[int], chosen: Sequence[int]) -> tuple[AnytimePoint, ...]:

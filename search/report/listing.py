@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 
 if TYPE_CHECKING:
     from search.compare import ResultRow
-    from search.store.regrade import Regraded
+    from search.store.regrading import Regraded
 
 from search.pages.tree import PAGE
 
@@ -103,7 +103,7 @@ def index_page(
     rows: Sequence[StoredRow],
     faults: Sequence[str] = (),
     unread: int = 0,
-    plot: Callable[[Sequence[StoredRow]], str | None] = lambda rows: None,
+    drawn: bool = False,
     regraded: Sequence[Regraded] = (),
 ) -> str:
     """Return the page that lists all rows.
@@ -113,7 +113,7 @@ def index_page(
         rows: The rows.
         faults: Messages about runs that could not be read.
         unread: Number of runs not read yet; if positive, the page reloads itself.
-        plot: Returns the picture of a setting's rows as a data URL; None for none.
+        drawn: Whether each setting of several rows with tokens has a picture, at ``/plot/ROW``.
         regraded: The runs that were graded again.
     """
     parts = [f"<p class=failed>{escape(fault)}</p>" for fault in faults]
@@ -122,16 +122,16 @@ def index_page(
         groups.setdefault(row.setting, []).append(row)
     for setting, group in groups.items():
         parts.append(f"<section {_SCROLLS} aria-label=Runs><h2>{escape(setting)}</h2>{_index_table(group)}")
-        picture = plot(group)
-        if picture is not None:
+        if drawn and sum(row.result.tokens.mean > 0 for row in group) > 1:
             caption = "Accuracy against generated tokens, with 95% intervals; the dotted line joins the best rows."
-            parts.append(f'<figure><img src="{picture}" alt="{caption}"><figcaption>{caption}</figcaption></figure>')
+            picture = f'<img src="/plot/{quote(group[0].key)}" alt="{caption}">'
+            parts.append(f"<figure>{picture}<figcaption>{caption}</figcaption></figure>")
         parts.append("</section>")
     parts.append(regrade_table(regraded))
     legend = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in _LEGEND)
     parts.append(f"<dl>{legend}</dl>")
     parts.append(f"<p>{len(rows)} rows{f'; reading {unread} more runs' if unread else ''}</p>")
-    return _document(title, "".join(parts), _REFRESH if unread else "")
+    return _document(title, "".join(parts), _REFRESH if unread else "", "'self'")
 
 
 def regrade_table(lines: Sequence[Regraded]) -> str:
@@ -302,10 +302,10 @@ def _tab(name: str, link: str, here: bool) -> str:
     return f'<a href="{escape(link)}"{" aria-current=page" if here else ""}>{escape(name)}</a>'
 
 
-def _document(title: str, body: str, head: str = "") -> str:
+def _document(title: str, body: str, head: str = "", images: str = "data:") -> str:
     style = (resources.files("search.pages") / "listing.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'self'"
+    policy = f"default-src 'none'; img-src {images}; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'self'"
     text = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from search import Store
-    from search.store.regrade import Regraded
+    from search.store.regrading import Regraded
 
 _RANKS = (1, 2, 3, 5, 8, 10)
 _MOST_AGENTS = 12
@@ -291,8 +291,8 @@ _DARK = {
 """The colours of figures that differ in the dark: a name, and the dark one."""
 
 
-def data_url(figure: Figure) -> str:
-    """Return a figure as an SVG picture in a data URL, whose ink and paper follow the reader's colour scheme."""
+def svg(figure: Figure) -> str:
+    """Return a figure as an SVG picture that follows the reader's colour scheme."""
     out = io.StringIO()
     figure.savefig(out, format="svg")
     text = out.getvalue()
@@ -301,8 +301,12 @@ def data_url(figure: Figure) -> str:
     light = "".join(f"--{name}:{colour};" for colour, (name, _) in _DARK.items())
     dark = "".join(f"--{name}:{colour};" for name, colour in _DARK.values())
     style = f"<style>:root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}</style>"
-    text = text.replace("<defs>", f"{style}<defs>", 1)
-    return "data:image/svg+xml;base64," + base64.b64encode(text.encode()).decode()
+    return text.replace("<defs>", f"{style}<defs>", 1)
+
+
+def data_url(figure: Figure) -> str:
+    """Return a figure as `svg` in a data URL."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg(figure).encode()).decode()
 
 
 _CAPTIONS = {

@@ -30,7 +30,6 @@ from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mas_gym.errors import EngineUnavailableError, PromptTooLongError
-from mas_gym.policies.sessions import prompt_bound
 from mas_gym.systems.graph import FAILED
 from search.service import foreign
 from search.service.requests import (
@@ -86,7 +85,7 @@ def make_app(
         max_question: Longest question, in UTF-8 bytes; None for the limit of the body and the policy's window.
     """
     pool = SearchPool(service)
-    bounds = [n for n in (max_question, prompt_bound(service.policy)) if n is not None]
+    bounds = [n for n in (max_question, service.policy.max_prompt_bytes) if n is not None]
     front = _Front(pool, model, seed, key, max_body, min(bounds, default=None))
 
     @contextlib.asynccontextmanager

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.programs.calls import unsupported
 from mas_gym.tasks import Problem
 
 if TYPE_CHECKING:
-    from mas_gym.policies.base import AsyncPolicy, Policy
     from mas_gym.programs import Program
     from mas_gym.systems.graph import MAS
     from mas_gym.tasks.base import Grader, Kind
@@ -75,6 +75,10 @@ class Service:
     program: Program | None = None
     grader: Grader | None = None
     references: Iterable[Problem] | None = None
+
+    def __post_init__(self) -> None:
+        """Adapt the policy."""
+        object.__setattr__(self, "policy", as_policy(self.policy))
 
 
 class _Grades:
@@ -140,7 +144,7 @@ class SearchPool:
         """Start without searches."""
         from mas_gym.tasks.grading.graders import Ungraded
         from mas_gym.tasks.sequences import ProblemTask
-        from search.engine.journal import Journal
+        from search.engine.progress import Journal
         from search.engine.scheduler import Scheduler
         from search.setup import make_setup
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
-    from search.engine.journal import Progress
+    from search.engine.progress import Progress
 
 SCHEMA = 1
 """Version of the lines that `json_lines` writes, in their field ``schema``."""

@@ -1,22 +1,44 @@
 """The run store: one SQLite file with every finished search, its tree, texts, seeds and settings.
 
-`store` reads and exports runs. `record` writes a run with the identity of its settings and locks it for other
-writers. `rows` converts runs and searches to rows and back, and `file` has the tables and their
-checksums. `results` reads what tables need without the trees. `regrade` grades stored searches again, and `importing`
-writes recorded transcripts as runs, and `recorded` opens runs to search them again.
+`store` reads and exports runs. `resume` loads a run's finished searches and writes new ones, `run_identity` states
+what determines its results, and `run_lock` keeps other writers out. `rows` converts runs and searches to rows and
+back, and `file` has the tables and their checksums. `results` reads what tables need without the trees. `regrading`
+grades stored searches again, `importing` writes recorded transcripts as runs, and `recorded` opens runs to search
+them again.
 """
 
-from search.results.run_info import RunInfo
-from search.store.importing import Imported, import_transcripts
-from search.store.record import RunRecord, engine_identity, open_record, run_config
-from search.store.recorded import Recorded, as_recorded
-from search.store.regrade import Regrade, regrade
-from search.store.results import Totals, TreeValues, outcome_of_row
-from search.store.store import Store, open_store
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mas_gym.internal.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from search.results.run_info import RunInfo
+    from search.store.importing import Imported, import_transcripts
+    from search.store.recorded import Recorded, as_recorded
+    from search.store.regrading import Regrade, regrade
+    from search.store.results import Totals, TreeValues, outcome_of_row
+    from search.store.resume import RunRecord, open_record
+    from search.store.run_identity import engine_identity, run_config
+    from search.store.store import Store, open_store
+from search.store.verdicts import RecordedCritic
+
+_HOMES = {
+    "search.results.run_info": "RunInfo",
+    "search.store.importing": "Imported import_transcripts",
+    "search.store.recorded": "Recorded as_recorded",
+    "search.store.regrading": "Regrade regrade",
+    "search.store.results": "Totals TreeValues outcome_of_row",
+    "search.store.resume": "RunRecord open_record",
+    "search.store.run_identity": "engine_identity run_config",
+    "search.store.store": "Store open_store",
+}
 
 __all__ = [
     "Imported",
     "Recorded",
+    "RecordedCritic",
     "Regrade",
     "RunInfo",
     "RunRecord",
@@ -32,3 +54,5 @@ __all__ = [
     "regrade",
     "run_config",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -42,8 +42,9 @@ from search.grading import Grader
 from search.plan import AnytimePoint, Candidate, Plan
 from search.results.run_info import RECORDED, is_recorded
 from search.store.file import FORMAT
-from search.store.record import FORM, RunRecord
+from search.store.resume import RunRecord
 from search.store.rows import search_id
+from search.store.run_identity import FORM
 from search.store.staging import BATCH, STAGING, START, Sample, Staging
 from search.store.store import Store
 from search.tree import Proposal, Tree
@@ -317,6 +318,9 @@ class _Builder:
             labels = [message.label for message in path]
             if any(label is not None for label in labels):
                 facts["labels"] = labels
+            judges = sorted({judge for message in path for judge in message.verdicts})
+            if judges:
+                facts["verdicts"] = {judge: [message.verdicts.get(judge) for message in path] for judge in judges}
             if any(message.recipients for message in path):
                 facts["recipients"] = [message.recipients for message in path]
             made.append((candidate, facts))

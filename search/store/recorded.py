@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mas_gym.errors import ConfigError, DataError, MASGymError, PolicyError
-from mas_gym.policies.base import SamplingReply, SamplingRequest
+from mas_gym.policies.base import Policy, SamplingReply, SamplingRequest
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Grade, Problem
@@ -151,7 +151,7 @@ def as_recorded(source: Recorded | str | os.PathLike[str]) -> Recorded:
     return source if isinstance(source, Recorded) else Recorded(source)
 
 
-class RecordedPolicy:
+class RecordedPolicy(Policy):
     """Stands for the policies of a recorded run: its name in reports and prices, and the run's identity.
 
     Attributes:

@@ -34,7 +34,7 @@ from search.results.run_info import RunInfo
 from search.results.stored import stored_comparison
 from search.results.table import Comparison
 from search.store.file import FORMAT, Damage, empty_pages, explained
-from search.store.regrade import Grading, Regraded, apply, find_grading, grades_of, gradings, regraded
+from search.store.regrading import Grading, Regraded, apply, find_grading, grades_of, gradings, regraded
 from search.store.results import (
     Totals,
     TreeValues,
@@ -54,7 +54,8 @@ T = TypeVar("T")
 
 SCHEMA = 2
 BATCH = 10_000
-_AT_ONCE = 200
+_AT_ONCE = 20
+"""Searches read at once. The rows of a few are short-lived, which spares the garbage collector."""
 TEXT = {"problem", "question", "reference", "speaker", "text", "finish", "answer"}
 NUMBER = {"total", "q", "value", "logprob", "score"}
 FLAG = {"terminal", "correct"}
@@ -274,6 +275,21 @@ class Store:
         if lost or found is None:
             raise self._damaged([], lost)
         return found
+
+    def message_seeds(self, run: str | None = None) -> Iterator[tuple[str, list[int | None]]]:
+        """Read the seed that each message of one run's trees was sampled with, by problem and node.
+
+        Yields:
+            The problem's id, and for each node of its tree the seed; None for the root and for messages without one.
+
+        Raises:
+            StoreError: As for `plans`.
+        """
+
+        def read(row: dict[str, Any]) -> tuple[str, list[int | None]]:
+            return row["problem"], [node.seed for node in self._reader.parts(row)[0]]
+
+        return self._each(self.find(run), read)
 
     def gradings(self, run: str | None = None) -> list[Grading]:
         """Return how one run was graded again (`mas-gym regrade`), oldest first.

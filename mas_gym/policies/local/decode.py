@@ -201,6 +201,9 @@ GLOBAL_CAP = 1024
 LOGPROB_GRID = 2.0**-6
 """With ``exact``, log-probabilities of messages are rounded to multiples of this (nats)."""
 
+TOKEN_GRID = 2.0**-8
+"""With ``exact``, log-probabilities of single tokens in traces are rounded to multiples of this (nats)."""
+
 # Of the sums of log-probability, entropy and self-certainty, and of the least log-probability.
 _GRIDS = np.array([LOGPROB_GRID, 4 * LOGPROB_GRID, 4 * LOGPROB_GRID, LOGPROB_GRID])
 _REASONS = ("", "stop", "length", "error")
@@ -214,13 +217,15 @@ _PREFILL_OVERHEAD = 32
 class Written(NamedTuple):
     """A sample's tokens (end token included), their summed log-probability, why it ended, and how sure the model was.
 
-    ``finish_reason`` is ``"error"`` if the model's logits are not finite.
+    ``finish_reason`` is ``"error"`` if the model's logits are not finite. ``each`` has the log-probability of each
+    token if the request is traced.
     """
 
     tokens: list[int]
     logprob: float
     finish_reason: str
     certainty: Certainty
+    each: tuple[float, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -278,6 +283,7 @@ class Decoder:
         self._temperature, self._top_p = np.zeros(rows), np.zeros(rows)
         # Per row, sums over its tokens of log-probability, entropy and self-certainty, and the least log-probability.
         self._sums, self._least = np.zeros((rows, 3)), np.zeros(rows)
+        self._each = np.zeros((rows, GLOBAL_CAP))
 
     def submit(self, job: Job) -> None:
         """Queue every sample of a job."""
@@ -369,6 +375,7 @@ class Decoder:
             for place in np.flatnonzero(drawn.doubtful):
                 self._settle(drawn, int(place), int(rows[place]), uniform[place : place + 1])
         self._tokens[rows, self._count[rows]] = drawn.tokens
+        self._each[rows, self._count[rows]] = drawn.logprobs
         self._count[rows] += 1
         self._sums[rows] += np.stack([drawn.logprobs, drawn.entropy, drawn.self_certainty], axis=1)
         self._least[rows] = np.minimum(self._least[rows], drawn.logprobs)
@@ -396,7 +403,8 @@ class Decoder:
             logprob, entropy, certainty, least = self._round(job, tokens, (*self._sums[row], self._least[row]))
             means = (value / len(tokens) if np.isfinite(value) else None for value in (entropy, certainty))
             known = Certainty(least, *means)
-            job.written[index] = Written(tokens, logprob, reason, known)
+            each = self._round_each(job, tokens, self._each[row, : len(tokens)]) if job.request.traced else ()
+            job.written[index] = Written(tokens, logprob, reason, known, each)
             job.missing -= 1
             if job.missing == 0:
                 done.append(job)
@@ -412,6 +420,7 @@ class Decoder:
                 self._top_p,
                 self._sums,
                 self._least,
+                self._each,
             ):
                 memory[target] = memory[source]
         del self._running[self._slots.n :]
@@ -425,11 +434,24 @@ class Decoder:
         # The error of a sum grows with its terms; the measured error is less than half of this.
         tolerance = _LOGPROB_TOLERANCE * (np.array([len(tokens)] * 3 + [1]) + np.abs(sums))
         if (np.abs(np.mod(places, 1.0) - 0.5) * _GRIDS < tolerance)[np.isfinite(places)].any():
-            ids = job.prompt + tokens
-            logits = self._model.reference(ids[:-1], len(tokens))
-            chosen = torch.tensor(tokens, device=logits.device)
-            logprobs = torch.log_softmax(logits, dim=1).gather(1, chosen[:, None])
+            logits, logprobs = self._reference(job, tokens)
             exact = [logprobs.sum(), *(one.sum() for one in spread(logits)), logprobs.min()]
             places = np.array([float(one) for one in exact]) / _GRIDS
-            self._stats.rechecks += 1
         return tuple(float(value) + 0.0 for value in np.round(places) * _GRIDS)
+
+    def _round_each(self, job: Job, tokens: list[int], each: Floats) -> tuple[float, ...]:
+        """Round the tokens' log-probabilities to a grid; recompute them if an error could change the rounding."""
+        if not self._model.exact or not np.isfinite(each).all():
+            return tuple(each.tolist())
+        places = each / TOKEN_GRID
+        tolerance = _LOGPROB_TOLERANCE * (1 + np.abs(each))
+        if (np.abs(np.mod(places, 1.0) - 0.5) * TOKEN_GRID < tolerance).any():
+            places = _numpy(self._reference(job, tokens)[1]) / TOKEN_GRID
+        return tuple((np.round(places) * TOKEN_GRID + 0.0).tolist())
+
+    def _reference(self, job: Job, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the reference's logits ``[n, V]`` and log-probabilities ``[n]`` of a message's tokens."""
+        logits = self._model.reference((job.prompt + tokens)[:-1], len(tokens))
+        chosen = torch.tensor(tokens, device=logits.device)
+        self._stats.rechecks += 1
+        return logits, torch.log_softmax(logits, dim=1).gather(1, chosen[:, None])[:, 0]

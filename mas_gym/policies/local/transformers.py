@@ -15,6 +15,8 @@ from mas_gym.policies.base import (
     Sample,
     SamplingReply,
     SamplingRequest,
+    StreamingPolicy,
+    TokenTrace,
     first_tokens,
     refuse_extra_body,
 )
@@ -31,7 +33,7 @@ _DEFAULT_WINDOW = 4096
 _WINDOWS = range(16, 10**8)
 
 
-class TransformersPolicy:
+class TransformersPolicy(StreamingPolicy):
     """Any causal LM of transformers whose only state is attention keys and values, with continuous batching.
 
     Args:
@@ -60,6 +62,8 @@ class TransformersPolicy:
         ConfigError: An option is invalid.
         PolicyError: The model cannot be loaded or batched.
     """
+
+    chooses = True
 
     def __init__(
         self,
@@ -96,7 +100,8 @@ class TransformersPolicy:
                 if exact:
                     raise ConfigError(f"exact=True: {type(lm).__name__} cannot run in float64; leave exact out")
                 self._model.exact = False
-        self.format = ChatFormat(tokenizer, window or _window(lm), chat_options)
+        self.format = ChatFormat(tokenizer, window or context_window(lm), chat_options)
+        self.max_prompt_bytes = self.format.max_prompt_bytes
         self.end_tokens = _end_tokens(lm, tokenizer)
         # Kept between calls of choose, whose prompts share their instructions.
         self._prefixes = PrefixStore(prefix_megabytes << 20) if prefix_megabytes and self._model.shares else None
@@ -119,11 +124,6 @@ class TransformersPolicy:
     def model(self) -> Any:
         """The transformers model."""
         return self._model.model
-
-    @property
-    def max_prompt_bytes(self) -> int:
-        """Upper bound on the bytes of a message that fits the window."""
-        return self.format.max_prompt_bytes
 
     def open(self) -> TransformersSession:
         """Start a session with its own batch."""
@@ -219,7 +219,10 @@ class TransformersSession:
                     "load the model in float32 or bfloat16, and check its weights"
                 )
             text = self._policy.format.decode(written.tokens)
-            samples.append(Sample(text, len(written.tokens), *written[1:]))
+            trace = None
+            if job.request.traced:
+                trace = TokenTrace(tuple(job.prompt), tuple(written.tokens), written.each)
+            samples.append(Sample(text, len(written.tokens), *written[1:4], trace))
         return SamplingReply(tuple(samples), len(job.prompt), 0, job.dropped)
 
     def close(self) -> None:
@@ -244,7 +247,7 @@ def _load(model: str, device: str, dtype: str, trust: bool) -> tuple[Any, Any]:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model, **options)
         lm = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=kind, use_safetensors=True, **options)
-        _window(lm), _end_tokens(lm, tokenizer)
+        context_window(lm), _end_tokens(lm, tokenizer)
         return lm.to(device).eval().requires_grad_(False), tokenizer
     except BaseException as error:
         # The tokenizers library panics on some broken files; the panic is not an Exception.
@@ -268,7 +271,8 @@ def _exact(lm: Any, wanted: bool | None) -> bool:
     return wanted if wanted is not None else precise and lm.num_parameters() <= _EXACT_LIMIT
 
 
-def _window(lm: Any) -> int:
+def context_window(lm: Any) -> int:
+    """Return the number of tokens that a model reads at most; a default if its config does not state it."""
     limit = getattr(lm.config.get_text_config(decoder=True), "max_position_embeddings", None)
     if limit is None:
         return _DEFAULT_WINDOW

@@ -94,7 +94,7 @@ class Ungraded(KindGrader):
         return Grade(False, self.extract(problem, text), "no reference")
 
 
-class _OwnGrader:
+class OwnGrader:
     """Reads answers as for the problem's kind; its subclasses grade with the user's code."""
 
     base: KindGrader
@@ -103,6 +103,11 @@ class _OwnGrader:
     def mode(self) -> GradingMode:
         """The grading mode of the answers that are read."""
         return self.base.mode
+
+    @property
+    def judge(self) -> Grader | None:
+        """The judge of the grader by kind."""
+        return self.base.judge
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return the grader itself, because it does not change."""
@@ -113,7 +118,7 @@ class _OwnGrader:
         return self.base.extract(problem, text)
 
 
-class FunctionGrader(_OwnGrader):
+class FunctionGrader(OwnGrader):
     """Grades with a function; answers are read as for the problem's kind.
 
     Attributes:
@@ -162,7 +167,7 @@ class FunctionGrader(_OwnGrader):
             return failure
 
 
-class FileGrader(_OwnGrader):
+class FileGrader(OwnGrader):
     """Grades with a function of a Python file, in a process of its own; answers are read as for the problem's kind.
 
     Attributes:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from mas_gym.errors import PolicyError
 from mas_gym.internal.event_loop import engine_loop
 from mas_gym.policies import load_policy
-from mas_gym.policies.base import AsyncPolicy, Policy, SamplingReply, SamplingRequest, derive_seed
+from mas_gym.policies.base import AsyncPolicy, Policy, SamplingReply, SamplingRequest, as_policy, derive_seed
 from mas_gym.policies.meters import Meter
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.tasks.base import Grade, Problem
@@ -61,7 +61,7 @@ class Judge:
                 state a verdict, correct or incorrect.
         """
         self._made_of = (policy, prompt)
-        self.policy: Policy | AsyncPolicy = load_policy(policy) if isinstance(policy, str) else policy
+        self.policy: Policy | AsyncPolicy = load_policy(policy) if isinstance(policy, str) else as_policy(policy)
         self.prompt = prompt or (resources.files("mas_gym.tasks.grading") / "judge.md").read_text(encoding="utf-8")
         self.spent = Meter()
         self._known: OrderedDict[tuple[str, str, str], Future[Verdict]] = OrderedDict()

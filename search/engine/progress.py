@@ -1,4 +1,4 @@
-"""What a run writes down as it goes: each search in the store and the log, and its progress for programs and people."""
+"""The journal of a run: progress, and each finished search in the store and the log."""
 
 from __future__ import annotations
 

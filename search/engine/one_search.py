@@ -1,15 +1,15 @@
-"""One search in progress: its planner, its open requests, what it remembers and what it has spent."""
+"""One search in progress: its planner, its open calls, its state and its usage."""
 
 from __future__ import annotations
 
 import math
 import random
 import traceback
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from mas_gym.envs.scoring import finite_values
 from mas_gym.errors import BudgetError, CriticError, ExhaustedError, PolicyError, SearchError
@@ -21,8 +21,10 @@ from mas_gym.systems.prompts import ChatMessage, chat_messages
 from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.base import Problem
 from search.budget import Budget
+from search.engine.calls import Call, CriticCall, GradingCall, PolicyCall, ProgramStep
+from search.engine.plan_checks import checked_plan, chosen_requests
 from search.grading import Grader
-from search.plan import Plan, chosen_requests
+from search.plan import Plan
 from search.protocol import (
     Evaluate,
     Extract,
@@ -38,7 +40,7 @@ from search.protocol import (
 )
 from search.recorded import RecordedWorld
 from search.setup import SampleRecord, Sampling, Setup
-from search.tree import Proposal, Tree
+from search.tree import Proposal
 from search.usage import Usage
 
 _RNG = b"planner"
@@ -51,46 +53,6 @@ Messages = tuple[ChatMessage, ...]
 Prompt = tuple[Messages, Agent, Sampling, str]
 
 
-class PolicyCall(NamedTuple):
-    """A request to the policy, and the planner's requests that share its samples.
-
-    Attributes:
-        request: The request.
-        shares: For each share, in order: the position of the planner's request, its state, its number of samples.
-    """
-
-    request: SamplingRequest
-    shares: list[tuple[int, MASState, int]]
-
-
-class ProgramStep(NamedTuple):
-    """A reply that a program is run with, at a state; no state means its start."""
-
-    state: MASState | None
-    text: str
-
-
-class GradingCall(NamedTuple):
-    """Messages to be graded elsewhere, because their grader is slow."""
-
-    texts: list[str]
-
-
-@dataclass
-class Work:
-    """What one yield of a planner, or the grading of its plan, needs from others."""
-
-    sampling: list[PolicyCall] = field(default_factory=list)
-    scoring: list[ScoringContext] = field(default_factory=list)
-    steps: list[ProgramStep] = field(default_factory=list)
-    grading: GradingCall | None = None
-
-    @property
-    def wanted(self) -> int:
-        """Agent calls among the requests."""
-        return sum(len(call.request.seeds) for call in self.sampling)
-
-
 @dataclass
 class Account:
     """What all searches of a scheduler have spent, failed and cancelled ones included."""
@@ -99,17 +61,16 @@ class Account:
 
 
 class ActiveSearch:
-    """One planner at work on one problem.
+    """One planner on one problem.
 
-    `advance` runs the planner to its next requests. What needs no engine is answered at
-    once; the rest is returned as `Work`, and its outcomes go to `take_samples` and `take_scores`.
-    When `waiting` is 0 the planner can be advanced again.
+    `begin` runs the planner to its first requests. Those that need a policy, critic or grader are returned as calls.
+    `take` gets the outcome of each call, and returns the next ones when no call is open.
 
     Attributes:
         setup: The search's settings.
         problem: The problem.
         spent: What has been spent so far, but for the seconds.
-        waiting: Outcomes that the planner waits for.
+        waiting: Number of open calls.
         samples: Where each message came from, by the digest of the state it was written at and its text.
         session: The states of an agent program; None for a MAS.
         world: The recorded messages that it draws from, in place of the policy's; None if a policy writes them.
@@ -125,8 +86,19 @@ class ActiveSearch:
         account: Account,
         runner: Runner | None = None,
         world: RecordedWorld | None = None,
+        on_message: Callable[[str, Usage], None] = lambda agent, usage: None,
     ) -> None:
-        """Prepare a search; nothing of the planner, or of the program that ``runner`` runs, starts yet."""
+        """Prepare a search; neither the planner nor the program that ``runner`` runs starts yet.
+
+        Args:
+            setup: The search's settings.
+            problem: The problem.
+            grader: Grades the answers.
+            account: The total of all searches.
+            runner: Runs the agent program; None for a MAS.
+            world: As the attribute.
+            on_message: Called with the agent and the usage so far when a message has arrived.
+        """
         self.setup, self.problem, self.grader, self.world = setup, problem, grader, world
         self.waiting = 0
         self.plan: Plan | None = None
@@ -134,7 +106,7 @@ class ActiveSearch:
         self.samples: dict[tuple[bytes, str], SampleRecord] = {}
         self.session = runner.session(problem.question) if runner is not None else None
         self._root = None if runner is not None else self._initial_state()
-        self._account = account
+        self._account, self._on_message = account, on_message
         self._generator: PlanGenerator | None = None
         self._requests: Sequence[Request] = []
         self._replies: list[Any] = []
@@ -154,10 +126,6 @@ class ActiveSearch:
 
     def _initial_state(self) -> MASState:
         return self.setup.dynamics.initial_state(self.problem.question) if self.world is None else self.world.root
-
-    def start(self) -> None:
-        """Start the clock; a search that waits for admission spends no time."""
-        self._started = perf_counter()
 
     @property
     def usage(self) -> Usage:
@@ -180,23 +148,52 @@ class ActiveSearch:
         seconds = self.setup.budget.seconds
         return None if seconds is None else self._started + seconds
 
-    def advance(self) -> Work | None:
-        """Run the planner until it needs an engine; None when the search has ended.
+    def begin(self) -> list[Call] | None:
+        """Start the clock and the planner; return the first calls, or None if the search has ended."""
+        self._started = perf_counter()
+        if self._root is not None:
+            return self._advance()
+        self.waiting = 1
+        return [ProgramStep(None, "")]
 
-        Whatever the planner or the grading raises ends this search alone.
+    def take(self, call: Call, outcome: object) -> list[Call] | None:
+        """Take the outcome of a call; if no other is open, run the planner to its next requests.
+
+        An error as the outcome, or a wrong reply, ends this search.
+
+        Returns:
+            The next calls, none while others are open; None if the search has ended.
         """
-        if self._root is None:
-            self.waiting = 1
-            return Work(steps=[ProgramStep(None, "")])
+        self.waiting -= 1
+        steps: list[ProgramStep] = []
+        try:
+            if isinstance(outcome, Exception):
+                raise outcome
+            match call:
+                case PolicyCall():
+                    steps = self._take_samples(call, outcome)
+                    self._on_message(call.request.agent, self.spent)
+                case CriticCall():
+                    self._take_scores(outcome)
+                case ProgramStep():
+                    self._take_state(call, outcome)
+        except Exception as error:
+            self.fail(error)
+            return None
+        return [*steps] if self.waiting else self._advance()
+
+    def _advance(self) -> list[Call] | None:
+        """Run the planner to its next calls; None if the search has ended. An error ends this search."""
         if self._found is not None:
             self._finish(self._found)
             return None
         try:
             for _ in range(MAX_LOCAL_ROUNDS):
                 self._requests = self._next_requests()
-                work = self._prepare()
-                if self.waiting:
-                    return work
+                calls = self._prepare()
+                self.waiting = len(calls)
+                if calls:
+                    return calls
             raise SearchError(
                 f"planner {self._planner_name}: {MAX_LOCAL_ROUNDS:,} rounds in a row asked neither policy nor critic "
                 "for anything new; return a search.Plan to end the search"
@@ -207,40 +204,32 @@ class ActiveSearch:
             self.fail(error)
         return None
 
-    def _grade_first(self, plan: object) -> Work | None:
-        """Finish with a plan, or ask for the grades of its messages before that if its grader is slow."""
+    def _grade_first(self, plan: object) -> list[Call] | None:
+        """Finish with a plan; if its grader is slow, return the call for the grades of its messages first."""
         self._ended = perf_counter()
         try:
-            self._found = self._checked(plan)
+            assert self._root is not None
+            dynamics, name = self.setup.dynamics, self._planner_name
+            self._found = checked_plan(plan, self._root, dynamics, name, self._proposal_of)
         except Exception as error:
             self.fail(error)
             return None
-        call = self._grading(self.grader.texts(self._found))
-        if call is None:
-            self._finish(self._found)
-            return None
-        self.waiting = 1
-        return Work(grading=call)
+        calls = self._grading(self.grader.texts(self._found))
+        if calls:
+            self.waiting = 1
+            return calls
+        self._finish(self._found)
+        return None
 
-    def _grading(self, texts: Iterable[str]) -> GradingCall | None:
-        """Return what has to be graded elsewhere; None if there is nothing, or if it is graded in no time."""
+    def _grading(self, texts: Iterable[str]) -> list[Call]:
+        """Return the call for messages without a grade; none if their grader is quick."""
         wanted = self.grader.ungraded(texts) if self.grader.threads else []
-        return GradingCall(wanted) if wanted else None
+        return [GradingCall(self.grader, wanted)] if wanted else []
 
     @property
     def measured(self) -> bool:
         """Whether the planner has ended, so that only grades are missing."""
         return self._found is not None
-
-    def take_grades(self, outcome: object) -> None:
-        """Learn that messages have been graded, or why not.
-
-        Raises:
-            Exception: The outcome is an error; the search fails with it.
-        """
-        self.waiting -= 1
-        if isinstance(outcome, Exception):
-            raise outcome
 
     @property
     def _planner_name(self) -> str:
@@ -299,11 +288,11 @@ class ActiveSearch:
             budget = replace(budget, tokens=None, usd=None)
         return budget.spent(self.usage, wanted)
 
-    def stop(self, reason: str) -> Work | None:
-        """End the search early: the planner may return the best it has; open requests are not waited for.
+    def stop(self, reason: str) -> list[Call] | None:
+        """End the search early: the planner may return the best it has; open calls are dropped.
 
         Returns:
-            What grading needs from others; None if the search has ended.
+            The call for grades; None if the search has ended.
         """
         self._stopped, self.waiting = self._stopped or reason, 0
         if self._generator is None:
@@ -329,8 +318,8 @@ class ActiveSearch:
             with suppress(Exception):
                 self._generator.close()
 
-    def _prepare(self) -> Work:
-        """Answer what needs no engine and turn the rest into work; equal prompts become one request."""
+    def _prepare(self) -> list[Call]:
+        """Answer the requests that need no engine and return calls for the others; equal prompts become one call."""
         self._replies = [[] for _ in self._requests]
         self._to_score = []
         merged: dict[Prompt, tuple[list[int], list[tuple[int, MASState, int]]]] = {}
@@ -360,10 +349,10 @@ class ActiveSearch:
                         "expected a list of Propose, Evaluate, Extract, Reward or Remaining from the planner, got one "
                         f"with {request!r:.200}"
                     )
-        sampling = [PolicyCall(_sampling_request(prompt, seeds), shares) for prompt, (seeds, shares) in merged.items()]
-        grading = self._grading(rewarded)
-        self.waiting = len(sampling) + bool(scoring) + (grading is not None)
-        return Work(sampling, list(scoring.values()), grading=grading)
+        calls = self._grading(rewarded)
+        calls += [PolicyCall(_sampling_request(prompt, seeds), shares) for prompt, (seeds, shares) in merged.items()]
+        # Last: the scheduler answers free critics at once.
+        return [*calls, CriticCall([*scoring.values()])] if scoring else calls
 
     def _left(self, state: MASState) -> int:
         """Return how many recorded messages are left at a state."""
@@ -469,15 +458,12 @@ class ActiveSearch:
     def _said(self, state: MASState) -> str:
         return self.grader.key(state) if self.setup.dynamics.is_terminal(state) else state.text
 
-    def take_samples(self, call: PolicyCall, outcome: object) -> list[ProgramStep]:
-        """Take the policy's reply, or its error; return what the program is to be run with before the planner goes on.
+    def _take_samples(self, call: PolicyCall, outcome: object) -> list[ProgramStep]:
+        """Take the policy's reply; return the program's steps before the planner's next.
 
         Raises:
-            Exception: The outcome is an error, or a reply that does not fit; the search fails with it.
+            PolicyError: The reply does not fit.
         """
-        self.waiting -= 1
-        if isinstance(outcome, Exception):
-            raise outcome
         wanted = len(call.request.seeds)
         if not isinstance(outcome, SamplingReply) or len(outcome.samples) != wanted:
             got = len(outcome.samples) if isinstance(outcome, SamplingReply) else type(outcome).__name__
@@ -510,15 +496,8 @@ class ActiveSearch:
         self.waiting += len(fresh)
         return fresh
 
-    def take_state(self, step: ProgramStep, outcome: object) -> None:
-        """Take the state that the program has reached, or its error.
-
-        Raises:
-            Exception: The outcome is an error; the search fails with it.
-        """
-        self.waiting -= 1
-        if isinstance(outcome, Exception):
-            raise outcome
+    def _take_state(self, step: ProgramStep, outcome: object) -> None:
+        """Take the state that the program has reached."""
         assert isinstance(outcome, MASState)
         if step.state is None:
             self._root = outcome
@@ -533,20 +512,17 @@ class ActiveSearch:
         action = Action(text, self.setup.dynamics.mas.ALL)
         return SampleRecord(Proposal(action, sample.tokens, logprob, sample.finish_reason, sample.certainty), seed)
 
-    def take_scores(self, outcome: object) -> None:
-        """Take the critic's values of the submitted states, or its error.
+    def _take_scores(self, outcome: object) -> None:
+        """Take the critic's values of the submitted states.
 
         Raises:
-            Exception: The outcome is an error, or a value is not finite; the search fails with it.
+            CriticError: A value is not finite.
         """
-        self.waiting -= 1
-        if isinstance(outcome, Exception):
-            raise outcome
         critic = self.setup.critic
         assert isinstance(outcome, Scores) and critic is not None
         # Before the values are checked: what a value cost is spent, whatever the value is.
         if not critic.free:
-            self._spend(Usage(reward_calls=len(self._to_score)))
+            self._spend(Usage(reward_calls=len(self._to_score) * critic.calls))
         tokens, read, unread = outcome.cost()
         if tokens or read or unread:
             self._spend(Usage(critic_tokens=tokens, critic_prompt_tokens=read, unread_verdicts=unread))
@@ -583,52 +559,6 @@ class ActiveSearch:
         cost = self.grader.cost
         self._spend(cost - self._billed)
         self._billed = cost
-
-    def _checked(self, plan: object) -> Plan:
-        name = self._planner_name
-        if not isinstance(plan, Plan):
-            raise SearchError(f"planner {name}: expected plan() to return a search.Plan, got {type(plan).__name__}")
-        if not plan.candidates:
-            raise SearchError(f"planner {name}: expected at least one terminal candidate in its plan, got none")
-        for candidate in plan.candidates:
-            if candidate.state.path()[0] != self._root:
-                raise SearchError(
-                    f"planner {name}: expected candidates that start at the root of the search, got others"
-                )
-            if not self.setup.dynamics.is_terminal(candidate.state):
-                raise SearchError(
-                    f"planner {name}: expected terminal candidates, got a state at turn {candidate.state.depth}; "
-                    "an intermediate message is no answer"
-                )
-        return replace(self._with_nodes(plan), mas=self.setup.dynamics.mas)
-
-    def _with_nodes(self, plan: Plan) -> Plan:
-        """Fill in the nodes of candidates and of the curve; paths that the tree lacks are added to it."""
-        assert self._root is not None
-        tree = Tree(self._root) if plan.tree is None else plan.tree
-        if not isinstance(tree, Tree) or tree.states[0] != self._root:
-            got = f"one of {tree.states[0]!r:.80}" if isinstance(tree, Tree) else type(tree).__name__
-            name = self._planner_name
-            raise SearchError(f"planner {name}: expected the plan's tree to be a search.Tree(root), got {got}")
-        index: dict[MASState, int] = {}
-        for node, state in enumerate(tree.states):
-            index.setdefault(state, node)
-
-        def place(node: int | None, state: MASState) -> int:
-            if node is not None and 0 <= node < len(tree) and tree.states[node] == state:
-                return node
-            for step in state.path()[1:]:
-                if step not in index:
-                    parent, terminal = index[step.parent], self.setup.dynamics.is_terminal(step)  # type: ignore[index]
-                    index[step] = tree.add(parent, step, self._proposal_of(step), terminal)
-            return index[state]
-
-        candidates = tuple(replace(one, node=place(one.node, one.state)) for one in plan.candidates)
-        anytime = tuple(
-            point if point.state is None else point._replace(node=place(point.node, point.state))
-            for point in plan.anytime
-        )
-        return replace(plan, tree=tree, candidates=candidates, anytime=anytime)
 
     def fail(self, error: BaseException) -> None:
         """End the search with an error."""

@@ -1,0 +1,89 @@
+"""``mas-gym calibrate``: a stop rule for a planner and a critic, calibrated on dev problems."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mas_gym.cli import options as opt
+from mas_gym.cli.console import note, stdout
+from mas_gym.errors import ConfigError
+from mas_gym.internal.text import one_line
+
+if TYPE_CHECKING:
+    from search.compare.stopping import Calibration
+
+
+@opt.with_task(task="arithmetic", split="dev", number=100)
+def calibrate(
+    planner: Annotated[str, typer.Option("--planner", help="Planner to stop early, such as bon:20 or mcts:20,3.")],
+    source: opt.TaskSource,
+    out: Annotated[Path, typer.Option("--out", help="File for the stop map; use it as stop=FILE.json.")],
+    critic: Annotated[str, typer.Option("--critic", help=f"Critic: {opt.CRITICS}, or a trained folder.")],
+    mas: opt.MASName = None,
+    program: opt.ProgramSpec = None,
+    program_file: opt.ProgramFiles = None,
+    program_temperature: opt.ProgramTemperature = None,
+    isolate: opt.Isolate = False,
+    policy: opt.PolicyName = None,
+    seeds: Annotated[str, typer.Option("--seeds", help="Run seeds, separated by commas.")] = "42",
+    method: Annotated[
+        str, typer.Option("--method", help="logistic; or isotonic, for more than a few hundred problems.")
+    ] = "logistic",
+    concurrency: opt.Concurrency = 64,
+    cache: opt.Cache = None,
+) -> None:
+    """Fit the probability that a search's answer is right, and choose the threshold above which it stops.
+
+    The threshold is the smallest whose Hit@1 on held-out dev problems is at least that of whole searches.
+    """
+    from search import planner_spec
+    from search.compare.stopping import calibrate_stop
+
+    if out.suffix != ".json":
+        raise ConfigError(f"--out: expected a file that ends in .json, got {str(out)!r}")
+    if source.split == "test":
+        raise ConfigError("--split test: thresholds chosen on test problems leak their answers; use dev or train")
+    opt.check_folder(out)
+    _, algorithm = opt.read_planner(planner)
+    problems = source.load()
+    system, code = opt.read_system(mas, program, program_file, program_temperature, problems, isolate=isolate)
+    numbers = opt.read_seeds(seeds)
+    options: dict[str, Any] = {"mas": None if code is not None else system, "program": code}
+    options["policy"] = opt.read_policy(opt.chosen_policy(policy, system), cache)
+    options |= {"seeds": numbers, "method": method, "concurrency": concurrency, "progress": True}
+    found = calibrate_stop(algorithm, problems, critic=opt.read_critic(critic), **options)
+    about = {
+        "spec": planner_spec(replace(algorithm, stop=None)),  # type: ignore[type-var]
+        "task": source.label,
+        "problems": len(problems),
+        "seeds": list(numbers),
+        "policy": opt.policy_label(opt.chosen_policy(policy, system)),
+        "method": method,
+        "whole_hit": found.hit,
+        **{f"held_out_{name}": value for name, value in found.chosen._asdict().items() if name != "threshold"},
+    }
+    out.write_text(json.dumps(found.map.to_dict(about), indent=1) + "\n", encoding="utf-8")
+    _show(found, len(problems))
+    note(f"wrote {out}; use it as --planner {one_line(planner)},stop={out}")
+
+
+def _show(found: Calibration, problems: int) -> None:
+    chosen = found.chosen
+    lines = [f"Hit@1 of whole searches: {100 * found.hit:.1f}; with stops, held out: {100 * chosen.hit:.1f}"]
+    if chosen.accuracy is None or chosen.claimed is None:
+        lines.append(
+            "No threshold below 1 keeps the accuracy: stop=FILE never stops. Use a better critic or more problems."
+        )
+    else:
+        lines.append(
+            f"Threshold {chosen.threshold:g}: {100 * chosen.coverage:.0f}% of the searches stop early; "
+            f"{100 * chosen.accuracy:.1f}% of"
+        )
+        lines.append(f"their answers are right, {100 * chosen.claimed:.1f}% expected.")
+    lines.append(f"{problems} problems; trust it for the same planner, critic and difficulty alone.")
+    stdout().print("\n".join(lines), highlight=False)

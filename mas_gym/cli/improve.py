@@ -1,0 +1,103 @@
+"""``mas-gym improve``: rounds of search, critic training, evaluation and agent training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mas_gym.cli import options as opt
+from mas_gym.cli.console import note, stdout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rewardmodels.agents.improve import Round
+
+EVALUATED = 100
+
+
+@opt.with_task(task="arithmetic", split=False, number=False, grading=False)
+def improve(
+    source: opt.TaskSource,
+    method: Annotated[str, typer.Option("--method", help="sft, dpo or grpo; see mas-gym train agents.")] = "grpo",
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of agent trainings.")] = 3,
+    out: Annotated[Path, typer.Option("--out", help="Folder for all results; repeat the command to resume.")] = Path(
+        "improved"
+    ),
+    problems: Annotated[
+        int, typer.Option("--problems", min=2, help="Training problems per round; each round has others.")
+    ] = 100,
+    evaluated: Annotated[
+        int, typer.Option("--evaluated", min=1, help="Problems of the dev split on which each generation is evaluated.")
+    ] = EVALUATED,
+    base: Annotated[str, typer.Option("--base", help="Agents at the start: tiny, or a folder or hub id.")] = "tiny",
+    mas: opt.MASName = None,
+    planner: Annotated[
+        str | None,
+        typer.Option("--planner", help="Search of training problems; by default siblings:2 for grpo, else mcts:20,3."),
+    ] = None,
+    search_planner: Annotated[
+        str, typer.Option("--search", help="Planner that is evaluated with each generation's critic.")
+    ] = "mcts:20,2",
+    credit: Annotated[
+        str,
+        typer.Option("--credit", help="Advantages for grpo, as in mas-gym train agents; the critic is trained here."),
+    ] = "leave-one-out",
+    adapters: Annotated[str, typer.Option("--adapters", help="shared (one model) or per-agent.")] = "shared",
+    seed: opt.Seed = 42,
+    concurrency: opt.Concurrency = 64,
+    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda; by default a GPU if available.")] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Hyperparameter of the agents' training, such as learning_rate=1e-5. Repeatable."),
+    ] = None,
+) -> None:
+    """Improve the agents in rounds: search, train a critic, evaluate, train the agents, and again.
+
+    Everything is in one folder; every stage resumes when the command is repeated.
+    """
+    from dataclasses import replace
+
+    from rewardmodels.agents.improve import ImproveConfig
+    from rewardmodels.agents.improve import improve as run
+    from search.compare import Bench
+
+    opt.check_folder(out)
+    task = replace(source, split="train", number=(rounds + 1) * problems).load()
+    dev = replace(source, split="dev", number=evaluated).load()
+    system, _ = opt.read_system(mas, None, None, None, task, isolate=False)
+    settings = {**opt.read_pairs(setting), "credit": credit, "adapters": adapters}
+    if planner is not None and method == "grpo" and planner.startswith("mcts"):
+        note("MCTS merges equal messages and continues the better ones, so its advantages are biased", "yellow")
+    config = ImproveConfig(method, rounds, problems, planner or "", search_planner, seed, tuple(settings.items()))
+    bench = Bench(task, system, None, (seed,), concurrency)
+    found = run(bench, dev, out, config, base, device, note, True)
+    _show(found, len(dev), out)
+
+
+def _show(rounds: Sequence[Round], evaluated: int, out: Path) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    title = f"Hit@1 on {evaluated} dev problems (95% interval) and tokens per problem"
+    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("Generation")
+    for row in rounds[0].rows:
+        table.add_column(row.label.replace(" + ", "\n+ "), justify="right")
+    table.add_column("Critic\nvalue", justify="right")
+    table.add_column("True\nreward", justify="right")
+    for one in rounds:
+        cells = [
+            f"{100 * row.hits[1].mean:.1f} ({100 * row.interval.low:.0f} to {100 * row.interval.high:.0f})\n"
+            f"{row.tokens.mean:,.0f} tokens"
+            for row in one.rows
+        ]
+        values = [f"{one.values[name]:+.2f}" for name in ("critic", "reward")]
+        table.add_row(*map(Text, [str(one.number), *cells, *values]))
+    console = stdout()
+    console.print(table)
+    console.print(Text(f"Agents: {rounds[-1].policy}"))
+    console.print(Text(f"Curves: tensorboard --logdir {out}; figures: {out / 'rounds.json'}", style="dim"))

@@ -1,0 +1,55 @@
+"""Adapters: objects that only have a part's required method, with the attributes that its base class declares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ClassName:
+    """The default of an attribute ``name``: the name of the object's class."""
+
+    def __get__(self, part: object, owner: type) -> str:
+        """Return the name of the class."""
+        return owner.__name__
+
+
+class Adapter:
+    """Adds a base class's defaults to an object; all other attributes are the object's.
+
+    Attributes:
+        identical_to: The object.
+    """
+
+    identical_to: Any
+
+    def __init__(self, part: object, base: type) -> None:
+        """Copy the attributes that the base class and its bases declare and the object has."""
+        for owner in base.__mro__:
+            for name in vars(owner).get("__annotations__", ()):
+                if hasattr(part, name):
+                    setattr(self, name, getattr(part, name))
+        self.identical_to = part
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute that the base class does not declare."""
+        if name.startswith("__") or name == "identical_to":
+            raise AttributeError(name)
+        return getattr(self.identical_to, name)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the objects."""
+        return isinstance(other, Adapter) and bool(self.identical_to == other.identical_to)
+
+    def __hash__(self) -> int:
+        """Hash the object's class, because the object may have no hash."""
+        return hash(type(self.identical_to))
+
+
+def has_method(part: object, name: str) -> bool:
+    """Return whether an object, not a class, has a method."""
+    return not isinstance(part, type) and callable(getattr(part, name, None))
+
+
+def kind_of(part: object) -> str:
+    """Return what an error message calls an object: its class, or that it is one."""
+    return f"the class {part.__name__}" if isinstance(part, type) else type(part).__name__

@@ -1,0 +1,330 @@
+"""Token traces: the token ids and log-probabilities of every sample, in Parquet files, for training on exact tokens.
+
+`traced` wraps a policy of any shape. It asks the engine for `TokenTrace`s, writes them to a folder, and returns the
+same replies as the policy. A trace is written before its reply is returned, so whatever a run store holds has its
+traces, also after a crash. While a session runs, its traces are an Arrow stream (``*.arrows``); when it is closed, the
+stream becomes a Parquet file. `Traces` reads both.
+
+Columns, one row per sample: ``seed`` (with ``policy``, the key), ``policy`` (digest of the policy's identity, which
+includes the weights), ``agent``, ``prompt_ids``, ``completion_ids``, ``logprobs`` (nats, at temperature 1 and without
+top-p), ``temperature``, ``top_p``, ``max_new_tokens`` and ``finish_reason``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import uuid
+import weakref
+from collections.abc import Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mas_gym.errors import DataError, DataNotFoundError, PolicyError, StoreError, need
+from mas_gym.internal.identity import digest_of, identity_of
+from mas_gym.policies.base import (
+    AsyncPolicy,
+    Policy,
+    Sample,
+    SamplingReply,
+    SamplingRequest,
+    SamplingSession,
+    StreamingPolicy,
+    TokenTrace,
+    as_policy,
+)
+from mas_gym.policies.sessions import open_session
+
+SCHEMA = 1
+
+
+def beside(store: str | Path) -> Path:
+    """Return the folder of the token traces of a run store."""
+    return Path(f"{store}.traces")
+
+
+_STREAM, _TABLE = ".arrows", ".parquet"
+
+
+def traced(policy: Policy | AsyncPolicy, folder: str | Path) -> Policy | AsyncPolicy:
+    """Return a policy with the same replies that writes their token traces to a folder.
+
+    Args:
+        policy: A policy whose engine returns tokens: a local model, vLLM, or a server with log-probabilities.
+        folder: Any number of runs and processes may share it.
+
+    Raises:
+        MissingDependencyError: pyarrow is not installed.
+        IdentityError: The policy cannot state its identity.
+    """
+    need("pyarrow", "token traces", "data")
+    folder, policy = Path(folder), as_policy(policy)
+    return _TracedCalls(policy, folder) if isinstance(policy, AsyncPolicy) else _TracedBatches(policy, folder)
+
+
+def _samples(request: SamplingRequest, reply: SamplingReply) -> list[tuple[int, Sample]]:
+    return list(zip(request.seeds, reply.samples, strict=True))
+
+
+class _Log:
+    """Writes traces to a stream that is opened at the first one."""
+
+    def __init__(self, policy: Policy | AsyncPolicy, folder: Path) -> None:
+        self._policy, self._folder = policy, folder
+        self._digest: str | None = None
+        self._stem: Path | None = None
+        self._file: Any = None
+        self._writer: Any = None
+
+    def add(self, answered: Sequence[tuple[SamplingRequest, SamplingReply]]) -> None:
+        """Write the traces of replies.
+
+        Raises:
+            PolicyError: A sample has no trace.
+            StoreError: The disk is full or cannot be written.
+        """
+        import pyarrow as pa
+
+        # A server is asked for its identity, so this is left to the first reply.
+        self._digest = self._digest or digest_of(identity_of(self._policy))
+        rows = [self._row(request, *one) for request, reply in answered for one in _samples(request, reply)]
+        try:
+            if self._writer is None:
+                self._open()
+            self._writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=_schema()))
+            self._file.flush()
+        except OSError as error:
+            raise StoreError(f"cannot write token traces to {self._folder}: {error}; free some space") from error
+
+    def _row(self, request: SamplingRequest, seed: int, sample: Sample) -> dict[str, Any]:
+        if sample.trace is None:
+            raise PolicyError(
+                f"{self._policy.name}: expected token ids for the traces, got none; trace a local model, vLLM, or a "
+                "server that returns log-probabilities, and leave out cache= and recorded policies"
+            )
+        return {
+            "seed": seed,
+            "policy": self._digest,
+            "agent": request.agent,
+            "prompt_ids": sample.trace.prompt,
+            "completion_ids": sample.trace.completion,
+            "logprobs": sample.trace.logprobs,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "max_new_tokens": request.max_new_tokens,
+            "finish_reason": sample.finish_reason,
+        }
+
+    def _open(self) -> None:
+        import pyarrow as pa
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._stem = self._folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._file = pa.OSFile(f"{self._stem}{_STREAM}", "wb")
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        self._writer = pa.ipc.new_stream(self._file, _schema(), options=options)
+
+    def close(self) -> None:
+        """Turn the stream into a Parquet file; the next trace opens another stream."""
+        if self._writer is None:
+            return
+        from pyarrow import parquet
+
+        self._writer.close()
+        self._file.close()
+        self._writer = self._file = None
+        stream, part, table = (Path(f"{self._stem}{end}") for end in (_STREAM, ".part", _TABLE))
+        try:
+            parquet.write_table(_read_stream(stream), part, compression="zstd")
+            os.replace(part, table)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise StoreError(f"cannot write {table}: {error}; {stream} keeps the traces") from error
+        stream.unlink()
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    kinds = {
+        "seed": pa.int64(),
+        "policy": pa.string(),
+        "agent": pa.string(),
+        "prompt_ids": pa.list_(pa.int32()),
+        "completion_ids": pa.list_(pa.int32()),
+        "logprobs": pa.list_(pa.float32()),
+        "temperature": pa.float64(),
+        "top_p": pa.float64(),
+        "max_new_tokens": pa.int32(),
+        "finish_reason": pa.string(),
+    }
+    return pa.schema(list(kinds.items()), metadata={"mas_gym": json.dumps({"token traces": SCHEMA})})
+
+
+class _TracedBatches(StreamingPolicy):
+    """A batch policy with traces; see `traced`."""
+
+    def __init__(self, policy: Policy, folder: Path) -> None:
+        self.stand_for(policy)
+        self.policy, self.max_batch, self._folder = policy, policy.max_batch, folder
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingReply]:
+        log = _Log(self.policy, self._folder)
+        replies = list(self.policy.sample([replace(request, traced=True) for request in requests]))
+        log.add(list(zip(requests, replies, strict=True)))
+        log.close()
+        return [_plain(reply) for reply in replies]
+
+    def open(self) -> SamplingSession:
+        return _TracedSession(open_session(self.policy), _Log(self.policy, self._folder))
+
+
+class _TracedSession:
+    """A session that writes the inner session's traces before it returns the replies."""
+
+    def __init__(self, inner: SamplingSession, log: _Log) -> None:
+        self._inner, self._log = inner, log
+        self._open: dict[Hashable, SamplingRequest] = {}
+
+    @property
+    def pending(self) -> int:
+        return self._inner.pending
+
+    def submit(self, key: Hashable, request: SamplingRequest) -> None:
+        self._open[key] = request
+        self._inner.submit(key, replace(request, traced=True))
+
+    def step(self) -> list[tuple[Hashable, SamplingReply | PolicyError]]:
+        done = [(self._open.pop(key), key, outcome) for key, outcome in self._inner.step()]
+        answered = [(request, reply) for request, _, reply in done if not isinstance(reply, PolicyError)]
+        if answered:
+            self._log.add(answered)
+        return [(key, outcome if isinstance(outcome, PolicyError) else _plain(outcome)) for _, key, outcome in done]
+
+    def close(self) -> None:
+        self._inner.close()
+        self._open.clear()
+        self._log.close()
+
+
+class _TracedCalls(AsyncPolicy):
+    """An asynchronous policy with traces; see `traced`. The last stream becomes a Parquet file at `close` or exit."""
+
+    def __init__(self, policy: AsyncPolicy, folder: Path) -> None:
+        self.stand_for(policy)
+        self.policy, self.max_concurrency = policy, policy.max_concurrency
+        self._log = _Log(policy, folder)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mas-gym-traces")
+        weakref.finalize(self, self._log.close)
+
+    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+        reply = await self.policy.sample_async(replace(request, traced=True))
+        write = partial(self._log.add, [(request, reply)])
+        await asyncio.get_running_loop().run_in_executor(self._thread, write)
+        return _plain(reply)
+
+    def close(self) -> None:
+        self._thread.submit(self._log.close).result()
+
+
+def _plain(reply: SamplingReply) -> SamplingReply:
+    return reply._replace(samples=tuple(sample._replace(trace=None) for sample in reply.samples))
+
+
+class Traced(NamedTuple):
+    """A stored trace with what it was sampled by.
+
+    Attributes:
+        trace: The tokens.
+        agent: Name of the agent.
+        policy: Digest of the policy's identity.
+        temperature: Softmax temperature.
+        top_p: Nucleus mass.
+    """
+
+    trace: TokenTrace
+    agent: str
+    policy: str
+    temperature: float
+    top_p: float
+
+
+class Traces:
+    """The token traces of a folder, in memory as Arrow columns; found by the seed of their sample.
+
+    Args:
+        folder: The folder that `traced` wrote.
+        policy: Digest of a policy's identity; only its traces are read. None: all.
+
+    Raises:
+        DataNotFoundError: The folder holds no traces.
+        DataError: A file is damaged or of another schema.
+        MissingDependencyError: pyarrow is not installed.
+    """
+
+    def __init__(self, folder: str | Path, policy: str | None = None) -> None:
+        """Read every file of the folder."""
+        pa = need("pyarrow", "token traces", "data")
+        from pyarrow import compute, parquet
+
+        folder = Path(folder)
+        stems = {path.with_suffix("") for end in (_STREAM, _TABLE) for path in folder.glob(f"*{end}")}
+        tables = []
+        for stem in sorted(stems):
+            file = stem.with_suffix(_TABLE)
+            try:
+                table = parquet.read_table(file) if file.exists() else _read_stream(stem.with_suffix(_STREAM))
+            except (OSError, pa.ArrowInvalid) as error:
+                raise DataError(f"{stem}: expected token traces, got a damaged file: {error}") from error
+            if (table.schema.metadata or {}).get(b"mas_gym") != _schema().metadata[b"mas_gym"]:
+                raise DataError(f"{stem}: expected token traces of schema {SCHEMA}, got other metadata")
+            # Parquet names the elements of lists in its own way.
+            tables.append(table.cast(_schema()))
+        if not tables:
+            raise DataNotFoundError(f"expected token traces in {folder}, found none; record some with --token-traces")
+        self.table = pa.concat_tables(tables)
+        if policy is not None:
+            self.table = self.table.filter(compute.equal(self.table["policy"], policy))
+        # Lists are gathered into one chunk each, so that a row is found in constant time.
+        self.table = self.table.combine_chunks()
+        seeds = self.table["seed"].to_numpy()
+        self._order = np.argsort(seeds, kind="stable")
+        self._seeds = seeds[self._order]
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self._seeds)
+
+    def find(self, seed: int) -> Traced | None:
+        """Return the trace of the sample that was drawn with a seed; None if there is none."""
+        place = int(np.searchsorted(self._seeds, seed))
+        return self[int(self._order[place])] if place < len(self) and self._seeds[place] == seed else None
+
+    def __getitem__(self, row: int) -> Traced:
+        """Return the trace of one row."""
+        if not 0 <= row < len(self):
+            raise IndexError(row)
+        found = {name: self.table[name][row].as_py() for name in self.table.column_names}
+        tokens = (tuple(found[name]) for name in ("prompt_ids", "completion_ids", "logprobs"))
+        return Traced(TokenTrace(*tokens), *(found[name] for name in ("agent", "policy", "temperature", "top_p")))
+
+
+def _read_stream(file: Path) -> Any:
+    """Return the whole batches of a stream; its writer may have been killed."""
+    import pyarrow as pa
+
+    batches = []
+    with file.open("rb") as source:
+        try:
+            reader = pa.ipc.open_stream(source)
+            while True:
+                batches.append(reader.read_next_batch())
+        except (StopIteration, pa.ArrowInvalid, OSError, EOFError):
+            pass
+    return pa.Table.from_batches(batches, schema=_schema())

@@ -1,0 +1,29 @@
+"""Training of the agents on what search finds; `search.credit` computes advantages, TRL the loss.
+
+`train_agents` trains on demonstrations, preferences or credited samples, which `rewardmodels.agents.examples` reads
+from a store. torch and TRL are imported on first use.
+"""
+
+from rewardmodels.agents.config import AgentConfig, agent_config
+from rewardmodels.agents.examples import (
+    CreditedSample,
+    Demonstration,
+    Preference,
+    credited_samples,
+    demonstrations,
+    sibling_pairs,
+)
+from rewardmodels.agents.run import TrainedAgents, train_agents
+
+__all__ = [
+    "AgentConfig",
+    "CreditedSample",
+    "Demonstration",
+    "Preference",
+    "TrainedAgents",
+    "agent_config",
+    "credited_samples",
+    "demonstrations",
+    "sibling_pairs",
+    "train_agents",
+]

@@ -1,0 +1,67 @@
+"""The model card of trained agents."""
+
+from __future__ import annotations
+
+from rewardmodels.agents.config import AgentConfig
+
+_LEARNED = {
+    "sft": "the messages of the best correct transcripts that search found (expert iteration)",
+    "dpo": "pairs of messages to one prompt, the one preferred that led to correct answers more often in search",
+    "grpo": "messages sampled by the agents, with an advantage for each message as credit",
+}
+
+
+def agent_card(config: AgentConfig, base: str, agents: dict[str, int], rows: int, versions: dict[str, str]) -> str:
+    """Return the card as Markdown, with the metadata header of model hubs.
+
+    Args:
+        config: The hyper-parameters.
+        base: The model that training started from.
+        agents: Number of examples by agent.
+        rows: Rows learned from.
+        versions: Version by package.
+    """
+    credit = f" Credit: `{config.credit}`." if config.method == "grpo" else ""
+    shown = [f"| {name} | {value} |" for name, value in config.to_dict().items()]
+    return "\n".join(
+        [
+            "---",
+            "library_name: transformers",
+            "pipeline_tag: text-generation",
+            "tags: [mas-gym, multi-agent, trl]",
+            "---",
+            "",
+            f"# Agents trained by {config.method.upper()}: {', '.join(agents)}",
+            "",
+            f"Trained from {base} with TRL on {rows:,} rows: {_LEARNED[config.method]}.{credit} The answers of the "
+            "training split graded the transcripts.",
+            "",
+            "```console",
+            "mas-gym eval --policy transformers:PATH/TO/THIS/FOLDER",
+            "```",
+            "",
+            "The folder holds whole weights, which transformers and vLLM load"
+            + ("; `adapter/` holds the LoRA adapter alone." if config.lora_rank else "."),
+            "",
+            "## Examples",
+            "",
+            "| agent | examples |",
+            "|---|---:|",
+            *(f"| {agent} | {count:,} |" for agent, count in agents.items()),
+            "",
+            "## Settings",
+            "",
+            "| name | value |",
+            "|---|---|",
+            *shown,
+            "",
+            "## Versions",
+            "",
+            *(f"- {package} {number}" for package, number in versions.items()),
+            "",
+            "## Limits",
+            "",
+            "The agents learned one task, graph and prompts. How they do on others was not measured.",
+            "",
+        ]
+    )

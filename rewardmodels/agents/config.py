@@ -1,0 +1,126 @@
+"""Hyper-parameters of training agents, with defaults by method and by the size of the base model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+from mas_gym.errors import ConfigError, choice, refuse_unknown
+from search.credit import METHODS
+
+Method = Literal["sft", "dpo", "grpo"]
+TRAINING_METHODS = ("sft", "dpo", "grpo")
+CREDITS = tuple(name for name in METHODS if name != "exact")
+"""The credit methods for training; ``exact`` needs the truth, which only an enumeration of all messages gives."""
+VALUE_CREDITS = ("value", "control-variate", "value-baseline")
+"""Those that need a critic."""
+
+SMALL = 50_000_000
+"""Bases with fewer parameters are trained whole by default, larger ones with LoRA."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """Hyper-parameters.
+
+    Attributes:
+        method: ``"sft"`` on the messages of correct transcripts (expert iteration), ``"dpo"`` on pairs of siblings, or
+            ``"grpo"`` on sampled tokens with an advantage per message.
+        credit: How ``"grpo"`` computes advantages: a method of `search.credit`.
+        adapters: ``"shared"`` trains one model for all agents, ``"per-agent"`` one for each.
+        best: ``"sft"``: transcripts per problem, those with the highest mean reward below their messages.
+        least: ``"dpo"``: smallest difference of two siblings' mean rewards, in ``(0, 2]``.
+        beta: ``"dpo"``: the factor of the log-ratios in the loss.
+        clip: ``"grpo"``: bound on the relative change of a token's probability within one run (PPO's epsilon).
+        max_drift: ``"grpo"``: mean difference (nats per token) between the log-probabilities at sampling and in the
+            training forward pass above which a warning is logged.
+        lora_rank: Rank of the LoRA adapters; 0 trains the whole model.
+        lora_alpha: Their scale is ``lora_alpha / lora_rank``.
+        lora_dropout: Dropout in front of them.
+        batch_size: Messages (pairs for ``"dpo"``) per update.
+        max_rows: Messages in one forward pass; a larger batch is computed in several, with the same gradient up to
+            rounding. It bounds memory.
+        learning_rate: Peak of the schedule.
+        epochs: Passes over the rows.
+        weight_decay: Of AdamW.
+        warmup: Share of the updates with a rising learning rate; a linear decay to 0 follows.
+        checkpoints: Number of checkpoints in a run.
+        gradient_checkpointing: Trade time for memory.
+        seed: Seed of the order of the rows, dropout and new adapters.
+    """
+
+    method: Method = "sft"
+    credit: str = "leave-one-out"
+    adapters: Literal["shared", "per-agent"] = "shared"
+    best: int = 4
+    least: float = 0.5
+    beta: float = 0.1
+    clip: float = 0.2
+    max_drift: float = 0.05
+    lora_rank: int = 16
+    lora_alpha: int = 32
+    lora_dropout: float = 0.0
+    batch_size: int = 32
+    max_rows: int = 8
+    learning_rate: float = 1e-4
+    epochs: float = 1.0
+    weight_decay: float = 0.01
+    warmup: float = 0.1
+    checkpoints: int = 5
+    gradient_checkpointing: bool = False
+    seed: int = 42
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-able form."""
+        return asdict(self)
+
+
+_LARGE: dict[str, dict[str, Any]] = {
+    "sft": {"learning_rate": 1e-4, "epochs": 2.0},
+    "dpo": {"learning_rate": 1e-5},
+    "grpo": {"learning_rate": 1e-5},
+}
+_TINY: dict[str, Any] = {"lora_rank": 0, "batch_size": 64, "max_rows": 64}
+_TINY_BY_METHOD: dict[str, dict[str, Any]] = {
+    "sft": {"learning_rate": 3e-4, "epochs": 2.0},
+    "dpo": {"learning_rate": 1e-4, "epochs": 2.0},
+    "grpo": {"learning_rate": 1e-4, "epochs": 1.0},
+}
+
+
+def agent_config(method: str, parameters: int, overrides: dict[str, Any]) -> AgentConfig:
+    """Return the defaults for a method and a base of this size, with the given fields replaced.
+
+    Raises:
+        ConfigError: A field is unknown or a value is invalid, with every fault.
+    """
+    choice("method", method, TRAINING_METHODS)
+    refuse_unknown("setting", overrides, [one.name for one in fields(AgentConfig) if one.name != "method"])
+    small = parameters < SMALL
+    defaults = {**_TINY, **_TINY_BY_METHOD[method]} if small else _LARGE[method]
+    config = replace(AgentConfig(method), **{**defaults, **overrides})  # type: ignore[arg-type]
+    faults = tuple(_faults(config))
+    if faults:
+        raise ConfigError("; ".join(faults), faults)
+    return config
+
+
+def _faults(s: AgentConfig) -> list[str]:
+    credits, adapters = ", ".join(CREDITS), ("shared", "per-agent")
+    checks = [
+        (s.credit in CREDITS, f"credit: expected one of {credits}, got {s.credit!r}"),
+        (s.adapters in adapters, f"adapters: expected one of {', '.join(adapters)}, got {s.adapters!r}"),
+        (s.best >= 1, f"best: expected at least 1, got {s.best}"),
+        (0 < s.least <= 2, f"least: expected a number above 0 and at most 2, got {s.least}"),
+        (s.beta > 0, f"beta: expected more than 0, got {s.beta}"),
+        (0 < s.clip < 1, f"clip: expected a number in (0, 1), got {s.clip}"),
+        (s.max_drift > 0, f"max_drift: expected more than 0, got {s.max_drift}"),
+        (s.lora_rank >= 0, f"lora_rank: expected 0 or more, got {s.lora_rank}"),
+        (s.batch_size >= 1, f"batch_size: expected at least 1, got {s.batch_size}"),
+        (s.max_rows >= 1, f"max_rows: expected at least 1, got {s.max_rows}"),
+        (s.learning_rate > 0, f"learning_rate: expected more than 0, got {s.learning_rate}"),
+        (s.epochs > 0, f"epochs: expected more than 0, got {s.epochs}"),
+        (0 <= s.warmup < 1, f"warmup: expected a share in [0, 1), got {s.warmup}"),
+        (s.checkpoints >= 1, f"checkpoints: expected at least 1, got {s.checkpoints}"),
+    ]
+    return [text for good, text in checks if not good]

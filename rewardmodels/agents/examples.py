@@ -1,0 +1,239 @@
+"""What agents learn from: demonstrations, preferences and credited samples, read from the training runs of a store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+from mas_gym.errors import ConfigError, DataError
+from mas_gym.internal.identity import digest_of
+from mas_gym.policies.base import TokenTrace
+from mas_gym.policies.traces import Traces
+from mas_gym.systems.prompts import ChatMessage, chat_messages
+from mas_gym.systems.state import MASState
+from mas_gym.tasks.base import rule_of, same_rule
+from rewardmodels.agents.config import VALUE_CREDITS
+from search.credit import credit
+from search.plan import Plan
+from search.protocol import Critic, ScoringContext
+from search.store import RunInfo, Store, open_store
+from search.tree import Tree
+
+logger = logging.getLogger("rewardmodels.agents")
+
+Prompt = tuple[ChatMessage, ...]
+
+
+class Demonstration(NamedTuple):
+    """A message of a correct transcript.
+
+    Attributes:
+        agent: Name of the agent.
+        prompt: The chat that it was sent.
+        text: The message.
+    """
+
+    agent: str
+    prompt: Prompt
+    text: str
+
+
+class Preference(NamedTuple):
+    """Two messages of one agent to one prompt.
+
+    Attributes:
+        agent: Name of the agent.
+        prompt: The chat that it was sent.
+        chosen: The message with the higher mean reward below it.
+        rejected: The other.
+    """
+
+    agent: str
+    prompt: Prompt
+    chosen: str
+    rejected: str
+
+
+class CreditedSample(NamedTuple):
+    """A sampled message with its advantage.
+
+    Attributes:
+        agent: Name of the agent.
+        trace: Its tokens and their log-probabilities.
+        advantage: Its credit, divided by the root mean square over all samples, so that the methods have one scale.
+    """
+
+    agent: str
+    trace: TokenTrace
+    advantage: float
+
+
+Example = Demonstration | Preference | CreditedSample
+
+
+def training_runs(store: Store, run: str | None = None) -> list[RunInfo]:
+    """Return the training runs of a store that agents can learn from.
+
+    Args:
+        store: The store.
+        run: One run's name or fingerprint; None for all of them.
+
+    Raises:
+        DataError: There is none, with what the store holds.
+    """
+    runs = [store.find(run)] if run is not None else store.runs()
+    chosen = [info for info in runs if info.config["training"]]
+    if not chosen:
+        held = "; ".join(info.label for info in runs) or "nothing"
+        raise DataError(
+            f"expected a training run in {store.path}, found {held}: agents learn from searches with the true reward; "
+            "make them with mas-gym rollouts"
+        )
+    return chosen
+
+
+def demonstrations(path: str | Path, best: int, run: str | None = None) -> list[Demonstration]:
+    """Return the distinct messages of the best correct transcripts of each problem (expert iteration).
+
+    Transcripts are ranked by the mean of W / N over their messages, so those come first whose messages led to correct
+    answers most often. Messages that hit their token limit are left out.
+
+    Source: expert iteration (Anthony et al. 2017, arXiv 1705.08439).
+
+    Args:
+        path: The store.
+        best: Transcripts per problem.
+        run: One training run; None reads all.
+
+    Raises:
+        DataError: No transcript is correct, or there is no training run.
+    """
+    found: list[Demonstration] = []
+    with open_store(path) as store:
+        for info in training_runs(store, run):
+            _refuse_programs(store, info)
+            for plan in store.plans(info.run):
+                found += _demonstrations(plan, info, best)
+    if not found:
+        raise DataError(f"{path}: expected correct transcripts, found none; use easier problems or more simulations")
+    return found
+
+
+def _demonstrations(plan: Plan, info: RunInfo, best: int) -> Iterator[Demonstration]:
+    if plan.tree is None:
+        return
+    tree = plan.tree
+    correct = [one.node for one in plan.candidates if one.correct and one.node is not None]
+    ends = sorted(correct, key=lambda end: (-_mean_reward(tree, end), end))[:best]
+    for node in dict.fromkeys(step for end in ends for step in tree.path(end)[1:]):
+        state, parent = tree.states[node], tree.states[tree.parents[node]]
+        if tree[node].finish_reason == "stop" and state.text:
+            yield Demonstration(info.mas.agents[state.speaker].name, chat_messages(info.mas, parent), state.text)
+
+
+def _mean_reward(tree: Tree, end: int) -> float:
+    """Return the mean W / N over the messages of a path; those that a planner did not visit count as 0."""
+    steps = tree.path(end)[1:]
+    return sum(tree[step].q or 0.0 for step in steps) / len(steps)
+
+
+def sibling_pairs(path: str | Path, least: float, run: str | None = None) -> list[Preference]:
+    """Return the best and the worst message of each state, if they differ enough; see `search.Store.preferences`.
+
+    Args:
+        path: The store.
+        least: Smallest difference of their mean rewards, in ``(0, 2]``.
+        run: One training run; None reads all.
+
+    Raises:
+        DataError: There is no such pair, or no training run.
+    """
+    found = []
+    with open_store(path) as store:
+        for info in training_runs(store, run):
+            rule = same_rule(rule_of(str(info.facts.get("task"))))
+            for row in store.preferences(info.run, least=least, same=rule):
+                prompt = tuple(ChatMessage(**message) for message in row["prompt"])
+                found.append(
+                    Preference(row["agent"], prompt, row["chosen"][0]["content"], row["rejected"][0]["content"])
+                )
+    if not found:
+        raise DataError(
+            f"{path}: expected states whose best and worst message differ by {least} in mean reward, found none; use "
+            "more simulations, or lower least"
+        )
+    return found
+
+
+def credited_samples(
+    path: str | Path, traces: str | Path, method: str, critic: Critic | None = None, run: str | None = None
+) -> list[CreditedSample]:
+    """Return the sampled tokens of a store's messages with their advantages.
+
+    Args:
+        path: The store.
+        traces: The folder of its token traces.
+        method: A method of `search.credit.credit`.
+        critic: Values states, for the methods that need values.
+        run: One training run; None reads all. Advantages are compared within a run.
+
+    Raises:
+        ConfigError: The method needs a critic.
+        DataError: A message has no trace, or no message has an advantage other than 0.
+    """
+    if method in VALUE_CREDITS and critic is None:
+        raise ConfigError(f"credit {method!r} needs values of states; pass --critic, such as a folder of a MASPRM")
+    found: list[CreditedSample] = []
+    with open_store(path) as store:
+        for info in training_runs(store, run):
+            tokens = Traces(traces, digest_of(info.config["policy"]["identity"]))
+            plans = [plan for plan in store.plans(info.run) if plan.tree is not None]
+            seeds = dict(store.message_seeds(info.run))
+            value = None if critic is None or method not in VALUE_CREDITS else _values(plans, critic)
+            for plan, messages in zip(plans, credit(plans, method, value=value), strict=True):
+                for one in messages:
+                    seed = seeds[plan.problem_id][one.node]
+                    sampled = None if seed is None else tokens.find(seed)
+                    if sampled is None:
+                        raise DataError(
+                            f"{traces}: expected the trace of message {one.node} of {plan.problem_id}, found none; "
+                            f"repeat the rollouts into a new store with --token-traces"
+                        )
+                    if not sampled.trace.completion:
+                        raise DataError(f"{traces}: expected token ids, got log-probabilities only; use a vLLM server")
+                    found.append(CreditedSample(sampled.agent, sampled.trace, one.advantage))
+    scale = (sum(one.advantage**2 for one in found) / max(len(found), 1)) ** 0.5
+    if not scale:
+        raise DataError(f"{path}: expected messages with different rewards, found none; use problems of mixed outcomes")
+    # A sample without advantage has no gradient.
+    return [one._replace(advantage=one.advantage / scale) for one in found if one.advantage]
+
+
+def _values(plans: Sequence[Plan], critic: Critic) -> Callable[[MASState], float]:
+    """Return a critic's value of every state of some trees, except their questions."""
+    states = {state: plan.mas for plan in plans if plan.tree is not None for state in plan.tree.states if state.depth}
+    contexts = [ScoringContext(state, mas, None) for state, mas in states.items() if mas is not None]
+    known: dict[MASState, float] = {}
+    for start in range(0, len(contexts), critic.max_batch):
+        some = contexts[start : start + critic.max_batch]
+        known.update(zip((context.state for context in some), critic.score(some), strict=True))
+    return lambda state: known.get(state, float("nan"))
+
+
+def _refuse_programs(store: Store, info: RunInfo) -> None:
+    if info.mas.program:
+        raise ConfigError(
+            f"{store.path}: the prompts of {info.mas.name} are not stored: it is a program; train its agents by grpo, "
+            "from token traces"
+        )
+
+
+def fingerprint(examples: Sequence[Example]) -> str:
+    """Return 32 hexadecimal digits that change with any example."""
+    digest = blake2b(str(len(examples)).encode(), digest_size=16)
+    for example in examples:
+        digest.update(repr(example).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()

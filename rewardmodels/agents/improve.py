@@ -1,0 +1,291 @@
+"""Rounds of search, critic training, evaluation and agent training; every stage resumes."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mas_gym.errors import ConfigError, TrainingError, choice, need, whole_number
+from mas_gym.internal.identity import digest_of, identity_of
+from mas_gym.policies import load_policy
+from mas_gym.policies.traces import beside, traced
+from rewardmodels.agents.config import TRAINING_METHODS, VALUE_CREDITS, agent_config
+from rewardmodels.agents.examples import Example, credited_samples, demonstrations, sibling_pairs
+from rewardmodels.agents.run import ALL, train_agents, write_whole
+from rewardmodels.training.run import claim_folder, grow, grown, teach, trees
+from search.catalogue import load_critic
+from search.compare.arms import Arm, Bench, measure, named_planners
+from search.engine.progress import Progress
+from search.plan import Plan
+from search.protocol import Critic, ScoringContext
+from search.results.outcomes import Outcome, ResultRow, summarise
+from search.store import open_store
+
+ROUNDS = "rounds.json"
+RUN = "improve.json"
+STORE = "runs.db"
+CURVES = "curves"
+PLANNERS = {"sft": "mcts:20,3", "dpo": "mcts:20,3", "grpo": "siblings:2"}
+"""How each method's training problems are searched: grpo needs independent samples, the others good ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImproveConfig:
+    """Settings of `improve`.
+
+    Attributes:
+        method: How the agents are trained, see `AgentConfig`.
+        rounds: Number of agent trainings.
+        problems: Training problems per round; each round has others.
+        planner: The search of training problems; empty: that of the method in `PLANNERS`.
+        search: The planner that is evaluated with each round's critic.
+        seed: Run seed of all searches.
+        agents: Fields of `AgentConfig`, such as ``credit`` or ``learning_rate``.
+        critic: Fields of `TrainingConfig` for the critics.
+    """
+
+    method: str = "grpo"
+    rounds: int = 3
+    problems: int = 100
+    planner: str = ""
+    search: str = "mcts:20,2"
+    seed: int = 42
+    agents: tuple[tuple[str, Any], ...] = ()
+    critic: tuple[tuple[str, Any], ...] = ()
+
+
+class Round(NamedTuple):
+    """One generation of agents.
+
+    Attributes:
+        number: 0 for the agents at the start.
+        policy: The agents, as for `load_policy`.
+        identity: Digest of the policy's identity, which includes the weights.
+        tokens: Tokens generated in the searches of training problems so far, this generation's included.
+        rows: Results on the held-out problems: a single pass, and search with this generation's critic.
+        values: On the single passes of the held-out problems: the mean true ``reward``, and the mean value of the final
+            states by this generation's ``critic`` and by the ``first critic``. A critic whose value rises while the
+            reward does not is being exploited.
+        outcomes: The searches behind the rows.
+    """
+
+    number: int
+    policy: str
+    identity: str
+    tokens: int
+    rows: tuple[ResultRow, ...]
+    values: dict[str, float]
+    outcomes: tuple[Outcome, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures, JSON-able."""
+        rows = [row.to_dict() for row in self.rows]
+        return {**self._asdict(), "rows": rows, "outcomes": len(self.outcomes)}
+
+
+def improve(
+    bench: Bench,
+    held_out: Any,
+    out: str | Path,
+    config: ImproveConfig,
+    start: str = "tiny",
+    device: str | None = None,
+    log: Callable[[str], None] = lambda line: None,
+    listen: Callable[[Progress], None] | bool = False,
+) -> list[Round]:
+    """Search, train a critic, evaluate, train the agents, and again with the new agents.
+
+    Each generation of agents is searched, and evaluated with the critic trained on these searches; so is the last one.
+    The same call resumes any stage, to the same weights and results.
+
+    Args:
+        bench: Training problems (as ``task``) and system; policy, store and seeds are set here.
+        held_out: Problems for the evaluation, such as a dev split.
+        out: Folder: one store with its token traces, the models of each round, ``rounds.json`` and TensorBoard
+            ``curves``.
+        config: The settings.
+        start: The agents of generation 0: ``"tiny"``, or a folder or hub id.
+        device: ``"cpu"`` or ``"cuda"``; None uses a GPU if there is one.
+        log: Receives progress lines.
+        listen: Receives the progress of searches; True for a progress bar.
+
+    Returns:
+        The generations, from 0 to ``config.rounds``.
+
+    Raises:
+        ConfigError: A setting is wrong, there are too few problems, or ``out`` belongs to other settings.
+        DataError: The searches give nothing to learn from.
+        TrainingError: A loss is not a number, or the disk is full.
+    """
+    need("tensorboard", "improve", "agents")
+    choice("method", config.method, TRAINING_METHODS)
+    whole_number("rounds", config.rounds, at_least=1)
+    whole_number("problems", config.problems, at_least=2)
+    agent_config(config.method, 0, dict(config.agents))
+    wanted = (config.rounds + 1) * config.problems
+    if len(bench.task) < wanted:
+        raise ConfigError(
+            f"expected {wanted:,} training problems for {config.rounds} rounds and the last evaluation, got "
+            f"{len(bench.task):,}; lower rounds or problems"
+        )
+    out = Path(out)
+    facts = {"held out": len(held_out), "task": getattr(bench.task, "name", None), "mas": bench.mas.to_dict()}
+    claim_folder(out, out / RUN, json.loads(json.dumps({**asdict(config), "start": start, **facts})), True)
+    rounds: list[Round] = []
+    policy: str = start if start == "tiny" else f"transformers:{start}"
+    bases: str | dict[str, str] = start
+    for number in range(config.rounds + 1):
+        log(f"generation {number}: {policy}")
+        stage = _Stage(bench, held_out, out, config, start, number, policy, listen)
+        stage.search(log)
+        stage.train_critic(log)
+        rounds.append(stage.evaluate(rounds, log))
+        _report(out, rounds)
+        if number < config.rounds:
+            log(f"training the agents of generation {number + 1}")
+            settings = dict(config.agents)
+            folder = out / f"generation-{number + 1}" / "agents"
+            trained = train_agents(stage.examples(), folder, config.method, bases, device=device, log=log, **settings)
+            policy = trained.policy
+            bases = {agent: str(path) for agent, path in trained.folders.items()}
+            bases = bases.get(ALL, bases)
+    return rounds
+
+
+class _Stage:
+    """The stages of one generation; each returns at once if its result is there."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        held_out: Any,
+        out: Path,
+        config: ImproveConfig,
+        start: str,
+        number: int,
+        policy: str,
+        listen: Callable[[Progress], None] | bool,
+    ) -> None:
+        self.config, self.start, self.number, self.held_out, self.listen = config, start, number, held_out, listen
+        self.folder, self.store, self.spec = out / f"generation-{number}", out / STORE, policy
+        self.policy = load_policy(policy)
+        first = number * config.problems
+        problems = bench.task[first : first + config.problems]
+        self.bench = replace(bench, task=problems, policy=self.policy, store=self.store, seeds=(config.seed,))
+
+    def search(self, log: Callable[[str], None]) -> None:
+        """Search training problems with the true reward."""
+        planner = self.config.planner or PLANNERS[self.config.method]
+        log(f"searching {len(self.bench.task):,} training problems by {planner}")
+        traces = self.config.method == "grpo"
+        policy = traced(self.policy, beside(self.store)) if traces else self.policy
+        stop = grow(replace(self.bench, policy=policy), planner, self.listen)
+        if stop is not None:
+            raise stop
+
+    def train_critic(self, log: Callable[[str], None]) -> None:
+        """Train a MASPRM on the searches."""
+        log("training a critic on them")
+        settings = dict(self.config.critic)
+        teach(lambda: trees(self.bench), self.critic, "masprm", "bt", self.start, log=log, **settings)
+
+    @property
+    def critic(self) -> Path:
+        return self.folder / "masprm"
+
+    def evaluate(self, earlier: Sequence[Round], log: Callable[[str], None]) -> Round:
+        """Measure a single pass and search with the critic on the held-out problems."""
+        log(f"evaluating on {len(self.held_out):,} held-out problems")
+        critic = load_critic(str(self.critic))
+        planners = named_planners(["single", self.config.search])
+        arms = [
+            Arm(name, planner, critic if planner.needs_critic else None, "masprm" if planner.needs_critic else "")
+            for name, planner in planners.items()
+        ]
+        passes: dict[str, Plan] = {}
+
+        def look(arm: Arm, plan: Plan) -> None:
+            if arm.name == "single" and plan.error is None:
+                passes[plan.problem_id] = plan
+
+        bench = replace(self.bench, task=self.held_out)
+        listen = self.listen
+        heard = (lambda arm, seed, now: listen(now)) if callable(listen) else listen
+        outcomes, stop = measure(arms, bench, look, heard)
+        if stop is not None:
+            raise stop
+        first = critic if not self.number else load_critic(str(self.folder.with_name("generation-0") / "masprm"))
+        # In a fixed order, so that sums are equal to the last bit.
+        plans = [passes[name] for name in sorted(passes)]
+        values = {
+            "reward": _mean(1.0 if plan.correct else -1.0 for plan in plans),
+            "critic": _mean(_ends(plans, critic)),
+            "first critic": _mean(_ends(plans, first)),
+        }
+        tokens = self._spent() + (earlier[-1].tokens if earlier else 0)
+        found = Round(
+            self.number, self.spec, digest_of(identity_of(self.policy)), tokens, tuple(summarise(outcomes)), values,
+            tuple(outcomes),
+        )  # fmt: skip
+        for row in found.rows:
+            low, high = 100 * row.interval.low, 100 * row.interval.high
+            hit = 100 * row.hits[1].mean
+            log(f"  {row.label}: Hit@1 {hit:.1f} [{low:.1f}, {high:.1f}], TOK {row.tokens.mean:,.0f}")
+        return found
+
+    def _spent(self) -> int:
+        [info] = grown(self.bench)
+        with open_store(self.store) as store:
+            return store.totals(info.run).tokens
+
+    def examples(self) -> Sequence[Example]:
+        """Return what the agents learn from."""
+        [info] = grown(self.bench)
+        settings = agent_config(self.config.method, 0, dict(self.config.agents))
+        if self.config.method == "sft":
+            return demonstrations(self.store, settings.best, info.run)
+        if self.config.method == "dpo":
+            return sibling_pairs(self.store, settings.least, info.run)
+        critic = load_critic(str(self.critic)) if settings.credit in VALUE_CREDITS else None
+        return credited_samples(self.store, beside(self.store), settings.credit, critic, info.run)
+
+
+def _ends(plans: Sequence[Plan], critic: Critic) -> list[float]:
+    """Return the critic's values of the final states of single passes."""
+    contexts = [
+        ScoringContext(plan.best.state, plan.mas, None)
+        for plan in plans
+        if plan.best is not None and plan.mas is not None
+    ]
+    return [float(value) for value in critic.score(contexts)]
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return math.fsum(found) / max(len(found), 1)
+
+
+def _report(out: Path, rounds: Sequence[Round]) -> None:
+    """Write ``rounds.json`` and the curves anew."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    try:
+        write_whole(out / ROUNDS, json.dumps([one.to_dict() for one in rounds], indent=2))
+        shutil.rmtree(out / CURVES, ignore_errors=True)
+        with SummaryWriter(str(out / CURVES)) as writer:
+            for one in rounds:
+                for row in one.rows:
+                    writer.add_scalar(f"hit@1/{row.label}", row.hits[1].mean, one.number)
+                    writer.add_scalar(f"tokens/{row.label}", row.tokens.mean, one.number)
+                for name, value in one.values.items():
+                    writer.add_scalar(f"final states/{name}", value, one.number)
+                writer.add_scalar("training tokens", one.tokens, one.number)
+    except OSError as error:
+        raise TrainingError(
+            f"cannot write to {out}: {error}; free some space and run the same command again"
+        ) from error

@@ -1,0 +1,275 @@
+"""Training agents: from examples to folders that `load_policy` loads."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mas_gym.errors import ConfigError, DataError, TrainingError, need
+from rewardmodels.agents.card import agent_card
+from rewardmodels.agents.config import AgentConfig, agent_config
+from rewardmodels.agents.examples import CreditedSample, Demonstration, Example, Preference, fingerprint
+from rewardmodels.model.backbone import base_path, load_pretrained, load_tokenizer, quiet
+from rewardmodels.model.folder import digest_of_weights, replace_files
+from rewardmodels.training.run import RUN, claim_folder
+
+logger = logging.getLogger("rewardmodels.agents")
+
+STATE = "training"
+"""Folder beside the weights with the state of the run: its settings, checkpoints, metrics and TensorBoard curves.
+
+The model's own folder holds nothing else, so that its identity depends on the model alone.
+"""
+METRICS = "metrics.json"
+ALL = "*"
+_PACKAGES = ("mas-gym", "trl", "transformers", "torch")
+_EXAMPLES = {"sft": Demonstration, "dpo": Preference, "grpo": CreditedSample}
+
+
+class TrainedAgents(NamedTuple):
+    """Trained agents.
+
+    Attributes:
+        folders: Folder of each agent's model; ``"*"`` for all agents.
+        weights: Digest of the weights in each.
+        metrics: What was learned from and how the loss went, for each.
+    """
+
+    folders: dict[str, Path]
+    weights: dict[str, str]
+    metrics: dict[str, dict[str, Any]]
+
+    @property
+    def policy(self) -> str:
+        """The agents as a policy for ``--policy`` and `mas_gym.policies.load_policy`."""
+        specs = {agent: f"transformers:{folder}" for agent, folder in self.folders.items()}
+        if list(specs) == [ALL]:
+            return specs[ALL]
+        return "{" + ", ".join(f"{json.dumps(agent)}: {json.dumps(spec)}" for agent, spec in specs.items()) + "}"
+
+
+def train_agents(
+    examples: Sequence[Example],
+    out: str | Path,
+    method: str,
+    base: str | Mapping[str, str] = "tiny",
+    device: str | None = None,
+    resume: bool = True,
+    log: Callable[[str], None] = lambda line: None,
+    **overrides: Any,
+) -> TrainedAgents:
+    """Train agents on what a search has found.
+
+    The same call again resumes from the last checkpoint, to the same weights; after a finished run it returns at once.
+
+    Args:
+        examples: What `rewardmodels.agents.examples` reads from a store for the method.
+        out: Folder of the model, or with ``adapters="per-agent"`` of one folder per agent.
+        method: ``"sft"``, ``"dpo"`` or ``"grpo"``.
+        base: ``"tiny"``, or a folder or hub id; with ``adapters="per-agent"`` also a mapping from agents to bases.
+        device: ``"cpu"`` or ``"cuda"``; None uses a GPU if there is one.
+        resume: False refuses a folder that is not empty.
+        log: Receives progress lines.
+        overrides: Fields of `AgentConfig`; the rest depends on the method and the size of the base.
+
+    Raises:
+        ConfigError: A setting is wrong, or ``out`` belongs to another run.
+        DataError: The examples or the base cannot be used.
+        TrainingError: The loss is not a number, or the disk is full.
+        MissingDependencyError: A package is not installed.
+    """
+    for package in ("trl", "accelerate", "tensorboard"):
+        need(package, "training agents", "agents")
+    import torch
+
+    if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device {device!r}: expected a GPU, found none; leave out --device to train on the CPU")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    # Both are checked before a model is loaded.
+    agent_config(method, 0, overrides)
+    if wrong := next((one for one in examples if not isinstance(one, _EXAMPLES[method])), None):
+        raise ConfigError(f"method {method!r}: expected examples of {_EXAMPLES[method].__name__}, got {wrong!r:.80}")
+    if not examples:
+        raise DataError("expected examples to learn from, got none")
+    parts: dict[str, list[Example]] = {ALL: list(examples)}
+    if overrides.get("adapters") == "per-agent":
+        parts = defaultdict(list)
+        for example in examples:
+            parts[example.agent].append(example)
+    elif not isinstance(base, str):
+        raise ConfigError("expected one base for shared weights, got a mapping; pass adapters='per-agent'")
+    found = TrainedAgents({}, {}, {})
+    for agent, own in parts.items():
+        folder = Path(out) if agent == ALL else Path(out) / _file_name(agent)
+        start = base if isinstance(base, str) else base.get(agent, base.get(ALL, "tiny"))
+        if agent != ALL:
+            log(f"{agent}: {len(own):,} examples")
+        metrics = _train_one(own, folder, method, start, device, resume, log, overrides)
+        found.folders[agent], found.weights[agent], found.metrics[agent] = folder, metrics["weights"], metrics
+    return found
+
+
+def _file_name(agent: str) -> str:
+    return re.sub(r"[^\w.-]", "_", agent)
+
+
+def _train_one(
+    examples: Sequence[Example],
+    out: Path,
+    method: str,
+    base: str,
+    device: str,
+    resume: bool,
+    log: Callable[[str], None],
+    overrides: Mapping[str, Any],
+) -> dict[str, Any]:
+    import torch
+
+    from mas_gym.policies.local.forward import threads_for
+
+    # bitsandbytes warns about missing hub kernels, which are not needed here.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    source = base_path(base)
+    tokenizer = load_tokenizer(source)
+    dtype = torch.float32 if device == "cpu" or not overrides.get("lora_rank", 1) else torch.bfloat16
+    model, _ = load_pretrained("AutoModelForCausalLM", source, dtype)
+    parameters = model.num_parameters()
+    config = agent_config(method, parameters, dict(overrides))
+    settings = {"settings": config.to_dict(), "data": fingerprint(examples), "base": base, "start": _start(source)}
+    state = out / STATE
+    claim_folder(out, state / RUN, settings, resume)
+    if (state / METRICS).exists():
+        log(f"{out} is already trained")
+        return dict(json.loads((state / METRICS).read_text(encoding="utf-8")))
+    rows = _encoded(examples, tokenizer, model)
+    counts = dict(Counter(example.agent for example in examples))
+    card = agent_card(config, base, counts, len(rows), {name: version(name) for name in _PACKAGES})
+    with quiet(), threads_for(parameters):
+        history, drift = _fit(config, rows, model.to(device), tokenizer, out, device, card, log)
+    metrics: dict[str, Any] = {
+        "weights": digest_of_weights(out),
+        "examples": len(examples),
+        "left out, too long": len(examples) - len(rows),
+        "examples by agent": counts,
+        "drift at sampling": drift,
+        "history": history,
+    }
+    if os.environ.get("RANK", "0") == "0":
+        write_whole(state / METRICS, json.dumps(metrics, indent=2))
+    return metrics
+
+
+def _start(source: str) -> str:
+    """Return a digest of the weights that a run starts from."""
+    return digest_of_weights(Path(source)) if Path(source).is_dir() else source
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file completely or not at all. Raises `TrainingError`."""
+    try:
+        part = path.with_name(f"{path.name}.part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise TrainingError(f"cannot write {path}: {error}; free some space and run the same command again") from error
+
+
+def _fit(
+    config: AgentConfig,
+    rows: list[dict[str, Any]],
+    model: Any,
+    tokenizer: Any,
+    out: Path,
+    device: str,
+    card: str,
+    log: Callable[[str], None],
+) -> tuple[list[dict[str, float]], dict[str, float]]:
+    """Train, save the model, and return the logged losses and the drift of the log-probabilities."""
+    from rewardmodels.agents.trainers import CreditTrainer, make_trainer
+    from rewardmodels.training.guards import Curves, Steps, last_checkpoint
+
+    checkpoints = out / STATE / "checkpoints"
+    curves = Curves(out / STATE / "curves", log)
+    trainer = make_trainer(config, rows, model, tokenizer, str(checkpoints), device, [curves, Steps(log)])
+    last = last_checkpoint(checkpoints)
+    if last is not None:
+        log(f"going on from {last.name}")
+    drift: dict[str, float] = {}
+    if isinstance(trainer, CreditTrainer):
+        gaps = trainer.drift(rows, config.max_rows)
+        drift = {"mean": sum(mean for mean, _ in gaps) / len(gaps), "largest": max(largest for _, largest in gaps)}
+        curves.batches("drift", gaps)
+        log(
+            "log-probabilities at sampling differ from the training forward pass by "
+            f"{drift['mean']:.2g} nats per token on average, {drift['largest']:.2g} at most"
+        )
+        if drift["mean"] > config.max_drift:
+            logger.warning(
+                "log-probabilities at sampling differ from the training forward pass by %.3g nats per token, more than "
+                "max_drift=%g: the samples are of other weights than the base, or the engine computes differently",
+                drift["mean"],
+                config.max_drift,
+            )
+    trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
+    history = [
+        {key: value for key, value in line.items() if isinstance(value, int | float)}
+        for line in trainer.state.log_history
+        if "loss" in line
+    ]
+    if trainer.is_world_process_zero():
+        _save(trainer.accelerator.unwrap_model(trainer.model), tokenizer, out, card)
+    trainer.accelerator.wait_for_everyone()
+    return history, drift
+
+
+def _save(model: Any, tokenizer: Any, out: Path, card: str) -> None:
+    def write(fresh: Path) -> None:
+        plain = model
+        if hasattr(model, "merge_and_unload"):
+            model.save_pretrained(fresh / "adapter", save_embedding_layers=False)
+            (fresh / "adapter" / "README.md").unlink(missing_ok=True)
+            plain = model.merge_and_unload()
+        plain.save_pretrained(fresh)
+        tokenizer.save_pretrained(fresh)
+        (fresh / "README.md").write_text(card, encoding="utf-8")
+
+    replace_files(out, write, "config.json", "model")
+
+
+def _encoded(examples: Sequence[Example], tokenizer: Any, model: Any) -> list[dict[str, Any]]:
+    """Return the rows of a trainer; those that do not fit the model's window are left out."""
+    from mas_gym.policies.local.chat import ChatFormat
+    from mas_gym.policies.local.transformers import context_window
+
+    window = context_window(model)
+    format = ChatFormat(tokenizer, window)
+
+    def said(text: str) -> list[int]:
+        return [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+
+    rows: list[dict[str, Any]] = []
+    for one in examples:
+        if isinstance(one, CreditedSample):
+            prompt, ends = list(one.trace.prompt), [list(one.trace.completion)]
+            row = {"completion_ids": ends[0], "logprobs": list(one.trace.logprobs), "advantage": one.advantage}
+        else:
+            texts = [one.text] if isinstance(one, Demonstration) else [one.chosen, one.rejected]
+            ends = [said(text) for text in texts]
+            prompt = format.encode(one.prompt, max(map(len, ends))).ids
+            row = {"chosen_ids": ends[0], "rejected_ids": ends[-1]}
+        if len(prompt) + max(map(len, ends)) > window:
+            continue
+        if isinstance(one, Demonstration):
+            rows.append({"input_ids": prompt + ends[0], "labels": [-100] * len(prompt) + ends[0]})
+        else:
+            rows.append({"prompt_ids": prompt, **row})
+    if not rows:
+        raise DataError(f"expected examples that fit the model's window of {window} tokens, got none")
+    return rows

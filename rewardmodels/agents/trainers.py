@@ -1,0 +1,216 @@
+"""TRL's trainers on token ids; imported only by training, because the import is slow.
+
+The loss and the optimiser loop are TRL's. Prompts and messages arrive as token ids, so that a prompt is exactly what
+the policy sends (`mas_gym.policies.local.chat`), and the samples of GRPO are exactly the tokens that were sampled.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import PrinterCallback, Trainer
+from trl.trainer.dpo_config import DPOConfig
+from trl.trainer.dpo_trainer import DPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
+
+from rewardmodels.agents.config import AgentConfig
+from rewardmodels.training.guards import Guarded
+
+logger = logging.getLogger("rewardmodels.agents")
+
+Row = dict[str, Any]
+
+
+class GuardedLoop(Guarded):
+    """Checks the loss of every step of a TRL trainer."""
+
+    def training_step(self, *arguments: Any, **options: Any) -> torch.Tensor:
+        """Compute a step and return its loss.
+
+        Raises:
+            TrainingError: The loss is not a number.
+        """
+        loss: torch.Tensor = super().training_step(*arguments, **options)
+        self.check_loss(loss.item())
+        return loss
+
+
+class DemonstrationTrainer(GuardedLoop, SFTTrainer):
+    """TRL's SFT on rows of ``input_ids`` and ``labels``."""
+
+
+class PreferenceTrainer(GuardedLoop, DPOTrainer):
+    """TRL's DPO on rows of ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``."""
+
+    def _prepare_dataset(self, dataset: Any, *arguments: Any, **options: Any) -> Any:
+        # The rows are tokenised.
+        return dataset
+
+
+class CreditTrainer(GuardedLoop, GRPOTrainer):
+    """TRL's GRPO on samples that were drawn and credited before.
+
+    Rows have ``prompt_ids``, ``completion_ids``, ``logprobs`` and ``advantage``. The loss is the one of Dr. GRPO (arXiv
+    2503.20783): the sum over tokens, divided by a constant, so that its gradient is the policy gradient whatever the
+    lengths. The ratio compares with the log-probabilities at sampling.
+    """
+
+    def get_train_dataloader(self) -> Any:
+        """Return the rows in seeded order; nothing is generated."""
+        return Trainer.get_train_dataloader(self)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        return Trainer._get_train_sampler(self, dataset)
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        return Trainer._prepare_inputs(self, generation_batch)
+
+    def drift(self, rows: Sequence[Row], batch_size: int) -> list[tuple[float, float]]:
+        """Compare the log-probabilities at sampling with those of the model's forward pass.
+
+        Args:
+            rows: The rows.
+            batch_size: Rows per forward pass.
+
+        Returns:
+            For each batch the mean and the largest absolute difference per token, in nats.
+        """
+        found = []
+        collate = Padded(self._tokenizer.pad_token_id)
+        training = self.model.training
+        self.model.eval()
+        for start in range(0, len(rows), batch_size):
+            batch = {k: v.to(self.args.device) for k, v in collate(rows[start : start + batch_size]).items()}
+            ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+            mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+            width = batch["completion_ids"].size(1)
+            with torch.no_grad():
+                logprobs, *_ = self._get_per_token_logps_and_entropies(self.model, ids, mask, width)
+            gaps = (logprobs - batch["old_per_token_logps"]).abs()[batch["completion_mask"].bool()]
+            found.append((gaps.mean().item(), gaps.max().item()))
+        self.model.train(training)
+        return found
+
+
+class Padded:
+    """Collates rows for GRPO: prompts are padded on the left, messages on the right."""
+
+    def __init__(self, pad: int) -> None:
+        """Keep the padding id."""
+        self.pad = pad
+
+    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+        """Return ``[B, P]`` prompts, ``[B, T]`` messages and log-probabilities, their masks, and ``[B]`` advantages."""
+        before = max(len(row["prompt_ids"]) for row in rows)
+        after = max(len(row["completion_ids"]) for row in rows)
+
+        def left(ids: Sequence[int], fill: int) -> list[int]:
+            return [fill] * (before - len(ids)) + list(ids)
+
+        def right(ids: Sequence[float], fill: float) -> list[float]:
+            return list(ids) + [fill] * (after - len(ids))
+
+        return {
+            "prompt_ids": torch.tensor([left(row["prompt_ids"], self.pad) for row in rows]),
+            "prompt_mask": torch.tensor([left([1] * len(row["prompt_ids"]), 0) for row in rows]),
+            "completion_ids": torch.tensor([right(row["completion_ids"], self.pad) for row in rows], dtype=torch.long),
+            "completion_mask": torch.tensor(
+                [right([1] * len(row["completion_ids"]), 0) for row in rows], dtype=torch.long
+            ),
+            "old_per_token_logps": torch.tensor([right(row["logprobs"], 0.0) for row in rows], dtype=torch.float32),
+            "advantages": torch.tensor([row["advantage"] for row in rows], dtype=torch.float32),
+        }
+
+
+def _advantages(**columns: Any) -> list[float]:
+    """Stand in for the reward function that TRL demands; rewards became advantages before training."""
+    return list(columns["advantage"])
+
+
+def make_trainer(
+    config: AgentConfig, rows: Sequence[Row], model: Any, tokenizer: Any, folder: str, device: str, callbacks: list[Any]
+) -> GuardedLoop:
+    """Return the trainer of a method.
+
+    Args:
+        config: The hyper-parameters.
+        rows: Rows of the method's form.
+        model: The model, without adapters.
+        tokenizer: Its tokenizer.
+        folder: For checkpoints.
+        device: ``"cpu"`` or ``"cuda"``.
+        callbacks: Callbacks of transformers.
+    """
+    size = min(config.batch_size, config.max_rows)
+    accumulation = math.ceil(config.batch_size / size)
+    updates = max(1, math.ceil(len(rows) / (size * accumulation) * config.epochs))
+    common: dict[str, Any] = {
+        "output_dir": folder,
+        "use_cpu": device == "cpu",
+        "bf16": device != "cpu" and torch.cuda.is_bf16_supported(),
+        "num_train_epochs": config.epochs,
+        "per_device_train_batch_size": size,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_checkpointing": config.gradient_checkpointing,
+        "learning_rate": config.learning_rate,
+        "weight_decay": config.weight_decay,
+        "warmup_steps": round(config.warmup * updates),
+        "lr_scheduler_type": "linear",
+        "optim": "adamw_torch",
+        "logging_steps": max(1, updates // 50),
+        "logging_nan_inf_filter": False,
+        "save_strategy": "steps",
+        "save_steps": max(1, updates // config.checkpoints),
+        "save_total_limit": 2,
+        "dataloader_pin_memory": False,
+        "remove_unused_columns": False,
+        "disable_tqdm": True,
+        "report_to": "none",
+        "seed": config.seed,
+    }
+    peft = None
+    if config.lora_rank:
+        from peft import LoraConfig
+
+        peft = LoraConfig(
+            r=config.lora_rank,
+            lora_alpha=config.lora_alpha,
+            lora_dropout=config.lora_dropout,
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
+        )
+    parts: dict[str, Any] = {"processing_class": tokenizer, "peft_config": peft, "callbacks": callbacks}
+    if config.method == "sft":
+        trainer: Any = DemonstrationTrainer(
+            model, args=SFTConfig(**common, max_length=None), train_dataset=Dataset.from_list(list(rows)), **parts
+        )
+    elif config.method == "dpo":
+        arguments = DPOConfig(**common, max_length=None, beta=config.beta)
+        trainer = PreferenceTrainer(model, args=arguments, train_dataset=Dataset.from_list(list(rows)), **parts)
+    else:
+        mean = sum(len(row["completion_ids"]) for row in rows) / len(rows)
+        arguments = GRPOConfig(
+            **common,
+            loss_type="dr_grpo",
+            max_completion_length=math.ceil(mean),
+            temperature=1.0,
+            beta=0.0,
+            epsilon=config.clip,
+            # TRL checks that its generation batches, which are not used here, divide evenly.
+            num_generations=2,
+            steps_per_generation=2 * accumulation,
+        )
+        trainer = CreditTrainer(
+            model, _advantages, args=arguments, train_dataset=Dataset.from_list(list(rows)), **parts
+        )
+        trainer.data_collator = Padded(trainer._tokenizer.pad_token_id)
+    trainer.remove_callback(PrinterCallback)
+    return trainer  # type: ignore[no-any-return]

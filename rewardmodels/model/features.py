@@ -1,0 +1,177 @@
+"""A critic without a language model: a logistic regression on features of a transcript and of the samples beside it.
+
+It is the baseline that a learned critic should beat. Its folder holds ``features.json`` and a card.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+from mas_gym.errors import DataError
+from mas_gym.tasks.grading.numbers import parse_number
+from rewardmodels.model.folder import read_object, show
+from search.protocol import Critic, PeerContext, ScoringContext
+
+FILE = "features.json"
+SCHEMA = 1
+
+FEATURES = (
+    *("turns", "ends", "length", "length so far", "question length", "numbers", "new numbers", "hedges", "repeats"),
+    *("agents agree", "answered", "answer is a number", "answer length", "samples agree", "samples", "logprob"),
+    "logprob known",
+)
+"""What is read of each state, in this order; after these, one for each agent that wrote messages in training."""
+
+_NUMBER = re.compile(r"[0-9]{1,15}(?:[.,][0-9]{1,15})*")
+_HEDGE = re.compile(r"(?i)\b(?:sorry|cannot|can't|unable|error|maybe|perhaps|unsure|wait|however|apologize)\b")
+_MOST = 1000
+
+
+def features_of(context: ScoringContext, agents: Sequence[str] = ()) -> list[float]:
+    """Return the features of a state.
+
+    Args:
+        context: The state; with `search.protocol.PeerContext` the answers of the samples beside it count.
+        agents: The agents that get a feature.
+
+    Returns:
+        One number per name in `FEATURES`, then one per agent: 1 if it wrote the last message.
+    """
+    state, mas = context.state, context.mas
+    texts = [mas.final_text(one.text) if one.acting == mas.sink else one.text for one in state.path()[1:]]
+    last, earlier = (texts[-1] if texts else ""), texts[:-1]
+    found = _NUMBER.findall(last)
+    before = set(_NUMBER.findall(" ".join([state.question, *earlier])))
+    ends = [numbers[-1] for text in earlier if (numbers := _NUMBER.findall(text))]
+    answer = context.answer if isinstance(context, PeerContext) else None
+    others = list(context.answers) if isinstance(context, PeerContext) else []
+    if answer in others:
+        others.remove(answer)
+    logprob = None if context.proposal is None else context.proposal.mean_logprob
+    speaker = mas.node_name(state.speaker) if state.speaker >= 0 else ""
+    return [
+        math.log1p(state.depth),
+        float(state.acting == mas.sink),
+        math.log1p(len(last)),
+        math.log1p(sum(map(len, texts))),
+        math.log1p(len(state.question)),
+        math.log1p(len(found)),
+        sum(number not in before for number in found) / max(len(found), 1),
+        math.log1p(len(_HEDGE.findall(last))),
+        float(last in earlier),
+        sum(number == found[-1] for number in ends) / len(ends) if found and ends else 0.0,
+        float(answer is not None),
+        float(answer is not None and parse_number(answer) is not None),
+        math.log1p(len(answer or "")),
+        others.count(answer) / len(others) if answer is not None and others else 0.0,
+        # Before the end, searches differ in how many samples have ended.
+        math.log1p(len(others)) if state.acting == mas.sink else 0.0,
+        0.0 if logprob is None else logprob,
+        float(logprob is not None),
+        *(float(speaker == name) for name in agents),
+    ]
+
+
+@dataclass(frozen=True)
+class FeatureModel:
+    """A logistic regression on standardised features: ``p = sigmoid(bias + sum of weight (x - mean) / scale)``.
+
+    Attributes:
+        kind: ``"masprm"`` for any state, ``"orm"`` for terminal states only.
+        agents: The agents with a feature.
+        mean: Mean of each feature in training.
+        scale: Standard deviation of each feature.
+        weights: Weight of each standardised feature.
+        bias: The constant.
+        data: Counts of the training data.
+        metrics: Metrics on held-out questions.
+    """
+
+    kind: Literal["masprm", "orm"]
+    agents: tuple[str, ...]
+    mean: tuple[float, ...]
+    scale: tuple[float, ...]
+    weights: tuple[float, ...]
+    bias: float
+    data: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    def probability(self, row: Sequence[float]) -> float:
+        """Return the probability that an episode through a state with these features is right."""
+        parts = zip(row, self.mean, self.scale, self.weights, strict=True)
+        logit = self.bias + math.fsum(w * (x - mean) / scale for x, mean, scale, w in parts)
+        return 1 / (1 + math.exp(-logit)) if logit > -700 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON-able form of ``features.json``."""
+        return {"schema": SCHEMA, "features": list(FEATURES), **asdict(self)}
+
+
+def read_features(folder: Path) -> FeatureModel:
+    """Read and check ``features.json``.
+
+    Raises:
+        DataError: It is missing, damaged or of another version.
+    """
+    path = folder / FILE
+    data = read_object(path)
+    if data.get("schema") != SCHEMA or data.get("features") != list(FEATURES):
+        raise DataError(
+            f"{path}: expected schema {SCHEMA} with the features of this release, got {show(data.get('schema'))}; "
+            "train it again"
+        )
+    agents = data.get("agents")
+    names = isinstance(agents, list) and len(agents) <= _MOST and all(isinstance(name, str) for name in agents)
+    size = len(FEATURES) + (len(agents) if isinstance(agents, list) else 0)
+    columns = [data.get(name) for name in ("mean", "scale", "weights")]
+    sound = names and all(_are_numbers(column, size) for column in columns) and _are_numbers([data.get("bias")], 1)
+    if not sound or data.get("kind") not in ("masprm", "orm") or not all(scale > 0 for scale in data["scale"]):
+        raise DataError(f"{path}: expected a kind, agents, and {size} finite numbers of each sort; train it again")
+    counts, metrics = (data[name] if isinstance(data.get(name), dict) else {} for name in ("data", "metrics"))
+    mean, scale, weights = (tuple(map(float, data[name])) for name in ("mean", "scale", "weights"))
+    return FeatureModel(data["kind"], tuple(data["agents"]), mean, scale, weights, float(data["bias"]), counts, metrics)
+
+
+def _are_numbers(values: object, size: int) -> bool:
+    return isinstance(values, list) and len(values) == size and all(
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) for value in values
+    )  # fmt: skip
+
+
+class FeatureCritic(Critic):
+    """Scores states by features, in ``[-1, 1]``: ``2 p - 1``. It costs no model call.
+
+    Agreement is measured among the samples that a search has asked to score, so a value depends on them.
+
+    Args:
+        folder: A folder written with ``mas-gym train ... --base features``.
+
+    Attributes:
+        name: ``"features"``.
+        model: The regression.
+        terminal_only: True for an outcome model.
+    """
+
+    name = "features"
+    free = True
+    reads_peers = True
+
+    def __init__(self, folder: str | Path) -> None:
+        """Read the folder."""
+        self.model = read_features(Path(folder))
+        self.terminal_only = self.model.kind == "orm"
+
+    def identity(self) -> dict[str, Any]:
+        """Return the digest of the model."""
+        text = repr(self.model.to_dict())
+        return {"model": blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()}
+
+    def score(self, contexts: Sequence[ScoringContext]) -> list[float]:
+        """Return one value in ``[-1, 1]`` per state, in order."""
+        return [2 * self.model.probability(features_of(one, self.model.agents)) - 1 for one in contexts]

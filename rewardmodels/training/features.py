@@ -1,0 +1,212 @@
+"""Training of the baseline critic on features (`rewardmodels.model.features`)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mas_gym.errors import ConfigError, DataError, need
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.state import MASState
+from rewardmodels.model.features import FEATURES, FILE, FeatureModel, features_of
+from search.protocol import PeerContext
+from search.recorded import RecordedWorld
+from search.store import Recorded
+from search.tree import Proposal
+
+FOLDS = 5
+STRENGTHS = (0.01, 0.1, 1.0, 10.0)
+"""Inverse strengths of the L2 penalty, of which cross-validation by question takes the best."""
+
+
+class Row(NamedTuple):
+    """A recorded state.
+
+    Attributes:
+        question: Its problem.
+        context: The state with the answers of all samples of its question.
+        right: Recorded episodes through it that are right.
+        total: Recorded episodes through it.
+    """
+
+    question: str
+    context: PeerContext
+    right: int
+    total: int
+
+
+def recorded_rows(recorded: Recorded, kind: Literal["masprm", "orm"]) -> Iterator[Row]:
+    """Yield the states of a recorded run, each once: all after a message, or the terminal ones for ``"orm"``."""
+    model = Dynamics(recorded.mas)
+    for problem in recorded:
+        world = recorded.world(problem)
+        found = _states(world, model)
+        answers = tuple(
+            world.grades[state.digest].extracted
+            for state, _, _, total in found
+            if state.digest in world.grades
+            for _ in range(total)
+        )
+        for state, proposal, right, total in found:
+            if total and (kind == "masprm" or model.is_terminal(state)):
+                context = PeerContext(state, recorded.mas, proposal)
+                context.answers = answers
+                context.answer = world.grades[state.digest].extracted if state.digest in world.grades else None
+                yield Row(problem.id, context, right, total)
+
+
+def _states(world: RecordedWorld, model: Dynamics) -> list[tuple[MASState, Proposal, int, int]]:
+    """Return each state below the root with the message that led to it, and its right and all graded episodes."""
+    order: list[tuple[MASState, Proposal]] = []
+    right: Counter[bytes] = Counter()
+    total: Counter[bytes] = Counter()
+    waiting = deque([world.root])
+    while waiting:
+        state = waiting.popleft()
+        messages = world.messages.get(state.digest, ())
+        times = Counter(message.action for message in messages)
+        for action, message in {one.action: one for one in messages}.items():
+            child = model.transition(state, action)
+            grade = world.grades.get(child.digest)
+            if grade is not None:
+                right[child.digest] = times[action] * grade.correct
+                total[child.digest] = times[action]
+            order.append((child, message))
+            waiting.append(child)
+    for state, _ in reversed(order):
+        assert state.parent is not None
+        right[state.parent.digest] += right[state.digest]
+        total[state.parent.digest] += total[state.digest]
+    return [(state, message, right[state.digest], total[state.digest]) for state, message in order]
+
+
+def train_features(
+    rows: Sequence[Row],
+    out: str | Path,
+    kind: Literal["masprm", "orm"],
+    log: Callable[[str], None] = lambda line: None,
+) -> FeatureModel:
+    """Fit the baseline critic and write its folder.
+
+    A row weighs as much as it has episodes. The strength of the penalty is chosen, and metrics are computed, by
+    five-fold cross-validation by question; the model that is saved is fitted to all rows.
+
+    Args:
+        rows: From `recorded_rows`.
+        out: A new folder, or one with an earlier ``features.json``.
+        kind: Kind of critic.
+        log: Receives progress lines.
+
+    Raises:
+        ConfigError: The folder holds something else.
+        DataError: There are fewer than two questions, or only right or only wrong episodes.
+        MissingDependencyError: scikit-learn is not installed.
+    """
+    need("sklearn", "a critic on features", "train")
+    folder = Path(out)
+    if folder.exists() and any(folder.iterdir()) and not (folder / FILE).exists():
+        raise ConfigError(f"{folder} is not empty and holds no {FILE}; give another folder")
+    speakers = [one.context.mas.node_name(one.context.state.speaker) for one in rows]
+    agents = sorted(set(speakers)) if len(set(speakers)) > 1 else []
+    data = np.array([features_of(row.context, agents) for row in rows])
+    right = np.array([row.right for row in rows], dtype=np.float64)
+    wrong = np.array([row.total for row in rows], dtype=np.float64) - right
+    questions = [row.question for row in rows]
+    if len(set(questions)) < 2 or not right.sum() or not wrong.sum():
+        raise DataError(
+            f"expected right and wrong recorded episodes of at least two questions, got {right.sum():.0f} right and "
+            f"{wrong.sum():.0f} wrong of {len(set(questions))} questions"
+        )
+    strength, metrics = _validated(data, right, wrong, questions)
+    *columns, bias = _fitted(data, right, wrong, strength)
+    counts = {"questions": len(set(questions)), "states": len(rows), "right": int(right.sum()),
+              "wrong": int(wrong.sum()), "penalty C": strength}  # fmt: skip
+    mean, scale, weights = (tuple(map(float, column)) for column in columns)
+    model = FeatureModel(kind, tuple(agents), mean, scale, weights, bias, counts, metrics)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "README.md").write_text(_card(model), encoding="utf-8")
+    part = folder / f"{FILE}.part"
+    part.write_text(json.dumps(model.to_dict(), indent=2, ensure_ascii=True) + "\n", encoding="utf-8")
+    os.replace(part, folder / FILE)
+    log(f"{len(rows):,} states of {len(set(questions)):,} questions; penalty C = {strength:g} by cross-validation")
+    return model
+
+
+Array = NDArray[np.float64]
+
+
+def _fitted(data: Array, right: Array, wrong: Array, strength: float) -> tuple[Array, Array, Array, float]:
+    """Return mean and scale of the features, their weights and the bias."""
+    from sklearn.linear_model import LogisticRegression
+
+    mean, scale = data.mean(axis=0), data.std(axis=0)
+    scale[scale < 1e-9] = 1.0
+    scaled = (data - mean) / scale
+    labels = np.repeat([1, 0], len(data))
+    model = LogisticRegression(C=strength, max_iter=1000)
+    model.fit(np.concatenate([scaled, scaled]), labels, sample_weight=np.concatenate([right, wrong]))
+    return mean, scale, model.coef_[0], float(model.intercept_[0])
+
+
+def _validated(data: Array, right: Array, wrong: Array, questions: Sequence[str]) -> tuple[float, dict[str, float]]:
+    """Return the best strength, and metrics of its out-of-fold predictions."""
+    from sklearn.metrics import log_loss, roc_auc_score
+    from sklearn.model_selection import GroupKFold
+
+    folds = list(GroupKFold(min(FOLDS, len(set(questions)))).split(data, groups=questions))
+    labels, weights = np.repeat([1, 0], len(data)), np.concatenate([right, wrong])
+
+    def out_of_fold(strength: float) -> Array:
+        found = np.full(len(data), right.sum() / (right.sum() + wrong.sum()))
+        for learned, held in folds:
+            if right[learned].sum() and wrong[learned].sum():
+                mean, scale, coefficients, bias = _fitted(data[learned], right[learned], wrong[learned], strength)
+                found[held] = 1 / (1 + np.exp(-(((data[held] - mean) / scale) @ coefficients + bias)))
+        return found
+
+    losses: dict[float, float] = {}
+    predictions = {strength: out_of_fold(strength) for strength in STRENGTHS}
+    for strength, found in predictions.items():
+        losses[strength] = float(log_loss(labels, np.concatenate([found, found]), sample_weight=weights))
+    best = min(STRENGTHS, key=losses.__getitem__)
+    found = np.concatenate([predictions[best]] * 2)
+    auc = float(roc_auc_score(labels, found, sample_weight=weights))
+    accuracy = float(np.average((found >= 0.5) == labels, weights=weights))
+    return best, {"auc": auc, "accuracy": accuracy, "log loss": losses[best]}
+
+
+def _card(model: FeatureModel) -> str:
+    states = "terminal states only" if model.kind == "orm" else "every state after a message"
+    order = sorted(zip((*FEATURES, *model.agents), model.weights, strict=True), key=lambda item: -abs(item[1]))
+    facts = [f"| {name} | {value:.4g} |" for name, value in (*model.data.items(), *model.metrics.items())]
+    return "\n".join(
+        [
+            "# A critic on features, without a language model",
+            "",
+            f"Scores {states} in [-1, 1] by a logistic regression on features of the transcript and of the samples "
+            "beside it. It was fitted to recorded outcomes; metrics are of held-out questions, by five-fold "
+            "cross-validation.",
+            "",
+            "```python",
+            "from rewardmodels import load_critic",
+            "",
+            'critic = load_critic("PATH/TO/THIS/FOLDER")',
+            "```",
+            "",
+            "| name | value |",
+            "|---|---:|",
+            *facts,
+            "",
+            "| feature | weight, per standard deviation |",
+            "|---|---:|",
+            *(f"| {' '.join(name.split())} | {weight:+.3f} |".replace("\\", "\\\\") for name, weight in order),
+            "",
+        ]
+    )

@@ -1,0 +1,119 @@
+"""What all trainings share: checkpoints that are whole, checks for numbers that are not, and TensorBoard curves."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.tensorboard import SummaryWriter
+from transformers import Trainer, TrainerCallback
+
+from mas_gym.errors import MASGymError, TrainingError
+
+COMPLETE = "complete.json"
+"""Written last into a checkpoint, so one that a crash interrupted is recognised."""
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint."""
+    done = [path.parent for path in folder.glob(f"checkpoint-*/{COMPLETE}")]
+    return max(done, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+class Curves(TrainerCallback):  # type: ignore[misc]
+    """Writes the Trainer's logs as TensorBoard curves, and one line per evaluation."""
+
+    def __init__(self, folder: Path, log: Callable[[str], None]):
+        """Keep the folder; the writer opens at the first number."""
+        self.folder, self.log = folder, log
+        self.writer: SummaryWriter | None = None
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Write every number."""
+        if not state.is_world_process_zero:
+            return
+        self.writer = self.writer or SummaryWriter(str(self.folder))
+        for name, value in (logs or {}).items():
+            if isinstance(value, int | float):
+                self.writer.add_scalar(name.replace("eval_", "held_out/"), value, state.global_step)
+        if any(name.startswith("eval_") for name in logs or {}):
+            found = {name.removeprefix("eval_"): v for name, v in (logs or {}).items() if name.startswith("eval_")}
+            self.log(f"step {state.global_step}: " + ", ".join(f"{name} {v:.4g}" for name, v in found.items()))
+
+    def batches(self, name: str, values: Sequence[tuple[float, float]]) -> None:
+        """Write the mean and the largest value of each batch."""
+        self.writer = self.writer or SummaryWriter(str(self.folder))
+        for number, (mean, largest) in enumerate(values):
+            self.writer.add_scalar(f"{name}/mean", mean, number)
+            self.writer.add_scalar(f"{name}/largest", largest, number)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Close the writer."""
+        if self.writer is not None:
+            self.writer.close()
+
+
+class Steps(TrainerCallback):  # type: ignore[misc]
+    """Reports the loss and the time left about ten times in a run."""
+
+    def __init__(self, log: Callable[[str], None]):
+        """Keep where to report."""
+        self.log, self.began, self.first, self.loss = log, 0.0, 0, ""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the clock."""
+        self.began, self.first = time.monotonic(), state.global_step
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Keep the newest loss."""
+        if "loss" in (logs or {}):
+            self.loss = f", loss {(logs or {})['loss']:.4g}"
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Report."""
+        step, steps = state.global_step, state.max_steps
+        if state.is_world_process_zero and (step % max(1, steps // 10) == 0 or step == steps):
+            left = (time.monotonic() - self.began) / (step - self.first) * (steps - step)
+            self.log(f"step {step:,} of {steps:,}{self.loss}, {left // 60:.0f}:{left % 60:02.0f} left")
+
+
+class Guarded(Trainer):  # type: ignore[misc]
+    """A Trainer that stops at a loss or weights that are not numbers, and writes whole checkpoints or none."""
+
+    def check_loss(self, loss: float) -> None:
+        """Raise `TrainingError` if the loss of this step is not a number."""
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"the loss of step {self.state.global_step + 1} is {loss}, not a number; training stops. "
+                f"{self._last_checkpoint()} Lower learning_rate, or look for broken weights in the base model"
+            )
+
+    def _last_checkpoint(self) -> str:
+        last = last_checkpoint(Path(self.args.output_dir))
+        return f"The last good checkpoint is kept: {last.name}." if last else "No checkpoint had been written yet."
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        if not all(bool(torch.isfinite(p).all()) for p in self.model.parameters() if p.requires_grad):
+            raise TrainingError(
+                f"the weights after step {self.state.global_step} are not all numbers; training stops. "
+                f"{self._last_checkpoint()} Lower learning_rate"
+            )
+        try:
+            super()._save_checkpoint(model, trial)
+            if self.args.should_save:
+                (folder / COMPLETE).write_text(json.dumps({"step": self.state.global_step}), encoding="utf-8")
+        except MASGymError:
+            raise
+        except Exception as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise TrainingError(
+                f"cannot write {folder.name} ({error}); training stops. {self._last_checkpoint()} Free some space and "
+                "run the same command again to go on from there"
+            ) from error

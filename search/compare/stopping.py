@@ -1,0 +1,265 @@
+"""Calibrating stop rules on dev problems: from the checks of searches to a map of `search.planners.stopping`.
+
+A recording rule notes the evidence at every check of searches that do not stop. A check is labelled by whether the
+answer at that point is right. Where a search works turn by turn, that answer does not exist yet: the search runs again
+for each check and stops there. With the same seed these runs draw the same messages.
+
+Thresholds are chosen on held-out probabilities: each problem's come from a map that was fitted on the other four fifths
+of the problems. The map in the file is fitted on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.tasks.base import Problem
+from search.engine.run import run
+from search.plan import Plan
+from search.planners.registry import load_planner
+from search.planners.stopping import FEATURES, Confident, Evidence, StopMap, StopRule
+from search.protocol import Critic, Planner, as_critic, planner_name
+
+FOLDS = 5
+FEWEST = 20
+"""Fewest problems to calibrate on; intervals of fewer say nothing."""
+
+
+class Check(NamedTuple):
+    """A check of a finished search.
+
+    Attributes:
+        features: As `search.planners.stopping.FEATURES`.
+        right: Whether the search would have been right, had it stopped there.
+    """
+
+    features: tuple[float, ...]
+    right: bool
+
+
+class Checked(NamedTuple):
+    """A search that did not stop, with its checks in order, and whether its answer was right."""
+
+    problem: str
+    checks: tuple[Check, ...]
+    right: bool
+
+
+class Stopped(NamedTuple):
+    """What a threshold does to searches.
+
+    Attributes:
+        threshold: The threshold.
+        hit: Hit@1 of searches that stop by it.
+        coverage: Share of the searches that stop early.
+        accuracy: Share of right answers among those; None without any.
+        claimed: Their mean probability at the stop; None without any.
+    """
+
+    threshold: float
+    hit: float
+    coverage: float
+    accuracy: float | None
+    claimed: float | None
+
+
+class Calibration(NamedTuple):
+    """A stop map with its evaluation on held-out dev problems.
+
+    Attributes:
+        map: The map.
+        chosen: What its threshold does.
+        hit: Hit@1 of searches that do not stop.
+        searches: The searches.
+    """
+
+    map: StopMap
+    chosen: Stopped
+    hit: float
+    searches: tuple[Checked, ...]
+
+
+@dataclass(frozen=True)
+class _Record(StopRule):
+    """Never stops, and notes the evidence of all checks."""
+
+    found: list[Evidence] = field(default_factory=list)
+
+    def reason(self, evidence: Evidence) -> None:
+        self.found.append(evidence)
+
+
+@dataclass(frozen=True)
+class _StopAt(StopRule):
+    """Stops at a given check."""
+
+    check: int
+
+    def reason(self, evidence: Evidence) -> str | None:
+        return "as calibration asks" if evidence.check == self.check else None
+
+
+def calibrate_stop(
+    planner: Planner | str,
+    problems: Iterable[Problem],
+    *,
+    critic: Critic,
+    seeds: Sequence[int] = (42,),
+    method: Literal["logistic", "isotonic"] = "logistic",
+    **options: Any,
+) -> Calibration:
+    """Calibrate the rule ``stop=FILE.json`` of a planner on dev problems.
+
+    Args:
+        planner: A planner with a setting ``stop``, or its short form.
+        problems: Dev problems with reference answers; of several with one question the first is used.
+        critic: The critic whose values are calibrated.
+        seeds: Run seeds.
+        method: ``"logistic"`` regression; ``"isotonic"`` fits a monotone map of its index after that.
+        options: As for `search.run`: ``mas``, ``program``, ``policy``, ``sampling``, ``concurrency``, ``progress``.
+
+    Raises:
+        ConfigError: The planner has no such setting, there are too few problems, or all answers are right or wrong.
+        MissingDependencyError: scikit-learn is not installed.
+    """
+    _check_sklearn()
+    planner = load_planner(planner) if isinstance(planner, str) else planner
+    if method not in ("logistic", "isotonic"):
+        raise ConfigError(f"expected method logistic or isotonic, got {method!r}")
+    if "stop" not in getattr(planner, "__dataclass_fields__", {}) or not planner.needs_critic:
+        raise ConfigError(
+            f"{planner_name(planner)} has no stop rule to calibrate: expected bon, sbs, mcts, puct, halving, dvts, "
+            "rebase or adaptive"
+        )
+    chosen = list({problem.question: problem for problem in reversed(list(problems))}.values())[::-1]
+    if len(chosen) < FEWEST:
+        raise ConfigError(f"expected at least {FEWEST} dev problems with different questions, got {len(chosen)}")
+    searches: list[Checked] = []
+    for seed in seeds:
+
+        def searched(rule: StopRule, seed: int = seed) -> dict[str, Plan]:
+            stopping = replace(planner, stop=rule)  # type: ignore[type-var]
+            plans = run(stopping, chosen, critic=critic, seed=seed, raise_errors=True, **options)
+            return {plan.problem_id: plan for plan in plans}
+
+        searches += _checked(chosen, searched)
+    return fit(searches, planner_name(planner), as_critic(critic).name, method)
+
+
+def _checked(problems: Sequence[Problem], searched: Callable[[StopRule], dict[str, Plan]]) -> list[Checked]:
+    """Run the searches of one seed and label their checks."""
+    record = _Record()
+    plans = searched(record)
+    by_question: dict[str, list[Evidence]] = {}
+    for evidence in record.found:
+        by_question.setdefault(evidence.root.question, []).append(evidence)
+    by_turns = any(not one.terminal for one in record.found)
+    early = max(one.check for one in record.found) if by_turns else 0
+    stopped = {number: searched(_StopAt(number)) for number in range(1, early + 1)}
+    found: list[Checked] = []
+    for problem in problems:
+        plan = plans[problem.id]
+        verdicts = {candidate.state: bool(candidate.correct) for candidate in plan.candidates}
+        checks = [
+            Check(
+                tuple(one.features[name] for name in FEATURES),
+                bool(stopped[one.check][problem.id].correct) if early else verdicts[one.state],
+            )
+            for one in by_question.get(problem.question, [])
+        ]
+        found.append(Checked(problem.id, tuple(checks), bool(plan.correct)))
+    return found
+
+
+def fit(searches: Sequence[Checked], planner: str, critic: str, method: str = "logistic") -> Calibration:
+    """Fit a map to the checks of searches, and choose the threshold on held-out probabilities.
+
+    The threshold is the smallest whose held-out Hit@1 is at least that of searches that do not stop; 1 if none is.
+
+    Raises:
+        ConfigError: There are no checks, or all are right or all wrong.
+    """
+    ids = list(dict.fromkeys(one.problem for one in searches))
+    fold = {problem: i % FOLDS for i, problem in enumerate(ids)}
+    held_out: dict[int, list[float]] = {}
+    for number in range(FOLDS):
+        model = _fitted([one for one in searches if fold[one.problem] != number], planner, critic, method)
+        for i, one in enumerate(searches):
+            if fold[one.problem] == number:
+                named = (dict(zip(FEATURES, check.features, strict=True)) for check in one.checks)
+                held_out[i] = [model.probability(features) for features in named]
+    probabilities = [held_out[i] for i in range(len(searches))]
+    whole = sum(one.right for one in searches) / len(searches)
+    grid = [round(0.3 + 0.01 * i, 2) for i in range(70)]
+    tried = (stopped_by(searches, probabilities, threshold) for threshold in grid)
+    chosen = next((one for one in tried if one.hit >= whole and one.coverage), stopped_by(searches, probabilities, 1.0))
+    return Calibration(
+        replace(_fitted(searches, planner, critic, method), threshold=chosen.threshold), chosen, whole, tuple(searches)
+    )
+
+
+def stopped_by(searches: Sequence[Checked], probabilities: Sequence[Sequence[float]], threshold: float) -> Stopped:
+    """Return what a threshold does to searches, given the probability at each of their checks."""
+    right, stops = 0, list[tuple[bool, float]]()
+    for one, known in zip(searches, probabilities, strict=True):
+        at = next((i for i, p in enumerate(known) if p > threshold), None)
+        if at is None:
+            right += one.right
+        else:
+            stops.append((one.checks[at].right, known[at]))
+    right += sum(correct for correct, _ in stops)
+    shares = [sum(column) / len(stops) for column in zip(*stops, strict=True)] if stops else [None, None]
+    return Stopped(threshold, right / len(searches), len(stops) / len(searches), *shares)
+
+
+def _fitted(searches: Sequence[Checked], planner: str, critic: str, method: str) -> StopMap:
+    from sklearn.isotonic import IsotonicRegression
+    from sklearn.linear_model import LogisticRegression
+
+    pairs = [(check, 1 / len(one.checks)) for one in searches for check in one.checks]
+    right = np.array([check.right for check, _ in pairs], dtype=bool)
+    if not pairs or right.all() or not right.any():
+        which = "right" if right.any() else "wrong"
+        got = f"all of {len(pairs):,} {which}" if pairs else "none: the searches end at their first answer"
+        raise ConfigError(
+            f"expected checks with right and with wrong answers, got {got}; use other or more dev problems"
+        )
+    rows: NDArray[np.float64] = np.array([check.features for check, _ in pairs])
+    # Each search counts as much as another, however many checks it has.
+    weights = np.array([weight for _, weight in pairs])
+    centre, spread = rows.mean(axis=0), rows.std(axis=0)
+    used = spread > 1e-9
+    if not used.any():
+        used[0], spread[0] = True, 1.0
+    scaled = (rows[:, used] - centre[used]) / spread[used]
+    model = LogisticRegression(C=1.0, max_iter=1000).fit(scaled, right, sample_weight=weights)
+    slopes = model.coef_[0] / spread[used]
+    bias = float(model.intercept_[0] - slopes @ centre[used])
+    named = {name: 0.0 for name in FEATURES} | dict(
+        zip(np.array(FEATURES)[used].tolist(), slopes.tolist(), strict=True)
+    )
+    points: tuple[tuple[float, float], ...] = ()
+    if method == "isotonic":
+        index = rows[:, used] @ slopes + bias
+        curve = IsotonicRegression(y_min=0, y_max=1).fit(index, right, sample_weight=weights)
+        points = tuple(zip(curve.X_thresholds_.tolist(), curve.y_thresholds_.tolist(), strict=True))
+    return StopMap(planner, critic, named, bias, points)
+
+
+def _check_sklearn() -> None:
+    try:
+        import sklearn  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"calibrating stop rules needs scikit-learn ({error}): pip install 'mas-gym[train]'; using a map does not"
+        ) from error
+
+
+def rule_of(calibration: Calibration) -> Confident:
+    """Return the rule to pass as ``stop=`` in Python, without a file."""
+    return Confident(calibration.map.threshold, calibration.map)

@@ -1,0 +1,51 @@
+"""What a search asks of others: the policy, the critic, the grader and the agent program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from mas_gym.envs.scoring import ScoringContext
+from mas_gym.policies.base import SamplingRequest
+from mas_gym.systems.state import MASState
+from search.grading import Grader
+
+
+class PolicyCall(NamedTuple):
+    """A request to the policy, and the planner's requests that share its samples.
+
+    Attributes:
+        request: The request.
+        shares: For each share, in order: the position of the planner's request, its state, its number of samples.
+    """
+
+    request: SamplingRequest
+    shares: list[tuple[int, MASState, int]]
+
+
+class CriticCall(NamedTuple):
+    """States to be scored."""
+
+    contexts: list[ScoringContext]
+
+
+class GradingCall(NamedTuple):
+    """Messages to be graded on another thread, because their grader is slow."""
+
+    grader: Grader
+    texts: list[str]
+
+
+class ProgramStep(NamedTuple):
+    """A reply that a program is run with, at a state; no state means its start."""
+
+    state: MASState | None
+    text: str
+
+
+Call = PolicyCall | CriticCall | GradingCall | ProgramStep
+
+
+def agent_calls(calls: Iterable[Call]) -> int:
+    """Return the number of agent calls among the calls of a search."""
+    return sum(len(call.request.seeds) for call in calls if isinstance(call, PolicyCall))

@@ -1,0 +1,59 @@
+"""A tree of independent samples, for credit and training."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mas_gym.systems.state import MASState
+from search.plan import Plan
+from search.planners.common import check_at_least, ranked, widen
+from search.protocol import Critic, Model, PlanGenerator, Planner, Reward
+from search.tree import Tree
+
+
+@dataclass(frozen=True)
+class Siblings(Planner):
+    """Sample ``k`` messages in every state and continue them all.
+
+    Equal messages stay separate nodes and none is preferred, so siblings are independent samples, from which
+    `search.credit` computes unbiased advantages. The answer is that of the first path, which is a single pass. With a
+    fixed schedule of D turns AC = k + k^2 + ... + k^D. Training runs count each leaf's true reward as a visit to every
+    message on its path.
+
+    Attributes:
+        k: Messages per state.
+        values: ``"reward"`` asks for the true rewards, ``"none"`` does not; ``"auto"``: only in training runs.
+    """
+
+    needs_critic = False
+    size_setting = "k"
+
+    k: int = 2
+    values: Literal["auto", "none", "reward"] = "auto"
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_at_least(self, 1, k=self.k)
+
+    def for_run(self, critic: Critic | None, training: bool) -> Siblings:
+        """Return the planner with the kind of values that the run provides."""
+        return replace(self, values="reward" if training else "none") if self.values == "auto" else self
+
+    def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
+        """Grow the tree turn by turn; its leaves are the candidates."""
+        tree, growing, ends = Tree(root), [0], list[int]()
+        while growing:
+            grown = yield from widen(tree, model, dict.fromkeys(growing, self.k), answered=bool(ends))
+            fresh = [child for children in grown.values() for child in children]
+            ends += [node for node in fresh if tree.is_terminal(node)]
+            growing = [node for node in fresh if not tree.is_terminal(node)]
+        if self.values == "reward":
+            [rewards] = yield [Reward([tree.states[node] for node in ends])]
+            for end, reward in zip(ends, rewards, strict=True):
+                tree.values[end] = reward
+                for step in tree.path(end):
+                    tree.visits[step] += 1
+                    tree.totals[step] += reward
+        return Plan(ranked(tree, ends, {}, ends[0]), tree)

@@ -1,0 +1,496 @@
+"""Rules that end a search early, once its answer is settled.
+
+A planner with a setting ``stop`` consults the rule at every point where it could end: after each pass (`BestOfN`),
+after each simulation (`MCTS`, `AdaptiveBranching`, `AskTell`), or after each turn (`StepBeamSearch`, `DVTS`,
+`REBASE`). A search that works turn by turn cannot end at once: it continues its best state alone, with one message per
+turn.
+
+======================== =======================================================================================
+``stop=0.9``             the critic's value of the answer, read as a probability of being right, exceeds 0.9
+``stop=stop.json``       the probability by a calibrated map exceeds the threshold in the file
+``stop=stop.json@0.95``  the same with another threshold
+``stop=settled:4``       the answer was the same at the last 4 checks
+``stop=gain:0.002``      one more pass or simulation is expected to gain less probability of being right
+======================== =======================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, shown
+from mas_gym.systems.state import MASState
+from search.planners.voting import sigmoid
+from search.protocol import Critic, Extract, Planner, Request, ValueKind, planner_name, value_kind
+from search.tree import Tree
+
+SCHEMA = 1
+FEATURES = ("value", "score", "agreement", "found", "turn")
+"""What a calibrated map may depend on, see `Evidence`."""
+
+
+class Evidence(NamedTuple):
+    """What a search has established at a check.
+
+    Attributes:
+        root: The initial state.
+        state: The state that the answer comes from, or the best state of a search that works turn by turn.
+        terminal: Whether that state is terminal.
+        check: The number of this check, from 1.
+        value: The critic's value of ``state``.
+        score: Its path score: the mean value on the way to it, or its own value if only outcomes have values.
+        agreement: Votes for its answer divided by one more than the finished paths, so that one path alone is no
+            agreement; 0 for a state that is not terminal.
+        found: Finished paths.
+        unchanged: Checks in a row, this one included, whose answer was the same.
+        gain: Expected increase of the answer's value by one more pass or simulation, in units of the critic's values;
+            infinite where it is unknown.
+    """
+
+    root: MASState
+    state: MASState
+    terminal: bool
+    check: int
+    value: float
+    score: float
+    agreement: float
+    found: int
+    unchanged: int
+    gain: float
+
+    @property
+    def features(self) -> dict[str, float]:
+        """The features of a calibrated map; the number of finished paths as ``ln(1 + found)``."""
+        return {
+            "value": self.value,
+            "score": self.score,
+            "agreement": self.agreement,
+            "found": math.log1p(self.found),
+            "turn": float(self.state.depth),
+        }
+
+
+@dataclass(frozen=True)
+class StopMap:
+    """A calibrated map from evidence to the probability that the answer is right.
+
+    The index ``bias + sum of weights * features`` is mapped by the sigmoid (logistic regression), or, if there are
+    points, by linear interpolation between them (isotonic regression).
+
+    Attributes:
+        planner: Class of the planner that it was calibrated for.
+        critic: Name of the critic.
+        weights: By feature (`FEATURES`).
+        bias: Added to the index.
+        points: Pairs of index and probability with increasing index and non-decreasing probability.
+        threshold: The probability above which a search stops, chosen on dev problems; 1 never stops.
+    """
+
+    planner: str
+    critic: str
+    weights: Mapping[str, float]
+    bias: float = 0.0
+    points: tuple[tuple[float, float], ...] = ()
+    threshold: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the numbers. Raises `ConfigError`."""
+        if not self.weights or not set(self.weights) <= set(FEATURES):
+            raise ConfigError(
+                f"stop map: expected weights for some of {', '.join(FEATURES)}, got {shown(self.weights)}"
+            )
+        numbers = [*self.weights.values(), self.bias, *(x for point in self.points for x in point)]
+        if not all(_is_number(number) for number in numbers):
+            raise ConfigError("stop map: expected finite numbers as weights, bias and points")
+        if any(right[0] <= left[0] or right[1] < left[1] for left, right in pairwise(self.points)):
+            raise ConfigError("stop map: expected points of increasing index and non-decreasing probability")
+        if any(not 0 <= p <= 1 for _, p in self.points) or not (
+            _is_number(self.threshold) and 0 <= self.threshold <= 1
+        ):
+            raise ConfigError("stop map: expected probabilities and a threshold from 0 to 1")
+
+    def probability(self, features: Mapping[str, float]) -> float:
+        """Return the probability that the answer is right; NaN if a feature is."""
+        index = self.bias + math.fsum(weight * features[name] for name, weight in self.weights.items())
+        if not self.points or math.isnan(index):
+            return sigmoid(index)
+        place = bisect_right(self.points, index, key=lambda point: point[0])
+        if place in (0, len(self.points)):
+            return self.points[max(place - 1, 0)][1]
+        (left, low), (right, high) = self.points[place - 1 : place + 1]
+        return low + (high - low) * (index - left) / (right - left)
+
+    def to_dict(self, about: Mapping[str, Any] = {}) -> dict[str, Any]:
+        """Return the contents of a file, with facts about the calibration that are not read back."""
+        return {
+            "format": "mas-gym-stop",
+            "schema": SCHEMA,
+            "planner": self.planner,
+            "critic": self.critic,
+            "weights": dict(self.weights),
+            "bias": self.bias,
+            "points": [list(point) for point in self.points],
+            "threshold": self.threshold,
+            "about": dict(about),
+        }
+
+    @classmethod
+    def read(cls, path: Path) -> StopMap:
+        """Read a file written by ``mas-gym calibrate``.
+
+        Raises:
+            DataNotFoundError: There is no such file.
+            DataError: It is another kind of file, or damaged.
+        """
+        remedy = "write one with mas-gym calibrate --out"
+        try:
+            content = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise DataNotFoundError(f"stop: expected a map at {str(path)!r}, got: {error}; {remedy}") from error
+        try:
+            found = json.loads(content)
+            if found["format"] != "mas-gym-stop" or found["schema"] != SCHEMA:
+                raise ValueError(f"format {found['format']!r}, schema {found['schema']!r}")
+            points = tuple((float(x), float(p)) for x, p in found["points"])
+            weights, names = dict(found["weights"]), (str(found["planner"]), str(found["critic"]))
+            return cls(*names, weights, found["bias"], points, found["threshold"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError) as error:
+            raise DataError(
+                f"{path}: expected a stop map of schema {SCHEMA}, got {shown(str(error))}; {remedy}"
+            ) from None
+
+
+class StopRule(ABC):
+    """Decides at each check of a search whether its answer is settled; a frozen dataclass.
+
+    Attributes:
+        at_turns: Whether the rule works for searches that work turn by turn.
+        needs_gain: Whether it reads `Evidence.gain`.
+    """
+
+    at_turns: ClassVar[bool] = True
+    needs_gain: ClassVar[bool] = False
+
+    @abstractmethod
+    def reason(self, evidence: Evidence) -> str | None:
+        """Return why the search should stop, such as ``"probability 0.93 above 0.9"``; None if it should not."""
+
+    def for_run(self, planner: Planner, critic: Critic | None, kind: ValueKind) -> StopRule:
+        """Return the rule for a run's values. Raises `ConfigError` if it does not fit planner or critic."""
+        return self
+
+
+@dataclass(frozen=True)
+class Confident(StopRule):
+    """Stops once the answer is right with a probability above a threshold.
+
+    Attributes:
+        threshold: The probability, from 0 to 1; 1 never stops.
+        calibrated: Maps the evidence to the probability. Without it the critic's value v of the answer is taken at its
+            word: (1 + v) / 2, or v for policy likelihood.
+        source: The text that the rule was read from; no part of its identity.
+        likelihood: Whether values are likelihoods; filled in for a run.
+    """
+
+    threshold: float
+    calibrated: StopMap | None = None
+    source: str = field(default="", compare=False)
+    likelihood: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the threshold. Raises `ConfigError`."""
+        if not _is_number(self.threshold) or not 0 <= self.threshold <= 1:
+            raise ConfigError(f"stop: expected a probability from 0 to 1, got {shown(self.threshold)}")
+
+    def identity(self) -> Any:
+        """Return what determines the decisions: the contents of the map, not its path."""
+        known = self.calibrated
+        content = None if known is None else [known.weights, known.bias, [list(point) for point in known.points]]
+        return {"threshold": self.threshold, "map": content, "likelihood": self.likelihood}
+
+    def __str__(self) -> str:
+        """Return the short form."""
+        return self.source or repr(self.threshold)
+
+    def for_run(self, planner: Planner, critic: Critic | None, kind: ValueKind) -> Confident:
+        """Refuse a map for another planner or critic."""
+        known, name = self.calibrated, planner_name(planner)
+        got = (name, "" if critic is None else critic.name)
+        if known is not None and (known.planner, known.critic) != got:
+            raise ConfigError(
+                f"stop: {self.source} was calibrated for {known.planner} with critic {known.critic}, got {got[0]} with "
+                f"{got[1] or 'none'}; probabilities of others mean nothing here: run mas-gym calibrate for these"
+            )
+        return replace(self, likelihood=kind == "likelihood")
+
+    def probability(self, evidence: Evidence) -> float:
+        """Return the probability that the answer is right."""
+        if self.calibrated is not None:
+            return self.calibrated.probability(evidence.features)
+        return evidence.value if self.likelihood else (1 + evidence.value) / 2
+
+    def reason(self, evidence: Evidence) -> str | None:
+        """Compare the probability with the threshold."""
+        found = self.probability(evidence)
+        return f"probability {found:.3f} above {self.threshold:g}" if found > self.threshold else None
+
+
+@dataclass(frozen=True)
+class Settled(StopRule):
+    """Stops once the answer was the same at several checks in a row.
+
+    Attributes:
+        checks: Their number, at least 2.
+    """
+
+    at_turns = False
+
+    checks: int
+
+    def __post_init__(self) -> None:
+        """Check the number. Raises `ConfigError`."""
+        if isinstance(self.checks, bool) or not isinstance(self.checks, int) or self.checks < 2:
+            raise ConfigError(f"stop: expected settled:N with a whole number N >= 2, got {shown(self.checks)}")
+
+    def __str__(self) -> str:
+        """Return the short form."""
+        return f"settled:{self.checks}"
+
+    def reason(self, evidence: Evidence) -> str | None:
+        """Count the checks without a change."""
+        return f"same answer at {self.checks} checks" if evidence.unchanged >= self.checks else None
+
+
+@dataclass(frozen=True)
+class Gain(StopRule):
+    """Stops once one more pass or simulation is expected to be worth less than its price (value of information).
+
+    Attributes:
+        price: Price of a pass or simulation in probability of a right answer. If a right answer is worth W USD and a
+            simulation costs c USD, that is c / W.
+        likelihood: Whether values are likelihoods; filled in for a run.
+    """
+
+    at_turns = False
+    needs_gain = True
+
+    price: float
+    likelihood: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the price. Raises `ConfigError`."""
+        if not _is_number(self.price) or self.price <= 0:
+            raise ConfigError(f"stop: expected gain:P with a positive price P, got {shown(self.price)}")
+
+    def __str__(self) -> str:
+        """Return the short form."""
+        return f"gain:{self.price!r}"
+
+    def for_run(self, planner: Planner, critic: Critic | None, kind: ValueKind) -> Gain:
+        """Fill in the kind of the values."""
+        return replace(self, likelihood=kind == "likelihood")
+
+    def reason(self, evidence: Evidence) -> str | None:
+        """Compare the gain with the price; a value of 2 in [-1, 1] is a probability of 1."""
+        gain = evidence.gain if self.likelihood else evidence.gain / 2
+        return f"expected gain {gain:.2g} below {self.price:g}" if gain < self.price else None
+
+
+Stop = StopRule | str | float | None
+"""A planner's setting ``stop``, as `read_stop` takes it."""
+
+
+def read_stop(stop: Stop) -> StopRule | None:
+    """Return the rule that a planner's setting ``stop`` means; None for none.
+
+    Raises:
+        ConfigError: It is no rule.
+        DataError: It names a file that is no stop map.
+
+    >>> read_stop(0.9), read_stop("settled:4")
+    (Confident(threshold=0.9, calibrated=None, source='', likelihood=False), Settled(checks=4))
+    """
+    if stop is None or isinstance(stop, StopRule):
+        return stop
+    if isinstance(stop, int | float) and not isinstance(stop, bool):
+        return Confident(float(stop))
+    text = str(stop) if isinstance(stop, str | Path) else ""
+    kind, _, number = text.partition(":")
+    if kind == "settled":
+        return Settled(int(number) if number.isdecimal() and len(number) < 10 else number)  # type: ignore[arg-type]
+    if kind == "gain":
+        return Gain(_float(number))
+    path, at, threshold = text.rpartition("@")
+    if text.endswith(".json"):
+        path, at = text, ""
+    if path.endswith(".json"):
+        found = StopMap.read(Path(path).expanduser())
+        return Confident(_float(threshold) if at else found.threshold, found, text)
+    raise ConfigError(
+        "stop: expected a probability, FILE.json from mas-gym calibrate, settled:N or gain:P, as in stop=0.9, got "
+        f"{shown(stop)}"
+    )
+
+
+def stop_for_run(
+    planner: Planner, stop: Stop, critic: Critic | None, training: bool, *, at_turns: bool = False
+) -> StopRule | None:
+    """Return a planner's rule, adapted to the run.
+
+    Args:
+        planner: The planner.
+        stop: Its rule.
+        critic: The run's critic.
+        training: Whether values are the true reward.
+        at_turns: Whether the planner works turn by turn.
+
+    Raises:
+        ConfigError: The rule does not fit.
+    """
+    rule = read_stop(stop)
+    if rule is None:
+        return None
+    kind = value_kind(critic, training)
+    if kind is None or kind == "reward":
+        raise ConfigError(f"{planner_name(planner)}: stop={rule} judges answers by a critic; leave out stop")
+    if at_turns and not rule.at_turns:
+        raise ConfigError(
+            f"{planner_name(planner)}: stop={rule} compares answers, which this planner has at its end alone; use a "
+            "probability or a file from mas-gym calibrate"
+        )
+    return rule.for_run(planner, critic, kind)
+
+
+class Watch:
+    """The checks of one search.
+
+    Attributes:
+        stopped: Why the search should stop; None while it should not.
+    """
+
+    def __init__(self, stop: Stop, tree: Tree, outcomes_only: bool = False) -> None:
+        """Start without checks.
+
+        Args:
+            stop: The rule; None never stops.
+            tree: The search tree.
+            outcomes_only: Whether only terminal states have values.
+        """
+        self.stopped: str | None = None
+        self._rule, self._tree, self._outcomes_only = read_stop(stop), tree, outcomes_only
+        self._answers: dict[int, str | None] = {}
+        self._checks = self._unchanged = 0
+        self._last: object = None
+
+    def check(
+        self, leader: int | None, ends: Sequence[int], gain: Callable[[], float] | None = None
+    ) -> Generator[list[Request], list[Any], bool]:
+        """Return whether the search should stop.
+
+        Args:
+            leader: The node that the answer comes from; None while there is none.
+            ends: The terminal nodes so far.
+            gain: Returns `Evidence.gain`.
+        """
+        rule, tree = self._rule, self._tree
+        if rule is None or leader is None:
+            return False
+        fresh = [node for node in ends if node not in self._answers]
+        if fresh:
+            [answers] = yield [Extract([tree.states[node] for node in fresh])]
+            self._answers.update(zip(fresh, answers, strict=True))
+        path = tree.path(leader)[1:]
+        answer = self._answers.get(leader)
+        same = sum(1 for node in ends if self._answers[node] == answer) if leader in self._answers else 0
+        # Texts without a readable answer are the same answer only if they are the same state.
+        answered = (leader,) if answer is None else answer
+        self._unchanged = self._unchanged + 1 if answered == self._last else 1
+        self._last, self._checks = answered, self._checks + 1
+        value = tree.values[leader]
+        evidence = Evidence(
+            tree.states[0],
+            tree.states[leader],
+            tree.is_terminal(leader),
+            self._checks,
+            value,
+            value if self._outcomes_only else math.fsum(tree.values[node] for node in path) / len(path),
+            same / (len(ends) + 1),
+            len(ends),
+            self._unchanged,
+            gain() if gain is not None and rule.needs_gain else math.inf,
+        )
+        reason = rule.reason(evidence)
+        if reason is not None:
+            self.stopped = f"settled at check {self._checks}: {reason}"
+        return reason is not None
+
+
+def expected_excess(mean: float, deviation: float, level: float) -> float:
+    """Return E[max(X - level, 0)] for a normal X; the gain of a draw over the best one so far.
+
+    >>> round(expected_excess(0.0, 1.0, 0.0), 4)
+    0.3989
+    """
+    if deviation <= 0:
+        return max(mean - level, 0.0)
+    z = (mean - level) / deviation
+    density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    return deviation * (density + z * (1 + math.erf(z / math.sqrt(2))) / 2)
+
+
+def pass_gain(scores: Sequence[float]) -> float:
+    """Return the expected gain of one more pass over the best of ``scores``, whose distribution is taken as normal.
+
+    That is the optimal stopping rule of search with recall (Weitzman, 1979). Infinite for fewer than two passes.
+    """
+    if len(scores) < 2:
+        return math.inf
+    mean = math.fsum(scores) / len(scores)
+    variance = math.fsum((score - mean) ** 2 for score in scores) / (len(scores) - 1)
+    return expected_excess(mean, math.sqrt(variance), max(scores))
+
+
+def simulation_gain(tree: Tree, leader: int, ends: Sequence[int]) -> float:
+    """Return the expected gain of one more simulation by the knowledge gradient (Frazier et al., 2008).
+
+    At each state on the way to the answer, a simulation through a child with N visits changes its Q by a normal
+    variable of deviation s / sqrt(N (N + 1)), where s is the deviation of the terminal values found. The gain is the
+    expected excess of the largest Q afterwards over the largest Q now, for the best choice of state and child.
+    Infinite for fewer than two terminal values.
+    """
+    values = [tree.values[node] for node in ends]
+    if len(values) < 2:
+        return math.inf
+    mean = math.fsum(values) / len(values)
+    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return max((_choice_gain(tree, node, spread) for node in tree.path(leader)[:-1]), default=0.0)
+
+
+def _choice_gain(tree: Tree, node: int, spread: float) -> float:
+    visited = [(tree.totals[child] / n, n) for child in tree.children(node) if (n := tree.visits[child])]
+    if len(visited) < 2:
+        return 0.0
+    visited.sort(reverse=True)
+    top, second = visited[0][0], visited[1][0]
+    # The leader loses its place if it falls below the second; another child takes it if it rises above the leader.
+    gaps = [(top - (second if i == 0 else q), n) for i, (q, n) in enumerate(visited)]
+    return max(expected_excess(-gap, spread / math.sqrt(n * (n + 1)), 0.0) for gap, n in gaps)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

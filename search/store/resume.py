@@ -1,0 +1,258 @@
+"""Resuming a run: its finished searches are loaded from a store, and new ones are written to it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sqlite3
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from time import perf_counter
+from types import MappingProxyType
+from typing import Any
+
+from mas_gym.errors import DataError, StoreError
+from mas_gym.internal.database import transaction
+from mas_gym.policies.meters import Meter, money_of
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.graph import MAS
+from mas_gym.tasks.base import Problem
+from search.plan import Plan
+from search.results.run_info import RunInfo
+from search.setup import SampleRecord, Setup
+from search.store.file import FORMAT, Damage, digest, explained, seal
+from search.store.rows import Reader, Writer, metadata_text, read_run, search_id
+from search.store.run_identity import differences, named_alike, run_config, run_facts
+from search.store.run_lock import RunLock
+from search.store.store import Store
+from search.usage import Usage
+
+logger = logging.getLogger("search.store")
+
+_TOLD = 4
+"""Most differences that are listed between a run and a stored one."""
+
+
+class RunRecord:
+    """One run's place in a store, for writing; other writers are kept out of it.
+
+    Attributes:
+        spent: What earlier processes have spent on this run, dropped searches included; seconds are wall-clock time.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        config: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        name: str | None,
+        meters: Mapping[str, Meter] = MappingProxyType({}),
+    ) -> None:
+        """Open the store, and start or resume the run.
+
+        Args:
+            path: The file.
+            config: All that determines the run's results.
+            facts: What does not.
+            name: What to call the run.
+            meters: The policy's meters, whose cost in money is recorded for this run, if they have a price.
+
+        Raises:
+            StoreError: The store cannot be written, the run is being written by another process, or the name and the
+                settings do not belong together.
+        """
+        text = json.dumps(config, sort_keys=True)
+        self.path, self.run = path, digest(text).hex()
+        self._connection = FORMAT.connect(path, create=True)
+        self._reader, self._writer = Reader(self._connection), Writer(self._connection)
+        self._dynamics = Dynamics(_mas_of(config))
+        try:
+            self._lock = RunLock(path, self.run)
+        except BaseException:
+            self._connection.close()
+            raise
+        try:
+            with explained(path), transaction(self._connection):
+                self._start(name, config, text, facts)
+            self._meters, self._paid, self._money = meters, money_of(meters) or 0.0, self._facts.get("money", 0.0)
+            self.spent = Usage(**self._facts.get("spent", {}))
+        except BaseException:
+            self.close()
+            raise
+        self._fresh, self._opened = Usage(), perf_counter()
+
+    def _start(self, name: str | None, config: Mapping[str, Any], text: str, facts: Mapping[str, Any]) -> None:
+        """Create the run's row, or read it and bring it up to date."""
+        self._check_name(name, config)
+        found = self._known()
+        if found is None:
+            self._announce(config, facts)
+            row = (self.run, name, text, json.dumps(facts, sort_keys=True))
+            self._connection.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, 0, 0, NULL)", row)
+        elif name is not None and found.name is None:
+            self._connection.execute("UPDATE runs SET name = ? WHERE run = ?", (name, self.run))
+        elif name is not None and found.name != name:
+            raise StoreError(
+                f"store {self.path}: the run with these settings is named {found.name!r}, got {name!r}; "
+                f"use run_name={found.name!r}, or none"
+            )
+        self._facts: dict[str, Any] = dict(facts if found is None else found.facts)
+        # Resuming with more problems raises the number to search.
+        wanted = max(facts.get("problems") or 0, self._facts.get("problems") or 0) or None
+        if found is not None and (wrong := self._reader.searches(self.run)[1]):
+            logger.warning("store %s: %s; those that were lost are run again", self.path, wrong)
+            self._connection.execute("REINDEX searches")
+        # The table itself, which a damaged index does not hide.
+        count = "(SELECT count({}) FROM searches NOT INDEXED WHERE run = ?1)"
+        self._connection.execute(
+            f"UPDATE runs SET searches = {count.format('*')}, failed = {count.format('error')} WHERE run = ?1",
+            (self.run,),
+        )
+        self._note(problems=wanted)
+
+    def _known(self) -> RunInfo | None:
+        """Return the run's row; None if there is none, or if it is damaged and must be rewritten."""
+        try:
+            return read_run(self._connection, self.run)
+        except Damage as damage:
+            logger.warning("store %s: the facts of this run are damaged (%s) and are written anew", self.path, damage)
+            return None
+
+    def _check_name(self, name: str | None, config: Mapping[str, Any]) -> None:
+        row = self._connection.execute("SELECT run FROM runs WHERE name = ?", (name,)).fetchone()
+        if row is None or row[0] == self.run:
+            return
+        try:
+            old = read_run(self._connection, row[0])
+        except Damage as damage:
+            raise StoreError(f"store {self.path}: the run {name!r} is damaged ({damage}); use another name") from damage
+        assert old is not None
+        changed = "; ".join(differences(old.config, config))
+        raise StoreError(
+            f"store {self.path}: the run {name!r} was made with other settings: {changed}; "
+            "use the same settings, another name, or another store"
+        )
+
+    def _announce(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        """Warn that a stored run of the same planner, critic, policy and task is not resumed, and why."""
+        alike: list[tuple[int, str, RunInfo, list[str]]] = []
+        for (run,) in self._connection.execute("SELECT run FROM runs").fetchall():
+            try:
+                info = read_run(self._connection, run)
+            except Damage:
+                continue
+            if info is not None and named_alike(info, config, facts):
+                changed = differences(info.config, config)
+                alike.append((len(changed), run, info, changed))
+        if alike:
+            _, run, info, changed = min(alike, key=lambda entry: entry[:2])
+            more = f"; and {len(changed) - _TOLD} more" if len(changed) > _TOLD else ""
+            logger.warning(
+                "store %s: this run does not resume the stored run %s (%s), because %s%s",
+                self.path,
+                ascii(info.name or run[:8]),
+                ascii(info.label),
+                "; ".join(changed[:_TOLD]),
+                more,
+            )
+
+    def _note(self, **facts: Any) -> None:
+        """Write the run's row."""
+        self._facts = self._facts | facts
+        row = (json.dumps(self._facts, sort_keys=True), self.run)
+        self._connection.execute("UPDATE runs SET facts = ? WHERE run = ?", row)
+        seal(self._connection, "runs", "run", self.run)
+
+    def load(self, problem: Problem) -> Plan | None:
+        """Return the finished search of a problem; None if there is none, if it failed, or if it is damaged.
+
+        Raises:
+            DataError: It was made for another question.
+            ConfigError: The problem's metadata is not JSON-able.
+        """
+        metadata_text(problem)
+        try:
+            with explained(self.path), self._reader.snapshot():
+                row = self._reader.row(search_id(self.run, problem.id))
+                if row is None or row["error"] is not None:
+                    return None
+                plan = self._reader.plan(row, self._dynamics)
+        except Damage as damage:
+            logger.warning(
+                "store %s: the search of %s is damaged (%s) and is run again", self.path, ascii(problem.id), damage
+            )
+            return None
+        if (row["question"], row["reference"], row["kind"]) != (problem.question, problem.answer, problem.kind):
+            raise DataError(
+                f"store {self.path}: the problem {problem.id!r} has changed since it was searched; "
+                "use the same data, or another store"
+            )
+        return plan
+
+    def save(self, problem: Problem, plan: Plan, made: Mapping[tuple[bytes, str], SampleRecord]) -> None:
+        """Write a search that has ended, and what it cost, in one transaction."""
+        seeds = {key: entry.seed for key, entry in made.items() if entry.seed is not None}
+        before, mark = (self._fresh, self._facts), None
+        try:
+            with explained(self.path), transaction(self._connection):
+                mark = self._writer.search(self.run, problem, plan, seeds)
+                self._spend(plan.usage)
+        except BaseException:
+            # Ctrl-C can come right after the commit.
+            with suppress(sqlite3.Error):
+                key = (search_id(self.run, problem.id),)
+                found = self._connection.execute("SELECT checksum FROM searches WHERE id = ?", key).fetchone()
+                if mark is None or found != (mark,):
+                    self._fresh, self._facts = before
+            raise
+
+    def save_all(self, searches: Iterable[tuple[Problem, Plan]]) -> None:
+        """Write searches that the run does not have, at no cost, in one transaction."""
+        with explained(self.path), transaction(self._connection):
+            for problem, plan in searches:
+                self._writer.search(self.run, problem, plan, {})
+            self._note()
+
+    def spend(self, usage: Usage) -> None:
+        """Add the cost of searches that are dropped at a stop, and thus not saved."""
+        try:
+            with explained(self.path), transaction(self._connection):
+                self._spend(usage)
+        except StoreError as error:
+            # The run is ending, perhaps because of this error.
+            logger.warning("the cost of dropped searches is not counted: %s", error)
+
+    def _spend(self, usage: Usage) -> None:
+        self._fresh += usage
+        total = replace(self.spent + self._fresh, seconds=self.spent.seconds + perf_counter() - self._opened)
+        # This includes the cost so far of open requests, which servers do not refund.
+        money = money_of(self._meters)
+        paid = {} if money is None else {"money": self._money + money - self._paid}
+        self._note(spent=asdict(total), **paid)
+
+    def close(self) -> None:
+        """Close the file and release the run; safe to call twice."""
+        self._connection.close()
+        self._lock.close()
+
+
+def open_record(
+    store: Store | str | os.PathLike[str], setup: Setup, problems: Iterable[Problem], policy: Any, name: str | None
+) -> RunRecord:
+    """Open the place of a run in a store; see `search.run`.
+
+    Raises:
+        IdentityError: A part of the run cannot state its identity.
+        StoreError: As for `RunRecord`.
+    """
+    path = store.path if isinstance(store, Store) else Path(store)
+    return RunRecord(path, run_config(setup, problems, policy), run_facts(setup, problems), name, policy.meters)
+
+
+def _mas_of(config: Mapping[str, Any]) -> MAS:
+    from mas_gym.systems.loading import load_mas
+
+    return load_mas(MappingProxyType(dict(config["mas"])))

@@ -1,0 +1,136 @@
+"""The identity of a run: what determines its results, what does not, and how two runs differ."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from datetime import UTC, datetime
+from typing import Any
+
+import mas_gym
+from mas_gym.errors import IdentityError
+from mas_gym.internal.identity import digest_of, identity_of, own_identity
+from mas_gym.tasks.base import Problem, Task
+from mas_gym.tasks.sequences import ProblemTask, ProceduralTask
+from search.planners.registry import planner_spec
+from search.results.run_info import RunInfo
+from search.setup import Setup
+
+FORM = 2
+"""The schema of a run's config."""
+
+_FOLLOWING = {"place", "places", "values"}
+
+
+def run_config(setup: Setup, problems: Iterable[Problem], policy: Any) -> dict[str, Any]:
+    """Return all that determines a run's results, JSON-able.
+
+    Raises:
+        IdentityError: The planner, the policy, the critic or the task cannot state its identity.
+    """
+    program = {} if setup.program is None else {"program": _stated("program", setup.program)}
+    return program | {
+        "schema": FORM,
+        "planner": _stated("planner", setup.planner),
+        "mas": setup.dynamics.mas.to_dict(),
+        "policy": engine_identity("policy", policy),
+        "critic": None if setup.critic is None else engine_identity("critic", setup.critic),
+        "seed": setup.seed,
+        "training": setup.training,
+        "sampling": dataclasses.asdict(setup.sampling),
+        "budget": setup.budget.to_dict(),
+        "grading": _grading(problems),
+    }
+
+
+def engine_identity(role: str, engine: Any) -> dict[str, Any]:
+    """Return the name and the identity of a policy or critic.
+
+    Raises:
+        IdentityError: It cannot state its identity.
+    """
+    stated = getattr(engine, "identity", None)
+    # Another process that holds the engine has already computed its identity.
+    identity = _stated(role, engine) if stated is None or callable(stated) else stated
+    return {"name": engine.name, "identity": identity}
+
+
+def _grading(problems: Iterable[Problem]) -> Any:
+    """Return how problems are graded, and nothing about which problems they are."""
+    if isinstance(problems, ProblemTask | ProceduralTask):
+        return _stated("task", problems.identity())
+    if own_identity(problems) is not None:
+        return _stated("task", problems)
+    if isinstance(problems, Task):
+        # A user's own task: its attributes include its problems, so only a digest is stored.
+        return {"task": digest_of(_stated("task", problems))}
+    return "strict"
+
+
+def _stated(role: str, part: object) -> Any:
+    try:
+        return identity_of(part)
+    except IdentityError as error:
+        raise IdentityError(
+            f"a run with store= needs to know what determines the results of its {role}: {error}"
+        ) from (error)
+
+
+def run_facts(setup: Setup, problems: Iterable[Problem]) -> dict[str, Any]:
+    """Return what does not determine a run's results."""
+    named = problems if isinstance(problems, Task) else setup.recording
+    return {
+        "mas_gym": mas_gym.__version__,
+        "planner": planner_spec(setup.planner),
+        "task": None if named is None else named.name,
+        "split": (problems.split or None) if isinstance(problems, Task) else None,
+        "problems": len(problems) if isinstance(problems, Sized) else None,
+        "started": datetime.now(UTC).isoformat(),
+    }
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return what differs between two configs, ``"planner.fields.width was 1, now 8"``.
+
+    >>> differences({"program": {"files": {"agents.py": "1f"}}}, {"program": {"files": {"agents.py": "2e"}}})
+    ["the program's file agents.py changed"]
+    """
+    found = list(_unequal(dict(old), dict(new), ()))
+    # The places of code in a changed file, and the values of its variables, usually follow from the change.
+    edited = {path[0] for path, *_ in found if "files" in path}
+    kept = [entry for entry in found if not (entry[0][0] in edited and _FOLLOWING & set(entry[0]))]
+    return list(dict.fromkeys(_told(*entry) for entry in kept))
+
+
+def _unequal(old: Any, new: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    if isinstance(old, dict) and isinstance(new, dict) and path != ("mas",):
+        for key in dict.fromkeys((*new, *old)):
+            yield from _unequal(old.get(key), new.get(key), (*path, key))
+    elif old != new:
+        yield path, old, new
+
+
+def _told(path: tuple[str, ...], old: Any, new: Any) -> str:
+    for kind, noun in (("files", "file"), ("packages", "package"), ("values", "variable")):
+        if kind in path[1:-1]:
+            what = f"the {path[0]}'s {noun} {path[path.index(kind) + 1]}"
+            if kind == "files" and old is not None and new is not None:
+                return f"{what} changed"
+            return f"{what} was {_brief(old)}, now {_brief(new)}"
+    return f"{'.'.join(path)} was {_brief(old)}, now {_brief(new)}"
+
+
+def _brief(value: object) -> str:
+    text = "absent" if value is None else ascii(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def named_alike(old: RunInfo, config: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """Whether a stored run has the planner, critic, seed, policy, system and task of another one, by their names."""
+
+    def names(config: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Any]:
+        parts = [(config.get(key) or {}).get("name") for key in ("policy", "critic", "mas")]
+        settings = [config.get(key) for key in ("schema", "seed", "training")]
+        return [*parts, *settings, *(facts.get(key) for key in ("planner", "task", "split"))]
+
+    return names(old.config, old.facts) == names(config, facts)

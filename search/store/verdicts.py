@@ -1,0 +1,115 @@
+"""Values and verdicts that others recorded, as a critic."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from mas_gym.errors import ConfigError, DataError, unknown_name, whole_number
+from mas_gym.systems.graph import RETURNED
+from mas_gym.systems.state import MASState
+from mas_gym.tasks.base import Problem
+from search.plan import Plan
+from search.protocol import Critic, Scores, ScoringContext
+from search.results.run_info import is_recorded
+from search.store.store import Store
+
+LABELS = "labels"
+"""The judge that stands for the labels of people."""
+
+
+class RecordedCritic(Critic):
+    """Gives a state the value that is recorded for it: of a message of a log, of a judge, or of an earlier search.
+
+    States are recognised by the question and the texts of their messages, so values of one log serve another run of
+    the same transcripts. After a message without a value, such as a tool's, the last earlier value holds. A state
+    without either has no value; the search that asks for it fails with this reason. Where samples with the same
+    beginning have different values, their mean counts.
+
+    Args:
+        path: The store.
+        run: Name or digest of a run; None takes all runs.
+        judge: ``""`` for the values in the trees: those of messages in a log, or those of the critic of a search.
+            Otherwise a judge whose verdicts were imported, or ``"labels"`` for the labels of people.
+        calls: Model calls behind each recorded value, which RC counts.
+
+    Attributes:
+        name: The judge, or ``"recorded"``.
+        judges: The judges with verdicts in the store.
+
+    Raises:
+        StoreError: The store cannot be read, or there is no such run.
+        UnknownNameError: There is no such judge.
+        DataError: There are no values.
+    """
+
+    def __init__(self, path: str | Path, *, run: str | None = None, judge: str = "", calls: int = 1) -> None:
+        """Read all values."""
+        if not str(path):
+            raise ConfigError("expected recorded:FILE with a store, got no file; mas-gym import writes one")
+        self.name = judge or "recorded"
+        self.calls = whole_number("calls", calls, at_least=1)
+        sums: defaultdict[bytes, list[float]] = defaultdict(list)
+        judges: set[str] = set()
+        with Store(Path(path).expanduser()) as store:
+            for info in [store.find(run)] if run is not None else store.runs():
+                for problem, plan in store.searches(info.run):
+                    samples = problem.metadata.get("samples", []) if is_recorded(info.config) else []
+                    judges |= {name for one in samples for name in one.get("verdicts", {})}
+                    for key, value in _values(problem, plan, samples, judge):
+                        sums[key].append(value)
+        self.judges = sorted(judges)
+        if judge and judge != LABELS and judge not in judges:
+            raise unknown_name("judge", judge, judges)
+        if not sums:
+            what = f"values of {judge}" if judge else "values in the trees"
+            known = f"; its judges are {', '.join(self.judges)}, as in recorded:{path}#judge=NAME" if judges else ""
+            raise DataError(f"{path}: expected {what}, found none{known}")
+        self._values: Mapping[bytes, float] = {key: math.fsum(found) / len(found) for key, found in sums.items()}
+
+    def identity(self) -> dict[str, str]:
+        """Return a digest of the values."""
+        state = blake2b(digest_size=16)
+        for key, value in sorted(self._values.items()):
+            state.update(key + repr(value).encode())
+        return {"values": state.hexdigest(), "calls": str(self.calls)}
+
+    def score(self, contexts: Sequence[ScoringContext]) -> Scores:
+        """Return the recorded value of each state, in order; NaN with a reason where there is none."""
+        return Scores.from_rows(self._row(context.state) for context in contexts)
+
+    def _row(self, state: MASState) -> tuple[float, int, int, int, str]:
+        value = self._values.get(transcript_key(state), math.nan)
+        return value, 0, 0, 0, "" if math.isfinite(value) else "no value is recorded for its transcript"
+
+
+def _values(
+    problem: Problem, plan: Plan, samples: Sequence[Mapping[str, Any]], judge: str
+) -> Iterator[tuple[bytes, float]]:
+    if not judge and plan.tree is not None:
+        held: list[float | None] = []
+        for node in plan.tree:
+            held.append(node.value if node.value is not None or node.id == 0 else held[node.parent])
+            if node.id and held[-1] is not None:
+                yield transcript_key(node.state), held[-1]
+    for candidate, facts in zip(plan.candidates, samples if judge else (), strict=False):
+        verdicts = facts.get("labels") if judge == LABELS else facts.get("verdicts", {}).get(judge)
+        last: float | None = None
+        for state, verdict in zip(candidate.state.path()[1:], verdicts or (), strict=False):
+            last = last if verdict is None else float(verdict)
+            if last is not None:
+                yield transcript_key(state), last
+
+
+def transcript_key(state: MASState) -> bytes:
+    """Return a digest of a question and of the texts of the messages, whoever wrote them."""
+    found = blake2b(digest_size=16)
+    for one in state.path():
+        text = one.question if one.parent is None else one.text.split(RETURNED)[0]
+        data = text.strip().encode("utf-8", "surrogatepass")
+        found.update(f"{len(data)}|".encode() + data)
+    return found.digest()

@@ -1,0 +1,148 @@
+"""Critics from logs: targets of shared prefixes, their continuations, and the baseline on features."""
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from search_worlds import chain, command, problems, said, talker
+from test_recorded import imported, write_samples
+
+import rewardmodels
+import search
+from mas_gym.errors import ConfigError, DataError
+from rewardmodels import LabelledTree, collect, load_critic, stored_trees
+from rewardmodels.model.features import FEATURES, features_of
+from rewardmodels.training.features import recorded_rows, train_features
+from rewardmodels.training.run import continuation_counts
+
+SHARED = [("a", "b", "yes"), ("a", "b", "no 1"), ("a", "c", "no 2"), ("d", "e", "yes 3")]
+ALONE = [("a", "yes"), ("b", "no"), ("c", "no")]
+
+
+def trees(store: Path) -> list[LabelledTree]:
+    return list(stored_trees(store))
+
+
+def test_targets_are_means_over_samples_that_share_a_prefix(tmp_path: Path) -> None:
+    data = collect(trees(imported(tmp_path, SHARED)), "points", min_continuations=1)
+    found = {example.chosen[2:]: example.chosen_target for example in data.examples}
+    assert [round(target, 3) for parts, target in found.items() if len(parts) == 1] == [-0.333, 1.0]
+    assert [round(target, 3) for parts, target in found.items() if len(parts) == 2] == [0.0, -1.0, 1.0]
+    # a: 3, a/b: 2, a/c: 1, d: 1, d/e: 1.
+    assert data.continuations == {1: 3, 2: 1, 3: 1}
+    [counts] = continuation_counts(data).values()
+    assert counts == {"1": 3, "2": 1, "3 to 5": 1}
+
+
+def test_states_with_too_few_continuations_are_left_out(tmp_path: Path) -> None:
+    source = trees(imported(tmp_path, SHARED))
+    data = collect(source, "points", min_continuations=2)
+    assert data.continuations == {2: 1, 3: 1}
+    assert len([example for example in data.examples if example.depth < 2]) == 2
+    # Ends are exact, however many samples reach them.
+    assert len([example for example in data.examples if example.depth == 2]) == 4
+
+
+def test_single_continuations_are_refused_unless_accepted(tmp_path: Path) -> None:
+    source = trees(imported(tmp_path, ALONE))
+    with pytest.raises(DataError, match="min_continuations=1"):
+        collect(source, "pairs")
+    assert len(collect(source, "pairs", min_continuations=1)) > 0
+    assert len(collect(source, "outcomes")) == 3
+
+
+def test_two_logs_of_the_same_agents_have_one_graph(tmp_path: Path) -> None:
+    store = imported(tmp_path, SHARED)
+    write_samples(tmp_path / "longer.jsonl", [("a", "b", "c", "d", "yes"), ("a", "b", "c", "d", "no")], "longer")
+    search.import_transcripts(tmp_path / "longer.jsonl", store)
+    data = collect(trees(store), "points")
+    assert len(data.graphs) == 1 and data.trees == 2 and {example.task for example in data.examples} == {"recorded"}
+
+
+def test_searched_runs_have_no_continuations_to_count(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    list(search.run("mcts:8,3", problems(3), mas=chain(2), policy=talker(), training=True, store=path))
+    data = collect(trees(path), "points")
+    assert len(data) > 0 and data.continuations == {}
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 questions with 6 samples each; samples with a short answer that others give are right more often."""
+    folder, rng = tmp_path_factory.mktemp("log"), random.Random(0)
+    rows = []
+    for question in range(40):
+        for _ in range(6):
+            right = rng.random() < 0.5
+            answer = question if right else rng.randint(100, 999)
+            text = f"Final Answer: {answer}" if right or rng.random() < 0.3 else f"Perhaps. Final Answer: {answer}"
+            messages = [{"role": "assistant", "name": "A", "content": f"step {rng.randint(0, 1)}"},
+                        {"role": "assistant", "name": "B", "content": text}]  # fmt: skip
+            rows.append({"question": f"What is {question}?", "messages": messages, "answer": str(question)})
+    (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    search.import_transcripts(folder / "log.jsonl", folder / "runs.db")
+    return folder / "runs.db"
+
+
+@pytest.mark.parametrize("kind", ["orm", "masprm"])
+def test_features_learn_and_load_as_any_folder(kind: Any, log: Path, tmp_path: Path) -> None:
+    recorded = search.Recorded(log)
+    model = train_features(list(recorded_rows(recorded, kind)), tmp_path / "features", kind)
+    critic = load_critic(str(tmp_path / "features"))
+    assert critic.name == "features" and critic.free and critic.terminal_only == (kind == "orm")
+    assert critic.model == model and model.metrics["auc"] > (0.8 if kind == "orm" else 0.6)
+    table = search.compare(["sc:6", "bon:6"], recorded=recorded, critics=critic)
+    assert table.rows[1].hits[1].mean > 0.9
+
+
+def test_rows_count_episodes(tmp_path: Path) -> None:
+    rows = list(recorded_rows(search.Recorded(imported(tmp_path, [*SHARED, SHARED[0]])), "masprm"))
+    counts = {"/".join(turn.text for turn in row.context.state.turns): (row.right, row.total) for row in rows}
+    assert counts["a"] == (2, 4) and counts["a/b"] == (2, 3) and counts["a/b/yes"] == (2, 2) and counts["d"] == (1, 1)
+    assert all(len(row.context.answers) == 5 for row in rows)
+    assert all(math.isfinite(value) for row in rows for value in features_of(row.context, ["agent0"]))
+    assert len(features_of(rows[0].context, ["agent0"])) == len(FEATURES) + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [("bias", float("nan")), ("weights", [1.0]), ("scale", None), ("schema", 99), ("kind", "x"), ("agents", [1])],
+)
+def test_damaged_features_are_refused(change: str, value: Any, log: Path, tmp_path: Path) -> None:
+    train_features(list(recorded_rows(search.Recorded(log), "orm")), tmp_path / "f", "orm")
+    file = tmp_path / "f" / "features.json"
+    written = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(written | {change: value}), encoding="utf-8")
+    with pytest.raises(DataError, match="train it again"):
+        load_critic(str(tmp_path / "f"))
+
+
+def test_features_need_both_outcomes_and_a_folder_of_their_own(log: Path, tmp_path: Path) -> None:
+    rows = list(recorded_rows(search.Recorded(imported(tmp_path, [("a", "yes")], [("b", "yes")])), "orm"))
+    with pytest.raises(DataError, match="0 wrong of 2 questions"):
+        train_features(rows, tmp_path / "out", "orm")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("dear", encoding="utf-8")
+    with pytest.raises(ConfigError, match="not empty"):
+        train_features(rows, tmp_path / "mine", "orm")
+
+
+def test_train_command_on_a_log(log: Path, tmp_path: Path) -> None:
+    result = command("train", "orm", "--store", log, "--base", "features", "--out", tmp_path / "features")
+    assert result.exit_code == 0 and "auc" in result.output, result.output
+    assert "not possible" in said(command("train", "orm", "--store", log, "--base", "features", "--set", "seed=1"))
+
+
+@pytest.mark.slow
+def test_language_model_learns_from_a_log(log: Path, tmp_path: Path) -> None:
+    result = command("train", "masprm", "--store", log, "--head", "mse", "--out", tmp_path / "m", "--set", "epochs=1")
+    assert result.exit_code == 0, result.output
+    critic = load_critic(str(tmp_path / "m"))
+    assert isinstance(critic, rewardmodels.LearnedCritic)
+    assert "6" not in critic.info.data["states by recorded continuations behind the target"]
+    card = (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
+    assert "states by recorded continuations behind the target, 3 to 5" in card and "recorded transcripts" in card
+    assert "one continuation" in result.output or 1 not in critic.info.data

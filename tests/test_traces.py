@@ -1,0 +1,213 @@
+"""Token traces: every sample of a run with its ids and log-probabilities, from any engine, also after a crash."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", reason="local models need the extra 'local'")
+pytest.importorskip("pyarrow", reason="token traces need the extra 'data'")
+
+import torch
+
+import mas_gym
+import search
+from mas_gym import ChatMessage
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, PolicyError
+from mas_gym.internal.identity import digest_of, identity_of
+from mas_gym.policies import SamplingRequest, load_policy
+from mas_gym.policies.completions import BadReply, parse_reply, payload
+from mas_gym.policies.local.decode import TOKEN_GRID
+from mas_gym.policies.per_agent import PerAgentPolicy
+from mas_gym.policies.traces import Traces, beside, traced
+
+TASK = mas_gym.load_task("arithmetic", split="train", limit=3)
+
+
+def requests(count: int, **options: Any) -> list[SamplingRequest]:
+    questions = (f"Ben has {10 + i} pens. Ben buys {i + 3} pens. How many pens does Ben have?" for i in range(count))
+    return [
+        SamplingRequest((ChatMessage("user", text),), (2 * i, 2 * i + 1), 40, **options)
+        for i, text in enumerate(questions)
+    ]
+
+
+@pytest.fixture(scope="module")
+def policy() -> Any:
+    return load_policy("tiny")
+
+
+@pytest.fixture(scope="module")
+def store(policy: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "runs.db"
+    recorded = traced(policy, beside(path))
+    for plan in search.run("siblings:2", TASK, mas="rpsv", policy=recorded, training=True, store=path):
+        assert plan.error is None
+    return path
+
+
+def test_traces_of_a_run_have_every_message_and_decode_to_its_text(store: Path, policy: Any) -> None:
+    with search.open_store(store) as opened:
+        [info] = opened.runs()
+        tokens = Traces(beside(store), digest_of(info.config["policy"]["identity"]))
+        seeds, checked = dict(opened.message_seeds()), 0
+        for plan in opened.plans():
+            for node in list(plan.tree)[1:]:
+                found = tokens.find(seeds[plan.problem_id][node.id])
+                assert policy.format.decode(found.trace.completion) == node.state.text
+                assert len(found.trace.completion) == len(found.trace.logprobs) == node.tokens
+                assert sum(found.trace.logprobs) == pytest.approx(node.logprob, abs=0.02 + TOKEN_GRID * node.tokens)
+                assert found.agent == info.mas.agents[node.state.speaker].name
+                checked += 1
+    assert checked == len(tokens) == 30 * len(TASK)
+
+
+def test_traced_policy_returns_the_same_replies_and_identity(policy: Any, tmp_path: Path) -> None:
+    recorded = traced(policy, tmp_path)
+    assert recorded.sample(requests(4)) == policy.sample(requests(4))
+    assert identity_of(recorded) == identity_of(policy)
+
+
+def test_logprobs_of_traces_are_those_of_a_forward_pass(policy: Any) -> None:
+    for reply in policy.sample(requests(4, traced=True)):
+        for sample in reply.samples:
+            prompt, completion, logprobs = sample.trace
+            ids = torch.tensor([prompt + completion])
+            with torch.inference_mode():
+                logits = policy.model(ids).logits[0, len(prompt) - 1 : -1].double()
+            exact = torch.log_softmax(logits, 1).gather(1, torch.tensor(completion)[:, None])[:, 0]
+            assert logprobs == pytest.approx(exact.tolist(), abs=TOKEN_GRID / 2 + 1e-5)
+
+
+def test_traces_do_not_depend_on_the_batch(policy: Any) -> None:
+    alone = load_policy("tiny", max_batch=1, prefix_megabytes=0)
+    assert [r.samples for r in alone.sample(requests(4, traced=True))] == [
+        r.samples for r in policy.sample(requests(4, traced=True))
+    ]
+
+
+def test_requests_without_traces_get_none(policy: Any) -> None:
+    assert all(sample.trace is None for reply in policy.sample(requests(2)) for sample in reply.samples)
+
+
+def test_traces_of_a_killed_run_keep_the_whole_batches(policy: Any, tmp_path: Path) -> None:
+    session = traced(policy, tmp_path).open()
+    for key, request in enumerate(requests(6)):
+        session.submit(key, request)
+    while session.pending:
+        session.step()
+    [stream] = tmp_path.glob("*.arrows")
+    whole = len(Traces(tmp_path))
+    # What a process leaves that is killed while it writes a batch.
+    stream.write_bytes(stream.read_bytes()[:-100])
+    assert whole == 12 and 0 < len(Traces(tmp_path)) < whole
+    session.close()
+
+
+def test_traces_reject_folders_without_them_and_other_schemas(store: Path, tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    with pytest.raises(DataNotFoundError, match="--token-traces"):
+        Traces(tmp_path)
+    [file] = beside(store).glob("*.parquet")
+    parquet.write_table(parquet.read_table(file).replace_schema_metadata({}), tmp_path / "other.parquet")
+    with pytest.raises(DataError, match="schema 1"):
+        Traces(tmp_path)
+    (tmp_path / "other.parquet").write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(DataError, match="damaged"):
+        Traces(tmp_path)
+
+
+def test_traces_of_cached_replies_are_an_error(policy: Any, tmp_path: Path) -> None:
+    cached = load_policy("tiny", cache=str(tmp_path / "c.db"))
+    for plan in search.run("single", TASK[:1], mas="rpsv", policy=cached):
+        assert plan.error is None
+    [plan] = search.run("single", TASK[:1], mas="rpsv", policy=traced(cached, tmp_path / "traces"))
+    assert plan.error is not None and "leave out cache=" in plan.error
+
+
+def test_traces_of_agents_with_their_own_policies_name_the_agent(policy: Any, tmp_path: Path) -> None:
+    team = PerAgentPolicy({"Solver": load_policy("tiny", max_batch=8), "*": policy})
+    recorded: Any = traced(team, tmp_path)
+    [plan] = search.run("single", TASK[:1], mas="rpsv", policy=recorded)
+    recorded.close()
+    tokens = Traces(tmp_path)
+    assert plan.error is None and {tokens[row].agent for row in range(len(tokens))} == {
+        "Reader",
+        "Planner",
+        "Solver",
+        "Verifier",
+    }
+
+
+def test_calls_of_a_program_are_traced_through_the_gateway(policy: Any, tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    program = str(Path(__file__).parents[1] / "examples" / "programs" / "plain_openai.py") + ":solve"
+    plans = list(search.run("sc:2", TASK[:1], program=program, policy=traced(policy, tmp_path)))
+    assert plans[0].error is None and len(Traces(tmp_path)) == plans[0].usage.agent_calls
+
+
+def body(**choice: Any) -> dict[str, Any]:
+    logprobs = {"content": [{"logprob": -0.5}, {"logprob": -0.25}]}
+    message = {"index": 0, "finish_reason": "stop", "message": {"content": "hi"}, "logprobs": logprobs, **choice}
+    return {"choices": [message], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+
+
+def test_server_replies_with_ids_become_traces() -> None:
+    reply = {**body(token_ids=[5, 6]), "prompt_token_ids": [1, 2, 3]}
+    [sample] = parse_reply(json.dumps(reply).encode(), 1, "chat", True, traced=True).samples
+    assert sample.trace == ((1, 2, 3), (5, 6), (-0.5, -0.25))
+    assert parse_reply(json.dumps(reply).encode(), 1, "chat", True).samples[0].trace is None
+
+
+def test_server_replies_without_ids_keep_their_logprobs() -> None:
+    [sample] = parse_reply(json.dumps(body()).encode(), 1, "chat", True, traced=True).samples
+    assert sample.trace == ((), (), (-0.5, -0.25))
+
+
+@pytest.mark.parametrize("ids", ["5", [5], [5, -1], [5, 1.5]])
+def test_server_replies_with_broken_ids_are_bad(ids: Any) -> None:
+    reply = {**body(token_ids=ids), "prompt_token_ids": [1]}
+    with pytest.raises(BadReply, match="token"):
+        parse_reply(json.dumps(reply).encode(), 1, "chat", True, traced=True)
+
+
+def test_requests_ask_servers_for_ids_only_if_traced() -> None:
+    [request] = requests(1)
+    assert "return_token_ids" not in payload(request, (1,), "m", "chat", True)
+    assert payload(replace(request, traced=True), (1,), "m", "chat", True)["return_token_ids"] is True
+
+
+def test_siblings_samples_a_whole_tree_with_rewards(store: Path) -> None:
+    with search.open_store(store) as opened:
+        for plan in opened.plans():
+            tree = plan.tree
+            assert len(tree) == 31 and len(plan.candidates) == 16
+            assert all(len(list(tree.children(node))) in (0, 2) for node in range(len(tree)))
+            rewards = [1.0 if one.correct else -1.0 for one in plan.candidates]
+            assert tree.visits[0] == 16 and tree.totals[0] == sum(rewards)
+
+
+def test_siblings_needs_no_critic_and_no_reward_outside_training(policy: Any) -> None:
+    [plan] = search.run("siblings:2", TASK[:1], mas="rpsv", policy=policy)
+    assert plan.error is None and not any(plan.tree.visits)
+    with pytest.raises(ConfigError, match="k to be a whole number"):
+        search.Siblings(0)
+
+
+def test_siblings_stays_within_a_budget(policy: Any) -> None:
+    budget = search.Budget(calls=10)
+    [plan] = search.run("siblings:2", TASK[:1], mas="rpsv", policy=policy, budget=budget)
+    assert plan.error is None and plan.candidates and plan.usage.agent_calls <= 10
+
+
+def test_policies_without_tokens_cannot_be_traced(tmp_path: Path) -> None:
+    from mas_gym.policies import ScriptedPolicy
+
+    scripted = ScriptedPolicy(lambda request, seed: "Final Answer: 1")
+    with pytest.raises(PolicyError, match="expected token ids"):
+        traced(scripted, tmp_path).sample(requests(1))  # type: ignore[union-attr]
