@@ -202,7 +202,7 @@ def draw_figure(path: Path, bars: Mapping[str, Floats], target: float) -> None:
     axes.axvline(100 * target, color="C3", linestyle=":", label="a quarter of the gap between majority and any")
     axes.set_xlabel("problems answered correctly (%), with 95% intervals")
     axes.set_title("MATH by debating GPT-3.5 agents", fontsize=10)
-    axes.legend(fontsize=8, loc="lower right")
+    axes.legend(fontsize=8, loc="upper right")
     figure.tight_layout()
     figure.savefig(path, dpi=140)
     pyplot.close(figure)
@@ -394,9 +394,9 @@ def _finding(
     return (
         f"A GPT-3.5 agent answers {percent(single.mean())}% of the problems, the majority of the last round "
         f"{percent(vote.mean())}%, and {percent(best.mean())}% are answered by some message. "
-        f"A critic trained on outcomes alone chooses the right answer in {percent(critic.mean())}% "
-        f"({difference(critic, vote)} points), which closes {percent(closed)}% of the gap between majority and any "
-        f"({span(*interval)}%) and {met} the goal of {100 * QUARTER:.0f}%. "
+        f"A critic trained on outcomes alone chooses the right answer in {percent(critic.mean())}%, "
+        f"{difference(critic, vote)} points against the majority, which closes {percent(closed)}% of the gap "
+        f"between majority and any ({span(*interval)}%) and {met} the goal of {100 * QUARTER:.0f}%. "
         f"Debate itself replaces {worse:,} right answers by wrong ones and {better:,} wrong ones by right ones, and "
         f"the critic's values tell these apart with AUC {_change_auc(made):.2f}."
     )

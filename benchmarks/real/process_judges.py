@@ -1,6 +1,8 @@
 """First errors of ProcessBench and AgentProcessBench: a critic on features, recorded judges, and their combination.
 
-python -m benchmarks.real.process_judges
+    python -m benchmarks.real.process_judges --store FILE
+
+The runs with text are imported into the store, where ``mas-gym bench-critic`` measures the recorded judges.
 """
 
 from __future__ import annotations
@@ -17,15 +19,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+import search
 from benchmarks.paper.page import percent, span
 from benchmarks.real.common import RealPage, Source, arguments, read_rows, run_page
 from benchmarks.real.debate import arithmetic
 from benchmarks.real.first_step import Floats, Run, classifiers, cross_validated, distribution, fit, folds
-from search.compare.first_errors import Predictor, Scored, choose_threshold, f1_score
+from search.compare.first_errors import FirstErrorFigures, Predictor, Scored, bench_critic, choose_threshold, f1_score
 from search.compare.transcripts import LabelledTranscript
 from search.results.intervals import Difference, bootstrap, mean_interval, paired_difference
 
 STEPS = Source("processbench.jsonl.gz", "Qwen/ProcessBench", "Apache-2.0")
+TEXTS = "agent_processbench_hotpotqa.jsonl.gz"
 VERDICTS = Source("agent_processbench_verdicts.jsonl.gz", "RUCBM/AgentProcessBench", "none stated in its repository")
 BOTH = Source("", f"{STEPS.origin} ({STEPS.licence}) and {VERDICTS.origin}", f"licence {VERDICTS.licence}")
 
@@ -308,6 +312,14 @@ def process_bench(rows: Sequence[Mapping[str, Any]], kind: str) -> dict[str, dic
     return found
 
 
+def text_runs(data: Path, store: Path, judges: Sequence[str]) -> list[FirstErrorFigures]:
+    """Return what `bench_critic` measures of recorded judges, and of the small ones' vote, on the runs with text."""
+    search.import_transcripts(data / TEXTS, store, format="agent-processbench")
+    specs = [f"recorded:{store}#judge={judge}" for judge in judges]
+    vote = "vote:" + ",".join(spec for spec, judge in zip(specs, judges, strict=True) if judge in SMALL)
+    return [bench_critic(spec, store) for spec in (*specs, vote)]
+
+
 def _scored(model: Any, run: Run, transcript: LabelledTranscript) -> Scored:
     free = 1 - np.cumsum(distribution(model, run)[:-1])
     return Scored(transcript, tuple(map(float, free)))
@@ -342,7 +354,7 @@ def draw_figure(path: Path, curves: Mapping[str, Sequence[Coverage]], rival: flo
     pyplot.close(figure)
 
 
-def build(data: Path, show: Callable[[str], None]) -> RealPage:
+def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:
     """Return the page."""
     solutions = read_rows(data, STEPS)
     runs = read_judged(read_rows(data, VERDICTS))
@@ -437,6 +449,28 @@ def build(data: Path, show: Callable[[str], None]) -> RealPage:
             for judge, one in sorted(table.items(), key=lambda pair: -pair[1].accuracy)
         ],
     )
+    page.heading("The runs with text, with `mas-gym bench-critic`")
+    texts = text_runs(data, store, (*SMALL, RIVAL))
+    page.table(
+        ("critic", "first error", "no error", "F1", "95% interval", "AUC", "RC"),
+        [
+            (
+                judge,
+                percent(one.first_error or 0.0),
+                percent(one.no_error or 0.0),
+                f"{one.f1 or 0.0:.1f}",
+                "" if one.f1_interval is None else f"{one.f1_interval.low:.1f} to {one.f1_interval.high:.1f}",
+                f"{one.auc:.3f}",
+                one.cost.reward_calls,
+            )
+            for judge, one in zip((*SMALL, RIVAL, "vote of the small judges"), texts, strict=True)
+        ],
+    )
+    page.text(
+        "HotpotQA's runs, imported from their log; the judges are `recorded:STORE#judge=NAME` and `vote:...`. "
+        f"Thresholds are chosen on a fifth of the questions, and {texts[0].transcripts} runs are measured, "
+        f"{texts[0].wrong} of them with an error. The vote is the mean verdict of the eight."
+    )
     page.heading("ProcessBench: a critic on features")
     page.table(
         ("part", "solutions", "first error", "no error", "F1"),
@@ -492,13 +526,15 @@ def _finding(ways: Mapping[str, Scores], table: Mapping[str, Scores], best: str,
 
 
 def make(given: argparse.Namespace) -> Path:
-    page = build(given.data, print)
+    page = build(given.data, given.store, print)
     facts = [f"{STEPS.file}, {VERDICTS.file}; seed 0; intervals over questions"]
-    return page.write(given.pages, "python -m benchmarks.real.process_judges", facts)
+    return page.write(given.pages, "python -m benchmarks.real.process_judges --store judges.db", facts)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    run_page(make, arguments("process_judges", "Find first errors with recorded judges.").parse_args(argv))
+    parser = arguments("process_judges", "Find first errors with recorded judges.")
+    parser.add_argument("--store", type=Path, default=Path("judges.db"), help="run store of the runs with text")
+    run_page(make, parser.parse_args(argv))
 
 
 if __name__ == "__main__":
