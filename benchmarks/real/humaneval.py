@@ -282,7 +282,7 @@ def build(data: Path, cache: Path, sandbox: Sandbox, jobs: int, show: Callable[[
     )
     paying = [name for name, one in stops.items() if one.accuracy.mean() > _fixed(critic, one)]
     page.text(
-        "Stopping is better than the same number of samples for every problem at "
+        "Stopping reaches more than the same number of samples for every problem at "
         + (f"a confidence of {', '.join(map(str, paying))}." if paying else "no confidence.")
         + " At a low confidence it stops too early: with few samples, the critic is sure of programs that are wrong."
     )

@@ -197,9 +197,9 @@ def _run(work: dict[str, Any], limits: Limits, lines: int) -> tuple[bytes, bool,
         started, _, rest = said.partition(b"\n")
         if started != b"ready":
             complaints.seek(0)
-            lines = complaints.read(1 << 16).decode(errors="replace").split("\n")
+            written = complaints.read(1 << 16).decode(errors="replace").split("\n")
             silent = f"no start in {_START_SECONDS:g} seconds" if late else "it ended without a message"
-            reason = next(filter(None, reversed(lines)), silent)
+            reason = next(filter(None, reversed(written)), silent)
             raise _cannot_isolate(limits.sandbox, reason)
     return rest, late, process.returncode, token
 
