@@ -342,9 +342,9 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.engine = {}
     if arguments.policy.startswith("vllm:") and "engine=" in arguments.policy:
-        from mas_gym.plugins import written_options
+        from mas_gym.plugins import Spec
 
-        arguments.engine = written_options(arguments.policy)[1].get("engine", {})
+        arguments.engine = Spec.parse(arguments.policy).options().get("engine", {})
     (fleet if arguments.what == "ray" else globals()[arguments.what])(arguments)
 
 

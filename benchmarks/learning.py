@@ -235,7 +235,7 @@ def write_page(rows: Sequence[dict[str, Any]], args: argparse.Namespace) -> None
             if key in row["figures"] and key in before:
                 gap = paired_difference(row["figures"][key].shares, before[key].shares)
                 lines.append(
-                    f"| {row['name']}: {label} over the agents before | {100 * gap.value:+.1f} "
+                    f"| {row['name']}: {label} over the agents before | {100 * gap.mean:+.1f} "
                     f"| {100 * gap.low:+.1f} to {100 * gap.high:+.1f} |"
                 )
     lines += ["", "Intervals are over problems; each training seed gives other agents, averaged per problem.", ""]

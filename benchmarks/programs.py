@@ -64,9 +64,9 @@ ENGINES: dict[str, Any] = {
 
 def by_url(shared: bool = False) -> Any:
     """Return the example as a function with ``base_url``, whose clients may share a TLS context."""
-    from mas_gym.plugins import find_user_code
+    from mas_gym.programs.sources import PROGRAMS
 
-    inner, _, _ = find_user_code("program", f"{EXAMPLE}:solve")
+    inner = PROGRAMS.find(PROGRAMS.parse(f"{EXAMPLE}:solve"))
 
     context = ssl.create_default_context() if shared else None
 

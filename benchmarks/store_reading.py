@@ -1,17 +1,18 @@
 """What reading a large run store costs: ``python -m benchmarks.store_reading FOLDER [SEARCHES] [NAME ...]``.
 
-The store has four runs of MCTS(10,3), two critics with two seeds each, and 20,000 searches by default, copies of a few
-real ones under other problem ids. It stays in FOLDER and is used again. Each command runs in a separate process; its
-CPU seconds contain those of "start", the imports of the command line.
+The store has four runs of MCTS(10,3), two critics with two seeds each, and 20,000 searches by default: copies of a few
+real ones under other problem ids, made row by row in SQL. It stays in FOLDER and is used again. Each command runs in a
+separate process; its CPU seconds contain those of "start", the imports of the command line.
 """
 
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
 from time import monotonic, sleep
@@ -22,8 +23,8 @@ import search
 from mas_gym.internal.database import transaction
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.tasks import Problem
-from search.store.file import FORMAT, seal
-from search.store.rows import Writer
+from search.store.file import CONTENT, FORMAT, checksum, content_of, seal
+from search.store.rows import search_id
 
 REAL = 25
 BATCH = 500
@@ -62,24 +63,36 @@ def make(folder: Path, searches: int) -> Path:
             critic = DrawnCritic(name)
             run = search.run("mcts:10,3", problems, mas="rpsv", policy=policy, critic=critic, seed=seed, store=part)
             list(run)
-    connection = FORMAT.connect(part, create=True)
-    with search.open_store(part) as store:
-        for info in store.runs():
-            copy(connection, info.run, list(store.searches(info.run)), searches // 4)
-    connection.close()
+    with closing(FORMAT.connect(part, create=True)) as connection:
+        for (run,) in connection.execute("SELECT run FROM runs").fetchall():
+            copy(connection, run, searches // 4)
     return part.rename(path)
 
 
-def copy(connection, run: str, real: list[tuple[Problem, search.Plan]], wanted: int) -> None:
-    """Fill up a run with copies of its searches."""
-    writer = Writer(connection)
+def copy(connection: sqlite3.Connection, run: str, wanted: int) -> None:
+    """Fill up a run with copies of its searches, row by row."""
+    real = connection.execute("SELECT id FROM searches WHERE run = ?", (run,)).fetchall()
     for start in range(len(real), wanted, BATCH):
         with transaction(connection):
             for number in range(start, min(start + BATCH, wanted)):
-                problem, plan = real[number % len(real)]
-                name = f"p{number}"
-                writer.search(run, replace(problem, id=name), replace(plan, problem_id=name), {})
-            seal(connection, "runs", "run", run)
+                name, [old] = f"p{number}", real[number % len(real)]
+                new = search_id(run, name)
+                for table in CONTENT:
+                    copy_rows(connection, table, "search", old, {"search": new})
+                content = checksum(content_of(connection, [new])[0])
+                copy_rows(connection, "searches", "id", old, {"id": new, "problem": name, "content": content})
+                seal(connection, "searches", "id", new)
+    with transaction(connection):
+        connection.execute("UPDATE runs SET searches = ? WHERE run = ?", (max(wanted, len(real)), run))
+        seal(connection, "runs", "run", run)
+
+
+def copy_rows(connection: sqlite3.Connection, table: str, column: str, key: int, changes: dict[str, object]) -> None:
+    """Insert the rows of a table with ``column = key`` again, with other values in some columns."""
+    names = [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]
+    values = ", ".join(f":{name}" if name in changes else name for name in names)
+    statement = f"INSERT INTO {table} SELECT {values} FROM {table} WHERE {column} = :key"
+    connection.execute(statement, {**changes, "key": key})
 
 
 def compare(path: Path) -> list[str]:

@@ -103,6 +103,7 @@ ENVIRONMENTS = {
     "MAS-Arithmetic-DyLAN-v0": ("arithmetic", "dylan"),
     "MAS-Ordering-v0": ("ordering", "logic"),
     "MAS-Ordering-Debate-v0": ("ordering", "debate"),
+    "MAS-Game24-v0": ("game24", "game24"),
 }
 """Every registered id with its task and MAS; both can be overridden in ``gym.make``."""
 

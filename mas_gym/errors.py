@@ -37,6 +37,10 @@ class ConfigError(MASGymError, ValueError):
         self.faults = faults
 
 
+class UserCodeError(ConfigError):
+    """User code raised an error, or its file cannot be imported; the cause has the whole traceback."""
+
+
 class IdentityError(MASGymError, TypeError):
     """A part cannot state what determines its results, so they must not be stored or cached."""
 

@@ -1,122 +1,157 @@
-"""Planners, critics and policies from a user's Python file: ``FILE.py:NAME`` or ``FILE.py:NAME:SETTINGS``.
+"""Specs, the strings that name planners, critics, policies, tasks, graders and programs, and the names that they use.
 
-``NAME`` is a class or function at the top level of the file. It is called with the settings, which are separated by
-commas and given by position or as ``key=value``; whole numbers, decimals, ``true``, ``false`` and ``none`` are read as
-such, anything else is text. It returns the planner, critic or policy. A file is imported once per version of its
-contents, with its folder on ``sys.path``, so that it can import other files there.
+One grammar serves every kind of part, in Python and on the command line::
 
-The code runs with the user's rights, as any script does: name only files that you trust.
+    SPEC      = NAME [":" ARGUMENT] ["#" OPTIONS]                       mcts:10,3   judge:tiny   tiny#max_batch=32
+              | FILE ".py:" NAME [":" SETTINGS] ["#" OPTIONS]           my.py:Lookahead:2,depth=3
+    SETTINGS  = VALUE {"," VALUE} {"," KEY "=" VALUE}                   10,3,leaf=bootstrap
+    OPTIONS   = KEY "=" YAML {"&" KEY "=" YAML}                         dtype=bfloat16&max_batch=32
+
+``NAME`` is a shipped part, a part of an installed package (an entry point in the group of its kind), or a class or
+function at the top level of a Python file. The argument of planners, tasks, graders and programs is a list of
+settings; that of critics and policies is one text, such as a model, an address or other specs. Settings are whole
+numbers, decimals, ``true``, ``false`` and ``none``, else text. Options are keyword arguments whose values are YAML.
+
+A file is imported once per version of its contents, with its folder on ``sys.path``, so that it can import other files
+there. The code runs with the user's rights, as any script does: name only files that you trust.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib.machinery
-import importlib.util
 import inspect
-import os
 import re
-import sys
-import sysconfig
-import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from mas_gym.errors import ConfigError, DataNotFoundError, MASGymError, UnknownNameError, shown, unknown_name
+from mas_gym.errors import (
+    ConfigError,
+    MASGymError,
+    MissingDependencyError,
+    UnknownNameError,
+    UserCodeError,
+    shown,
+    unknown_name,
+)
+from mas_gym.internal.user_files import blame, import_file
 
-_SPEC = re.compile(r"(?P<file>.+\.py):(?P<name>[^:]*)(?::(?P<settings>.*))?", re.DOTALL)
+_IN_FILE = re.compile(r"(?P<file>.+\.py):(?P<rest>.*)", re.DOTALL)
 _WORDS = {"true": True, "false": False, "none": None}
 
+T = TypeVar("T")
 
-class UserCodeError(ConfigError):
-    """User code raised an error, or its file cannot be imported; the cause has the whole traceback."""
+Value = bool | int | float | str | None
+"""A setting."""
 
 
-def is_user_code(spec: str) -> bool:
-    """Whether a string names something in a Python file.
+class Spec(NamedTuple):
+    """A parsed spec; ``str`` gives its text.
 
-    >>> is_user_code("ideas/my.py:Lookahead:2,3"), is_user_code("mcts:10,3")
+    Attributes:
+        name: The name of a part, or of a class or function in ``file``.
+        argument: The text after the name's colon.
+        fragment: The text after ``#``.
+        file: The user's Python file; empty for a name.
+    """
+
+    name: str
+    argument: str = ""
+    fragment: str = ""
+    file: str = ""
+
+    @classmethod
+    def parse(cls, text: str, known: Callable[[str], bool] = lambda name: False) -> Spec:
+        """Parse a spec.
+
+        Args:
+            text: The spec.
+            known: Whether a name is registered. ``judge:my.py:make`` names ``judge`` if it is, else a file.
+
+        >>> Spec.parse("my.py:Lookahead:2,3#greedy=true")
+        Spec(name='Lookahead', argument='2,3', fragment='greedy=true', file='my.py')
+        >>> Spec.parse("transformers:models/a#dtype=float32")
+        Spec(name='transformers', argument='models/a', fragment='dtype=float32', file='')
+        """
+        text = text.strip()
+        file = ""
+        found = _IN_FILE.fullmatch(text)
+        if found is not None and not known(re.split("[:#]", text, maxsplit=1)[0].strip()):
+            file, text = found["file"], found["rest"]
+        head, _, fragment = text.partition("#")
+        name, _, argument = head.partition(":")
+        return cls(name.strip(), argument.strip(), fragment.strip(), file)
+
+    def __str__(self) -> str:
+        """Return the text, from which `parse` makes the same spec."""
+        argument = f":{self.argument}" if self.argument else ""
+        fragment = f"#{self.fragment}" if self.fragment else ""
+        return f"{self.file}:{self.name}{argument}{fragment}" if self.file else f"{self.name}{argument}{fragment}"
+
+    def settings(self, full: Callable[[str], str] = lambda key: key) -> tuple[list[Value], dict[str, Any]]:
+        """Return the argument as positional and named settings, and the options as further named ones.
+
+        Args:
+            full: Maps an abbreviated name to the full one.
+
+        Raises:
+            ConfigError: The text does not fit the grammar, or a name occurs twice.
+        """
+        args, kwargs = read_settings(f"{str(self)!r}", self.argument, full)
+        options = self.options()
+        if twice := kwargs.keys() & options.keys():
+            raise ConfigError(f"{str(self)!r}: {min(twice)!r} is set twice")
+        return args, {**kwargs, **options}
+
+    def blame(self, error: BaseException) -> str:
+        """Return an error in one line, with the line of the spec's file that raised it."""
+        return blame(error, Path(self.file).expanduser()) if self.file else f"{type(error).__name__}: {error}"
+
+    def options(self) -> dict[str, Any]:
+        """Return the options after ``#``.
+
+        Raises:
+            ConfigError: An option has no ``=`` or occurs twice, or its value is not valid YAML.
+        """
+        found: dict[str, Any] = {}
+        for piece in filter(None, self.fragment.split("&")):
+            key, equals, value = piece.partition("=")
+            if not equals or not key.strip():
+                raise ConfigError(f"expected option=value after '#', got {shown(piece)} in {shown(str(self))}")
+            if key.strip() in found:
+                raise ConfigError(f"{shown(str(self))}: the option {key.strip()!r} is set twice")
+            found[key.strip()] = read_yaml(value, f"option {key.strip()}: expected a plain value")
+        return found
+
+
+def names_a_file(text: str) -> bool:
+    """Return whether a spec names something in a Python file.
+
+    >>> names_a_file("ideas/my.py:Lookahead:2,3"), names_a_file("mcts:10,3")
     (True, False)
     """
-    return _SPEC.fullmatch(spec) is not None
-
-
-def load_user_code(what: str, spec: str) -> Any:
-    """Import a file, find a class or function in it and call it.
-
-    Args:
-        what: The kind of part, for messages: ``"planner"``, ``"critic"`` or ``"policy"``.
-        spec: ``FILE.py:NAME`` or ``FILE.py:NAME:SETTINGS``.
-
-    Raises:
-        DataNotFoundError: There is no such file.
-        UnknownNameError: The file defines no such name.
-        ConfigError: The settings do not fit.
-        UserCodeError: The user's code raised; the message names its file and line.
-    """
-    make, args, kwargs = find_user_code(what, spec)
-    try:
-        inspect.signature(make).bind(*args, **kwargs)
-    except TypeError as error:
-        expected = f"{getattr(make, '__name__', '')}{inspect.signature(make)}"
-        raise ConfigError(f"{what} {spec!r}: {error}; expected {expected}") from None
-    try:
-        return make(*args, **kwargs)
-    except MASGymError:
-        raise
-    except Exception as error:
-        raise UserCodeError(f"{what} {spec!r}: {blame(error, user_file(spec))}") from error
-
-
-def user_file(spec: str) -> Path:
-    """Return the file of ``FILE.py:NAME``."""
-    return Path(spec.rpartition(".py:")[0] + ".py").expanduser()
-
-
-def find_user_code(
-    what: str, spec: str, fits: Callable[[Any], bool] = callable
-) -> tuple[Any, list[Any], dict[str, Any]]:
-    """Import a file and find a class or function in it, or something else that fits, without calling it.
-
-    Returns:
-        The class or function, and its settings by position and by name.
-
-    Raises:
-        MASGymError: As `load_user_code`, whose arguments these are.
-    """
-    found = _SPEC.fullmatch(spec)
-    if found is None:
-        raise ConfigError(f"{what} {spec!r}: expected FILE.py:NAME or FILE.py:NAME:SETTINGS")
-    file, name = Path(found["file"]).expanduser(), found["name"]
-    module = _import(what, file)
-    make = vars(module).get(name)
-    if not fits(make):
-        own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
-        raise unknown_name(f"class or function in {file}", name, [key for key in own if not key.startswith("_")])
-    args, kwargs = read_settings(f"{what} {spec!r}", found["settings"] or "")
-    return make, args, kwargs
+    return bool(Spec.parse(text).file)
 
 
 def read_settings(
-    place: str, settings: str, full: Callable[[str], str] = lambda key: key
-) -> tuple[list[Any], dict[str, Any]]:
-    """Read ``"10,3,leaf=bootstrap"`` as positional and named arguments.
+    place: str, text: str, full: Callable[[str], str] = lambda key: key
+) -> tuple[list[Value], dict[str, Value]]:
+    """Read ``"10,3,leaf=bootstrap"`` as positional and named settings.
 
     Args:
         place: Their origin, for messages.
-        settings: The text.
+        text: The text.
         full: Maps an abbreviated name to the full one.
 
     Raises:
         ConfigError: A positional setting follows a named one, or a name occurs twice.
     """
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    for item in filter(None, (part.strip() for part in settings.split(","))):
+    args: list[Value] = []
+    kwargs: dict[str, Value] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = item.partition("=")
         if equals:
             key = full(key.strip())
@@ -130,81 +165,17 @@ def read_settings(
     return args, kwargs
 
 
-def unknown(what: str, name: object, known: Iterable[str], group: str) -> UnknownNameError:
-    """Return the error for an unknown name, with a hint on how to add one.
+def write_settings(args: Sequence[object], kwargs: Mapping[str, object]) -> str:
+    """Return settings as `read_settings` reads them; a class or function by its name.
 
-    Args:
-        what: The kind of thing, such as ``"planner"``.
-        name: The name that was given.
-        known: The names that exist.
-        group: The entry-point group of packages that add names.
+    >>> write_settings([10, 0.5], {"leaf": "bootstrap", "greedy": True})
+    '10,0.5,leaf=bootstrap,greedy=true'
     """
-    hint = f"to add your own, write FILE.py:NAME or register an entry point in the group {group}"
-    return UnknownNameError(f"{unknown_name(what, name, known)}; {hint}")
+    return ",".join([*map(_written, args), *(f"{key}={_written(value)}" for key, value in kwargs.items())])
 
 
-def blame(error: BaseException, file: Path) -> str:
-    """Return an error in one line, with the last line of the file in its traceback."""
-    lines = [
-        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file.resolve()
-    ]
-    if isinstance(error, SyntaxError) and error.filename == str(file.resolve()):
-        lines.append(error.lineno)
-    place = f"{file}, line {lines[-1]}" if lines else str(file)
-    return f"{place}: {type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
-
-
-_LIBRARY = ("mas_gym", "search", "rewardmodels")
-_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-
-
-def place_of(error: BaseException) -> str:
-    """Return the innermost line of a user's own code in an error's traceback, ``"my.py, line 4"``; ``""`` if none.
-
-    Code of this library and of installed packages is not the user's own.
-    """
-    seen: set[int] = set()
-    found: BaseException | None = error
-    while found is not None and id(found) not in seen:
-        seen.add(id(found))
-        for frame, line in reversed(list(traceback.walk_tb(found.__traceback__))):
-            file = frame.f_code.co_filename
-            library = str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARY
-            if not library and not file.startswith((*_INSTALLED, "<frozen ")):
-                return f"{os.path.basename(file)}, line {line}"
-        found = found.__cause__ or found.__context__
-    return ""
-
-
-def build(policy: str, make: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
-    """Call ``make``; raise a `ConfigError` that lists the valid options if it does not accept one."""
-    signature = inspect.signature(make)
-    try:
-        signature.bind(*arguments, **options)
-    except TypeError as error:
-        takes = [name for name, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY]
-        raise ConfigError(f"policy {policy!r}: {error}; it takes {', '.join(takes) or 'no options'}") from error
-    return make(*arguments, **options)
-
-
-def written_options(argument: str) -> tuple[str, dict[str, Any]]:
-    """Split ``"ARGUMENT#option=value&option=value"``; values are YAML.
-
-    Raises:
-        ConfigError: An option has no ``=``, or its value is not valid YAML.
-    """
-    head, _, fragment = argument.partition("#")
-    options: dict[str, Any] = {}
-    for piece in filter(None, fragment.split("&")):
-        key, equals, value = piece.partition("=")
-        if not equals:
-            raise ConfigError(f"expected option=value after '#', got {piece!r} in {argument!r}")
-        options[key] = written_value(value, f"option {key}: expected a plain value")
-    return head, options
-
-
-def written_value(text: str, expected: str) -> Any:
-    """Parse a YAML value of a policy string. Raises `ConfigError` with the text ``expected``."""
+def read_yaml(text: str, expected: str) -> Any:
+    """Parse a YAML value of a spec. Raises `ConfigError` with the text ``expected``."""
     try:
         return yaml.safe_load(text)
     except Exception as error:
@@ -212,44 +183,7 @@ def written_value(text: str, expected: str) -> Any:
         raise ConfigError(f"{expected}, got {shown(text)}") from error
 
 
-class _Loader(importlib.machinery.SourceFileLoader):
-    """Runs given contents: the bytecode beside a file is that of an older version if both have one size and second."""
-
-    def __init__(self, name: str, path: Path, content: bytes) -> None:
-        super().__init__(name, str(path))
-        self._content = content
-
-    def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self._content, self.path)
-
-
-def _import(what: str, file: Path) -> Any:
-    try:
-        content = file.read_bytes()
-    except (OSError, ValueError) as error:
-        raise DataNotFoundError(f"{what}: expected a Python file at {str(file)!r}, found none ({error})") from error
-    path = file.resolve()
-    # The name includes a digest of the contents: a changed file is imported again, an unchanged one is reused.
-    stamp = hashlib.blake2b(str(path).encode("utf-8", "surrogateescape") + b"\0" + content, digest_size=8).hexdigest()
-    name = f"mas_gym_user_{re.sub(r'[^0-9A-Za-z_]', '_', file.stem)}_{stamp}"
-    if name in sys.modules:
-        return sys.modules[name]
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    spec = importlib.util.spec_from_file_location(name, path, loader=_Loader(name, path, content))
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        del sys.modules[name]
-        if isinstance(error, Exception):
-            raise UserCodeError(f"{what}: {blame(error, file)}") from error
-        raise
-    return module
-
-
-def _value(text: str) -> Any:
+def _value(text: str) -> Value:
     if text.casefold() in _WORDS:
         return _WORDS[text.casefold()]
     for kind in (int, float):
@@ -258,3 +192,162 @@ def _value(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def _written(value: object) -> str:
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    if isinstance(value, type) or inspect.isroutine(value):
+        return str(value.__name__)
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The names of one kind of part.
+
+    Attributes:
+        kind: The kind, for messages, such as ``"planner"``.
+        group: The entry-point group of packages that add names.
+        shipped: Shipped names with what makes the part, or ``"module:attribute"`` of it, which is imported on use.
+        settings: Whether the argument of a name is a list of settings; otherwise it is one text.
+    """
+
+    kind: str
+    group: str
+    shipped: Mapping[str, Any]
+    settings: bool = True
+
+    def names(self) -> list[str]:
+        """Return the shipped names and those of installed packages."""
+        return sorted({*self.shipped, *self._points()})
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether a name is registered."""
+        return name in self.shipped or name in self._points()
+
+    def _points(self) -> dict[str, EntryPoint]:
+        return {point.name: point for point in entry_points(group=self.group)}
+
+    def parse(self, text: str) -> Spec:
+        """Parse a spec of this kind."""
+        return Spec.parse(text, self.__contains__)
+
+    def find(self, spec: Spec, fits: Callable[[object], bool] = callable) -> Any:
+        """Return what a spec names, without calling it.
+
+        Args:
+            spec: The spec.
+            fits: Whether an object in a file can be meant.
+
+        Raises:
+            UnknownNameError: There is no such name; the message lists the known ones and the nearest.
+            MissingDependencyError: The package of the name cannot be imported.
+            DataNotFoundError: There is no such file.
+            UserCodeError: The file cannot be imported.
+        """
+        if spec.file:
+            return find_in_file(self.kind, spec, fits)
+        shipped = self.shipped.get(spec.name)
+        if shipped is not None and not isinstance(shipped, str):
+            return shipped
+        point = EntryPoint(spec.name, shipped, self.group) if shipped else self._points().get(spec.name)
+        if point is None:
+            raise self.unknown(spec.name)
+        try:
+            return point.load()
+        except ImportError as error:
+            raise MissingDependencyError(f"{self.kind} {spec.name!r} cannot be imported: {error}") from error
+
+    def arguments(self, spec: Spec, full: Callable[[str], str] = lambda key: key) -> tuple[list[Any], dict[str, Any]]:
+        """Return the positional and named arguments of a spec; ``full`` maps abbreviated names to full ones.
+
+        Raises:
+            ConfigError: They do not fit the grammar.
+        """
+        if self.settings or spec.file:
+            return spec.settings(full)
+        return [spec.argument], spec.options()
+
+    def load(self, text: str, **options: Any) -> Any:
+        """Find what a spec names and call it with its arguments and the options, which take precedence.
+
+        Raises:
+            MASGymError: As `find`, `arguments` and `call`.
+        """
+        spec = self.parse(text)
+        make = self.find(spec)
+        args, kwargs = self.arguments(spec)
+        return self.call(spec, make, *args, **{**kwargs, **options})
+
+    def call(self, spec: Spec, make: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call what `find` returned.
+
+        Raises:
+            ConfigError: The arguments do not fit.
+            UserCodeError: Code of the user's file raised; the message names its line.
+        """
+        self.check(spec, make, *args, **kwargs)
+        try:
+            return make(*args, **kwargs)
+        except MASGymError:
+            raise
+        except Exception as error:
+            if not spec.file:
+                raise
+            raise UserCodeError(f"{self.kind} {str(spec)!r}: {spec.blame(error)}") from error
+
+    def check(self, spec: Spec, make: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+        """Check that a class or function takes some arguments.
+
+        Raises:
+            ConfigError: It does not; the message lists what it takes.
+        """
+        signature = inspect.signature(make)
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            named = not spec.file and not self.settings
+            takes = f"it takes {options_of(make)}" if named else f"expected {spec.name}{_plain(signature)}"
+            raise ConfigError(f"{self.kind} {str(spec)!r}: {error}; {takes}") from None
+
+    def unknown(self, name: str) -> UnknownNameError:
+        """Return the error for an unknown name, with a hint on how to add one."""
+        hint = f"to add your own, write FILE.py:NAME or register an entry point in the group {self.group}"
+        known = (
+            unknown_name(self.kind, name, names) if (names := self.names()) else f"unknown {self.kind} {shown(name)}"
+        )
+        return UnknownNameError(f"{known}; {hint}")
+
+
+def find_in_file(kind: str, spec: Spec, fits: Callable[[object], bool] = callable) -> Any:
+    """Import a spec's file and return what it names there; for errors see `Registry.find`."""
+    file = Path(spec.file).expanduser()
+    module = import_file(kind, file)
+    found = vars(module).get(spec.name)
+    if not fits(found):
+        own = [name for name, value in vars(module).items() if inspect.getmodule(value) is module]
+        raise unknown_name(f"class or function in {file}", spec.name, [name for name in own if name[:1] != "_"])
+    return found
+
+
+def build(place: str, make: Callable[..., T], /, *args: Any, **options: Any) -> T:
+    """Call ``make``; raise a `ConfigError` that lists the valid options if it does not accept one."""
+    try:
+        inspect.signature(make).bind(*args, **options)
+    except TypeError as error:
+        raise ConfigError(f"{place}: {error}; it takes {options_of(make)}") from error
+    return make(*args, **options)
+
+
+def options_of(make: Callable[..., Any]) -> str:
+    """Return the names of the options that a class or function takes, for messages."""
+    parameters = inspect.signature(make).parameters.values()
+    return ", ".join(p.name for p in parameters if p.kind is p.KEYWORD_ONLY) or "no options"
+
+
+def _plain(signature: inspect.Signature) -> str:
+    """Return a signature without annotations."""
+    parameters = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
+    return str(signature.replace(parameters=parameters, return_annotation=signature.empty))

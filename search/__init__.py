@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         as_critic,
         as_planner,
     )
-    from search.setup import Sampling
+    from search.sampling import Sampling
     from search.store import Imported, Recorded, RunInfo, Store, import_transcripts, open_store
     from search.tree import Node, Proposal, Tree
     from search.usage import Usage
@@ -74,7 +74,7 @@ _HOMES = {
     "search.protocol": (
         "Critic Evaluate Extract Model Planner Propose Remaining Reward Scores ScoringContext as_critic as_planner"
     ),
-    "search.setup": "Sampling",
+    "search.sampling": "Sampling",
     "search.store": "Imported Recorded RunInfo Store import_transcripts open_store",
     "search.tree": "Node Proposal Tree",
     "search.usage": "Usage",

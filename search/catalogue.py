@@ -6,23 +6,25 @@ A package adds names with entry points in the group ``mas_gym.critics``. An entr
 * the path of a folder that training wrote;
 * a function that returns such a path, whose keyword arguments are options.
 
-Three names have a meaning beyond their own: ``folder`` loads what is named by a path alone, ``features`` does so if the
-folder has a file ``features.json``, and ``hub`` finds the folder of what is named ``org/name`` alone.
+Some names have a meaning beyond their own: ``folder`` loads what is named by a path alone, ``features`` and
+``calibrated`` do so if the folder has a file ``features.json`` or ``calibrated.json``, and ``hub`` finds the folder of
+what is named ``org/name`` alone.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import os
 import re
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from mas_gym.errors import ConfigError, MissingDependencyError, UnknownNameError
-from mas_gym.plugins import is_user_code, load_user_code, unknown, written_options
+from mas_gym.errors import ConfigError, DataError, UnknownNameError, shown
+from mas_gym.plugins import Registry, Spec
+from search.calibrated import Calibrated, read_model
 from search.critics import (
     Agreement,
     Combination,
@@ -36,15 +38,13 @@ from search.critics import (
 from search.protocol import Critic, as_critic
 from search.store.verdicts import RecordedCritic
 
-ENTRY_POINTS = "mas_gym.critics"
+_LARGEST = 1 << 26
 
 Loader = Callable[..., Any]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-_FEATURES = "features"
+_OWN_FILES = ("features", "calibrated")
 _COMBINED: dict[str, type[Combination]] = {"ensemble": Ensemble, "vote": Vote}
-_OF_PARTS = ("ensemble:", "vote:", "judge:")
-"""Beginnings of specs that contain other specs, which may be user code."""
 
 
 def load_critic(spec: str, *, lazy: bool = False, **options: Any) -> Critic:
@@ -75,93 +75,92 @@ def load_critic(spec: str, *, lazy: bool = False, **options: Any) -> Critic:
         ConfigError: An option or argument is wrong.
         MissingDependencyError: A package is not installed.
     """
-    if is_user_code(spec) and not spec.startswith(_OF_PARTS):
-        own = load_user_code("critic", spec)
-        try:
-            return as_critic(own)
-        except ConfigError as error:
-            raise ConfigError(f"critic {spec!r}: {error}") from None
-    # A folder's name may contain '#', and the members of an ensemble have their own options.
-    if (
-        "#" in spec
-        and not spec.startswith(tuple(f"{name}:" for name in _COMBINED))
-        and not Path(spec).expanduser().exists()
-    ):
-        spec, written = written_options(spec)
-        options = {**written, **options}
-    known = _known()
-    name, argument = _named(spec, known)
-    if name in _COMBINED:
-        members = [
-            load_critic(member.strip(), lazy=lazy, **options) for member in argument.split(",") if member.strip()
-        ]
-        return _COMBINED[name](members)
-    loader = _loaded(name, known)
-    if isinstance(loader, Path):
-        if argument:
-            raise ConfigError(f"{name} takes no argument, got {argument!r}; a folder of your own is named by its path")
-        loader, argument = _loaded("folder", known), str(loader)
-    elif not inspect.isclass(loader) and get_type_hints(loader).get("return") is Path:
-        of_loader = {key: options.pop(key) for key in inspect.signature(loader).parameters if key in options}
-        loader, argument = _loaded("folder", known), str(loader(argument, **of_loader))
-    signature = inspect.signature(_maker(loader))
-    if lazy and "lazy" in signature.parameters:
-        options["lazy"] = True
+    parsed = _parsed(spec)
+    if parsed.name in _COMBINED and not parsed.file:
+        # The options belong to the members.
+        members = map(str.strip, str(parsed).partition(":")[2].split(","))
+        return _COMBINED[parsed.name]([load_critic(member, lazy=lazy, **options) for member in members if member])
+    loader = CRITICS.find(parsed)
+    args, written = CRITICS.arguments(parsed)
+    options = {**written, **options}
+    if not parsed.file:
+        loader, args = _resolved(parsed, loader, args, options)
+        maker = _maker(loader)
+        if lazy and "lazy" in inspect.signature(maker).parameters:
+            options["lazy"] = True
+        CRITICS.check(parsed, maker, *args, **options)
+    made = CRITICS.call(parsed, loader, *args, **options)
     try:
-        signature.bind(argument, **options)
-    except TypeError as error:
-        takes = [key for key, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY]
-        raise ConfigError(f"critic {spec!r}: {error}; it takes {', '.join(takes) or 'no options'}") from error
-    return as_critic(loader(argument, **options))
+        return as_critic(made)
+    except ConfigError as error:
+        raise ConfigError(f"critic {spec!r}: {error}") from None
+
+
+def _resolved(spec: Spec, loader: Loader | Path, args: list[Any], options: dict[str, Any]) -> tuple[Loader, list[Any]]:
+    """Return a loader with its arguments; what leads to a folder becomes the loader of folders.
+
+    Options of a function that returns the folder are taken out of ``options``.
+    """
+    if isinstance(loader, Path):
+        if spec.argument:
+            raise ConfigError(
+                f"{spec.name} takes no argument, got {spec.argument!r}; a folder of your own is named by its path"
+            )
+        return CRITICS.find(_FOLDER), [str(loader)]
+    if not inspect.isclass(loader) and get_type_hints(loader).get("return") is Path:
+        own = {key: options.pop(key) for key in inspect.signature(loader).parameters if key in options}
+        return CRITICS.find(_FOLDER), [str(CRITICS.call(spec, loader, *args, **own))]
+    return loader, args
 
 
 def known_critics() -> list[str]:
     """Return the names that `load_critic` accepts in addition to folders, those of installed packages included."""
-    return sorted(_known())
+    return CRITICS.names()
 
 
 def critic_makers() -> dict[str, Callable[..., Any]]:
     """Return by name the class or loader whose parameters are each critic's settings."""
-    known = _known()
     found: dict[str, Callable[..., Any]] = {}
-    for name in known:
-        loader = _loaded(name, known)
+    for name in known_critics():
+        loader = CRITICS.find(Spec(name))
         if isinstance(loader, Path) or _class_of(loader) is Path:
-            loader = _loaded("folder", known)
+            loader = CRITICS.find(_FOLDER)
         has_options = any(p.kind is p.KEYWORD_ONLY for p in inspect.signature(loader).parameters.values())
         found[name] = loader if has_options else _class_of(loader)
     return found
 
 
-def _known() -> dict[str, Loader | EntryPoint]:
-    found: dict[str, Loader | EntryPoint] = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    return {**found, **_BUILTIN}
+def _parsed(text: str) -> Spec:
+    """Parse a spec; a folder, or the name of a critic on the hub, becomes the argument of its loader."""
+    # A folder's name may contain '#'.
+    if _is_folder(text) and text not in CRITICS:
+        return _of_folder(text)
+    spec = CRITICS.parse(text)
+    if spec.file or spec.name in CRITICS:
+        return spec
+    place = str(spec._replace(fragment=""))
+    if _is_folder(place):
+        return _of_folder(place)._replace(fragment=spec.fragment)
+    if _HUB_NAME.fullmatch(place) and not Path(place).parent.exists() and "hub" in CRITICS:
+        return Spec("hub", place, spec.fragment)
+    if os.sep in place or place.startswith((".", "~")):
+        raise UnknownNameError(f"no critic at {shown(place)}: expected a folder that training wrote")
+    raise CRITICS.unknown(spec.name)
 
 
-def _named(spec: str, known: dict[str, Loader | EntryPoint]) -> tuple[str, str]:
-    """Return the name and the argument that a spec means."""
-    name, _, argument = spec.partition(":")
-    folder = Path(spec).expanduser()
-    if spec not in known and folder.is_dir():
-        # The one kind of trained critic that is no language model.
-        return _FEATURES if (folder / f"{_FEATURES}.json").is_file() else "folder", str(folder)
-    if name in known:
-        return name, argument
-    if _HUB_NAME.fullmatch(spec) and not Path(spec).parent.exists() and "hub" in known:
-        return "hub", spec
-    if os.sep in spec or spec.startswith((".", "~")):
-        raise UnknownNameError(f"no critic at {spec!r}: expected a folder that training wrote")
-    raise unknown("critic", name, known, ENTRY_POINTS)
+def _of_folder(text: str) -> Spec:
+    folder = Path(text).expanduser()
+    # The kinds of trained critics that are no language model are recognised by a file of their name.
+    own = next((name for name in _OWN_FILES if (folder / f"{name}.json").is_file()), _FOLDER.name)
+    return Spec(own, str(folder))
 
 
-def _loaded(name: str, known: dict[str, Loader | EntryPoint]) -> Any:
-    loader = known[name]
-    if isinstance(loader, EntryPoint):
-        try:
-            return loader.load()
-        except ImportError as error:
-            raise MissingDependencyError(f"critic {name!r} cannot be imported: {error}") from error
-    return loader
+def _is_folder(text: str) -> bool:
+    try:
+        return Path(text).expanduser().is_dir()
+    except (OSError, ValueError, RuntimeError):
+        # Too long, with a null character, or of an unknown user.
+        return False
 
 
 def _maker(loader: Loader) -> Callable[..., Any]:
@@ -207,6 +206,24 @@ def _agreement(argument: str) -> Agreement:
     return Agreement()
 
 
+def _calibrated(argument: str) -> Calibrated:
+    """A combination of critics that ``mas-gym train calibrated`` fitted."""
+    path = Path(argument).expanduser() / "calibrated.json"
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise DataError(f"expected at most {_LARGEST:,} bytes in {path}, got {path.stat().st_size:,}")
+        model = read_model(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"cannot read {path}: {error}; train it again with mas-gym train calibrated") from error
+    # A folder comes from outside as often as from here, and must not name code to run.
+    code = [spec for spec in model.members if any(part.strip().endswith(".py") for part in re.split("[:,#]", spec))]
+    if code:
+        raise ConfigError(f"{path}: expected critics by name or folder, got {code[0]!r}, whose code would run")
+    return Calibrated([load_critic(spec) for spec in model.members], model)
+
+
 def _random(argument: str) -> RandomCritic:
     """A random value per state, from a seed."""
     try:
@@ -215,12 +232,19 @@ def _random(argument: str) -> RandomCritic:
         raise ConfigError(f'expected a whole number, as in "random:7", got {argument!r}') from error
 
 
-_BUILTIN: dict[str, Loader] = {
-    "policy-likelihood": _likelihood,
-    "constant": _constant,
-    **_COMBINED,
-    "recorded": RecordedCritic,
-    "uncertainty": _uncertainty,
-    "agreement": _agreement,
-    "random": _random,
-}
+CRITICS = Registry(
+    "critic",
+    "mas_gym.critics",
+    {
+        "policy-likelihood": _likelihood,
+        "constant": _constant,
+        **_COMBINED,
+        "recorded": RecordedCritic,
+        "calibrated": _calibrated,
+        "uncertainty": _uncertainty,
+        "agreement": _agreement,
+        "random": _random,
+    },
+    settings=False,
+)
+_FOLDER = Spec("folder")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -99,7 +99,7 @@ class Uncertainty(Critic):
 
     def _score(self, context: ScoringContext) -> float:
         certainty = _proposal(self.name, context).certainty
-        value: float | None = None if certainty is None else getattr(certainty, KINDS[self.kind])
+        value: float | None = None if certainty is None else certainty._asdict()[KINDS[self.kind]]
         if value is None:
             remedy = "" if self.kind == "least" else ", or uncertainty:least, for which log-probabilities are enough"
             raise CriticError(
@@ -227,15 +227,16 @@ class Combination(Critic):
         votes = [scores_of(member, contexts) for member in self.members]
         rows = zip(*votes, strict=True)
         values = [self.combined(context, row) for context, row in zip(contexts, rows, strict=True)]
-        tokens, read, unread = (
-            [sum(column) for column in zip(*(getattr(vote, name) for vote in votes), strict=True)]
-            for name in ("tokens", "prompt_tokens", "unread")
-        )
+
+        def sums(costs: Iterable[Any]) -> list[int]:
+            return [sum(column) for column in zip(*costs, strict=True)]
+
+        tokens, read = sums(vote.tokens for vote in votes), sums(vote.prompt_tokens for vote in votes)
         reasons = [
             "" if math.isfinite(value) else "; ".join(filter(None, column)) or "no member voted"
             for value, column in zip(values, zip(*(vote.reasons for vote in votes), strict=True), strict=True)
         ]
-        return Scores(values, tokens, read, unread, reasons)
+        return Scores(values, tokens, read, sums(vote.unread for vote in votes), reasons)
 
     @abstractmethod
     def combined(self, context: ScoringContext, values: Sequence[float]) -> float:

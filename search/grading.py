@@ -92,8 +92,10 @@ class Grader:
     def cost(self) -> Usage:
         """What a judge spent on the grades so far; the verdict on an answer counts once."""
         billed = {grade.extracted or text: grade for text, grade in list(self._grades.items()) if grade.tokens}
-        tokens, read = (sum(getattr(one, name) for one in billed.values()) for name in ("tokens", "prompt_tokens"))
-        return Usage(grader_tokens=tokens, grader_prompt_tokens=read)
+        return Usage(
+            grader_tokens=sum(grade.tokens for grade in billed.values()),
+            grader_prompt_tokens=sum(grade.prompt_tokens for grade in billed.values()),
+        )
 
     def reward(self, text: str) -> float:
         """Return R of a terminal state with this final message, +1.0 or -1.0."""

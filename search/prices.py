@@ -44,9 +44,9 @@ class ModelPrice:
 
     def __post_init__(self) -> None:
         """Check the numbers. Raises `ConfigError`."""
-        for name in ("forward", "second"):
-            if getattr(self, name) is not None:
-                check_price(name, getattr(self, name))
+        for name, price in (("forward", self.forward), ("second", self.second)):
+            if price is not None:
+                check_price(name, price)
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> ModelPrice:

@@ -191,8 +191,9 @@ class _AdaptedPlanner(Adapter, Planner):
         return generator
 
     def for_run(self, critic: Critic | None, training: bool) -> Planner:
-        for_run = getattr(self.identical_to, "for_run", None)
-        return self if for_run is None else as_planner(for_run(critic, training))
+        if not has_method(self.identical_to, "for_run"):
+            return self
+        return as_planner(self.identical_to.for_run(critic, training))
 
     def resized(self, size: int) -> Planner:
         return as_planner(_with_setting(self.identical_to, self.size_setting, size))

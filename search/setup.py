@@ -1,8 +1,6 @@
-"""What determines a search, apart from its problem and the policy; the engine and the store share these types.
+"""The settings of a search: they determine its result, apart from its problem and the policy.
 
-A planner has a short form, as in ``"mcts:10,3,leaf=bootstrap"``. One of your own is named by its file, as in
-``"my.py:Lookahead:2,3"`` (see `mas_gym.plugins`). A package adds names with an entry point in the group
-``mas_gym.planners``, which loads to a planner class or a function that returns a planner.
+`make_setup` loads what is given by name and checks that the parts fit each other.
 """
 
 from __future__ import annotations
@@ -10,10 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from mas_gym.errors import ConfigError
-from mas_gym.policies.base import AsyncPolicy, Policy, as_policy, effective_temperature
+from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
 from mas_gym.programs import Program, load_program
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
@@ -23,35 +21,12 @@ from search.planners.registry import load_planner
 from search.prices import Prices, Rate
 from search.protocol import Critic, Planner, as_critic, as_planner
 from search.recorded import Recording
-from search.tree import Proposal
+from search.sampling import Sampling
 
 logger = logging.getLogger("search")
 
 ProgramSource = Program | str | Callable[..., Any]
 """What `mas_gym.programs.load_program` takes."""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How agents sample (paper, App. "Search configurations").
-
-    Attributes:
-        temperature: Softmax temperature; 0 is greedy decoding, and so is anything below 0.01.
-        top_p: Nucleus mass in ``(0, 1]``.
-        max_new_tokens: Maximum length of one message; an agent's own maximum also applies.
-    """
-
-    temperature: float = 0.7
-    top_p: float = 0.95
-    max_new_tokens: int = 1024
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        object.__setattr__(self, "temperature", effective_temperature(self.temperature))
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"sampling: expected top_p in (0, 1], got {self.top_p!r}")
-        if self.max_new_tokens < 1:
-            raise ConfigError(f"sampling: expected max_new_tokens >= 1, got {self.max_new_tokens!r}")
 
 
 @dataclass(frozen=True)
@@ -81,13 +56,6 @@ class Setup:
     program: Program | None = None
     rate: Rate | None = None
     recording: Recording | None = None
-
-
-class SampleRecord(NamedTuple):
-    """Where a message came from: the policy's proposal and the seed it was drawn with; None if it was recorded."""
-
-    proposal: Proposal
-    seed: int | None
 
 
 def make_setup(

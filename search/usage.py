@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass
+from operator import sub
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,4 +66,4 @@ class Usage:
 
     def __sub__(self, other: Usage) -> Usage:
         """Subtract field by field."""
-        return Usage(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(Usage)))
+        return Usage(*map(sub, astuple(self), astuple(other)))

@@ -10,7 +10,7 @@ import mas_gym  # noqa: F401 - registers the ids
 from mas_gym import ENVIRONMENTS
 
 IDS = sorted(ENVIRONMENTS)
-OFFLINE = ("arithmetic", "ordering")
+OFFLINE = ("arithmetic", "ordering", "game24")
 
 ROWS: dict[str, list[dict[str, Any]]] = {
     "gsm8k": [

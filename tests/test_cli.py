@@ -217,7 +217,7 @@ def script(request, seed):
         os.kill(os.getpid(), signal.SIGINT)
     return f"Final Answer: {seed % 5}"
 
-options.read_policy = lambda spec, cache: ScriptedPolicy(script)
+options.read_policy = lambda spec, cache, traces: ScriptedPolicy(script)
 main()
 """
 
@@ -729,7 +729,8 @@ def test_help_needs_nothing_heavy(arguments: tuple[str, ...]) -> None:
 
 
 ROOT_COMMAND: Any = typer.main.get_command(app)
-COMMANDS = [[name] for name in ROOT_COMMAND.commands if name != "train"] + [["train", "masprm"], ["train", "orm"]]
+TRAINED = [["train", name] for name in ("masprm", "orm", "agents")]
+COMMANDS = [[name] for name in ROOT_COMMAND.commands if name != "train"] + TRAINED
 
 
 @pytest.mark.parametrize("group", [[], ["train"]], ids=["mas-gym", "train"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import itertools
 import sys
 import threading
@@ -20,6 +22,7 @@ import search
 from mas_gym.cli import options as opt
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from mas_gym.programs import Program
+from mas_gym.programs.activity import Job, blocked_clock
 from mas_gym.tasks.base import Problem
 
 NAMES = ["Zoe", "Adam", "Mia", "Bob"]
@@ -250,3 +253,129 @@ def test_the_command_line_says_in_how_many_searches_the_order_varied(capsys: pyt
     assert not capsys.readouterr().err
     opt.note_order(3)
     assert "varied in 3 searches" in capsys.readouterr().err
+
+
+# ---- what counts as waiting
+
+
+def test_a_thread_that_has_been_woken_is_active_before_it_leaves_its_wait() -> None:
+    condition = threading.Condition()
+
+    def wait() -> None:
+        with condition:
+            condition.wait()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    job = Job(None, wait)
+    job.thread = thread.ident
+    while job.active(sys._current_frames()):
+        time.sleep(0.001)
+    with condition:
+        condition.notify()
+        # It cannot leave the wait before this block ends.
+        for _ in range(20):
+            time.sleep(0.002)
+            assert job.active(sys._current_frames())
+    thread.join()
+
+
+def test_a_thread_that_starts_another_one_is_active_until_that_has_started() -> None:
+    may_start = threading.Event()
+
+    class Slow(threading.Thread):
+        """A thread for which the operating system needs long."""
+
+        def _bootstrap(self) -> None:
+            may_start.wait()
+            super()._bootstrap()  # type: ignore[misc]
+
+    started = Slow(target=int)
+    starting = threading.Thread(target=started.start)
+    starting.start()
+    job = Job(None, started.start)
+    job.thread = starting.ident
+    wait = threading.Condition.wait.__code__
+    while (frame := sys._current_frames()[starting.ident]).f_code is not wait:  # type: ignore[index]
+        time.sleep(0.001)
+    try:
+        assert job.active({starting.ident: frame})  # type: ignore[dict-item]
+    finally:
+        may_start.set()
+        starting.join()
+        started.join()
+
+
+def test_a_job_that_began_after_the_frames_were_taken_is_active() -> None:
+    job = Job(None, print)
+    job.here()
+    assert job.active({})
+
+
+def test_blocked_clock_while_a_thread_computes_stands_still() -> None:
+    def advance(work: Callable[[], None]) -> float:
+        found = []
+
+        def measured() -> None:
+            native = threading.get_native_id()
+            before = blocked_clock(native)
+            work()
+            found.append(blocked_clock(native) - before)
+
+        # Several at once, so that they also wait for the interpreter's lock.
+        threads = [threading.Thread(target=measured) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return max(found)
+
+    if not Path("/proc/self/schedstat").exists():
+        pytest.skip("the system does not report the times of threads")
+    assert advance(lambda: spin(0.2)) < 0.1 < advance(lambda: time.sleep(0.2))
+
+
+def test_a_job_is_named_by_the_function_that_it_calls_in_a_context() -> None:
+    run = contextvars.copy_context().run
+    assert (
+        Job(None, functools.partial(run, spin), (1.0,)).name == Job(None, run, (spin, 1.0)).name == f"{__name__}.spin"
+    )
+
+
+def after_long_work(question: str, client: OpenAI) -> str:
+    """Ask in threads, each of which computes for longer than a decision waits for one that sleeps."""
+
+    def branch(name: str) -> str:
+        spin(0.3 if name == "Adam" else 0.0)
+        return ask(client, name, question)
+
+    with ThreadPoolExecutor(len(NAMES)) as pool:
+        return " ".join(pool.map(branch, NAMES))
+
+
+def beside_a_sleeping_thread(question: str, client: OpenAI) -> str:
+    """Ask beside a thread that never makes a call."""
+    ended = threading.Event()
+
+    def sleep() -> None:
+        while not ended.is_set():
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=sleep)
+    thread.start()
+    with ThreadPoolExecutor(len(NAMES)) as pool:
+        found = " ".join(pool.map(lambda name: ask(client, name, question), NAMES))
+    ended.set()
+    thread.join()
+    return found
+
+
+@pytest.mark.parametrize("solve", [after_long_work, beside_a_sleeping_thread])
+def test_a_decision_waits_for_threads_that_compute_and_not_for_those_that_sleep(
+    solve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("activity", "quiet"):
+        monkeypatch.setattr(f"mas_gym.programs.{module}.BUSY_SECONDS", 0.1)
+    found = [trees(Program(solve, agents=NAMES), "single") for _ in range(2)]
+    assert found[0] == found[1]
+    assert [speaker for speaker, _ in found[0][0][1][:1]] == [NAMES.index("Adam")]

@@ -22,6 +22,7 @@ from grove import MODEL, chain, grove, other_graph, random_tree, save_base
 import mas_gym
 import search
 import search.catalogue as critics_module
+from mas_gym import plugins
 from mas_gym.errors import ConfigError, CriticError, DataError, DataNotFoundError, UnknownNameError
 from mas_gym.internal.identity import identity_of
 from mas_gym.policies import load_policy
@@ -438,9 +439,9 @@ def test_a_critic_beside_generation_gives_the_same_plans() -> None:
 
 
 def test_third_parties_register_under_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("shy", "search.catalogue:_constant", critics_module.ENTRY_POINTS)
-    broken = EntryPoint("broken", "no_such_package:critic", critics_module.ENTRY_POINTS)
-    monkeypatch.setattr(critics_module, "entry_points", lambda group: [point, broken])
+    point = EntryPoint("shy", "search.catalogue:_constant", critics_module.CRITICS.group)
+    broken = EntryPoint("broken", "no_such_package:critic", critics_module.CRITICS.group)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [point, broken])
     assert {"shy", "broken", "constant"} <= set(known_critics())
     assert load_critic("shy:3").free
     with pytest.raises(mas_gym.errors.MissingDependencyError, match="no_such_package"):

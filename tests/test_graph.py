@@ -58,7 +58,7 @@ def faults_of(source) -> tuple[str, ...]:
 
 
 def test_the_paper_lists_seven_systems() -> None:
-    assert sorted(paper_listings()) == [name for name in mas_names() if name != "handoff"]
+    assert sorted(paper_listings()) == [name for name in mas_names() if name not in ("game24", "handoff")]
 
 
 @pytest.mark.parametrize("name", sorted(paper_listings()))
@@ -292,7 +292,7 @@ def test_large_and_undecodable_files(tmp_path: Path) -> None:
 def test_unknown_names_and_paths(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'rpsv'") as caught:
         load_mas("rpvs")
-    assert "consensus, debate, dylan, handoff, logic, refine, rpsv, single" in str(caught.value)
+    assert "consensus, debate, dylan, game24, handoff, logic, refine, rpsv, single" in str(caught.value)
     with pytest.raises(DataNotFoundError, match="no MAS config at"):
         load_mas(tmp_path / "none.yaml")
     with pytest.raises(ConfigError, match="expected a MAS name, a path or a dict, got int"):

@@ -15,8 +15,9 @@ import search
 from mas_gym.errors import ConfigError, DataError
 from rewardmodels import LabelledTree, collect, load_critic, stored_trees
 from rewardmodels.model.features import FEATURES, features_of
-from rewardmodels.training.features import recorded_rows, train_features
+from rewardmodels.training.features import train_features
 from rewardmodels.training.run import continuation_counts
+from search.store import recorded_states
 
 SHARED = [("a", "b", "yes"), ("a", "b", "no 1"), ("a", "c", "no 2"), ("d", "e", "yes 3")]
 ALONE = [("a", "yes"), ("b", "no"), ("c", "no")]
@@ -90,7 +91,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", ["orm", "masprm"])
 def test_features_learn_and_load_as_any_folder(kind: Any, log: Path, tmp_path: Path) -> None:
     recorded = search.Recorded(log)
-    model = train_features(list(recorded_rows(recorded, kind)), tmp_path / "features", kind)
+    model = train_features(list(recorded_states(recorded, kind == "orm")), tmp_path / "features", kind)
     critic = load_critic(str(tmp_path / "features"))
     assert critic.name == "features" and critic.free and critic.terminal_only == (kind == "orm")
     assert critic.model == model and model.metrics["auc"] > (0.8 if kind == "orm" else 0.6)
@@ -99,7 +100,7 @@ def test_features_learn_and_load_as_any_folder(kind: Any, log: Path, tmp_path: P
 
 
 def test_rows_count_episodes(tmp_path: Path) -> None:
-    rows = list(recorded_rows(search.Recorded(imported(tmp_path, [*SHARED, SHARED[0]])), "masprm"))
+    rows = list(recorded_states(search.Recorded(imported(tmp_path, [*SHARED, SHARED[0]])), False))
     counts = {"/".join(turn.text for turn in row.context.state.turns): (row.right, row.total) for row in rows}
     assert counts["a"] == (2, 4) and counts["a/b"] == (2, 3) and counts["a/b/yes"] == (2, 2) and counts["d"] == (1, 1)
     assert all(len(row.context.answers) == 5 for row in rows)
@@ -112,7 +113,7 @@ def test_rows_count_episodes(tmp_path: Path) -> None:
     [("bias", float("nan")), ("weights", [1.0]), ("scale", None), ("schema", 99), ("kind", "x"), ("agents", [1])],
 )
 def test_damaged_features_are_refused(change: str, value: Any, log: Path, tmp_path: Path) -> None:
-    train_features(list(recorded_rows(search.Recorded(log), "orm")), tmp_path / "f", "orm")
+    train_features(list(recorded_states(search.Recorded(log), True)), tmp_path / "f", "orm")
     file = tmp_path / "f" / "features.json"
     written = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps(written | {change: value}), encoding="utf-8")
@@ -121,7 +122,7 @@ def test_damaged_features_are_refused(change: str, value: Any, log: Path, tmp_pa
 
 
 def test_features_need_both_outcomes_and_a_folder_of_their_own(log: Path, tmp_path: Path) -> None:
-    rows = list(recorded_rows(search.Recorded(imported(tmp_path, [("a", "yes")], [("b", "yes")])), "orm"))
+    rows = list(recorded_states(search.Recorded(imported(tmp_path, [("a", "yes")], [("b", "yes")])), True))
     with pytest.raises(DataError, match="0 wrong of 2 questions"):
         train_features(rows, tmp_path / "out", "orm")
     (tmp_path / "mine").mkdir()

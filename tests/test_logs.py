@@ -11,9 +11,8 @@ from typer.testing import CliRunner, Result
 import search
 from mas_gym.cli import app
 from mas_gym.cli.view import Pages
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, StoreError, UnknownNameError
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, StoreError, UnknownNameError, UserCodeError
 from mas_gym.logs import BrokenLine, Transcript, read_transcripts, recognise
-from mas_gym.plugins import UserCodeError
 from mas_gym.tasks.grading.graders import FunctionGrader, KindGrader
 from search.compare import differences
 from search.compare.imported import read_labelled

@@ -26,10 +26,11 @@ from local_models import ask, texts
 from loopback import hash_policy, make_app, serving
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
+from mas_gym.policies import load_policy
 from mas_gym.policies.base import AsyncPolicy, Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.completions import BadReply, defuse, delay, parse_reply, retry_after
 from mas_gym.policies.meters import Meter, Price
-from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy, load_openai, split_address
+from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy, split_address
 from mas_gym.systems.prompts import ChatMessage
 
 
@@ -501,25 +502,31 @@ def test_an_address_without_http_is_refused(address: str) -> None:
     assert split_address("claude@20250101") == ("claude@20250101", None)
 
 
+def loaded(text: str, **options: Any) -> OpenAIPolicy:
+    policy = load_policy(f"openai:{text}", **options)
+    assert isinstance(policy, OpenAIPolicy)
+    return policy
+
+
 def test_openai_service_without_a_key_is_rejected_at_construction(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "MY_KEY"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(
         ConfigError, match=r"openai:gpt: .*OPENAI_API_KEY, which is not set; export OPENAI_API_KEY=\.\.\."
     ):
-        load_openai("gpt")
+        loaded("gpt")
     with pytest.raises(ConfigError, match="export MY_KEY="):
-        load_openai("gpt#key_env=MY_KEY")
-    assert load_openai("gpt@http://127.0.0.1:9/v1").base_url
+        loaded("gpt#key_env=MY_KEY")
+    assert loaded("gpt@http://127.0.0.1:9/v1").base_url
     monkeypatch.setenv("MY_KEY", "any")
-    assert load_openai("gpt#key_env=MY_KEY").base_url is None
+    assert loaded("gpt#key_env=MY_KEY").base_url is None
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
-    assert load_openai("gpt").base_url == "http://127.0.0.1:9/v1"
+    assert loaded("gpt").base_url == "http://127.0.0.1:9/v1"
 
 
 def test_options_in_the_string_and_beside_it() -> None:
     written = "a/b@https://h/v1#api=completions&price=1,0.5,2&logprobs=false&max_concurrency=9&extra_body={top_k: -1}"
-    policy = load_openai(written, timeout=7)
+    policy = loaded(written, timeout=7)
     assert (policy.model, policy.base_url, policy.name) == ("a/b", "https://h/v1", "openai:a/b")
     assert policy.options == OpenAIOptions(
         api="completions",
@@ -548,7 +555,7 @@ BAD_SPECS = [
 @pytest.mark.parametrize("spec", [*BAD_SPECS, "m#max_concurrency=1.5", "m#extra_body=3"])
 def test_bad_spec_strings(spec: str) -> None:
     with pytest.raises(ConfigError, match=r"expected|takes"):
-        load_openai(spec)
+        loaded(spec)
 
 
 def test_meter_without_price_has_no_money() -> None:

@@ -22,9 +22,8 @@ from typer.testing import CliRunner
 import mas_gym
 import search
 from mas_gym.cli import app
-from mas_gym.errors import ConfigError, CriticError, DataError, PolicyError, UnknownNameError
+from mas_gym.errors import ConfigError, CriticError, DataError, PolicyError, UnknownNameError, UserCodeError
 from mas_gym.internal.identity import identity_of
-from mas_gym.plugins import UserCodeError
 from mas_gym.policies.base import Purpose
 from mas_gym.policies.registry import purpose_of
 from mas_gym.policies.scripted import ScriptedPolicy
@@ -598,7 +597,7 @@ def test_a_policy_out_of_place_is_named_once(command: Callable[..., tuple[int, s
         ((*MINE, "--allow-code", "--sandbox", "nothing"), "expected one of 'bubblewrap', 'none', got 'nothing'"),
         ((*MINE, "--kind", "judge"), "--judge"),
         ((*MINE, "--grader", "my.py:grad"), "did you mean 'grade'"),
-        ((*MINE, "--grader", "grade"), "expected FILE.py:NAME or a function"),
+        ((*MINE, "--grader", "grade"), "to add your own, write FILE.py:NAME"),
         ((*MINE, "--colums", "question=prompt"), "No such option: --colums"),
         ((*MINE, "--data", "other.csv"), "is its own source; expected no data"),
         ((*MINE, "-o", "difficulty=3"), "takes the options allow_code, columns"),

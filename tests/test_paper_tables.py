@@ -40,6 +40,7 @@ from benchmarks.paper.lab import LIKELIHOOD, ORM, Lab, Setting, TinyShape, arm, 
 from benchmarks.paper.options import PARTNERS, Options, read
 from benchmarks.paper.page import REASONS, Claim, Page, claim, claim_of, write_page
 from benchmarks.paper.published import lead, narrowing
+from benchmarks.paper.redraw import PAGES, rows_of
 from benchmarks.tiny.truth import FirstError, first_error
 from mas_gym.errors import ConfigError, DataError
 from mas_gym.policies import load_policy
@@ -611,3 +612,14 @@ def test_pictures_refuse_what_does_not_fit(tmp_path: Path) -> None:
         save_curves({"Hit@1": []}, "pairs", tmp_path / "c.svg")
     with pytest.raises(ConfigError, match="2 by 2"):
         save_matrices({"critic": [[1.0]]}, ["A", "B"], tmp_path / "m.png")
+
+
+@pytest.mark.parametrize("page", sorted(PAGES.rglob("main.md")), ids=str)
+def test_redrawn_pictures_have_the_figures_of_their_page(page: Path) -> None:
+    text = page.read_text("utf-8")
+    rows = list(rows_of(text))
+    assert len({(row.planner, row.critic) for row in rows}) == len(rows) >= 16
+    for row in rows:
+        low, high = (f"{100 * end:.1f}" for end in row.interval)
+        shown = [row.planner, row.critic, f"{100 * row.hits[1].mean:.1f}", low, high, f"{row.tokens.mean:.1f}"]
+        assert re.search(r"^\| " + r"\b.*\b".join(map(re.escape, shown)), text, re.M)

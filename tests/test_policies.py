@@ -27,7 +27,7 @@ from mas_gym.errors import (
     UnknownNameError,
 )
 from mas_gym.internal.identity import identity_of
-from mas_gym.plugins import written_options
+from mas_gym.plugins import Spec
 from mas_gym.policies import (
     AsyncPolicy,
     Policy,
@@ -139,7 +139,8 @@ def test_a_policy_string_that_lacks_something_is_refused(spec: str) -> None:
 
 
 def test_options_are_read_as_numbers_words_and_truth_values() -> None:
-    assert written_options("a/b#x=3&y=cuda:1&z=true&w=") == ("a/b", {"x": 3, "y": "cuda:1", "z": True, "w": None})
+    spec = Spec.parse("a/b#x=3&y=cuda:1&z=true&w=")
+    assert (spec.name, spec.options()) == ("a/b", {"x": 3, "y": "cuda:1", "z": True, "w": None})
 
 
 @pytest.mark.slow

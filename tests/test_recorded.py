@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search_worlds import HashCritic, by_problem, chain, command, problems, said, talker, way
+from search_worlds import HashCritic, by_problem, chain, command, execute, problems, said, talker, way
 
 import search
 from mas_gym.errors import ConfigError, DataError, ExhaustedError, StoreError
@@ -336,3 +336,22 @@ def test_eval_recorded_refuses_what_it_has(options: tuple[str, ...], reason: str
 
 def test_eval_distinct_needs_recorded() -> None:
     assert "belong to --recorded" in said(command("eval", "--distinct"))
+
+
+def test_equal_episodes_with_different_outcomes_count_as_most_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    turn = [{"role": "assistant", "name": "A", "content": "same"}]
+    rows = [{"question": name, "messages": turn, "correct": correct}
+            for name, outcomes in (("most", [1, 1, 0]), ("tie", [1, 0])) for correct in outcomes]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    search.import_transcripts(path, tmp_path / "runs.db")
+    recorded = search.Recorded(tmp_path / "runs.db")
+    found = {one.question: plan for one in recorded for plan in search.run("sc:5", [one], recorded=recorded)}
+    assert found["most"].correct and not found["tie"].correct
+    assert [len(found[name].candidates) for name in ("most", "tie")] == [3, 2]
+
+
+def test_damaged_recordings_are_errors(store: Path) -> None:
+    execute(store, "UPDATE texts SET text = 'plan z' WHERE text = 'plan a'")
+    with pytest.raises(StoreError, match="damaged"):
+        list(search.run("single", recorded=store))

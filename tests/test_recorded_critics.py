@@ -1,6 +1,8 @@
 """Critics that others recorded, and combinations of critics."""
 
 import json
+import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,15 @@ from test_recorded import imported
 import search
 from mas_gym.errors import ConfigError, CriticError, DataError, UnknownNameError
 from mas_gym.logs import read_transcripts
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.state import Action
 from rewardmodels import load_critic
+from search.calibrated import Calibrated, read_model
+from search.compare.calibrating import Example, calibrate_critics, write_calibrated
 from search.compare.first_errors import bench_critic
 from search.compare.imported import read_labelled
 from search.critics import Ensemble, Vote
+from search.protocol import ScoringContext
 from search.store import RecordedCritic
 
 
@@ -73,7 +80,8 @@ def test_recorded_critic_states_what_is_missing(tmp_path: Path) -> None:
         load_critic(f"recorded:{store}#judge=k")
     with pytest.raises(ConfigError, match="got no file"):
         load_critic("recorded")
-    other = imported(tmp_path / "other" if (tmp_path / "other").mkdir() is None else tmp_path, [("x", "yes")])
+    (tmp_path / "other").mkdir()
+    other = imported(tmp_path / "other", [("x", "yes")])
     [plan] = search.run("bon:1", recorded=other, critic=RecordedCritic(store, judge="j"))
     assert plan.error is not None and "no value is recorded" in plan.error
 
@@ -125,3 +133,96 @@ def test_bench_critic_command_takes_recorded_judges(tmp_path: Path) -> None:
         store = judged(tmp_path, steps, question=f"Question {question}?")
     result = command("bench-critic", "--critic", f"recorded:{store}#judge=j", "--data", store)
     assert result.exit_code == 0 and "100.0" in said(result), result.output
+
+
+def examples(questions: int = 30, noise: float = 0.2) -> list[Example]:
+    """States of questions with two samples each; critics see whether they are right, with noise."""
+    model, rng = Dynamics(chain(1)), random.Random(0)
+    found = []
+    for question in range(questions):
+        for sample in range(2):
+            right = rng.random() < 0.5
+            seen = right if rng.random() > noise else not right
+            text = f"{'good' if seen else 'bad'} {sample}"
+            root = model.initial_state(f"Question {question}?")
+            context = ScoringContext(model.transition(root, Action(text, model.mas.ALL)), model.mas, None)
+            found.append(Example(root.question, context, int(right), 1))
+    return found
+
+
+class Reads(search.Critic):
+    """1 for a message with a word, else -1; no value for messages that end with a digit."""
+
+    def __init__(self, word: str, mute: str = "") -> None:
+        self.word, self.mute, self.name = word, mute, word
+
+    def score(self, contexts: Any) -> search.Scores:
+        texts = [one.state.text for one in contexts]
+        mute = [bool(self.mute) and text.endswith(self.mute) for text in texts]
+        values = [math.nan if m else 2.0 * (self.word in text) - 1 for m, text in zip(mute, texts, strict=True)]
+        return search.Scores(values, reasons=["" if math.isfinite(value) else "mute" for value in values])
+
+
+@pytest.mark.parametrize("method", ["logistic", "isotonic"])
+def test_calibrated_learns_probabilities_and_keeps_questions_apart(method: Any, tmp_path: Path) -> None:
+    rows = examples()
+    critics = {"good": Reads("good"), "mute": Reads("good", mute="1"), "useless": search.ConstantCritic(0)}
+    model = calibrate_critics(critics, rows, method)
+    assert len(model.folds) == 5 and len(model.questions) == 30
+    combined = Calibrated(list(critics.values()), read_model(json.loads(json.dumps(model.to_dict()))))
+    scores = combined.score([one.context for one in rows])
+    values = {one.context.state.text: value for one, value in zip(rows, scores, strict=True)}
+    assert values["good 0"] > 0.2 > -0.2 > values["bad 0"] and combined.calls == 2
+    # The value of a question does not depend on its own outcomes.
+    flipped = [one._replace(right=1 - one.right) if one.question == rows[0].question else one for one in rows]
+    other = Calibrated(list(critics.values()), calibrate_critics(critics, flipped, method))
+    assert combined.score([rows[0].context]).values == other.score([rows[0].context]).values
+    fresh = ScoringContext(Dynamics(chain(1)).transition(Dynamics(chain(1)).initial_state("New?"),
+                           Action("good 0", 1)), chain(1), None)  # fmt: skip
+    assert combined.score([fresh]).values != other.score([fresh]).values
+
+
+def test_calibrated_folder_loads_and_refuses_code(tmp_path: Path) -> None:
+    rows = examples()
+    write_calibrated(calibrate_critics({"constant:1": search.ConstantCritic(1), "random": load_critic("random")}, rows),
+                     tmp_path / "c")  # fmt: skip
+    critic = load_critic(str(tmp_path / "c"))
+    assert isinstance(critic, Calibrated) and [one.name for one in critic.members] == ["constant(1)", "random"]
+    file = tmp_path / "c" / "calibrated.json"
+    written = json.loads(file.read_text(encoding="utf-8"))
+    for members in (["my.py:Critic"], ["vote:random,my.py:Critic"], ["my.py"]):
+        file.write_text(json.dumps(written | {"members": members * 2}), encoding="utf-8")
+        with pytest.raises((ConfigError, DataError), match=r"code would run|train them again"):
+            load_critic(str(tmp_path / "c"))
+    for change in ({"schema": 2}, {"method": "x"}, {"members": []}, {"questions": {"a": 9}}, {"final": {"bias": "x"}}):
+        file.write_text(json.dumps(written | change), encoding="utf-8")
+        with pytest.raises(DataError):
+            load_critic(str(tmp_path / "c"))
+    file.write_text("{", encoding="utf-8")
+    with pytest.raises(DataError, match="cannot read"):
+        load_critic(str(tmp_path / "c"))
+
+
+def test_calibrating_needs_both_outcomes(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="0 wrong of 30 questions"):
+        calibrate_critics({"random": load_critic("random")}, [one._replace(right=1) for one in examples()])
+    with pytest.raises(ConfigError, match="at least one critic"):
+        calibrate_critics({}, examples())
+
+
+def test_train_calibrated_on_labels_and_outcomes(tmp_path: Path) -> None:
+    for question in range(10):
+        wrong = question % 2
+        verdict = {"label": -1 if wrong else 1, "verdicts": {"j": 1 - 2 * wrong}}
+        steps = [{"text": "start", "label": 1, "verdicts": {"j": 1}}, {"text": "end", **verdict}]
+        judged(tmp_path, steps, question=f"Question {question}?")
+    store, judge = tmp_path / "runs.db", f"recorded:{tmp_path}/runs.db#judge=j"
+    out = tmp_path / "labels"
+    result = command("train", "calibrated", "--store", store, "--critic", judge, "--on", "labels", "--out", out)
+    assert result.exit_code == 0 and "combined: auc" in result.output, result.output
+    result = command("bench-critic", "--critic", out, "--data", store)
+    assert result.exit_code == 0 and "100.0" in said(result), result.output
+    (tmp_path / "other").mkdir()
+    logged = imported(tmp_path / "other", [("a", "yes"), ("b", "no")], [("a", "yes"), ("c", "no")])
+    result = command("train", "calibrated", "--store", logged, "--critic", "random", "--out", tmp_path / "outcomes")
+    assert result.exit_code == 0, result.output

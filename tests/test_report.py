@@ -319,9 +319,12 @@ def test_plot_hides_no_marker_of_critics_with_equal_results() -> None:
 def test_plot_gives_every_search_a_marker_of_its_own() -> None:
     searches = [f"bon:{size}" for size in range(1, 17)]
     rows = summarise([Outcome(search, "orm", 1, "p", correct=True, tokens=50) for search in searches])
-    [legend] = tradeoff_figure(rows).legends
+    figure = tradeoff_figure(rows)
+    [legend], [axes] = figure.legends, figure.axes
     marks = {handle.get_label(): handle.get_marker() for handle in legend.legend_handles}
     assert len({marks[search] for search in searches}) == len(searches)
+    drawn = [(line.get_marker(), *line.get_xydata().tolist()) for line in axes.lines]
+    assert drawn == [(marks[search], [50, 100]) for search in searches]
 
 
 @pytest.mark.parametrize("name", ["$", "a$b$", "$\\frac{1$", "_hidden", "x" * 300, "two\nlines", "\\$5$"])

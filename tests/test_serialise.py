@@ -18,7 +18,7 @@ from mas_gym.systems.state import MASState
 from rewardmodels.data.encode import CUT, Encoder, drop_oldest, state_parts, state_text
 
 TEXTS = ["Facts: has 3.", "Plan: start 3.", "Work: 3 + 4 = 7.", "Final Answer: 7"]
-GRAPHS = ["single", "rpsv", "refine", "consensus", "dylan", "debate", "logic", "handoff"]
+GRAPHS = ["single", "rpsv", "refine", "consensus", "dylan", "debate", "logic", "handoff", "game24"]
 
 anything = st.text(st.characters(codec=None, categories=None), max_size=40) | st.sampled_from(
     ["0>1: hello", "a\n1>2,3: b\n3", "\n2>4: x", "3", "\r\n0>1: y", "<|end|>", "\ud800", "", "  ", "1>2: \u2028 1>3: z"]

@@ -49,7 +49,13 @@ from search.compare.first_errors import auc
 
 # With all that transformers' Trainer needs it takes 150 MB, in every process that collects these tests.
 trainer_module = lazily("rewardmodels.training.trainer")
-guards_module = lazily("rewardmodels.training.guards")
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    from rewardmodels.training import guards
+
+    return guards.last_checkpoint(folder)
+
 
 QUICK: dict[str, Any] = {
     "epochs": 1,
@@ -407,7 +413,7 @@ def test_a_run_resumes_to_the_same_result(
     with pytest.raises(Stop):
         train(data, out, base=str(base), **QUICK)
     monkeypatch.setattr(trainer_module, "loss_of", real)
-    assert guards_module.last_checkpoint(out / "checkpoints") is not None and not (out / "critic.json").exists()
+    assert last_checkpoint(out / "checkpoints") is not None and not (out / "critic.json").exists()
     lines: list[str] = []
     train(data, out, base=str(base), log=lines.append, **QUICK)
     assert any(line.startswith("going on from checkpoint-") for line in lines)
@@ -457,7 +463,7 @@ def test_a_checkpoint_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
         folder.mkdir()
         if done:
             (folder / "complete.json").write_text("{}", encoding="utf-8")
-    assert guards_module.last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
 
 
 def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(
@@ -474,7 +480,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(
     monkeypatch.setattr(trainer_module, "loss_of", poisoned)
     with pytest.raises(TrainingError, match=r"loss of step 7 is nan.*last good checkpoint is kept: checkpoint-"):
         train(data, tmp_path / "c", base=str(base), **QUICK)
-    last = guards_module.last_checkpoint(tmp_path / "c" / "checkpoints")
+    last = last_checkpoint(tmp_path / "c" / "checkpoints")
     assert last is not None and all(bool(t.isfinite().all()) for t in weights(last).values())
 
 

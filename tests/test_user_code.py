@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 import mas_gym
 import search
 from mas_gym.cli import app
-from mas_gym.errors import ConfigError, DataNotFoundError, MASGymError, UnknownNameError
+from mas_gym.errors import ConfigError, DataNotFoundError, MASGymError, UnknownNameError, UserCodeError
 from mas_gym.internal.identity import identity_of
-from mas_gym.plugins import UserCodeError, is_user_code, load_user_code
+from mas_gym.plugins import names_a_file
 from mas_gym.policies import load_policy
 from rewardmodels import load_critic
 
@@ -161,7 +161,7 @@ def test_a_file_that_cannot_be_imported_is_named_with_the_line(tmp_path: Path, s
     file = tmp_path / "bad.py"
     file.write_text(source, encoding="utf-8")
     with pytest.raises(UserCodeError, match=re.escape(words)) as caught:
-        load_user_code("planner", f"{file}:f")
+        search.load_planner(f"{file}:f")
     assert str(file) in str(caught.value) and caught.value.__cause__ is not None
     shown = run("eval", "--planner", f"{file}:f")
     assert shown.exit_code == 2 and "bad.py" in flat(shown.stderr).replace(" ", "") and "\x1b" not in shown.stderr
@@ -184,7 +184,7 @@ def test_unknown_names_end_with_how_to_add_one(load: Any, group: str) -> None:
 
 
 def test_names_that_are_no_files() -> None:
-    assert not any(map(is_user_code, ["mcts:10,3", "my.py", "recorded:FILE", "models/x.python:1", "", ":", ".py:x"]))
+    assert not any(map(names_a_file, ["mcts:10,3", "my.py", "recorded:FILE", "models/x.python:1", "", ":", ".py:x"]))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.tiny.stories import GENERATED
 from mas_gym.errors import ConfigError
-from mas_gym.plugins import is_user_code, read_settings, user_file
+from mas_gym.plugins import Spec, read_settings
 from mas_gym.tasks.generated.arithmetic import LEVELS
 from rewardmodels.training.config import PAPER, SMALL, TINY
 
@@ -165,8 +165,8 @@ def _brief(value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     text = str(value)
-    if is_user_code(text):
-        return text.replace(str(user_file(text)), user_file(text).name)
+    if (spec := Spec.parse(text)).file:
+        return str(spec._replace(file=Path(spec.file).name))
     kind, _, model = text.rpartition(":")
     path, _, rest = model.partition("#")
     inside = not Path(path).is_absolute() and ".." not in Path(path).parts

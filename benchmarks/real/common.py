@@ -31,6 +31,18 @@ class Source(NamedTuple):
     licence: str
 
 
+def recording(folder: Path, source: Source) -> Path:
+    """Return the file of a recording.
+
+    Raises:
+        DataNotFoundError: The folder does not hold it.
+    """
+    path = folder / source.file
+    if not path.is_file():
+        raise DataNotFoundError(f"expected the recording {source.file} in {folder}, found none; set --data")
+    return path
+
+
 def read_rows(folder: Path, source: Source) -> list[dict[str, Any]]:
     """Read every row of a recording.
 
@@ -38,11 +50,7 @@ def read_rows(folder: Path, source: Source) -> list[dict[str, Any]]:
         DataNotFoundError: The folder does not hold the recording.
         DataError: It is not gzipped JSON Lines.
     """
-    path = folder / source.file
-    if not path.is_file():
-        raise DataNotFoundError(
-            f"expected the recording {source.file} in {folder}, found none; name its folder: --data"
-        )
+    path = recording(folder, source)
     try:
         with gzip.open(path, "rt", encoding="utf-8") as lines:
             return [json.loads(line) for line in lines]

@@ -222,7 +222,8 @@ def _curves(arms: Sequence[Arm], bench: Bench) -> Selection | None:
         return None
     # The values of a critic that compares samples depend on the draw.
     critics = {arm.critic_name: arm.critic for arm in chosen if arm.critic is not None and not arm.critic.reads_peers}
-    return select(bench.recorded, critics, problems=bench.task, store=bench.store, concurrency=bench.concurrency)
+    # Not stored: the searches behind a curve are no rows of a report.
+    return select(bench.recorded, critics, problems=bench.task, concurrency=bench.concurrency)
 
 
 def _spec(policy: str | None, task: str | None, system: MAS) -> PolicySpec:

@@ -109,8 +109,8 @@ def tasks(json: AsJSON = False) -> None:
         for name, benchmark in BENCHMARKS.items()
     ]
     made += [_entry(name, make) for name, make in task_makers().items()]
-    own = "Your own: --task FILE.csv (or JSONL, Parquet, a folder, or OWNER/NAME on the hub), with --columns, --kind"
-    _show(made, json, f"--task NAME -o option=value\n{own}", "")
+    own = "Your data: --task FILE.csv (or JSONL, Parquet, a folder, or OWNER/NAME on the hub), with --columns, --kind"
+    _show(made, json, f"--task NAME:SETTINGS, such as arithmetic:difficulty=5, or -o option=value\n{own}", "task")
 
 
 def _entry(name: str, make: Callable[..., Any]) -> Entry:
@@ -142,6 +142,7 @@ def _show(entries: Iterable[Entry], json: bool, usage: str, own: str) -> None:
     console.print(Text(f"\n{usage}"))
     if own:
         console.print(Text(f"Your own: --{own} FILE.py:NAME:SETTINGS, a class or function of a Python file."))
+        console.print(Text("The grammar of these strings: python -m pydoc mas_gym.plugins"))
 
 
 def registered(*entry_points: str) -> dict[str, EnvSpec]:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 LIKELIHOOD = "policy-likelihood"
 PLANNERS = "adaptive, bon, dvts, halving, mcts, puct, rebase, sbs, sc, siblings, single"
 CRITICS = (
-    "agreement, constant, ensemble, features, folder, http, https, hub, judge, policy-likelihood, prm, random, "
-    "recorded, rm, tiny-masprm, tiny-orm, uncertainty, vllm, vote"
+    "agreement, calibrated, constant, ensemble, features, folder, http, https, hub, judge, policy-likelihood, prm, "
+    "random, recorded, rm, tiny-masprm, tiny-orm, uncertainty, vllm, vote"
 )
 """The registered names, for help texts: asking the registries would load the search packages."""
 
@@ -54,8 +54,8 @@ TaskName = Annotated[
     str | None,
     typer.Option(
         "--task",
-        help="Task: arithmetic, ordering, gsm8k, math, mmlu, logiqa or gpqa; your CSV, JSONL or Parquet file; or "
-        "OWNER/NAME on the hub.",
+        help="Task: arithmetic, ordering, game24, gsm8k, math, mmlu, logiqa or gpqa; your CSV, JSONL or Parquet file; "
+        "or OWNER/NAME on the hub.",
     ),
 ]
 Data = Annotated[Path | None, typer.Option("--data", help="Read the task from a file or folder, not the hub.")]

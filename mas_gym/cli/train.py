@@ -15,7 +15,7 @@ import typer
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import examples, note, stdout
 from mas_gym.cli.evaluate import end_early, engines, measure
-from mas_gym.errors import ConfigError
+from mas_gym.errors import ConfigError, choice
 
 if TYPE_CHECKING:
     from rewardmodels import LabelledTree
@@ -104,6 +104,46 @@ def orm(
     _train("orm", head, store, out, base, view, device, setting, run)
 
 
+@app.command(
+    "calibrated",
+    epilog=examples("mas-gym train calibrated --store logs.db --critic models/orm --critic models/features"),
+)
+def calibrated(
+    store: Annotated[Path, typer.Option("--store", help="Store with an imported run.")],
+    critic: Annotated[list[str], typer.Option("--critic", help="Critic to combine, by name or folder. Repeatable.")],
+    out: Out = Path("models/calibrated"),
+    method: Annotated[
+        str, typer.Option("--method", help="logistic: regression on the values; isotonic: rising in their mean.")
+    ] = "logistic",
+    on: Annotated[str, typer.Option("--on", help="outcomes of the samples, or labels of messages.")] = "outcomes",
+    run: RunName = None,
+) -> None:
+    """Combine critics to one that is calibrated on recorded outcomes or labels, cross-validated by question.
+
+    On the questions that it was fitted to, the combination uses what was fitted without them.
+    """
+    from rewardmodels import load_critic
+    from search import Recorded
+    from search.compare.calibrating import (
+        TARGETS,
+        calibrate_critics,
+        label_examples,
+        outcome_examples,
+        write_calibrated,
+    )
+
+    target = choice("--on", on, TARGETS)
+    if target == "labels" and run is not None:
+        raise ConfigError("--run: not possible with --on labels, which takes all imported runs of the store")
+    critics = {spec: load_critic(spec) for spec in dict.fromkeys(critic)}
+    ends = any(one.terminal_only for one in critics.values())
+    found = label_examples(store) if target == "labels" else outcome_examples(Recorded(store, run), ends)
+    model = calibrate_critics(critics, list(found), method, note)  # type: ignore[arg-type]
+    write_calibrated(model, out)
+    rows = {"combined": model.metrics["combined"]} | {spec: model.metrics[spec] for spec in critics}
+    _show_metrics({f"{name}: {key}": value for name, part in rows.items() for key, value in part.items()}, out)
+
+
 def _train(
     kind: str,
     head: str,
@@ -143,13 +183,14 @@ def _train(
 
 
 def _train_features(kind: str, stores: Sequence[Path], out: Path, run: str | None, given: Mapping[str, object]) -> None:
-    from rewardmodels.training.features import recorded_rows, train_features
+    from rewardmodels.training.features import train_features
     from search import Recorded
+    from search.store import recorded_states
 
     for flag, typed in given.items():
         if typed:
             raise ConfigError(f"{flag}: not possible with --base {FEATURES}, a logistic regression")
-    rows = [row for store in stores for row in recorded_rows(Recorded(store, run), kind)]  # type: ignore[arg-type]
+    rows = [row for store in stores for row in recorded_states(Recorded(store, run), kind == "orm")]
     model = train_features(rows, out, kind, note)  # type: ignore[arg-type]
     _show_metrics(model.metrics, out)
 

@@ -38,10 +38,9 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.loading import MASSource, load_mas
 from mas_gym.systems.prompts import ChatMessage, chat_messages, filled_prompt
 from mas_gym.systems.state import MASState, Message
-from mas_gym.tasks import check_task_options, load_task
+from mas_gym.tasks import TASK_NAMES, check_task_options, load_task
 from mas_gym.tasks.base import SPLITS, Problem, Task, as_task
-from mas_gym.tasks.catalogue import default_mas
-from mas_gym.tasks.own import is_own
+from mas_gym.tasks.catalogue import TASKS, default_mas
 
 Observation = dict[str, Any]
 Info = dict[str, Any]
@@ -480,8 +479,8 @@ class _TaskSource:
             refuse_unknown("option", self._options, ())
 
     def mas(self) -> str:
-        """Return the name of the MAS that belongs to the task; only a file of one's own has to be read for it."""
-        if isinstance(self._task, str) and is_own(self._task):
+        """Return the name of the MAS that belongs to the task; only a task that is not shipped is loaded for it."""
+        if isinstance(self._task, str) and TASKS.parse(self._task).name not in TASK_NAMES:
             return default_mas(self.load())
         return default_mas(self._task)
 

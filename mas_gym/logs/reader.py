@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mas_gym.errors import DataError, MASGymError, choice
+from mas_gym.errors import DataError, MASGymError, UserCodeError, choice
 from mas_gym.logs.chats import ag2, chat, is_ag2, is_chat, is_langgraph, langgraph
 from mas_gym.logs.labelled import (
     agent_processbench,
@@ -26,7 +26,7 @@ from mas_gym.logs.labelled import (
 from mas_gym.logs.spans import Traces, is_otel
 from mas_gym.logs.transcript import BrokenLine, Transcript, check
 from mas_gym.logs.values import json_values
-from mas_gym.plugins import UserCodeError, blame, find_user_code, is_user_code, user_file
+from mas_gym.plugins import Spec, find_in_file, names_a_file
 from mas_gym.tasks.rows import BadRow, shown
 
 logger = logging.getLogger("mas_gym.logs")
@@ -82,7 +82,7 @@ def check_format(format: str | None) -> None:
     Raises:
         ConfigError: It does not.
     """
-    if format is not None and not is_user_code(format):
+    if format is not None and not names_a_file(format):
         choice("format", format, tuple(FORMATS))
 
 
@@ -127,7 +127,7 @@ def _read(paths: list[Path], format: str | None, listen: Callable[[int], None]) 
             listen(before + done)
 
         try:
-            if format is not None and is_user_code(format):
+            if format is not None and names_a_file(format):
                 yield from _by_user(format, path)
             else:
                 yield from _read_file(path, format or recognise(path), traces, heard)
@@ -160,7 +160,9 @@ def _read_file(
 
 
 def _by_user(spec: str, path: Path) -> Iterator[Transcript | BrokenLine]:
-    make, args, kwargs = find_user_code("reader", spec)
+    parsed = Spec.parse(spec)
+    make = find_in_file("reader", parsed)
+    args, kwargs = parsed.settings()
     try:
         for number, item in enumerate(make(path, *args, **kwargs), 1):
             place = f"{path} item {number}"
@@ -173,4 +175,4 @@ def _by_user(spec: str, path: Path) -> Iterator[Transcript | BrokenLine]:
     except MASGymError:
         raise
     except Exception as error:
-        raise UserCodeError(f"reader {spec!r}: {blame(error, user_file(spec))}") from error
+        raise UserCodeError(f"reader {spec!r}: {parsed.blame(error)}") from error

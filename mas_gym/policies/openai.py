@@ -27,7 +27,7 @@ from mas_gym.errors import (
     need,
 )
 from mas_gym.internal.event_loop import engine_loop, on_engine_loop
-from mas_gym.plugins import build, written_options
+from mas_gym.plugins import build
 from mas_gym.policies.base import AsyncPolicy, Choice, SamplingReply, SamplingRequest, log_sum, spellings
 from mas_gym.policies.completions import (
     Api,
@@ -501,10 +501,9 @@ class OpenAIPolicy(AsyncPolicy):
 
 
 def load_openai(argument: str, **options: Any) -> OpenAIPolicy:
-    """Load ``"MODEL@URL#option=value"`` for `mas_gym.policies.load_policy`; options are those of `OpenAIOptions`."""
-    address, written = written_options(argument)
-    model, url = split_address(address)
-    return OpenAIPolicy(model, url, build("openai", OpenAIOptions, **{**written, **options}))
+    """Load ``"MODEL@URL"`` for `mas_gym.policies.load_policy`; options are those of `OpenAIOptions`."""
+    model, url = split_address(argument)
+    return OpenAIPolicy(model, url, build("policy 'openai'", OpenAIOptions, **options))
 
 
 class _NoManyChoicesError(Exception):

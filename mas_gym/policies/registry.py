@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from mas_gym.errors import ConfigError, MissingDependencyError
-from mas_gym.plugins import build, is_user_code, load_user_code, unknown, written_options, written_value
+from mas_gym.plugins import Registry, Spec, build, read_yaml
 from mas_gym.policies.base import AsyncPolicy, Policy, Purpose, as_policy, shortened
 
-ENTRY_POINTS = "mas_gym.policies"
-"""Entry-point group for third parties; each entry names a loader ``(argument, **options) -> policy``."""
-
-Loader = Callable[..., Policy | AsyncPolicy]
 PolicySpec = str | Mapping[str, str | Policy | AsyncPolicy]
 
-_BUILTIN = {
-    "tiny": "mas_gym.policies.registry:_tiny",
-    "transformers": "mas_gym.policies.registry:_transformers",
-    "recorded": "mas_gym.policies.registry:_recorded",
-    "openai": "mas_gym.policies.openai:load_openai",
-    "vllm": "mas_gym.policies.vllm:load_vllm",
-}
+POLICIES = Registry(
+    "policy",
+    "mas_gym.policies",
+    {
+        "tiny": "mas_gym.policies.registry:_tiny",
+        "transformers": "mas_gym.policies.registry:_transformers",
+        "recorded": "mas_gym.policies.registry:_recorded",
+        "openai": "mas_gym.policies.openai:load_openai",
+        "vllm": "mas_gym.policies.vllm:load_vllm",
+    },
+    settings=False,
+)
+"""Names of policies; an entry point names a loader ``(argument, **options) -> policy``."""
 
 _CLASSES = {
     "tiny": "mas_gym.policies.local.transformers:TransformersPolicy",
@@ -60,23 +60,21 @@ def load_policy(spec: PolicySpec, **options: Any) -> Policy | AsyncPolicy:
         spec = _written_mapping(spec)
     if isinstance(spec, Mapping):
         return _per_agent(spec, options)
-    spec, cache = _written_cache(spec)
-    cache = options.pop("cache", cache)
-    if is_user_code(spec):
-        own = load_user_code("policy", spec)
-    else:
-        name = spec.partition(":")[0].partition("#")[0]
-        own = build(name, _loader(name), spec[len(name) :].removeprefix(":"), **options)
+    parsed = POLICIES.parse(spec)
+    args, written = POLICIES.arguments(parsed)
+    options = {**written, **options}
+    cache = options.pop("cache", None)
+    made = POLICIES.call(parsed, POLICIES.find(parsed), *args, **options)
     try:
-        policy = as_policy(own)
+        policy = as_policy(made)
     except ConfigError as error:
         raise ConfigError(f"policy {spec!r}: {error}") from None
-    return policy if cache is None else _cached(policy, cache)
+    return policy if cache is None else _cached(policy, str(cache))
 
 
 def known_policies() -> list[str]:
     """Return the names that `load_policy` knows, third parties' included."""
-    return sorted({*_BUILTIN, *(point.name for point in _points())})
+    return POLICIES.names()
 
 
 def policy_makers() -> dict[str, Callable[..., Any]]:
@@ -87,26 +85,10 @@ def policy_makers() -> dict[str, Callable[..., Any]]:
 def _class_of(name: str) -> Callable[..., Any]:
     module, _, attribute = _CLASSES.get(name, "").partition(":")
     try:
-        found: Callable[..., Any] = getattr(import_module(module), attribute) if module else _loader(name)
+        found: Callable[..., Any] = getattr(import_module(module), attribute) if module else POLICIES.find(Spec(name))
     except ImportError:
-        found = _loader(name)
+        found = POLICIES.find(Spec(name))
     return found
-
-
-def _points() -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=ENTRY_POINTS))
-
-
-def _loader(name: str) -> Loader:
-    if name in _BUILTIN:
-        module, _, attribute = _BUILTIN[name].partition(":")
-        builtin: Loader = getattr(import_module(module), attribute)
-        return builtin
-    for point in _points():
-        if point.name == name:
-            third_party: Loader = point.load()
-            return third_party
-    raise unknown("policy", name, known_policies(), ENTRY_POINTS)
 
 
 def local_module() -> Any:
@@ -120,20 +102,10 @@ def local_module() -> Any:
 
 
 def _written_mapping(spec: str) -> Mapping[str, str]:
-    read = written_value(spec, "policy: expected a mapping such as {Solver: 'openai:M@URL', '*': tiny}")
+    read = read_yaml(spec, "policy: expected a mapping such as {Solver: 'openai:M@URL', '*': tiny}")
     if not isinstance(read, dict) or not all(isinstance(part, str) for pair in read.items() for part in pair):
         raise ConfigError(f"expected a mapping from agents' names to policy strings, got {shortened(spec, 200)}")
     return read
-
-
-def _written_cache(spec: str) -> tuple[str, str | None]:
-    """Remove the option ``cache=FILE``, which any policy takes, from a policy string."""
-    found = re.search(r"[#&]cache=([^&]*)", spec)
-    if found is None:
-        return spec, None
-    rest = spec[: found.start()] + spec[found.end() :]
-    # If it was the first option, the next one becomes the first and needs the '#'.
-    return (rest.replace("&", "#", 1) if found[0][0] == "#" else rest), found[1]
 
 
 def _per_agent(specs: Mapping[str, str | Policy | AsyncPolicy], options: Mapping[str, Any]) -> AsyncPolicy:
@@ -147,7 +119,7 @@ def _per_agent(specs: Mapping[str, str | Policy | AsyncPolicy], options: Mapping
     loaded = {spec: load_policy(spec) for spec in {spec: None for spec in specs.values() if isinstance(spec, str)}}
     team = {agent: loaded[spec] if isinstance(spec, str) else spec for agent, spec in specs.items()}
     if "cache" in options:
-        kept = {id(policy): _cached(policy, options["cache"]) for policy in team.values()}
+        kept = {id(policy): _cached(policy, str(options["cache"])) for policy in team.values()}
         team = {agent: kept[id(policy)] for agent, policy in team.items()}
     return PerAgentPolicy(team)
 
@@ -161,18 +133,19 @@ def _cached(policy: Policy | AsyncPolicy, file: str) -> AsyncPolicy:
 def _tiny(argument: str, **options: Any) -> Policy:
     import mas_gym.tiny
 
-    rest, written = written_options(argument)
-    if rest:
-        raise ConfigError(f"policy 'tiny' takes no argument, got {rest!r}; for another model use 'transformers:PATH'")
-    options = {"name": "tiny", **written, **options}
-    policy: Policy = build("tiny", local_module().TransformersPolicy, mas_gym.tiny.path(), **options)
+    if argument:
+        raise ConfigError(
+            f"policy 'tiny' takes no argument, got {argument!r}; for another model use 'transformers:PATH'"
+        )
+    options = {"name": "tiny", **options}
+    policy: Policy = build("policy 'tiny'", local_module().TransformersPolicy, mas_gym.tiny.path(), **options)
     policy.made_for = purpose_of("tiny")
     return policy
 
 
 def purpose_of(policy: PolicySpec | Policy | AsyncPolicy | None) -> Purpose | None:
     """Return what a policy, loaded or not, was made for; None if it does not say."""
-    if isinstance(policy, str) and re.split("[:#]", policy)[0] == "tiny":
+    if isinstance(policy, str) and POLICIES.parse(policy).name == "tiny":
         import mas_gym.tiny
 
         return Purpose(mas_gym.tiny.GRAPHS, mas_gym.tiny.knows)
@@ -180,10 +153,9 @@ def purpose_of(policy: PolicySpec | Policy | AsyncPolicy | None) -> Purpose | No
 
 
 def _transformers(argument: str, **options: Any) -> Policy:
-    model, written = written_options(argument)
-    if not model:
+    if not argument:
         raise ConfigError("expected 'transformers:PATH-OR-ID', got no path or id")
-    policy: Policy = build("transformers", local_module().TransformersPolicy, model, **{**written, **options})
+    policy: Policy = build("policy 'transformers'", local_module().TransformersPolicy, argument, **options)
     return policy
 
 
@@ -192,5 +164,5 @@ def _recorded(argument: str, **options: Any) -> Policy:
 
     if not argument:
         raise ConfigError("expected 'recorded:FILE', got no file")
-    policy: Policy = build("recorded", RecordedPolicy, argument, **options)
+    policy: Policy = build("policy 'recorded'", RecordedPolicy, argument, **options)
     return policy

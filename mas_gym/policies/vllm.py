@@ -16,7 +16,7 @@ from typing import Any
 
 from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependencyError, PolicyError
 from mas_gym.internal.event_loop import close_at_exit, engine_loop, on_engine_loop
-from mas_gym.plugins import build, written_options
+from mas_gym.plugins import build
 from mas_gym.policies.base import (
     AsyncPolicy,
     Certainty,
@@ -428,9 +428,8 @@ def _form(asked: Any) -> dict[str, Any]:
 
 
 def load_vllm(argument: str, **options: Any) -> VLLMPolicy:
-    """Load ``"PATH-OR-ID#option=value"`` for `mas_gym.policies.load_policy`."""
-    model, written = written_options(argument)
-    if not model:
+    """Load ``"PATH-OR-ID"`` for `mas_gym.policies.load_policy`."""
+    if not argument:
         raise ConfigError("expected 'vllm:PATH-OR-ID', got no path or id")
-    policy: VLLMPolicy = build("vllm", VLLMPolicy, model, **{**written, **options})
+    policy: VLLMPolicy = build("policy 'vllm'", VLLMPolicy, argument, **options)
     return policy

@@ -3,33 +3,46 @@
 The order of concurrent calls must not depend on their speed, so a decision waits until nothing of the program can make
 another call. A thread cannot if it waits for another thread, which its innermost frame shows, or for a reply.
 Standard-library threads and thread pools that a program starts are tracked; nothing changes outside of programs.
+
+A decision waits only a few seconds for a thread that sleeps or waits for a connection, because some threads never end.
+It always waits for a thread that runs, or that waits for a processor or for the interpreter's lock: how long this takes
+depends on the load of the machine, and the order of calls must not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import ContextVar
+from contextlib import suppress
+from contextvars import Context, ContextVar
 from enum import Enum
+from pathlib import Path
+from time import monotonic
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 CURRENT: ContextVar[Any] = ContextVar("mas_gym_program", default=None)
 """The `mas_gym.programs.execution.Execution` that a function runs in; None outside of programs."""
 
 BUSY_SECONDS = 3.0
-"""How long a decision waits for jobs and sleeps; what takes longer counts as unknown from then on."""
+"""How long a decision waits for what sleeps or waits for a connection."""
 
 Frames = Mapping[int, FrameType]
+_LOCK_WAIT = 1.2
+"""Longest uninterrupted wait for the interpreter's lock, in switch intervals."""
+
 _JOINS = {
     method.__code__
     for name in ("join", "_wait_for_tstate_lock")
     if (method := getattr(threading.Thread, name, None)) is not None
 }
+_START = inspect.unwrap(threading.Thread.start).__code__
 
 
 class State(Enum):
@@ -40,6 +53,46 @@ class State(Enum):
     BUSY = "it runs code or sleeps"
 
 
+def blocked_clock(thread: int) -> float:
+    """Return a clock in seconds that advances only while a thread of this process sleeps or waits for a connection.
+
+    A thread that waits for the interpreter's lock wakes once per switch interval, so waits of that length do not count.
+    Where the system does not report the times of threads, the clock always advances.
+
+    Args:
+        thread: The thread's native identifier.
+    """
+    now = monotonic()
+    with suppress(OSError):
+        ran, queued, slices = map(int, Path(f"/proc/self/task/{thread}/schedstat").read_text().split())
+        return now - (ran + queued) / 1e9 - _LOCK_WAIT * sys.getswitchinterval() * slices
+    return now
+
+
+def _name(function: Any, args: tuple[Any, ...]) -> str:
+    """Return the name of the function that a job calls, directly or in a context or both."""
+    while True:
+        if isinstance(function, functools.partial):
+            function, args = function.func, (*function.args, *args)
+        elif isinstance(getattr(function, "__self__", None), Context) and args:
+            function, args = args[0], args[1:]
+        else:
+            name = getattr(function, "__qualname__", type(function).__qualname__)
+            return f"{getattr(function, '__module__', '')}.{name}"
+
+
+class Busy(NamedTuple):
+    """A part of a program that may make another call.
+
+    Attributes:
+        name: The name of its function.
+        thread: The native identifier of the thread that runs it; None if it has not begun.
+    """
+
+    name: str
+    thread: int | None
+
+
 class Job:
     """A function of a program on a thread.
 
@@ -48,23 +101,30 @@ class Job:
         pool: The thread pool that runs it, if any.
         handle: The thread, if it was started for this job.
         thread: The identifier of the thread; None until the job runs.
+        native: The thread's native identifier; None until the job runs.
     """
 
-    __slots__ = ("__weakref__", "execution", "handle", "name", "pool", "thread")
+    __slots__ = ("__weakref__", "execution", "handle", "name", "native", "pool", "thread")
 
-    def __init__(self, execution: Any, function: Any, pool: ThreadPoolExecutor | None = None) -> None:
+    def __init__(
+        self, execution: Any, function: Any, args: tuple[Any, ...] = (), pool: ThreadPoolExecutor | None = None
+    ) -> None:
         """Describe a job that has not begun."""
-        inner = function.func if isinstance(function, functools.partial) else function
-        self.name = f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+        self.name = _name(function, args)
         self.execution, self.pool = execution, pool
         self.handle: threading.Thread | None = None
         self.thread: int | None = None
+        self.native: int | None = None
+
+    def here(self) -> None:
+        """Note that the job runs on the calling thread."""
+        self.native, self.thread = threading.get_native_id(), threading.get_ident()
 
     def run(self, function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
         """Call the function as a part of the program."""
         if self.pool is not None:
             _RUNNING.setdefault(self.pool, WeakSet()).add(self)
-        self.thread = threading.get_ident()
+        self.here()
         token = CURRENT.set(self.execution)
         try:
             return function(*args, **named)
@@ -75,24 +135,32 @@ class Job:
         """Whether it runs, or will without a reply; False if it waits for another thread."""
         if self.handle is not None and self.thread is not None and not self.handle.is_alive():
             self.execution.activity.end(self)
-            return False
+            # If it ended after the frames were taken, the frames do not show what it did last.
+            return self.thread in frames
         if self.thread is None:
             # A job that waits for a place in a full pool depends on the jobs that run there.
             full = self.pool is not None and len(_RUNNING.get(self.pool, ())) >= self.pool._max_workers
             return not full
+        # Without a frame it began after the frames were taken.
         frame = frames.get(self.thread)
-        return frame is not None and not _waits(frame)
+        return frame is None or not _waits(frame)
 
 
 _RUNNING: WeakKeyDictionary[ThreadPoolExecutor, WeakSet[Job]] = WeakKeyDictionary()
 
 
 def _waits(frame: FrameType) -> bool:
-    """Whether a thread waits for another one."""
+    """Whether a thread waits for another one; a short wait with a timeout is a sleep."""
     if frame.f_code is threading.Condition.wait.__code__:
-        # It is released by the thread that wakes this one.
-        waiter = frame.f_locals.get("waiter")
-        return waiter is not None and waiter.locked()
+        waiter, timeout = (frame.f_locals.get(name) for name in ("waiter", "timeout"))
+        if timeout is not None and timeout <= BUSY_SECONDS:
+            return False
+        if (event := frame.f_back) is not None and event.f_back is not None and event.f_back.f_code is _START:
+            # The operating system starts the other thread, however long that takes.
+            return False
+        # Whoever wakes the thread removes its lock from the list. The lock itself is held again by the woken thread,
+        # which may then have to wait for the interpreter.
+        return waiter in frame.f_locals["self"]._waiters
     return frame.f_code in _JOINS and frame.f_locals["self"].is_alive()
 
 
@@ -103,6 +171,7 @@ class Activity:
         alone: Whether only one thread or task of the program was ever started.
         port: The port of the program's gateway; None if it was not given an address.
         executor: The default executor that the program has set on its loop.
+        loop_thread: The native identifier of the thread of its event loop; None if it does not run on one.
     """
 
     def __init__(self) -> None:
@@ -110,6 +179,7 @@ class Activity:
         self.alone = True
         self.port: int | None = None
         self.executor: Any = None
+        self.loop_thread: int | None = None
         self._jobs: set[Job] = set()
         self._results: dict[asyncio.Future[Any], Job | None] = {}
         self._sleeps: dict[asyncio.Future[Any], str] = {}
@@ -153,21 +223,19 @@ class Activity:
         if not (isinstance(address, tuple) and address[1] == self.port):
             self._connections.append(ref(transport))
 
-    def state(self, frames: Frames, blocked: int, perhaps: int, unknown: set[str]) -> tuple[State, set[str]]:
-        """Return whether another call may come, and the names of what is busy.
+    def state(self, frames: Frames, blocked: int, perhaps: int) -> tuple[State, set[Busy]]:
+        """Return whether another call may come, and what is busy.
 
         Args:
             frames: The innermost frame of each thread.
             blocked: Number of threads that wait for a reply over HTTP.
             perhaps: Number of other open calls over HTTP, which threads may wait for.
-            unknown: Names of what runs for too long to be waited for.
         """
-        active = [job.name for job in list(self._jobs) if job.active(frames)]
-        known = [name for name in active if name not in unknown]
-        busy = set(known) if len(known) > blocked + perhaps else set()
-        late = [name for name in list(self._sleeps.values())]
+        active = [Busy(job.name, job.native) for job in list(self._jobs) if job.active(frames)]
+        busy = set(active) if len(active) > blocked + perhaps else set()
+        late = list(self._sleeps.values())
         late += [_RESULT for result, job in list(self._results.items()) if not result.done() and job not in self._jobs]
-        busy.update(name for name in late if name and name not in unknown)
+        busy.update(Busy(name, self.loop_thread) for name in late if name)
         if busy:
             return State.BUSY, busy
         transports = [connection() for connection in list(self._connections)]
@@ -209,7 +277,7 @@ def track() -> None:
         execution = CURRENT.get()
         if execution is None:
             return submit(pool, function, *args, **named)
-        job = Job(execution, function, pool)
+        job = Job(execution, function, args, pool)
         execution.activity.begin(job)
         # The pool's threads outlive the job.
         token = CURRENT.set(None)

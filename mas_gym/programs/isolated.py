@@ -14,11 +14,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mas_gym.errors import MissingDependencyError
-from mas_gym.plugins import find_user_code
 from mas_gym.programs.execution import Ended, Failed
 from mas_gym.programs.frameworks import name_nodes
 from mas_gym.programs.recording import record_at
-from mas_gym.programs.sources import FunctionSource, ended, failed
+from mas_gym.programs.sources import PROGRAMS, FunctionSource, ended, failed
 
 
 def run(spec: str, question: str, base_url: str, api_key: str) -> Ended | Failed:
@@ -26,7 +25,7 @@ def run(spec: str, question: str, base_url: str, api_key: str) -> Ended | Failed
     record_at(base_url, api_key)
     name_nodes(urlsplit(base_url).port)
     try:
-        found = find_user_code("program", spec)[0]
+        found = PROGRAMS.find(PROGRAMS.parse(spec))
         source = FunctionSource(found)
         given: dict[str, Any] = {"base_url": base_url, "api_key": api_key}
         if "client" in source.named:

@@ -225,6 +225,11 @@ class Loop:
             execution.activity.alone, task.token = False, execution.token
         return task
 
+    @property
+    def native(self) -> int | None:
+        """The native identifier of its thread."""
+        return self._thread.native_id
+
     def look(self) -> tuple[bool, float]:
         """Return whether the loop is busy, and for how many seconds it has run nothing but one task.
 

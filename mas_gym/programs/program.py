@@ -19,13 +19,12 @@ from gymnasium import spaces
 from mas_gym.envs.env import Info, MASEnv, Observation
 from mas_gym.envs.spaces import Records
 from mas_gym.errors import ConfigError, IllegalActionError, MASGymError, shown, whole_number
-from mas_gym.plugins import find_user_code, is_user_code, user_file
 from mas_gym.policies.base import PolicyBase, SamplingRequest, effective_temperature, spoken
 from mas_gym.programs.calls import Call, difference
 from mas_gym.programs.execution import Ended, Execution, Failed, Outcome, Script, Waiting
 from mas_gym.programs.runner import ProgramError, Runner, Session
 from mas_gym.programs.schemas import structured_reply
-from mas_gym.programs.sources import CommandSource, FunctionSource, IsolatedSource, ServiceSource, Source
+from mas_gym.programs.sources import PROGRAMS, CommandSource, FunctionSource, IsolatedSource, ServiceSource, Source
 from mas_gym.systems.graph import FAILED, MAS, Agent
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
@@ -239,22 +238,29 @@ def _again(source: Any, arguments: dict[str, Any]) -> Program:
 
 
 def _is_function(source: str) -> bool:
+    spec = PROGRAMS.parse(source)
     # A command may end in the same way: python my.py:x
-    return is_user_code(source) and (" " not in source or Path(source.rpartition(":")[0]).is_file())
+    return (" " not in source or Path(spec.file).is_file()) if spec.file else spec.name in PROGRAMS
 
 
 def _named(source: str) -> Any:
-    """Return the function or program of ``FILE.py:NAME``."""
-    found, args, named = find_user_code("program", source, lambda value: callable(value) or isinstance(value, Program))
-    if args or named:
+    """Return the function or program of ``FILE.py:NAME`` or of a package's name."""
+    spec = PROGRAMS.parse(source)
+    if spec.argument or spec.fragment:
         raise ConfigError(f"program {source!r}: expected FILE.py:NAME without settings")
-    return found
+    return PROGRAMS.find(spec, lambda found: callable(found) or isinstance(found, Program))
+
+
+def _label(source: str) -> str:
+    """Return a program's name in reports: that of its file."""
+    spec = PROGRAMS.parse(source)
+    return Path(spec.file).stem if spec.file else spec.name
 
 
 def _read_source(source: Any, files: Sequence[str | os.PathLike[str]], isolate: bool) -> Source:
     if isolate:
         if isinstance(source, str) and _is_function(source):
-            return IsolatedSource(_named(source), source, user_file(source).stem)
+            return IsolatedSource(_named(source), source, _label(source))
         if isinstance(source, str) or not callable(source):
             raise ConfigError(f"isolate: expected a function or FILE.py:NAME, got {shown(source)}, a process already")
         return IsolatedSource(source)
@@ -262,7 +268,7 @@ def _read_source(source: Any, files: Sequence[str | os.PathLike[str]], isolate: 
         if source.startswith(("http://", "https://")):
             return ServiceSource(source, files)
         if _is_function(source):
-            return FunctionSource(_named(source), user_file(source).stem)
+            return FunctionSource(_named(source), _label(source))
         return CommandSource(source, files)
     if isinstance(source, CommandSource | ServiceSource | FunctionSource):
         return source

@@ -6,10 +6,10 @@ import logging
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from time import monotonic, thread_time
 
-from mas_gym.programs.activity import BUSY_SECONDS, Frames, State
+from mas_gym.programs.activity import BUSY_SECONDS, Busy, Frames, State, blocked_clock
 from mas_gym.programs.execution import Execution, Origin
 from mas_gym.programs.loop import Loop
 
@@ -22,6 +22,10 @@ _IN_FLIGHT_SECONDS = 0.01
 """How long a request of an idle event loop may be in the hands of the operating system."""
 _ROUNDS = 3
 """How often both loops must have read their connections before no request is on its way."""
+_MOST_TURNS = 50_000
+"""How often a decision lets a program run on its event loop; a task that yields forever makes no call."""
+_BLOCKED_SHARE = 0.25
+"""Smallest share of the time that a sleeping thread is blocked; it is below 0.1 if one computes on a busy machine."""
 _MOST_PUT_OFF = 100
 _LONGEST_SETTLE = 1.0
 
@@ -31,17 +35,33 @@ class _Watch:
 
     Attributes:
         seconds: For how long it must be quiet at least.
-        began: When the wait began.
         busy: When something of it ran for the last time.
+        since: When the program made its last call.
+        turns: How often it has been seen since with something to run on its event loop.
         rounds: How often nothing of it ran, in a row, while the gateway had no request to read.
         poll: The number of the last such round.
     """
 
-    __slots__ = ("began", "busy", "poll", "rounds", "seconds")
+    __slots__ = ("_least", "busy", "poll", "rounds", "seconds", "since", "turns")
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.rounds, self.poll = seconds, 0, 0
-        self.began = self.busy = monotonic()
+        self.busy = self.since = monotonic()
+        self.turns, self._least = 0, dict[int, float]()
+
+    def called(self, when: float) -> None:
+        """Begin anew to measure what is busy, if the program has made a call since."""
+        if when > self.since:
+            self.since, self.turns = when, 0
+            self._least.clear()
+
+    def blocked(self, thread: int | None) -> float:
+        """Return for how many seconds a thread has been blocked; one that has not begun is not."""
+        if thread is None:
+            return 0.0
+        clock = blocked_clock(thread)
+        least = self._least[thread] = min(clock, self._least.get(thread, clock))
+        return clock - least
 
 
 class Watcher(ABC):
@@ -51,9 +71,15 @@ class Watcher(ABC):
         settle: See `mas_gym.programs.Program`; raised if a call comes too late.
     """
 
-    def __init__(self, name: str, settle: float) -> None:
-        """Watch nothing yet; ``name`` is the program's."""
-        self._name, self.settle = name, settle
+    def __init__(self, name: str, settle: float, longest: float) -> None:
+        """Watch nothing yet.
+
+        Args:
+            name: The program's name.
+            settle: See the class.
+            longest: Maximum number of seconds that a decision waits for another call.
+        """
+        self._name, self.settle, self._longest = name, settle, longest
         self._programs: Loop | None = None
         self._watched: dict[Execution, _Watch] = {}
         self._unknown: set[str] = set()
@@ -130,11 +156,14 @@ class Watcher(ABC):
             executions: The programs.
             running: Those among them that have something to run on their event loop.
         """
-        quiet = []
+        quiet, began = [], monotonic()
         frames = sys._current_frames() if any(execution.activity.jobs for execution in executions) else {}
         for execution in executions:
             watch = self._watched.get(execution)
-            if watch is not None and self._is_quiet(execution, watch, frames, execution in running):
+            # What was seen before the last call or reply of a program says nothing about it.
+            if watch is None or max(watch.since, execution.touched) > began:
+                continue
+            if self._is_quiet(execution, watch, frames, execution in running):
                 self._watched.pop(execution, None)
                 quiet.append(execution)
         # Frames keep alive what their threads hold.
@@ -146,15 +175,17 @@ class Watcher(ABC):
         if not execution.waits:
             return True
         blocked, ours, perhaps = execution.open_over_http()
-        state, busy = State.UNKNOWN, set[str]()
+        state, busy = State.UNKNOWN, set[Busy]()
         if execution.observed:
-            state, busy = execution.activity.state(frames, blocked, perhaps, self._unknown)
+            state, busy = execution.activity.state(frames, blocked, perhaps)
         now = monotonic()
         if running or state is State.BUSY:
-            if now - max(watch.began, execution.touched) < BUSY_SECONDS:
+            watch.called(execution.touched)
+            watch.turns += running
+            ends = watch.turns > _MOST_TURNS if running else self._blocked(watch, busy)
+            if not ends and now - watch.since < self._longest:
                 watch.busy, watch.rounds = now, 0
                 return False
-            self._unknown |= busy
             state = State.UNKNOWN
         if watch.poll != self._polls:
             watch.rounds, watch.poll = watch.rounds + 1, self._polls
@@ -166,6 +197,16 @@ class Watcher(ABC):
             seconds = max(seconds, min(self.settle, _IN_FLIGHT_SECONDS))
         enough = watch.rounds >= _ROUNDS or not ours
         return enough and now - max(watch.busy, execution.touched) >= seconds
+
+    def _blocked(self, watch: _Watch, busy: Iterable[Busy]) -> bool:
+        """Whether all that is busy is blocked, and has been for `BUSY_SECONDS`, or for `settle` if it was so before."""
+        least = _BLOCKED_SHARE * (monotonic() - watch.since)
+        for item in busy:
+            seconds = self.settle if item.name in self._unknown else BUSY_SECONDS
+            if watch.blocked(item.thread) < max(seconds, least):
+                return False
+        self._unknown.update(item.name for item in busy)
+        return True
 
     def _idle(self, running: Callable[[], Container[Execution | None]]) -> bool:
         """Look at the programs of the event loop, before it waits or polls; return whether one was quiet."""

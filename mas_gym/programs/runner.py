@@ -80,7 +80,7 @@ class Runner(Watcher):
 
     def __init__(self, program: Described, policy: PolicyBase | None = None) -> None:
         """Start nothing yet; ``policy`` says what calls may ask for, None that they may ask for anything."""
-        super().__init__(program.name, program.settle)
+        super().__init__(program.name, program.settle, program.timeout)
         self.program = program
         self.policy = policy
         self.gateway = Gateway(program.normalise, self._fitted)
@@ -242,6 +242,7 @@ class Runner(Watcher):
                 self._programs = loop = Loop("mas-gym-programs")
                 loop.selector.idle = lambda: self._idle(loop.pending)
             programs = execution.place = self._programs
+        execution.activity.loop_thread = programs.native
         # Waking the loop lets other threads run, which would then wait for the lock.
         return programs.task(work, execution.token)
 

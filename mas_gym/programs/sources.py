@@ -22,8 +22,12 @@ from urllib.parse import urlsplit
 from mas_gym.errors import ConfigError, DataNotFoundError, IdentityError
 from mas_gym.internal.guard import guard, kill
 from mas_gym.internal.identity import identity_of
+from mas_gym.plugins import Registry
 from mas_gym.programs.activity import CURRENT, Job
 from mas_gym.programs.execution import Ended, Execution, Failed, ProgramStopped
+
+PROGRAMS = Registry("program", "mas_gym.programs", {})
+"""Names of programs: those of packages, each a function or a `mas_gym.programs.Program`."""
 
 _PAUSES = (0.05, 0.2, 0.4)
 """Seconds between attempts to reach a service."""
@@ -158,7 +162,7 @@ class FunctionSource:
 
     def _called(self, execution: Execution, stage: Stage) -> None:
         job = Job(execution, self.function)
-        job.thread = threading.get_ident()
+        job.here()
         execution.activity.begin(job)
         execution.observed = True
         try:

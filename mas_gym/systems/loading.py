@@ -36,7 +36,7 @@ def mas_names() -> tuple[str, ...]:
     """Return the names of the shipped systems: the paper's (App. "MAS Graph, Prompts, and Configuration") and handoff.
 
     >>> mas_names()
-    ('consensus', 'debate', 'dylan', 'handoff', 'logic', 'refine', 'rpsv', 'single')
+    ('consensus', 'debate', 'dylan', 'game24', 'handoff', 'logic', 'refine', 'rpsv', 'single')
     """
     folder = resources.files("mas_gym") / "configs"
     return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")))

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self, get_args, overload,
 from mas_gym.errors import ConfigError, UnknownNameError, choice, shown, unknown_name
 from mas_gym.internal.adapter import Adapter, ClassName, has_method, kind_of
 
-Kind = Literal["number", "expression", "choice", "text", "regex", "code", "judge"]
+Kind = Literal["number", "expression", "formula", "choice", "text", "regex", "code", "judge"]
 GradingMode = Literal["strict", "paper"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -39,11 +39,11 @@ class Problem:
     Attributes:
         id: Unique within the task and split, stable across versions, for example ``"gsm8k/test/17"``.
         question: The text ``x`` that the question node holds. Options of a choice problem are part of it.
-        answer: The reference answer ``y*``: a number, a LaTeX expression, an option label such as ``"A"``, a text or
-            a JSON list of accepted texts, a regular expression, or unit tests.
-        kind: How to grade: ``"number"``, ``"expression"`` (LaTeX, symbolic equality), ``"choice"``, ``"text"``
-            (normalised exact match), ``"regex"``, ``"code"`` (the answer holds unit tests) or ``"judge"`` (a policy
-            decides).
+        answer: The reference answer ``y*``: a number, a LaTeX expression, a formula such as ``"(7+1-2)*4"``, an
+            option label such as ``"A"``, a text or a JSON list of accepted texts, a regular expression, or unit tests.
+        kind: How to grade: ``"number"``, ``"expression"`` (LaTeX, symbolic equality), ``"formula"`` (uses the numbers
+            of the reference, each once, and has its value), ``"choice"``, ``"text"`` (normalised exact match),
+            ``"regex"``, ``"code"`` (the answer holds unit tests) or ``"judge"`` (a policy decides).
         metadata: Additional JSON-able data, such as the subject or the reference solution; read-only. A choice
             problem lists the texts of its options under ``"options"``, in the order of their labels.
 
@@ -90,8 +90,8 @@ class Grade(_Grade):
         correct: Whether the extracted answer equals the reference.
         extracted: The answer read from the text, normalised so that equal answers group in a vote; None if there is
             none.
-        reason: One of ``"equal"``, ``"different"``, ``"no answer found"``, ``"timed out"``, ``"too complex"``, or for
-            code the result of its tests.
+        reason: One of ``"equal"``, ``"different"``, ``"other numbers"`` (of formulas), ``"no answer found"``,
+            ``"timed out"``, ``"too complex"``, or for code the result of its tests.
         tokens: Tokens that a judge generated for it.
         prompt_tokens: Prompt tokens that the judge read.
 

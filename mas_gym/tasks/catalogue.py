@@ -26,14 +26,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
+from functools import lru_cache, partial
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, UnknownNameError, unknown_name
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, UnknownNameError
+from mas_gym.plugins import Registry, Spec
 from mas_gym.tasks.base import KINDS as ALL_KINDS
 from mas_gym.tasks.base import SPLITS, Grader, GradingMode, Kind, Task, as_task
 from mas_gym.tasks.converters import CONVERTERS
@@ -91,11 +91,9 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
         "gpqa": Benchmark(Hub("Idavidrein/gpqa", "*"), "gpqa_main", "gpqa_diamond", nested=True, mas="debate"),
     }
 )
-PROCEDURAL = ("arithmetic", "ordering")
+PROCEDURAL = ("arithmetic", "ordering", "game24")
 TASK_NAMES = (*BENCHMARKS, *PROCEDURAL)
 GRADING_OPTIONS = ("grading", "limit", "grader", "judge", "allow_code", "sandbox")
-ENTRY_POINTS = "mas_gym.tasks"
-"""Entry-point group of packages that add tasks."""
 
 logger = logging.getLogger("mas_gym.tasks")
 
@@ -118,8 +116,9 @@ def load_task(
     """Load a task.
 
     Args:
-        name: One of `TASK_NAMES`, or of a package; your own CSV, JSONL, JSON or Parquet file or a folder of such
-            files; or ``"OWNER/NAME"`` or ``"OWNER/NAME:CONFIG"`` on the hub.
+        name: One of `TASK_NAMES`, or of a package, with settings as in ``"arithmetic:difficulty=5"``;
+            ``"FILE.py:NAME"`` of a function or class that makes a task (see `mas_gym.plugins`); your own CSV, JSONL,
+            JSON or Parquet file or a folder of such files; or ``"OWNER/NAME"`` or ``"OWNER/NAME:CONFIG"`` on the hub.
         split: ``"test"``, ``"dev"`` (5% of the training pool, the same for all seeds) or ``"train"`` (the rest).
         data: A local file or folder instead of a benchmark's hub data set. A file holds the evaluation set for
             ``"test"`` and the training pool for ``"train"`` and ``"dev"``. A folder holds partitions by name.
@@ -128,7 +127,7 @@ def load_task(
         columns: For files of your own: the columns of question and answer, and if there are any of id, split, kind
             and choices, as in ``{"question": "prompt", "answer": "gold"}`` or ``"question=prompt,answer=gold"``.
         kind: For files of your own: the kind of the answers; guessed from them by default. One of ``"number"``,
-            ``"expression"``, ``"choice"``, ``"text"``, ``"regex"``, ``"code"``, ``"judge"``.
+            ``"expression"``, ``"formula"``, ``"choice"``, ``"text"``, ``"regex"``, ``"code"``, ``"judge"``.
         grader: ``"FILE.py:NAME"`` or a function ``(problem, text) -> bool | Grade`` (`mas_gym.tasks.grading.graders`).
         judge: The policy that grades kind ``"judge"``, as `mas_gym.policies.load_policy` takes it.
         allow_code: Run the code of messages of kind ``"code"``.
@@ -150,18 +149,18 @@ def load_task(
         raise ConfigError(f"expected a split of {', '.join(SPLITS)}, got {split!r}")
     own = {option: value for option, value in (("columns", columns), ("kind", kind)) if value is not None}
     check_task_options(name, {"grading": grading, "limit": limit, **own, **options})
+    spec = TASKS.parse(name)
+    generated = spec.name in PROCEDURAL and not spec.file
     if data is not None and name not in BENCHMARKS:
-        has = "generates its problems" if name in PROCEDURAL else "is its own source"
+        has = "generates its problems" if generated else "is its own source"
         raise ConfigError(f"task {name!r} {has}; expected no data, got {shown(data)}")
     base = make_base(grading, judge, allow_code, sandbox)
-    if name in PROCEDURAL:
-        task: Task = _procedural(name)(split, grading=grading, **options)
-    elif name in BENCHMARKS:
-        task = _benchmark(name, split, data, base.mode, limit)
-    elif is_own(name):
+    if name in BENCHMARKS:
+        task: Task = _benchmark(name, split, data, base.mode, limit)
+    elif is_own(name) and not spec.file:
         task = _own_task(name, split, Columns.read(columns), kind, base)
     else:
-        task = _plugin(name, split, {**own, **options})
+        task = _made(spec, split, {**own, **options, **({"grading": grading} if generated else {})})
     return _finished(task, grader, base, limit)
 
 
@@ -224,7 +223,8 @@ def default_mas(task: str | Task) -> str:
         return task.mas
     if task in BENCHMARKS:
         return BENCHMARKS[task].mas
-    return str(_procedural(task).mas) if task in PROCEDURAL else "rpsv"
+    spec = TASKS.parse(task)
+    return str(TASKS.find(spec).mas) if spec.name in PROCEDURAL and not spec.file else "rpsv"
 
 
 def _absolute(data: str | Path) -> str:
@@ -248,16 +248,20 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
         ConfigError: The task has no such option, or its value is out of range.
     """
     known = {*GRADING_OPTIONS}
-    if name in PROCEDURAL:
-        known |= set(signature(_procedural(name)).parameters) - {"split"}
-    elif is_own(name):
+    spec = TASKS.parse(name)
+    if spec.name in PROCEDURAL and not spec.file:
+        settings = set(signature(TASKS.find(spec)).parameters) - {"split", "grading"}
+        known |= settings
+        if wrong := sorted(TASKS.arguments(spec)[1].keys() - settings):
+            raise ConfigError(f"task {name!r} takes the settings {', '.join(sorted(settings))}; got {', '.join(wrong)}")
+    elif is_own(name) and not spec.file:
         known |= {"columns", "kind"}
         Columns.read(options.get("columns"))
-    elif name in _plugins():
+    elif name not in BENCHMARKS:
+        if not spec.file and (spec.name not in TASKS or spec.name in BENCHMARKS):
+            raise unknown_task(name)
         # Its own function checks its options.
         return
-    elif name not in BENCHMARKS:
-        raise unknown_task(name)
     check_mode(options.get("grading", "strict"))
     limit = options.get("limit")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
@@ -267,41 +271,36 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def unknown_task(name: str) -> MASGymError:
-    """Return the error for a task that does not exist, with how to bring one's own."""
-    error = unknown_name("task", name, [*TASK_NAMES, *_plugins()])
-    hint = f"for your own problems name a file ({', '.join(OWN_SUFFIXES)}) or a data set OWNER/NAME on the hub"
-    return UnknownNameError(f"{error}; {hint}")
-
-
-def _plugins() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=ENTRY_POINTS) if point.name not in TASK_NAMES}
+    """Return the error for a task that does not exist, with how to bring your own."""
+    own = f"for your own problems name a file ({', '.join(OWN_SUFFIXES)}) or a data set OWNER/NAME on the hub"
+    return UnknownNameError(f"{TASKS.unknown(name)}; {own}")
 
 
 def task_makers() -> dict[str, Callable[..., Any]]:
     """Return the classes and functions that make the tasks without a data set, those of packages included."""
-    return {name: _procedural(name) for name in PROCEDURAL} | {n: point.load() for n, point in _plugins().items()}
+    return {name: TASKS.find(Spec(name)) for name in TASKS.names() if name not in BENCHMARKS}
 
 
-def _plugin(name: str, split: str, options: Mapping[str, Any]) -> Task:
-    make = _plugins()[name].load()
+def _made(spec: Spec, split: str, options: Mapping[str, Any]) -> Task:
+    args, kwargs = TASKS.arguments(spec)
+    task = TASKS.call(spec, TASKS.find(spec), *args, **{"split": split, **kwargs, **options})
     try:
-        signature(make).bind(split=split, **options)
-    except TypeError as error:
-        raise ConfigError(f"task {name!r}: {error}; expected {name}{signature(make)}") from None
-    try:
-        return as_task(make(split=split, **options))
+        return as_task(task)
     except ConfigError as error:
-        raise ConfigError(f"task {name!r}: {error}") from None
+        raise ConfigError(f"task {str(spec)!r}: {error}") from None
 
 
-def _procedural(name: str) -> Any:
-    if name == "arithmetic":
-        from mas_gym.tasks.generated.arithmetic import Arithmetic
-
-        return Arithmetic
-    from mas_gym.tasks.generated.ordering import Ordering
-
-    return Ordering
+TASKS = Registry(
+    "task",
+    "mas_gym.tasks",
+    {
+        **{name: partial(load_task, name) for name in BENCHMARKS},
+        "arithmetic": "mas_gym.tasks.generated.arithmetic:Arithmetic",
+        "game24": "mas_gym.tasks.generated.game24:Game24",
+        "ordering": "mas_gym.tasks.generated.ordering:Ordering",
+    },
+)
+"""Names of tasks; an entry point is a function ``(split, **options) -> Task``."""
 
 
 def load_table(name: str, split: str, place: str | None, sample: bool) -> Table:

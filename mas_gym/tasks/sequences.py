@@ -232,7 +232,7 @@ def split_of(question: str) -> str:
 
 
 class ProceduralTask(ProblemSequence):
-    """A sequence of problems, each generated from its index.
+    """A sequence of generated problems.
 
     Args:
         split: ``"train"``, ``"dev"`` or ``"test"``.
@@ -270,22 +270,10 @@ class ProceduralTask(ProblemSequence):
         self.split, self.seed, self.difficulty, self.size = split, seed, difficulty, size
         self.rows, self.grader = range(size), KindGrader(check_mode(grading))
 
-    @abstractmethod
-    def _draw(self, rng: random.Random, problem_id: str) -> Problem | None:
-        """Generate one candidate; None if it belongs to another split or is ambiguous."""
-
     @property
     def _prefix(self) -> str:
         # seed and difficulty are part of the id, so that a stored id always names the same problem
         return f"{self.name}/{self.split}/{self.seed}/{self.difficulty}"
-
-    def _at(self, row: int) -> Problem:
-        problem_id = f"{self._prefix}/{row}"
-        for attempt in count():
-            problem = self._draw(random.Random(f"{problem_id}/{attempt}"), problem_id)
-            if problem is not None:
-                return problem
-        raise AssertionError("unreachable")
 
     def _row(self, problem_id: str) -> int | None:
         prefix, _, number = problem_id.rpartition("/")
@@ -304,3 +292,19 @@ class ProceduralTask(ProblemSequence):
                 f"({len(self)} problems), got {problem_id!r}"
             )
         return super().only(problem_id)
+
+
+class SampledTask(ProceduralTask):
+    """A sequence of problems, each drawn from its index."""
+
+    @abstractmethod
+    def _draw(self, rng: random.Random, problem_id: str) -> Problem | None:
+        """Generate one candidate; None if it belongs to another split or is ambiguous."""
+
+    def _at(self, row: int) -> Problem:
+        problem_id = f"{self._prefix}/{row}"
+        for attempt in count():
+            problem = self._draw(random.Random(f"{problem_id}/{attempt}"), problem_id)
+            if problem is not None:
+                return problem
+        raise AssertionError("unreachable")

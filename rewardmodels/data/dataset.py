@@ -124,7 +124,8 @@ def graph_of(mas: MAS) -> dict[str, object]:
     edges = [[e.source, e.target, *([] if e.condition is None else [str(e.condition)])] for e in mas.edges]
     # In a program without edges, such as a log, any agent may follow any other, and the longest run bounds the turns.
     free = mas.program and not mas.edges
-    loops = {name: getattr(mas, name) for name, value in LOOPS.items() if getattr(mas, name) != value and not free}
+    stated = {"max_turns": mas.max_turns, "min_turns": mas.min_turns, "history": mas.history}
+    loops = {name: value for name, value in stated.items() if value != LOOPS[name] and not free}
     return {"name": mas.name, "agents": [agent.name for agent in mas.agents], "edges": sorted(edges, key=str), **loops}
 
 
@@ -400,7 +401,9 @@ def export(data: RewardData, folder: str | Path) -> Path:
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise StoreError(f"{folder} is not empty; give a new folder")
-    columns: dict[str, list[Any]] = {name: [getattr(e, name) for e in data.examples] for name in Example._fields}
+    columns: dict[str, list[Any]] = {
+        name: [e[place] for e in data.examples] for place, name in enumerate(Example._fields)
+    }
     for name in ("chosen", "rejected"):
         columns[f"{name}_ends"] = [_ends(parts) for parts in columns[name]]
         columns[name] = [parts and "".join(parts) for parts in columns[name]]

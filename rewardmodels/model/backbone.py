@@ -187,7 +187,26 @@ def add_lora(model: Any, rank: int, alpha: int, dropout: float) -> Any:
 def inner(model: Any) -> Any:
     """Return the transformers model inside wrappers of accelerate and peft."""
     model = getattr(model, "module", model)
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    return model.get_base_model() if has_adapters(model) else model
+
+
+def has_adapters(model: Any) -> bool:
+    """Whether a model is one of peft, which wraps the transformers model."""
+    return hasattr(model, "get_base_model")
+
+
+def window_of(config: Any) -> int | None:
+    """Return the most tokens that a model of transformers reads; None if its config states no limit."""
+    window = getattr(config, "max_position_embeddings", None)
+    return window if isinstance(window, int) and window > 0 else None
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return torch's type of a name, such as ``"bfloat16"``."""
+    import torch
+
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 def logits_at(model: Any, batch: ModelInput) -> torch.Tensor:

@@ -17,7 +17,7 @@ import re
 import reprlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from mas_gym.errors import ConfigError, DataError, DataNotFoundError, TrainingEr
 from mas_gym.systems.validation import MAX_TURNS
 from rewardmodels.data.dataset import LOOPS, DataKind
 from rewardmodels.data.encode import FORMAT, View
-from rewardmodels.model.backbone import load_scalar, load_tokenizer, quiet
+from rewardmodels.model.backbone import has_adapters, load_scalar, load_tokenizer, quiet
 from search.results.run_info import RECORDED
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ class CriticInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able form of ``critic.json``."""
-        fields = {name: getattr(self, name) for name in CriticInfo.__slots__}
-        return {"schema": SCHEMA, "text_format": FORMAT, "value": "tanh(logit)", **fields}
+        return {"schema": SCHEMA, "text_format": FORMAT, "value": "tanh(logit)", **asdict(self)}
 
 
 def read_info(folder: Path) -> CriticInfo:
@@ -378,7 +377,7 @@ def save_folder(model: Any, tokenizer: Any, folder: Path, info: CriticInfo, card
     def write(fresh: Path) -> None:
         nonlocal model, info
         with quiet():
-            if hasattr(model, "get_base_model"):
+            if has_adapters(model):
                 model.save_pretrained(fresh / "adapter", save_embedding_layers=False)
                 (fresh / "adapter" / "README.md").unlink(missing_ok=True)
                 model = merged(model)
@@ -427,16 +426,18 @@ def replace_files(folder: Path, write: Callable[[Path], None], mark: str, what: 
 
 def merged(model: Any) -> Any:
     """Return a plain model with the adapters merged into the weights; a 4-bit backbone is dequantized."""
+    from peft.tuners.lora import LoraLayer
+    from peft.utils import ModulesToSaveWrapper
     from transformers import AutoModelForSequenceClassification
 
     base = model.get_base_model()
     state: dict[str, torch.Tensor] = {}
     for name, module in base.named_modules():
-        if hasattr(module, "base_layer") and hasattr(module, "get_delta_weight"):
+        if isinstance(module, LoraLayer):
             state[f"{name}.weight"] = _written_out(module.base_layer.weight) + module.get_delta_weight("default")
             if module.base_layer.bias is not None:
                 state[f"{name}.bias"] = module.base_layer.bias
-        elif hasattr(module, "modules_to_save"):
+        elif isinstance(module, ModulesToSaveWrapper):
             state |= {f"{name}.{key}": value for key, value in module.modules_to_save["default"].state_dict().items()}
     wrapped = ("lora_", "base_layer", "modules_to_save", "original_module", "quant_", "absmax", "nested_")
     plain = {k: v for k, v in base.state_dict().items() if not any(mark in k for mark in wrapped)}

@@ -12,7 +12,7 @@ from mas_gym.systems.graph import MAS
 from mas_gym.systems.state import MASState
 from rewardmodels.data.dataset import LOOPS, graph_of
 from rewardmodels.data.encode import Encoded, Encoder, View
-from rewardmodels.model.backbone import load_tokenizer
+from rewardmodels.model.backbone import load_tokenizer, torch_dtype
 from rewardmodels.model.folder import CriticInfo, check_folder, digest, load_folder, read_info
 from search.protocol import Critic, ScoringContext
 
@@ -107,12 +107,12 @@ class LearnedCritic(Critic):
         """
         if self._scorer is not None:
             return
-        torch = need("torch", "a local reward model", "local")
+        need("torch", "a local reward model", "local")
         from rewardmodels.model.prefixes import PrefixScorer
 
         device, dtype = self._place()
         self._identity["dtype"] = dtype
-        model, tokenizer, _ = load_folder(self._folder, getattr(torch, dtype))
+        model, tokenizer, _ = load_folder(self._folder, torch_dtype(dtype))
         model.to(device)
         self._encoder = Encoder(tokenizer, self.info.max_length, self._view)
         files = digest(self._folder)

@@ -4,91 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from html import escape
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mas_gym.errors import ConfigError, DataError, need
-from mas_gym.systems.dynamics import Dynamics
-from mas_gym.systems.state import MASState
+from mas_gym.internal.text import one_line
 from rewardmodels.model.features import FEATURES, FILE, FeatureModel, features_of
-from search.protocol import PeerContext
-from search.recorded import RecordedWorld
-from search.store import Recorded
-from search.tree import Proposal
+from search.store import RecordedState
 
 FOLDS = 5
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 """Inverse strengths of the L2 penalty, of which cross-validation by question takes the best."""
 
 
-class Row(NamedTuple):
-    """A recorded state.
-
-    Attributes:
-        question: Its problem.
-        context: The state with the answers of all samples of its question.
-        right: Recorded episodes through it that are right.
-        total: Recorded episodes through it.
-    """
-
-    question: str
-    context: PeerContext
-    right: int
-    total: int
-
-
-def recorded_rows(recorded: Recorded, kind: Literal["masprm", "orm"]) -> Iterator[Row]:
-    """Yield the states of a recorded run, each once: all after a message, or the terminal ones for ``"orm"``."""
-    model = Dynamics(recorded.mas)
-    for problem in recorded:
-        world = recorded.world(problem)
-        found = _states(world, model)
-        answers = tuple(
-            world.grades[state.digest].extracted
-            for state, _, _, total in found
-            if state.digest in world.grades
-            for _ in range(total)
-        )
-        for state, proposal, right, total in found:
-            if total and (kind == "masprm" or model.is_terminal(state)):
-                context = PeerContext(state, recorded.mas, proposal)
-                context.answers = answers
-                context.answer = world.grades[state.digest].extracted if state.digest in world.grades else None
-                yield Row(problem.id, context, right, total)
-
-
-def _states(world: RecordedWorld, model: Dynamics) -> list[tuple[MASState, Proposal, int, int]]:
-    """Return each state below the root with the message that led to it, and its right and all graded episodes."""
-    order: list[tuple[MASState, Proposal]] = []
-    right: Counter[bytes] = Counter()
-    total: Counter[bytes] = Counter()
-    waiting = deque([world.root])
-    while waiting:
-        state = waiting.popleft()
-        messages = world.messages.get(state.digest, ())
-        times = Counter(message.action for message in messages)
-        for action, message in {one.action: one for one in messages}.items():
-            child = model.transition(state, action)
-            grade = world.grades.get(child.digest)
-            if grade is not None:
-                right[child.digest] = times[action] * grade.correct
-                total[child.digest] = times[action]
-            order.append((child, message))
-            waiting.append(child)
-    for state, _ in reversed(order):
-        assert state.parent is not None
-        right[state.parent.digest] += right[state.digest]
-        total[state.parent.digest] += total[state.digest]
-    return [(state, message, right[state.digest], total[state.digest]) for state, message in order]
-
-
 def train_features(
-    rows: Sequence[Row],
+    rows: Sequence[RecordedState],
     out: str | Path,
     kind: Literal["masprm", "orm"],
     log: Callable[[str], None] = lambda line: None,
@@ -99,7 +34,7 @@ def train_features(
     five-fold cross-validation by question; the model that is saved is fitted to all rows.
 
     Args:
-        rows: From `recorded_rows`.
+        rows: From `search.store.recorded_states`.
         out: A new folder, or one with an earlier ``features.json``.
         kind: Kind of critic.
         log: Receives progress lines.
@@ -182,6 +117,11 @@ def _validated(data: Array, right: Array, wrong: Array, questions: Sequence[str]
     return best, {"auc": auc, "accuracy": accuracy, "log loss": losses[best]}
 
 
+def _cell(name: str) -> str:
+    """Return an agent's name, which comes from a log, as text of a table."""
+    return escape(one_line(name)).replace("|", "&#124;").replace("`", "&#96;")
+
+
 def _card(model: FeatureModel) -> str:
     states = "terminal states only" if model.kind == "orm" else "every state after a message"
     order = sorted(zip((*FEATURES, *model.agents), model.weights, strict=True), key=lambda item: -abs(item[1]))
@@ -206,7 +146,7 @@ def _card(model: FeatureModel) -> str:
             "",
             "| feature | weight, per standard deviation |",
             "|---|---:|",
-            *(f"| {' '.join(name.split())} | {weight:+.3f} |".replace("\\", "\\\\") for name, weight in order),
+            *(f"| {_cell(name)} | {weight:+.3f} |" for name, weight in order),
             "",
         ]
     )

@@ -23,12 +23,13 @@ from rewardmodels.model.backbone import (
     load_tokenizer,
     quantize_config,
     quiet,
+    window_of,
 )
 from rewardmodels.model.folder import META, CriticInfo, model_card, read_info, save_folder
 from rewardmodels.training.config import CriticKind, Head, TrainingConfig, check_head, config_for
 from search.compare.arms import Arm, Bench, drain, named_planners, start
 from search.engine.progress import Progress
-from search.setup import Sampling
+from search.sampling import Sampling
 from search.store import RunInfo, engine_identity, open_store
 
 if TYPE_CHECKING:
@@ -126,9 +127,7 @@ def _open(base: str, device: str, overrides: dict[str, Any]) -> tuple[Any, Any, 
     model = load_scalar(source, dtype, tokenizer.pad_token_id, new_head=True)
     parameters = sum(p.numel() for p in model.parameters())
     config = config_for(parameters, overrides)
-    window = getattr(
-        AutoConfig.from_pretrained(source, trust_remote_code=False).get_text_config(), "max_position_embeddings", None
-    )
+    window = window_of(AutoConfig.from_pretrained(source, trust_remote_code=False).get_text_config())
     if window is not None:
         config = replace(config, max_length=min(config.max_length, window))
     if config.nf4:

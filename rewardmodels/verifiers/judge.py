@@ -347,10 +347,9 @@ def _scored(verdicts: Sequence[Verdict], shares: Sequence[float] | None = None) 
     """Return the value of the mean share, with the cost of all verdicts."""
     shares = [v.share for v in verdicts if v.share is not None] if shares is None else shares
     value = round((2 * math.fsum(shares) / len(shares) - 1) * _GRID) / _GRID if shares else math.nan
-    tokens, read, unread = (
-        sum(getattr(verdict, name) for verdict in verdicts) for name in ("tokens", "prompt_tokens", "unread")
-    )
-    return value, tokens, read, unread, "" if shares else next(verdict.reason for verdict in verdicts)
+    tokens, read = sum(v.tokens for v in verdicts), sum(v.prompt_tokens for v in verdicts)
+    reason = "" if shares else next(verdict.reason for verdict in verdicts)
+    return value, tokens, read, sum(v.unread for v in verdicts), reason
 
 
 def _compared(verdicts: Sequence[Verdict]) -> tuple[float, int, int, int, str]:

@@ -33,7 +33,7 @@ from mas_gym.policies.local.chat import ChatTemplate
 from mas_gym.policies.model_files import ModelSource
 from mas_gym.systems.state import MASState
 from rewardmodels.data.encode import chunks
-from rewardmodels.model.backbone import load_pretrained, load_scalar, load_tokenizer
+from rewardmodels.model.backbone import load_pretrained, load_scalar, load_tokenizer, torch_dtype, window_of
 from rewardmodels.model.folder import check_folder, read_object
 from search.protocol import Critic, ScoringContext
 
@@ -89,7 +89,7 @@ class _Published(Critic):
         self.max_batch = max_batch
         self.concurrent = self._device != "cpu"
         self.folder = model_folder(model)
-        self._dtype = getattr(torch, name)
+        self._dtype = torch_dtype(name)
         self._source = ModelSource(self.folder)
         self._settings: dict[str, Any] = {"dtype": name}
         self._known: dict[tuple[str, MASState], float] = {}
@@ -127,8 +127,7 @@ class _Published(Critic):
             # Else they stay mapped to the file, and change when it is overwritten.
             parameter.data = parameter.data.clone()
         self._model = model.to(self._device).eval().requires_grad_(False)
-        window = getattr(model.config, "max_position_embeddings", None)
-        self._longest = self._longest or (window if isinstance(window, int) and window > 0 else 4096)
+        self._longest = self._longest or window_of(model.config) or 4096
 
     def _rendered(self, turns: Sequence[tuple[str, str]]) -> list[int]:
         """Return the ids of a chat; the assistant's turn at the end is closed."""

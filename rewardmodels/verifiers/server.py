@@ -84,7 +84,7 @@ class ServerCritic(Critic):
             raise unknown_name("aggregate", aggregate, AGGREGATES)
         if not isinstance(scale, int | float) or not 0 < scale < math.inf:
             raise ConfigError(f"critic {url}: expected a positive scale, got {scale!r}")
-        settings = build("openai", OpenAIOptions, max_concurrency=max_batch, **options)
+        settings = build("policy 'openai'", OpenAIOptions, max_concurrency=max_batch, **options)
         self._server = OpenAIPolicy(model, re.sub(r"/v1$", "", base) + "/v1", settings)
         self.name = f"http:{model}"
         self.max_batch = max_batch

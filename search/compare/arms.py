@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from search.budget import Budget
     from search.engine.fleet import Fleet
     from search.engine.progress import Progress
-    from search.setup import Sampling
+    from search.sampling import Sampling
     from search.store import Recorded
 
 from search.prices import Prices
@@ -135,8 +135,7 @@ def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | 
     """
     if isinstance(planners, Mapping):
         return {str(name): load_planner(p) if isinstance(p, str) else as_planner(p) for name, p in planners.items()}
-    single = isinstance(planners, str) or hasattr(planners, "plan")
-    items: list[Any] = [planners] if single else list(planners)  # type: ignore[arg-type]
+    items = _listed(planners)
     loaded = [load_planner(item) if isinstance(item, str) else as_planner(item) for item in items]
     named = [(planner_spec(planner), planner) for planner in loaded]
     found: dict[str, Planner] = {}
@@ -152,7 +151,7 @@ def named_planners(planners: str | Planner | Mapping[str, Any] | Iterable[str | 
 
 
 def named_critics(
-    critics: Mapping[str, Critic] | Iterable[str | Critic], lazy: bool = False
+    critics: str | Critic | Mapping[str, Critic] | Iterable[str | Critic], lazy: bool = False
 ) -> dict[str, tuple[str, Critic]]:
     """Load critics and return each spec and critic by its name in tables.
 
@@ -162,7 +161,8 @@ def named_critics(
     if isinstance(critics, Mapping):
         return {name: ("", as_critic(critic)) for name, critic in critics.items()}
     pairs = [
-        (item, load_critic(item, lazy=lazy)) if isinstance(item, str) else ("", as_critic(item)) for item in critics
+        (item, load_critic(item, lazy=lazy)) if isinstance(item, str) else ("", as_critic(item))
+        for item in _listed(critics)
     ]
     common = Counter(critic.name for _, critic in pairs)
     found: dict[str, tuple[str, Critic]] = {}
@@ -172,6 +172,10 @@ def named_critics(
             raise ConfigError(f"two critics are called {name!r}: give them names, as in {{'a': first, 'b': second}}")
         found.setdefault(name, (spec, critic))
     return found
+
+
+def _listed(parts: str | object | Iterable[object]) -> list[Any]:
+    return list(parts) if isinstance(parts, Iterable) and not isinstance(parts, str) else [parts]
 
 
 def pair(

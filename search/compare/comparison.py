@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mas_gym.errors import ConfigError
 from mas_gym.internal.text import one_line
@@ -27,7 +27,7 @@ from search.store import Recorded, as_recorded
 if TYPE_CHECKING:
     from search.budget import Budget
     from search.engine.progress import Progress
-    from search.setup import Sampling
+    from search.sampling import Sampling
 
 from search.results.table import CALIBRATION_PROBLEMS, Comparison
 
@@ -91,8 +91,7 @@ def compare(
     items = as_task(source) if is_task(source) else list(source)
     if not (chosen := list(dict.fromkeys(seeds))):
         raise ConfigError("expected at least one seed, got none")
-    guides: Any = [critics] if isinstance(critics, str) or hasattr(critics, "score") else critics
-    arms = pair(named_planners(planners), named_critics(guides))
+    arms = pair(named_planners(planners), named_critics(critics))
     system, loaded = (recording.mas, None) if recording is not None else read_system(mas, program)
     policy = None if policy is None else as_policy(policy)
     bench = Bench(items, system, policy, chosen, concurrency, store, None, budget, run_budget, sampling, program=loaded)

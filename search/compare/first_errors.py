@@ -205,8 +205,7 @@ class FirstErrorFigures:
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-able form."""
         flat = asdict(self)
-        for name in ("threshold", "f1_interval", "cost"):
-            part = getattr(self, name)
+        for name, part in (("threshold", self.threshold), ("f1_interval", self.f1_interval), ("cost", self.cost)):
             flat[name] = None if part is None else part._asdict()
         flat["by_depth"] = {
             str(depth): {**found._asdict(), "bins": [one._asdict() for one in found.bins]}
@@ -324,7 +323,7 @@ def _by_depth(states: Sequence[ScoredState]) -> dict[int, DepthFigures]:
     for depth, bins in calibration(states).items():
         here = [state for state in states if state.depth == depth]
         gap = sum(abs(one.value - (2 * one.right - 1)) * one.states for one in bins) / len(here)
-        value, right = (sum(getattr(s, name) for s in here) / len(here) for name in ("value", "right"))
+        value, right = sum(s.value for s in here) / len(here), sum(s.right for s in here) / len(here)
         able = auc([s.value for s in here], [s.right > 0 for s in here])
         found[depth] = DepthFigures(len(here), value, right, able, gap, tuple(bins))
     return found

@@ -154,8 +154,7 @@ def select(
         raise DataError("expected recorded samples, got a run of distinct messages; open it with distinct=False")
     items = list(source if problems is None else problems)
     most = max(source.world(one).episodes for one in items)
-    guides: Any = [critics] if isinstance(critics, str) or hasattr(critics, "score") else critics
-    loaded = named_critics(guides)
+    loaded = named_critics(critics)
     for name, (_, critic) in loaded.items():
         if critic.reads_peers:
             raise ConfigError(

@@ -11,7 +11,7 @@ of the problems. The map in the file is fitted on all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -128,12 +128,13 @@ def calibrate_stop(
         MissingDependencyError: scikit-learn is not installed.
     """
     _check_sklearn()
-    planner = load_planner(planner) if isinstance(planner, str) else planner
+    found: Any = load_planner(planner) if isinstance(planner, str) else planner
     if method not in ("logistic", "isotonic"):
         raise ConfigError(f"expected method logistic or isotonic, got {method!r}")
-    if "stop" not in getattr(planner, "__dataclass_fields__", {}) or not planner.needs_critic:
+    stops = is_dataclass(found) and "stop" in {one.name for one in fields(found)}
+    if not stops or not found.needs_critic:
         raise ConfigError(
-            f"{planner_name(planner)} has no stop rule to calibrate: expected bon, sbs, mcts, puct, halving, dvts, "
+            f"{planner_name(found)} has no stop rule to calibrate: expected bon, sbs, mcts, puct, halving, dvts, "
             "rebase or adaptive"
         )
     chosen = list({problem.question: problem for problem in reversed(list(problems))}.values())[::-1]
@@ -143,12 +144,12 @@ def calibrate_stop(
     for seed in seeds:
 
         def searched(rule: StopRule, seed: int = seed) -> dict[str, Plan]:
-            stopping = replace(planner, stop=rule)  # type: ignore[type-var]
+            stopping = replace(found, stop=rule)
             plans = run(stopping, chosen, critic=critic, seed=seed, raise_errors=True, **options)
             return {plan.problem_id: plan for plan in plans}
 
         searches += _checked(chosen, searched)
-    return fit(searches, planner_name(planner), as_critic(critic).name, method)
+    return fit(searches, planner_name(found), as_critic(critic).name, method)
 
 
 def _checked(problems: Sequence[Problem], searched: Callable[[StopRule], dict[str, Plan]]) -> list[Checked]:

@@ -34,10 +34,9 @@ from search.plan import Plan
 from search.planners.registry import load_planner
 from search.prices import Prices, PricesSource, as_prices
 from search.protocol import Critic, Planner, as_critic
+from search.sampling import SampleRecord, Sampling
 from search.setup import (
     ProgramSource,
-    SampleRecord,
-    Sampling,
     Setup,
     check_training,
     make_setup,
@@ -160,7 +159,6 @@ def _check_picklable(**arguments: Any) -> None:
 
 logger = logging.getLogger("search")
 
-_CRITIC_FACTS = ("terminal_only", "free", "scores_actions")
 _POLL_SECONDS = 0.1
 """How long to wait for actors before the run looks at its problems, its budget and its progress again."""
 _COSTS_SECONDS = 2.0
@@ -214,7 +212,8 @@ class Worker:
         policy, critic = stated("policy", self._policy), self._critic
         if critic is None:
             return policy, None
-        more = {name: getattr(as_critic(critic), name) for name in _CRITIC_FACTS}
+        known = as_critic(critic)
+        more = {"terminal_only": known.terminal_only, "free": known.free, "scores_actions": known.scores_actions}
         return policy, stated("critic", critic) | more
 
     async def search(self, problem: Problem) -> Found:

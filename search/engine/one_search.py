@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import random
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, SupportsIndex
 
 from mas_gym.envs.scoring import finite_values
 from mas_gym.errors import BudgetError, CriticError, ExhaustedError, PolicyError, SearchError
-from mas_gym.plugins import place_of
+from mas_gym.internal.user_files import place_of
 from mas_gym.policies.base import SamplingReply, SamplingRequest, derive_seed
 from mas_gym.programs import Runner
 from mas_gym.systems.graph import Agent
@@ -39,7 +39,8 @@ from search.protocol import (
     planner_name,
 )
 from search.recorded import RecordedWorld
-from search.setup import SampleRecord, Sampling, Setup
+from search.sampling import SampleRecord, Sampling, sample_seeds
+from search.setup import Setup
 from search.tree import Proposal
 from search.usage import Usage
 
@@ -330,7 +331,7 @@ class ActiveSearch:
                 case Propose(state=state, n=n) if self.world is not None:
                     self._replies[slot] = self._draw(self.world, state, n)
                 case Propose(state=state, n=n):
-                    prompt, seeds = self._prompt(state), list(self._seeds(state, n))
+                    prompt, seeds = self._prompt(state), self._seeds(state, n)
                     if self.setup.program and prompt[2].temperature == 0 and self._drawn[state.digest] > 1:
                         self.setup.program.report_greedy(prompt[1].name)
                     entry = merged.setdefault(prompt, ([], []))
@@ -390,10 +391,10 @@ class ActiveSearch:
         cap = min(call.max_tokens or sampling.max_new_tokens, sampling.max_new_tokens)
         return call.messages, agent, replace(sampling, max_new_tokens=cap, **call.settings), call.extra_body
 
-    def _seeds(self, state: MASState, n: int) -> Iterator[int]:
+    def _seeds(self, state: MASState, n: int) -> tuple[int, ...]:
         start = self._drawn.get(state.digest, 0)
         self._drawn[state.digest] = start + _at_least_one(n)
-        return (derive_seed(self.setup.seed, self.problem.id, state.digest, start + i) for i in range(n))
+        return sample_seeds(self.setup.seed, self.problem.id, state, start, n)
 
     def _collect(self, states: Sequence[MASState], scoring: dict[bytes, ScoringContext]) -> None:
         critic = self.setup.critic
@@ -598,6 +599,6 @@ def _checked(requests: object) -> Sequence[Request]:
             f"{type(requests).__name__}; write `yield [request]` for a single one"
         )
     for request in requests:
-        if isinstance(request, Propose) and not hasattr(request.n, "__index__"):
+        if isinstance(request, Propose) and not isinstance(request.n, SupportsIndex):
             raise SearchError(f"expected the n of Propose from the planner to be a whole number, got {request.n!r:.80}")
     return requests

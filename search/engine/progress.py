@@ -12,7 +12,8 @@ from mas_gym.errors import ConfigError
 from mas_gym.tasks.base import Problem
 from search.plan import Plan
 from search.planners.registry import planner_spec
-from search.setup import SampleRecord, Setup
+from search.sampling import SampleRecord
+from search.setup import Setup
 from search.usage import Usage
 
 
@@ -42,8 +43,15 @@ class Progress:
 
     def __add__(self, other: Progress) -> Progress:
         """Add the counts of another run."""
-        names = ("done", "correct", "failed", "stored", "open", "usage")
-        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in names})
+        return replace(
+            self,
+            done=self.done + other.done,
+            correct=self.correct + other.correct,
+            failed=self.failed + other.failed,
+            stored=self.stored + other.stored,
+            open=self.open + other.open,
+            usage=self.usage + other.usage,
+        )
 
     def with_plan(self, plan: Plan, fresh: bool) -> Progress:
         """Count one more plan."""

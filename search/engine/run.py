@@ -28,7 +28,8 @@ from search.engine.scheduler import Scheduler, SearchFuture
 from search.plan import Plan
 from search.prices import PricesSource, as_prices
 from search.protocol import Critic, Planner
-from search.setup import ProgramSource, Sampling, Setup, check_problems, make_setup, priced_setup, resolve_policy
+from search.sampling import Sampling
+from search.setup import ProgramSource, Setup, check_problems, make_setup, priced_setup, resolve_policy
 from search.store import Recorded, Store, as_recorded, open_record
 from search.usage import Usage
 
@@ -196,6 +197,8 @@ class Engine(Protocol):
 class Run(Iterator[Plan]):
     """A run in progress; made by `search.run` and `run_ray`. Works only while its user waits for the next plan."""
 
+    _closed = True
+
     def __init__(
         self,
         engine: Engine,
@@ -332,7 +335,7 @@ class Run(Iterator[Plan]):
 
     def __del__(self) -> None:
         """Close a run that nobody iterates any more."""
-        if not getattr(self, "_closed", True):
+        if not self._closed:
             self.close()
 
     def leave(self) -> None:

@@ -45,7 +45,8 @@ from search.engine.policy_requests import Mail, PolicyRequests, policy_requests
 from search.engine.tracing import Spans
 from search.grading import Grader
 from search.plan import Plan
-from search.setup import SampleRecord, Sampling, Setup
+from search.sampling import SampleRecord, Sampling
+from search.setup import Setup
 from search.usage import Usage
 
 _CANCELLED, _WAKE = "cancelled", "wake"

@@ -43,7 +43,16 @@ from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.base import Same, same_rule
 from search.plan import AnytimePoint, Plan
-from search.planners.common import Steps, anytime_point, append_distinct, check_at_least, evaluate, path_scores, ranked
+from search.planners.common import (
+    Steps,
+    anytime_point,
+    append_distinct,
+    check_at_least,
+    deepest,
+    evaluate,
+    path_scores,
+    ranked,
+)
 from search.planners.stopping import Stop, Watch, read_stop, simulation_gain, stop_for_run
 from search.protocol import (
     Critic,
@@ -113,15 +122,15 @@ class MCTS(Planner):
         c = self.c_uct
         if c is not None and (not isinstance(c, int | float) or isinstance(c, bool) or not 0 <= c < math.inf):
             raise ConfigError(f"MCTS: expected c_uct to be a finite number >= 0, got {c!r}")
-        allowed: dict[str, tuple[str, ...]] = {
-            "leaf": ("rollout", "bootstrap"),
-            "values": ("auto", "process", "outcome", "likelihood", "reward"),
-            "rank": ("path", "leaf"),
-            "answer": ("decode", "best"),
-        }
-        for name, choices in allowed.items():
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"MCTS: expected {name} to be one of {choices}, got {getattr(self, name)!r}")
+        allowed: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+            ("leaf", self.leaf, ("rollout", "bootstrap")),
+            ("values", self.values, ("auto", "process", "outcome", "likelihood", "reward")),
+            ("rank", self.rank, ("path", "leaf")),
+            ("answer", self.answer, ("decode", "best")),
+        )
+        for name, value, choices in allowed:
+            if value not in choices:
+                raise ConfigError(f"MCTS: expected {name} to be one of {choices}, got {value!r}")
         if self.same is not None:
             same_rule(self.same)
         terminal_only = self.values in ("outcome", "reward")
@@ -287,7 +296,7 @@ class Search:
         """Return how many of ``count`` messages may be sampled at ``node`` with enough calls left for an answer."""
         if self.leads[0]:
             return count
-        depth: int = getattr(self.model, "max_depth", 1)
+        depth = deepest(self.model)
         others = len(self.in_flight - {node}) * self.planner.max_children
         if node and self.calls + others + count + depth - 1 > self.ceiling:
             return 0

@@ -4,37 +4,38 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from mas_gym.errors import ConfigError
-from mas_gym.plugins import is_user_code, load_user_code, read_settings, unknown
+from mas_gym.plugins import Registry, Spec, write_settings
 from search import planners
 from search.planners.recipients import OWN
-from search.planners.stopping import StopRule
 from search.protocol import Planner, as_planner, planner_name
 
-GROUP = "mas_gym.planners"
-_SHIPPED: dict[str, Callable[..., Any]] = {
-    "single": planners.SinglePass,
-    "sc": planners.SelfConsistency,
-    "bon": planners.BestOfN,
-    "sbs": planners.StepBeamSearch,
-    "mcts": planners.MCTS,
-    "puct": planners.PUCT,
-    "halving": planners.SequentialHalving,
-    "dvts": planners.DVTS,
-    "rebase": planners.REBASE,
-    "adaptive": planners.AdaptiveBranching,
-    "siblings": planners.Siblings,
-}
+PLANNERS = Registry(
+    "planner",
+    "mas_gym.planners",
+    {
+        "single": planners.SinglePass,
+        "sc": planners.SelfConsistency,
+        "bon": planners.BestOfN,
+        "sbs": planners.StepBeamSearch,
+        "mcts": planners.MCTS,
+        "puct": planners.PUCT,
+        "halving": planners.SequentialHalving,
+        "dvts": planners.DVTS,
+        "rebase": planners.REBASE,
+        "adaptive": planners.AdaptiveBranching,
+        "siblings": planners.Siblings,
+    },
+)
 _SHORT = {"c": "c_uct"}
 _RECIPIENTS = "recipients"
 
 
 def planner_names() -> list[str]:
     """Return the names that `load_planner` knows, those of installed packages included."""
-    return sorted(_SHIPPED | _plugins())
+    return PLANNERS.names()
 
 
 def load_planner(spec: str) -> Planner:
@@ -43,8 +44,8 @@ def load_planner(spec: str) -> Planner:
     Args:
         spec: A name, then after a colon its settings in order or by name: ``"single"``, ``"sc:5"``,
             ``"sc:5,weights=critic"``, ``"bon:5"``, ``"sbs:5,3"`` (B2, B1), ``"mcts:10,3"``,
-            ``"mcts:10,3,leaf=bootstrap,c=2"``; or ``"FILE.py:NAME"`` with settings likewise. Every shipped planner
-            also takes ``recipients=``, the rule of `search.planners.puct`.
+            ``"mcts:10,3,leaf=bootstrap,c=2"``; or ``"FILE.py:NAME"`` with settings likewise (see `mas_gym.plugins`).
+            Every shipped planner also takes ``recipients=``, the rule of `search.planners.puct`.
 
     Returns:
         The planner.
@@ -56,30 +57,20 @@ def load_planner(spec: str) -> Planner:
     >>> load_planner("sbs:5,3")
     StepBeamSearch(b2=5, b1=3)
     """
-    spec = spec.strip()
-    if is_user_code(spec):
-        planner = load_user_code("planner", spec)
-    else:
-        name, _, settings = spec.partition(":")
-        make = _find(name.strip())
-        args, kwargs = read_settings(f"planner {spec!r}", settings, lambda key: _full(make, key))
-        recipients: Any = kwargs.pop(_RECIPIENTS, OWN) if make in _SHIPPED.values() else OWN
-        try:
-            inspect.signature(make).bind(*args, **kwargs)
-        except TypeError as error:
-            raise ConfigError(f"planner {spec!r}: {error}; expected {name}:{_usage(make)}") from None
-        planner = make(*args, **kwargs)
-        if recipients != OWN:
-            planner = planners.ChosenRecipients(planner, recipients)
+    parsed = PLANNERS.parse(spec)
+    make = PLANNERS.find(parsed)
+    args, kwargs = PLANNERS.arguments(parsed, lambda key: _full(make, key))
+    recipients: Any = kwargs.pop(_RECIPIENTS, OWN) if make in PLANNERS.shipped.values() else OWN
+    planner = PLANNERS.call(parsed, make, *args, **kwargs)
     try:
-        return as_planner(planner)
+        return as_planner(planner if recipients == OWN else planners.ChosenRecipients(planner, recipients))
     except ConfigError as error:
         raise ConfigError(f"planner {spec!r}: {error}") from None
 
 
 def planner_makers() -> dict[str, Callable[..., Any]]:
     """Return every planner class or function by its name, those of installed packages included."""
-    return {name: _find(name) for name in planner_names()}
+    return {name: PLANNERS.find(Spec(name)) for name in planner_names()}
 
 
 def planner_spec(planner: Planner) -> str:
@@ -91,7 +82,7 @@ def planner_spec(planner: Planner) -> str:
     if isinstance(planner, planners.ChosenRecipients):
         inner = planner_spec(planner.planner)
         return f"{inner}{',' if ':' in inner else ':'}{_RECIPIENTS}={planner.recipients}"
-    for name, make in _SHIPPED.items():
+    for name, make in PLANNERS.shipped.items():
         if type(planner) is make:
             return name + _settings(planner)
     return planner_name(planner)
@@ -99,7 +90,8 @@ def planner_spec(planner: Planner) -> str:
 
 def _settings(planner: Planner) -> str:
     """Return the leading whole numbers by position, and by name whatever else is not the default."""
-    shown: list[str] = []
+    args: list[object] = []
+    kwargs: dict[str, object] = {}
     leading = True
     for parameter in inspect.signature(type(planner)).parameters.values():
         value = getattr(planner, parameter.name)
@@ -107,32 +99,14 @@ def _settings(planner: Planner) -> str:
         # The critic determines the kind of values, and tables name the critic next to the planner.
         if parameter.name == "values" or (not leading and value == parameter.default):
             continue
-        short = f"{value:g}" if isinstance(value, float) else str(getattr(value, "__name__", value))
-        if not isinstance(value, StopRule):
-            short = short.lower()
-        text = repr(value) if isinstance(value, float) and float(short) != value else short
-        shown.append(text if leading else f"{parameter.name.replace('c_uct', 'c')}={text}")
-    return ":" + ",".join(shown) if shown else ""
-
-
-def _find(name: str) -> Callable[..., Any]:
-    if name in _SHIPPED:
-        return _SHIPPED[name]
-    plugins = _plugins()
-    if name not in plugins:
-        raise unknown("planner", name, _SHIPPED | plugins, GROUP)
-    loaded: Callable[..., Any] = plugins[name].load()
-    return loaded
-
-
-def _plugins() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP) if point.name not in _SHIPPED}
+        if leading:
+            args.append(value)
+        else:
+            kwargs[parameter.name.replace("c_uct", "c")] = value
+    written = write_settings(args, kwargs)
+    return f":{written}" if written else ""
 
 
 def _full(make: Callable[..., Any], key: str) -> str:
     parameters = inspect.signature(make).parameters
     return key if key in parameters else _SHORT.get(key, key)
-
-
-def _usage(make: Callable[..., Any]) -> str:
-    return ",".join(f"{p.name}={p.default}" for p in inspect.signature(make).parameters.values())

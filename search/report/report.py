@@ -179,7 +179,7 @@ def write_tensorboard(reports: Sequence[SettingReport], folder: Path) -> None:
             for k, spread in row.hits.items():
                 writer.add_scalar(f"hit@{k}", spread.mean, 0)
             for name in ("tokens", "agent_calls", "reward_calls"):
-                writer.add_scalar(name, getattr(row, name).mean, 0)
+                writer.add_scalar(name, row.cost(name).mean, 0)
             for tokens, hit in row.curve:
                 writer.add_scalar("hit@1 over tokens", hit, round(tokens))
             writer.close()

@@ -451,12 +451,12 @@ def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tok
     figure = make(figsize=(WIDTH, HEIGHT + legend_height(len(handles) // columns)), dpi=200, layout="constrained")
     axes = figure.subplots()
     if dotted:
-        spent = [getattr(row, cost).mean for row in best]
+        spent = [row.cost(cost).mean for row in best]
         axes.plot(spent, [100 * row.hits[1].mean for row in best], ":", color=NO_CRITIC, linewidth=1.2, zorder=1)
     for row in sorted(drawn, key=lambda row: -sizes[row.critic]):
         _draw_row(axes, row, cost, colours[row.critic], markers[row.planner], sizes[row.critic])
     dress(axes, f"{_COSTS[cost]} per problem", "Hit@1 (%)", title)
-    costs = [getattr(row, cost).mean for row in drawn]
+    costs = [row.cost(cost).mean for row in drawn]
     if min(costs) > 0 and max(costs) / min(costs) > 3:
         axes.set_xscale("log")
         plain_log_ticks(axes, min(costs), max(costs))
@@ -467,7 +467,7 @@ def tradeoff_figure(rows: Sequence[ResultRow], title: str = "", cost: str = "tok
 def frontier(rows: Sequence[ResultRow], cost: str = "tokens") -> list[ResultRow]:
     """Return the rows with a higher Hit@1 than every row that costs no more, by growing cost."""
     best: list[ResultRow] = []
-    for row in sorted(rows, key=lambda row: (getattr(row, cost).mean, -row.hits[1].mean)):
+    for row in sorted(rows, key=lambda row: (row.cost(cost).mean, -row.hits[1].mean)):
         if not best or row.hits[1].mean > best[-1].hits[1].mean:
             best.append(row)
     return best
@@ -515,9 +515,9 @@ def _draw_row(axes: Any, row: ResultRow, cost: str, colour: str, marker: Marker,
     hit = 100 * row.hits[1].mean
     below, above = (abs(100 * end - hit) for end in row.interval)
     # Wide, pale bars stay readable when methods with equal budgets overlap.
-    spent = getattr(row, cost).mean
+    spent = row.cost(cost).mean
     axes.errorbar(spent, hit, yerr=[[below], [above]], fmt="none", ecolor=colour, elinewidth=3, alpha=0.35)
-    axes.plot(spent, hit, marker, color=colour, ms=size, mec=PAPER, mew=0.8, zorder=3)
+    axes.plot(spent, hit, marker=marker, color=colour, ms=size, mec=PAPER, mew=0.8, zorder=3)
 
 
 def dress(axes: Any, x: str, y: str, title: str = "") -> None:
@@ -564,7 +564,7 @@ def add_legend(figure: Figure, handles: Sequence[Any], columns: int = 1) -> None
 
 
 _HEADINGS = ("Search", "Critic", "Lines")
-_TWO_COLUMNS = 44
+_TWO_COLUMNS = 48
 """Characters that two columns of a legend may have together."""
 
 

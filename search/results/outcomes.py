@@ -169,6 +169,11 @@ class ResultRow:
         """How many problems have at least one outcome."""
         return len(self.shares)
 
+    def cost(self, name: str) -> Spread:
+        """Return the mean of a cost by the name of its attribute, such as ``"tokens"``."""
+        found: Spread = getattr(self, name)
+        return found
+
     def to_dict(self) -> dict[str, Any]:
         """Return a flat JSON-able form, without the per-problem shares."""
         flat: dict[str, Any] = {"planner": self.planner, "critic": self.critic, "seeds": list(self.seeds)}
@@ -178,7 +183,7 @@ class ResultRow:
             flat[f"hit@{k}"], flat[f"hit@{k}_std"] = self.hits.get(k, (None, None))
         flat |= {"hit@1_low": self.interval.low, "hit@1_high": self.interval.high}
         for name in ("tokens", "agent_calls", "reward_calls", "critic_tokens", "grader_tokens", "seconds"):
-            flat[name], flat[f"{name}_std"] = getattr(self, name)
+            flat[name], flat[f"{name}_std"] = self.cost(name)
             if name == "tokens" and self.usd is not None:
                 flat["usd"], flat["usd_std"] = self.usd
         flat["bounded"] = self.bounded

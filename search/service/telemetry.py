@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ class _Lines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **getattr(record, "fields", {}),
+            **vars(record).get("fields", {}),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -182,7 +183,7 @@ def _run_families(runs: Mapping[tuple[str, str], Progress]) -> Iterator[Metric]:
         ended[*key, "wrong"] = now.done - now.correct - now.failed
     yield family("counter", "searches", ended, (*labels, "outcome"))
     for name in _USAGE:
-        yield family("counter", name, {key: getattr(now.usage, name) for key, now in runs.items()}, labels)
+        yield family("counter", name, {key: asdict(now.usage)[name] for key, now in runs.items()}, labels)
     yield family("gauge", "open_searches", {key: now.open for key, now in runs.items()}, labels)
     yield family("gauge", "run_seconds", {key: now.usage.seconds for key, now in runs.items()}, labels)
     totals = {key: float(now.total) for key, now in runs.items() if now.total is not None}

@@ -3,8 +3,8 @@
 `store` reads and exports runs. `resume` loads a run's finished searches and writes new ones, `run_identity` states
 what determines its results, and `run_lock` keeps other writers out. `rows` converts runs and searches to rows and
 back, and `file` has the tables and their checksums. `results` reads what tables need without the trees. `regrading`
-grades stored searches again, `importing` writes recorded transcripts as runs, and `recorded` opens runs to search
-them again.
+grades stored searches again, and `importing` writes recorded transcripts as runs. `recorded` opens runs to search them
+again, `states` yields their states with the recorded outcomes, and `verdicts` makes recorded values a critic.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from search.store.results import Totals, TreeValues, outcome_of_row
     from search.store.resume import RunRecord, open_record
     from search.store.run_identity import engine_identity, run_config
+    from search.store.states import RecordedState, recorded_states
     from search.store.store import Store, open_store
-from search.store.verdicts import RecordedCritic
+    from search.store.verdicts import RecordedCritic
 
 _HOMES = {
     "search.results.run_info": "RunInfo",
@@ -32,13 +33,16 @@ _HOMES = {
     "search.store.results": "Totals TreeValues outcome_of_row",
     "search.store.resume": "RunRecord open_record",
     "search.store.run_identity": "engine_identity run_config",
+    "search.store.states": "RecordedState recorded_states",
     "search.store.store": "Store open_store",
+    "search.store.verdicts": "RecordedCritic",
 }
 
 __all__ = [
     "Imported",
     "Recorded",
     "RecordedCritic",
+    "RecordedState",
     "Regrade",
     "RunInfo",
     "RunRecord",
@@ -51,6 +55,7 @@ __all__ = [
     "open_record",
     "open_store",
     "outcome_of_row",
+    "recorded_states",
     "regrade",
     "run_config",
 ]

@@ -30,7 +30,7 @@ from mas_gym.internal.database import transaction
 from mas_gym.internal.text import one_line
 from mas_gym.logs import BrokenLine, LoggedMessage, read_transcripts
 from mas_gym.logs.reader import check_format
-from mas_gym.plugins import is_user_code, user_file
+from mas_gym.plugins import Spec, names_a_file
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import FAILED, RETURNED
 from mas_gym.systems.loading import load_mas
@@ -164,9 +164,9 @@ def _digest(path: Path) -> str:
 
 
 def _reader_digest(format: str | None) -> dict[str, str]:
-    if format is None or not is_user_code(format):
+    if format is None or not names_a_file(format):
         return {}
-    file = user_file(format)
+    file = Path(Spec.parse(format).file).expanduser()
     return {"reader": _digest(file)} if file.is_file() else {}
 
 

@@ -22,7 +22,8 @@ from mas_gym.systems.graph import MAS
 from mas_gym.tasks.base import Problem
 from search.plan import Plan
 from search.results.run_info import RunInfo
-from search.setup import SampleRecord, Setup
+from search.sampling import SampleRecord
+from search.setup import Setup
 from search.store.file import FORMAT, Damage, digest, explained, seal
 from search.store.rows import Reader, Writer, metadata_text, read_run, search_id
 from search.store.run_identity import differences, named_alike, run_config, run_facts

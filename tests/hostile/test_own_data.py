@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError
-from mas_gym.plugins import UserCodeError
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, MASGymError, UserCodeError
 from mas_gym.tasks import files, load_task
 
 GOOD = b"question,answer\nCapital of Austria?,Vienna\n"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError, MASGymError
-from mas_gym.plugins import written_options
+from mas_gym.plugins import Spec
 from mas_gym.policies import load_policy
 
 VALUES = [
@@ -33,6 +33,6 @@ def test_values_that_cannot_be_read(value: str) -> None:
 @given(st.text(alphabet="#&=:{}[]!*'\"@ab1,\n- ") | st.text())
 def test_any_options_are_read_or_refused(text: str) -> None:
     try:
-        written_options("model#" + text)
+        Spec.parse("model#" + text).options()
     except MASGymError:
         return

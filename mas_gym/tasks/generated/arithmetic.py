@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mas_gym.tasks.base import Problem
-from mas_gym.tasks.sequences import ProceduralTask, split_of
+from mas_gym.tasks.sequences import SampledTask, split_of
 
 Fact = tuple[str | int, ...]
 Step = tuple[str | int, ...]
@@ -337,7 +337,7 @@ def is_sound(story: Story) -> bool:
     return None not in misread and answer not in misread
 
 
-class Arithmetic(ProceduralTask):
+class Arithmetic(SampledTask):
     """Multi-step word problems about one person's things, all results whole numbers from 0 to 99.
 
     Args:

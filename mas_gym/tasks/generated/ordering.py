@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from mas_gym.tasks.base import Problem
-from mas_gym.tasks.sequences import ProceduralTask, split_of
+from mas_gym.tasks.sequences import SampledTask, split_of
 
 Rule = tuple[str, ...]
 State = tuple[str, ...]
@@ -210,7 +210,7 @@ def is_sound(rules: list[Rule], phrases: list[str], place: int) -> bool:
     return bool(order) and all(state is not None and state[place] != order[place] for state in misread)
 
 
-class Ordering(ProceduralTask):
+class Ordering(SampledTask):
     """Queue puzzles with options A to D.
 
     Args:

@@ -12,8 +12,8 @@ A message may state an answer in many ways ("Final Answer: 18", ``\boxed{18}``,
 statement that can be read counts. Only a message without one is searched for a
 bare number or label. Extraction is linear in the length of the message.
 
-Texts and patterns are read by the same statements; a message without one gives its
-last line. Both are compared with the whole answer, so that reasoning cannot match.
+Texts, patterns and formulas are read by the same statements; a message without one gives its
+last line. They are compared with the whole answer, so that reasoning cannot match.
 
 >>> from mas_gym.tasks.base import Problem
 >>> grade(Problem("p", "How many?", "18"), "First, 9 eggs are laid. Final Answer: $18.00 per day")
@@ -30,6 +30,7 @@ from mas_gym.tasks.base import GRADING_MODES, Grade, GradingMode, Kind, Problem
 from mas_gym.tasks.grading import paper
 from mas_gym.tasks.grading.choices import label_without_statement, read_label
 from mas_gym.tasks.grading.expressions import compare, is_prose, read_expression
+from mas_gym.tasks.grading.formulas import compare_formulas, read_formula
 from mas_gym.tasks.grading.numbers import last_number, read_number
 from mas_gym.tasks.grading.statements import statements
 from mas_gym.tasks.grading.texts import accepted_texts, normalise_text, read_code, read_text
@@ -72,15 +73,15 @@ def extract_answer(problem: Problem, text: str, mode: GradingMode = "strict") ->
         mode: ``"strict"`` or ``"paper"``.
 
     Returns:
-        A number such as ``"1000"``, ``"0.5"`` or ``"1/3"``, a canonical LaTeX line, an option label in upper case,
-        a normalised text, a piece of code, or None if the message gives no answer.
+        A number such as ``"1000"``, ``"0.5"`` or ``"1/3"``, a canonical LaTeX line, a formula without spaces, an
+        option label in upper case, a normalised text, a piece of code, or None if the message gives no answer.
     """
     if problem.kind == "code":
         return read_code(text)
     if problem.kind in ("text", "regex", "judge"):
         words = read_text(text)
         return None if words is None else normalise_text(words)
-    if mode == "paper":
+    if mode == "paper" and problem.kind != "formula":
         return paper.extract(text, problem.kind)
     options = problem.metadata.get("options", ()) if problem.kind == "choice" else ()
     loose = None
@@ -101,6 +102,8 @@ def extract_answer(problem: Problem, text: str, mode: GradingMode = "strict") ->
 def _read(span: str, kind: Kind, options: Sequence[str]) -> str | None:
     if kind == "number":
         return read_number(span)
+    if kind == "formula":
+        return read_formula(span)
     return read_label(span, options) if kind == "choice" else read_expression(span)
 
 
@@ -111,6 +114,8 @@ def _guess(text: str, kind: Kind, options: Sequence[str]) -> str | None:
     """Read a message that states no answer: a short last line as a whole, then the paper's fallbacks."""
     if kind == "choice":
         return label_without_statement(text, options)
+    if kind == "formula":
+        return read_formula(text[-4096:].strip().rpartition("\n")[2])
     message = text[-4096:].strip() if kind == "expression" else ""
     last_line = message.rpartition("\n")[2]
     if last_line and ("$" in last_line or r"\(" in last_line or len(last_line) <= _SHORT):
@@ -150,5 +155,8 @@ def grade(problem: Problem, text: str, mode: GradingMode = "strict") -> Grade:
     answer = extract_answer(problem, text, mode)
     if answer is None:
         return Grade(False, None, "no answer found")
-    verdict = compare(problem.answer, answer, problem.kind, mode)
+    if problem.kind == "formula":
+        verdict = compare_formulas(problem.answer, answer)
+    else:
+        verdict = compare(problem.answer, answer, problem.kind, mode)
     return Grade(verdict == "equal", answer, verdict)

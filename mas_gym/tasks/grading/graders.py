@@ -26,13 +26,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from mas_gym.errors import ConfigError, MASGymError, shown
+from mas_gym.errors import ConfigError, MASGymError, UserCodeError, shown
 from mas_gym.internal.identity import digest_of, identity_of
+from mas_gym.internal.user_files import blame
 from mas_gym.internal.workers import LineProcess, ThreadWorker, serve_lines
-from mas_gym.plugins import UserCodeError, blame, find_user_code, is_user_code, load_user_code, user_file
+from mas_gym.plugins import Registry
 from mas_gym.tasks.base import Grade, Grader, GradingMode, Problem
 from mas_gym.tasks.grading.answers import NEEDS, extract_answer, grade
 from mas_gym.tasks.grading.sandbox import Limits, run_tests
+
+GRADERS = Registry("grader", "mas_gym.graders", {})
+"""Names of graders: those of packages. Each is a function ``(problem, text)``, or a class with such instances."""
 
 GRADER_SECONDS = 60.0
 """Time that a grader of one's own may take for one message."""
@@ -168,10 +172,10 @@ class FunctionGrader(OwnGrader):
 
 
 class FileGrader(OwnGrader):
-    """Grades with a function of a Python file, in a process of its own; answers are read as for the problem's kind.
+    """Grades with a named function, in a separate process; answers are read as for the problem's kind.
 
     Attributes:
-        spec: ``FILE.py:NAME`` or ``FILE.py:NAME:SETTINGS``.
+        spec: ``FILE.py:NAME``, or a name in the entry-point group ``mas_gym.graders``; settings may follow.
         base: Reads the answers.
     """
 
@@ -179,9 +183,12 @@ class FileGrader(OwnGrader):
         """Import the file here too: what is wrong with it shows before anything is graded.
 
         Raises:
-            MASGymError: As `find_user_code`; or the code is another than when the grader was pickled.
+            MASGymError: As `mas_gym.plugins.Registry.load`; or the code is another than when the grader was pickled.
         """
-        self.spec, self.base = f"{user_file(spec).absolute()}:{spec.rpartition('.py:')[2]}", base
+        parsed = GRADERS.parse(spec)
+        if parsed.file:
+            parsed = parsed._replace(file=str(Path(parsed.file).expanduser().absolute()))
+        self.spec, self.base = str(parsed), base
         self._identity = identity_of(_function(self.spec))
         if digest not in (None, digest_of(self._identity)):
             raise ConfigError(f"grader {spec!r}: its code has changed since the task was pickled; load the task again")
@@ -223,7 +230,8 @@ def make_grader(grader: str | Function | Grader | None, base: KindGrader) -> Gra
     """Return a grader.
 
     Args:
-        grader: ``FILE.py:NAME``, a function ``(problem, text) -> bool | Grade``, a `Grader`, or None to grade by kind.
+        grader: ``FILE.py:NAME`` or a package's name, a function ``(problem, text) -> bool | Grade``, a `Grader`, or
+            None to grade by kind.
         base: Grades by kind, and reads the answers of the others.
 
     Raises:
@@ -233,8 +241,6 @@ def make_grader(grader: str | Function | Grader | None, base: KindGrader) -> Gra
     if grader is None:
         return base
     if isinstance(grader, str):
-        if not is_user_code(grader):
-            raise ConfigError(f"grader: expected FILE.py:NAME or a function, got {shown(grader)}")
         return FileGrader(grader, base)
     if isinstance(grader, Grader):
         return grader
@@ -265,10 +271,12 @@ def call(function: Function, problem: Problem, text: str, answer: str | None) ->
 
 
 def _function(spec: str) -> Function:
-    """Return the function of ``FILE.py:NAME``, or the instance if it names a class or has settings."""
-    value, args, kwargs = find_user_code("grader", spec)
+    """Return the function that a spec names, or the instance if it names a class or has settings."""
+    parsed = GRADERS.parse(spec)
+    value = GRADERS.find(parsed)
+    args, kwargs = GRADERS.arguments(parsed)
     if isinstance(value, type) or args or kwargs:
-        value = load_user_code("grader", spec)
+        value = GRADERS.call(parsed, value, *args, **kwargs)
     if not callable(value):
         raise ConfigError(f"grader {spec!r}: expected a function (problem, text), got {shown(value)}")
     function: Function = value
@@ -304,7 +312,7 @@ def _prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
         try:
             return {"grade": call(function, Problem(*asked["problem"]), asked["text"], asked["answer"])}
         except BaseException as error:
-            place = str(error) if isinstance(error, UserCodeError) else blame(error, user_file(spec))
+            place = str(error) if isinstance(error, UserCodeError) else GRADERS.parse(spec).blame(error)
             return {"error": place, "traceback": "".join(traceback.format_exception(error))}
 
     return answer

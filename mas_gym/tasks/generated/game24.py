@@ -1,0 +1,243 @@
+"""The game of 24: make 24 from four numbers with + - * /, each number used once.
+
+The agents of the system ``game24`` write one step each, as GPT-4 does in Yao et al. 2023
+("Tree of Thoughts", arXiv:2305.10601)::
+
+    1 + 7 = 8 (left: 2 4 8)
+
+The last agent writes one formula. Whether the numbers that are left can make 24 is
+computable (`can_make`), so the truth about every step is known.
+
+The puzzles are the multisets of four whole numbers that can make 24; up to 13, as with playing
+cards, there are 1,362. The split of a puzzle depends on its question alone.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from functools import cache
+from itertools import combinations, combinations_with_replacement
+from types import MappingProxyType
+from typing import NamedTuple
+
+from mas_gym.errors import ConfigError
+from mas_gym.tasks.base import Problem
+from mas_gym.tasks.sequences import DEFAULT_DIFFICULTY, ProceduralTask, split_of
+
+TARGET = 24
+LEVELS: Mapping[int, int] = MappingProxyType({1: 6, 2: 9, 3: 13})
+"""Largest number of each difficulty."""
+
+Numbers = tuple[Fraction, ...]
+
+
+class Move(NamedTuple):
+    """One operation on two numbers, such as ``1 + 7 = 8``."""
+
+    left: Fraction
+    operator: str
+    right: Fraction
+    result: Fraction
+
+
+def moves(numbers: Sequence[Fraction]) -> list[Move]:
+    """Return the distinct moves from some numbers; the sum and the product of two numbers are one move each."""
+    found: dict[Move, None] = {}
+    for i, j in combinations(range(len(numbers)), 2):
+        a, b = sorted((numbers[i], numbers[j]))
+        found |= dict.fromkeys([Move(a, "+", b, a + b), Move(a, "*", b, a * b)])
+        for left, right in ((a, b), (b, a)):
+            found[Move(left, "-", right, left - right)] = None
+            if right:
+                found[Move(left, "/", right, left / right)] = None
+    return list(found)
+
+
+def after(numbers: Sequence[Fraction], move: Move) -> Numbers:
+    """Return the numbers left after a move, in ascending order.
+
+    Raises:
+        ValueError: The move takes a number that is not there.
+    """
+    rest = list(numbers)
+    rest.remove(move.left)
+    rest.remove(move.right)
+    return tuple(sorted([*rest, move.result]))
+
+
+def can_make(numbers: Sequence[Fraction | int], target: int = TARGET) -> bool:
+    """Return whether some numbers can make the target.
+
+    >>> can_make([3, 3, 8, 8]), can_make([1, 1, 1, 1])
+    (True, False)
+    """
+    if len(numbers) == 1:
+        return numbers[0] == target
+    return _can_make([(Fraction(number).numerator, Fraction(number).denominator) for number in numbers], target)
+
+
+def _can_make(numbers: list[tuple[int, int]], target: int) -> bool:
+    # Numerators and denominators, common factors left in: ten times as fast as `Fraction`.
+    for i, (a, b) in enumerate(numbers):
+        for j, (c, d) in enumerate(numbers[:i]):
+            x, y, z = a * d, c * b, b * d
+            if len(numbers) == 2:
+                goal = target * z
+                whole = goal in (x + y, x - y, y - x) or a * c == goal
+                return whole or bool(y and x == target * y) or bool(x and y == target * x)
+            rest = [number for k, number in enumerate(numbers) if k not in (i, j)]
+            results = [(x + y, z), (a * c, z), (x - y, z), (y - x, z)]
+            results += ([(x, y)] if y else []) + ([(y, x)] if x else [])
+            if any(_can_make([*rest, result], target) for result in results):
+                return True
+    return False
+
+
+# ------------------------------------------------------------------ as text
+
+_NUMBER = r"-?\d+(?:\.\d+|/\d+)?"
+_STEP = re.compile(rf"\(?({_NUMBER})\)? ([-+*/]) \(?({_NUMBER})\)? = ({_NUMBER})")
+_LEFT = re.compile(rf"left: ((?:{_NUMBER} ?)+)\)")
+
+
+def write_number(number: Fraction) -> str:
+    """Write a number as GPT-4 writes it, but exactly: whole, with up to two decimals, or as a fraction.
+
+    >>> [write_number(Fraction(n, 4)) for n in (8, 6)] + [write_number(Fraction(4, 3))]
+    ['2', '1.5', '4/3']
+    """
+    if number.denominator == 1:
+        return str(number.numerator)
+    return f"{float(number):.2f}".rstrip("0") if 100 % number.denominator == 0 else str(number)
+
+
+def read_numbers(text: str) -> Numbers | None:
+    """Read numbers separated by spaces; None if there is anything else."""
+    words = text.split()
+    if not words or not all(re.fullmatch(_NUMBER, word) for word in words):
+        return None
+    try:
+        return tuple(Fraction(word) for word in words)
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def write_move(numbers: Sequence[Fraction], move: Move) -> str:
+    """Return the message of a step, such as ``"1 + 7 = 8 (left: 2 4 8)"``."""
+    left, right, result = map(write_number, (move.left, move.right, move.result))
+    return f"{left} {move.operator} {right} = {result} (left: {' '.join(map(write_number, after(numbers, move)))})"
+
+
+def read_left(message: str) -> Numbers | None:
+    """Return the numbers that a step says are left; None if it does not say."""
+    found = _LEFT.findall(message)
+    return read_numbers(found[-1]) if found else None
+
+
+def read_question(question: str) -> Numbers | None:
+    """Return the numbers of a question, which stand after its last colon."""
+    return read_numbers(question.rpartition(":")[2])
+
+
+def write_question(numbers: Sequence[Fraction | int]) -> str:
+    """Return the question of a puzzle."""
+    listed = " ".join(write_number(Fraction(number)) for number in sorted(numbers))
+    return f"Make {TARGET} from these numbers with + - * /, using each exactly once: {listed}"
+
+
+def combine(numbers: Sequence[Fraction], steps: Sequence[str]) -> str | None:
+    """Combine the messages of the steps into one formula; None if they do not fit together.
+
+    >>> combine((Fraction(2), Fraction(3), Fraction(4)), ["2 * 3 = 6 (left: 4 6)", "4 * 6 = 24 (left: 24)"])
+    '4 * (2 * 3)'
+    """
+    held = [(number, write_number(number)) for number in numbers]
+    for step in steps:
+        found = _STEP.match(step)
+        texts = []
+        for operand in (found[1], found[3]) if found is not None else ():
+            value = read_numbers(operand)
+            place = next((i for i, (number, _) in enumerate(held) if value == (number,)), None)
+            if place is not None:
+                texts.append(held.pop(place)[1])
+        if found is None or len(texts) < 2 or (result := read_numbers(found[4])) is None:
+            return None
+        held.append((result[0], f"({texts[0]} {found[2]} {texts[1]})"))
+    return held[0][1][1:-1] if len(held) == 1 else None
+
+
+def solve(numbers: Sequence[Fraction]) -> str | None:
+    """Return a formula for 24; None if there is none."""
+    steps: list[str] = []
+    left: Numbers = tuple(numbers)
+    while len(left) > 1:
+        winning = (move for move in moves(left) if can_make(after(left, move)))
+        move = next(winning, None)
+        if move is None:
+            return None
+        steps.append(write_move(left, move))
+        left = after(left, move)
+    return combine(numbers, steps)
+
+
+# ----------------------------------------------------------------- problems
+
+
+@cache
+def _puzzles(split: str, most: int) -> tuple[tuple[int, ...], ...]:
+    drawn = combinations_with_replacement(range(1, most + 1), 4)
+    return tuple(n for n in drawn if split_of(write_question(n)) == split and can_make(n))
+
+
+class Game24(ProceduralTask):
+    """Four numbers that can make 24; every puzzle of the split once.
+
+    Args:
+        split: ``"train"``, ``"dev"`` or ``"test"``; disjoint by the numbers.
+        seed: Seed of the order.
+        difficulty: 1 (numbers up to 6), 2 (up to 9) or 3 (up to 13).
+        size: Number of problems; by default every puzzle.
+        grading: Grading mode, ``"strict"`` or ``"paper"``; both grade formulas alike.
+
+    Raises:
+        ConfigError: An argument is out of range.
+    """
+
+    name, mas, levels = "game24", "game24", LEVELS
+
+    def __init__(
+        self,
+        split: str = "test",
+        *,
+        seed: int = 0,
+        difficulty: int = DEFAULT_DIFFICULTY,
+        size: int | None = None,
+        grading: str = "strict",
+    ) -> None:
+        """Check the arguments and shuffle the puzzles."""
+        super().__init__(split, seed=seed, difficulty=difficulty, size=1 if size is None else size, grading=grading)
+        puzzles = list(_puzzles(split, LEVELS[difficulty]))
+        if size is not None and size > len(puzzles):
+            raise ConfigError(f"expected a size of at most {len(puzzles)} (every puzzle of the split), got {size}")
+        random.Random(seed).shuffle(puzzles)
+        self.size = len(puzzles) if size is None else size
+        self.puzzles, self.rows = puzzles, range(self.size)
+
+    def _at(self, row: int) -> Problem:
+        return puzzle(f"{self._prefix}/{row}", self.puzzles[row])
+
+
+def puzzle(problem_id: str, numbers: Sequence[int]) -> Problem:
+    """Return the problem of four numbers.
+
+    Raises:
+        ConfigError: They cannot make 24.
+    """
+    formula = solve(sorted(map(Fraction, numbers)))
+    if formula is None:
+        raise ConfigError(f"expected numbers that can make {TARGET}, got {' '.join(map(str, numbers))}")
+    metadata = {"numbers": sorted(numbers)}
+    return Problem(problem_id, write_question(numbers), formula, "formula", metadata)

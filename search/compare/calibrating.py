@@ -1,0 +1,178 @@
+"""Fitting combinations of critics (`search.calibrated`) to recorded outcomes or to labels of messages."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mas_gym.envs.scoring import scores_of
+from mas_gym.errors import ConfigError, DataError, choice, need
+from search.calibrated import METHODS, CalibratedModel, Curve, Method, question_key, standardised
+from search.compare.imported import read_labelled
+from search.compare.transcripts import NOBODY
+from search.protocol import Critic, ScoringContext
+from search.store import Recorded, recorded_states
+
+Target = Literal["outcomes", "labels"]
+TARGETS: tuple[Target, ...] = ("outcomes", "labels")
+FOLDS = 5
+FILE = "calibrated.json"
+Array = NDArray[np.float64]
+
+
+class Example(NamedTuple):
+    """A state with what is known of it.
+
+    Attributes:
+        question: The text of its question.
+        context: The state.
+        right: How many episodes through it are right, or 1 if its messages are.
+        total: How many episodes pass through it; 1 with labels.
+    """
+
+    question: str
+    context: ScoringContext
+    right: int
+    total: int
+
+
+def outcome_examples(recorded: Recorded, terminal_only: bool) -> Iterator[Example]:
+    """Yield the states of a recorded run with their outcomes."""
+    for one in recorded_states(recorded, terminal_only):
+        yield Example(one.context.state.question, one.context, one.right, one.total)
+
+
+def label_examples(path: str | Path) -> Iterator[Example]:
+    """Yield every prefix of the labelled transcripts of a store; it is right if no message of it is labelled wrong."""
+    for one in read_labelled(path):
+        mas, states = one.states()
+        for place, state in enumerate(states):
+            yield Example(one.problem, ScoringContext(state, mas, None), one.label == NOBODY or place < one.label, 1)
+
+
+def calibrate_critics(
+    critics: Mapping[str, Critic],
+    examples: Sequence[Example],
+    method: Method = "logistic",
+    log: Callable[[str], None] = lambda line: None,
+) -> CalibratedModel:
+    """Fit a combination of critics to what is known of states.
+
+    It is fitted to all questions, and once without each of five folds of the questions; metrics are of the questions
+    that a curve was fitted without.
+
+    Args:
+        critics: The critics by their specs, which a saved combination loads again.
+        examples: The states; terminal ones only if a critic is an outcome critic.
+        method: As for `search.calibrated.CalibratedModel`.
+        log: Receives progress lines.
+
+    Raises:
+        ConfigError: There is no such method, or no critic.
+        DataError: There are fewer than two questions, or all states are right, or all are wrong.
+        MissingDependencyError: scikit-learn is not installed.
+    """
+    need("sklearn", "calibrating critics", "train")
+    choice("method", method, METHODS)
+    if not critics:
+        raise ConfigError("expected at least one critic to calibrate, got none")
+    columns = []
+    for spec, critic in critics.items():
+        scores = scores_of(critic, [one.context for one in examples])
+        columns.append(scores.values)
+        missing = sum(not math.isfinite(value) for value in scores.values)
+        log(f"{spec}: {len(examples) - missing:,} of {len(examples):,} states have a value")
+    values = np.array(columns, dtype=np.float64).T.reshape(len(examples), len(critics))
+    right = np.array([one.right for one in examples], dtype=np.float64)
+    wrong = np.array([one.total for one in examples], dtype=np.float64) - right
+    keys = [question_key(one.question) for one in examples]
+    fold_of = {key: place % FOLDS for place, key in enumerate(sorted(set(keys)))}
+    known: NDArray[np.bool_] = np.any(np.isfinite(values), axis=1)
+    if len(fold_of) < 2 or not right[known].sum() or not wrong[known].sum():
+        raise DataError(
+            f"expected right and wrong states with values of at least two questions, got {right[known].sum():.0f} "
+            f"right and {wrong[known].sum():.0f} wrong of {len(fold_of)} questions"
+        )
+    folds = np.array([fold_of[key] for key in keys])
+    held = [np.asarray(folds == fold) for fold in range(min(FOLDS, len(fold_of)))]
+    curves = [_fitted(values, right, wrong, known & ~out, method) for out in held]
+    found = np.array([curves[fold].probability(row) for fold, row in zip(folds, values.tolist(), strict=True)])
+    metrics: dict[str, Any] = {"combined": _metrics(found[known], right[known], wrong[known])}
+    for spec, column in zip(critics, values.T, strict=True):
+        there = np.isfinite(column)
+        metrics[spec] = {"auc": _auc(column[there], right[there], wrong[there])}
+    data = {"questions": len(fold_of), "states": len(examples), "right": int(right.sum()), "wrong": int(wrong.sum())}
+    final = _fitted(values, right, wrong, known, method)
+    return CalibratedModel(method, tuple(critics), final, tuple(curves), fold_of, metrics, data)
+
+
+def _fitted(values: Array, right: Array, wrong: Array, chosen: NDArray[np.bool_], method: Method) -> Curve:
+    values, right, wrong = values[chosen], right[chosen], wrong[chosen]
+    if not right.sum() or not wrong.sum():
+        # One class alone: its share, pulled towards the middle as by one more state of each class.
+        share = float((right.sum() + 1) / (right.sum() + wrong.sum() + 2))
+        members = values.shape[1]
+        if method == "isotonic":
+            return Curve(at=(0.0,), level=(share,))
+        return Curve((0.0,) * members, (1.0,) * members, (0.0,) * 2 * members, math.log(share / (1 - share)))
+    if method == "isotonic":
+        from sklearn.isotonic import IsotonicRegression
+
+        model = IsotonicRegression(y_min=0.0, y_max=1.0)
+        model.fit(np.nanmean(values, axis=1), right / (right + wrong), sample_weight=right + wrong)
+        return Curve(at=_floats(model.X_thresholds_), level=_floats(model.y_thresholds_))
+    from sklearn.linear_model import LogisticRegression
+
+    mean = np.array([np.nanmean(column) if np.isfinite(column).any() else 0.0 for column in values.T])
+    scale = np.array([np.nanstd(column) if np.isfinite(column).any() else 1.0 for column in values.T])
+    scale[scale < 1e-9] = 1.0
+    rows = np.array([standardised(row, mean.tolist(), scale.tolist()) for row in values.tolist()])
+    model = LogisticRegression(max_iter=1000)
+    labels, weights = np.repeat([1, 0], len(rows)), np.concatenate([right, wrong])
+    model.fit(np.concatenate([rows, rows]), labels, sample_weight=weights)
+    return Curve(_floats(mean), _floats(scale), _floats(model.coef_[0]), float(model.intercept_[0]))
+
+
+def _floats(values: Any) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)
+
+
+def _auc(values: Array, right: Array, wrong: Array) -> float:
+    from sklearn.metrics import roc_auc_score
+
+    if not right.sum() or not wrong.sum():
+        return math.nan
+    labels = np.repeat([1, 0], len(values))
+    weights = np.concatenate([right, wrong])
+    return float(roc_auc_score(labels, np.concatenate([values, values]), sample_weight=weights))
+
+
+def _metrics(found: Array, right: Array, wrong: Array) -> dict[str, float]:
+    weight = float(right.sum() + wrong.sum())
+    sure = np.clip(found, 1e-6, 1 - 1e-6)
+    loss = -float((right * np.log(sure) + wrong * np.log(1 - sure)).sum()) / weight
+    brier = float((right * (1 - found) ** 2 + wrong * found**2).sum()) / weight
+    return {"auc": _auc(found, right, wrong), "log loss": loss, "brier": brier}
+
+
+def write_calibrated(model: CalibratedModel, out: str | Path) -> Path:
+    """Write a combination to a folder, for `search.catalogue.load_critic`; an earlier one is replaced.
+
+    Raises:
+        ConfigError: The folder holds something else.
+    """
+    folder = Path(out)
+    if folder.exists() and any(folder.iterdir()) and not (folder / FILE).exists():
+        raise ConfigError(f"{folder} is not empty and holds no {FILE}; give another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"{FILE}.part"
+    part.write_text(json.dumps(model.to_dict(), indent=1) + "\n", encoding="utf-8")
+    os.replace(part, folder / FILE)
+    return folder

@@ -1,0 +1,56 @@
+"""Sampling of messages: temperature, top-p, length, and the seed of each sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mas_gym.errors import ConfigError
+from mas_gym.policies.base import derive_seed, effective_temperature
+from mas_gym.systems.state import MASState
+from search.tree import Proposal
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How agents sample (paper, App. "Search configurations").
+
+    Attributes:
+        temperature: Softmax temperature; 0 is greedy decoding, and so is anything below 0.01.
+        top_p: Nucleus mass in ``(0, 1]``.
+        max_new_tokens: Maximum length of one message; an agent's own maximum also applies.
+    """
+
+    temperature: float = 0.7
+    top_p: float = 0.95
+    max_new_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        object.__setattr__(self, "temperature", effective_temperature(self.temperature))
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"sampling: expected top_p in (0, 1], got {self.top_p!r}")
+        if self.max_new_tokens < 1:
+            raise ConfigError(f"sampling: expected max_new_tokens >= 1, got {self.max_new_tokens!r}")
+
+
+class SampleRecord(NamedTuple):
+    """Where a message came from: the policy's proposal and the seed it was drawn with; None if it was recorded."""
+
+    proposal: Proposal
+    seed: int | None
+
+
+def sample_seeds(run_seed: int, problem_id: str, state: MASState, first: int, count: int) -> tuple[int, ...]:
+    """Return the seeds of samples at a state.
+
+    They depend on the run's seed, the problem and the state, so concurrency and restarts do not change a sample.
+
+    Args:
+        run_seed: The seed of the run.
+        problem_id: The problem.
+        state: The state that the messages are sampled at.
+        first: How many samples this search has requested there before.
+        count: How many samples are requested.
+    """
+    return tuple(derive_seed(run_seed, problem_id, state.digest, place) for place in range(first, first + count))

@@ -1,0 +1,75 @@
+"""The states of a recorded run with their recorded outcomes, for fitting critics to them."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from mas_gym.systems.dynamics import Dynamics
+from mas_gym.systems.state import MASState
+from search.protocol import PeerContext
+from search.recorded import RecordedWorld
+from search.store.recorded import Recorded
+from search.tree import Proposal
+
+
+class RecordedState(NamedTuple):
+    """A recorded state.
+
+    Attributes:
+        question: Its problem.
+        context: The state with the answers of all samples of its question.
+        right: Recorded episodes through it that are right.
+        total: Recorded episodes through it.
+    """
+
+    question: str
+    context: PeerContext
+    right: int
+    total: int
+
+
+def recorded_states(recorded: Recorded, terminal_only: bool) -> Iterator[RecordedState]:
+    """Yield the states of a recorded run, each once: all after a message, or the terminal ones."""
+    model = Dynamics(recorded.mas)
+    for problem in recorded:
+        world = recorded.world(problem)
+        found = _states(world, model)
+        answers = tuple(
+            world.grades[state.digest].extracted
+            for state, _, _, total in found
+            if state.digest in world.grades
+            for _ in range(total)
+        )
+        for state, message, right, total in found:
+            if total and (not terminal_only or model.is_terminal(state)):
+                context = PeerContext(state, recorded.mas, message)
+                context.answers = answers
+                context.answer = world.grades[state.digest].extracted if state.digest in world.grades else None
+                yield RecordedState(problem.id, context, right, total)
+
+
+def _states(world: RecordedWorld, model: Dynamics) -> list[tuple[MASState, Proposal, int, int]]:
+    """Return each state below the root with the message that led to it, and its right and all graded episodes."""
+    order: list[tuple[MASState, Proposal]] = []
+    right: Counter[bytes] = Counter()
+    total: Counter[bytes] = Counter()
+    waiting = deque([world.root])
+    while waiting:
+        state = waiting.popleft()
+        messages = world.messages.get(state.digest, ())
+        times = Counter(message.action for message in messages)
+        for action, message in {one.action: one for one in messages}.items():
+            child = model.transition(state, action)
+            grade = world.grades.get(child.digest)
+            if grade is not None:
+                right[child.digest] = times[action] * grade.correct
+                total[child.digest] = times[action]
+            order.append((child, message))
+            waiting.append(child)
+    for state, _ in reversed(order):
+        assert state.parent is not None
+        right[state.parent.digest] += right[state.digest]
+        total[state.parent.digest] += total[state.digest]
+    return [(state, message, right[state.digest], total[state.digest]) for state, message in order]

@@ -1,0 +1,291 @@
+"""The game of 24: formulas, truth, task, system, the policy of random moves, and the recorded trees."""
+
+from fractions import Fraction
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mas_gym
+import search
+from benchmarks.real.common import RealPage, Source
+from benchmarks.real.game24 import Lookup, from_numbers, keeps, rank, ranking, recorded_values
+from benchmarks.real.game24 import Measured as Critic
+from benchmarks.real.game24_critic import Labelled, Table, training_task
+from benchmarks.real.game24_recorded import CALLS, read_recordings, transcripts
+from benchmarks.real.random_moves import proposer
+from mas_gym.errors import ConfigError, DataNotFoundError
+from mas_gym.tasks import load_task
+from mas_gym.tasks.base import SPLITS, Problem
+from mas_gym.tasks.generated import game24
+from mas_gym.tasks.generated.game24 import Game24, can_make, combine, moves, puzzle, read_left, write_move
+from mas_gym.tasks.grading.answers import grade
+from mas_gym.tasks.grading.formulas import compare_formulas, read_formula
+
+PUZZLE = Problem("p", "Make 24: 1 2 4 7", "4 * (1 + 7 - 2)", "formula")
+
+
+# ----------------------------------------------------------------- formulas
+
+
+@pytest.mark.parametrize(
+    ("text", "formula"),
+    [
+        ("4 * (1 + 7 - 2) = 24", "4*(1+7-2)"),
+        ("24 = (7 + 1 \u2212 2) \u00d7 4.", "(7+1-2)*4"),
+        (r"$8 \div (3 - \frac{8}{3})$", "8/(3-(8)/(3))"),
+        (r"\left(7+1-2\right)\cdot 4 = 6*4 = 24", "(7+1-2)*4"),
+        ("-(1 - 7) * 4", "-(1-7)*4"),
+        ("24", None),
+        ("4 * (1 + 7", None),
+        ("4 7", None),
+        ("() + 1", None),
+        ("four + 3", None),
+        ("1 +* 2", None),
+        ("", None),
+    ],
+)
+def test_read_formula_returns_first_side_with_an_operator(text: str, formula: str | None) -> None:
+    assert read_formula(text) == formula
+
+
+@pytest.mark.parametrize(
+    ("formula", "verdict"),
+    [
+        ("(7+1-2)*4", "equal"),
+        ("4*(1+7-2)", "equal"),
+        ("4*(1+7)-2", "different"),
+        ("4*6", "other numbers"),
+        ("(7-1)*4*(4-2)", "other numbers"),
+        ("1/(7-7)+2+4", "other numbers"),
+        ("-(2-7-1)*4", "equal"),
+    ],
+)
+def test_compare_formulas_checks_numbers_and_value(formula: str, verdict: str) -> None:
+    assert compare_formulas("4 * (1 + 7 - 2)", formula) == verdict
+
+
+def test_compare_formulas_rejects_division_by_zero() -> None:
+    assert compare_formulas("4*6*1*1", "4*6/(1-1)") == "different"
+    assert compare_formulas("1+1+4+6", "4/(6-1)/(1-1)") == "other numbers"
+
+
+def test_compare_formulas_is_exact_where_floats_are_not() -> None:
+    assert compare_formulas("3 * 8 + 3 - 3 + 8 - 8", "8/(3-8/3)+3-3+8-8") == "other numbers"
+    assert compare_formulas("8/(3-8/3)", "8/(3-8/3)") == "equal"
+
+
+@given(st.text(alphabet="0123456789+-*/()=. x\\frac{}$\u00d7", max_size=60))
+def test_grade_of_any_text_returns_a_grade(text: str) -> None:
+    found = grade(PUZZLE, text)
+    assert isinstance(found.correct, bool)
+    assert grade(PUZZLE, f"Answer: {text}").correct in (True, False)
+
+
+def test_grade_takes_the_last_statement_and_no_bare_target() -> None:
+    assert grade(PUZZLE, "Answer: 4 * (1 + 7) - 2 = 30\nAnswer: 4 * (1 + 7 - 2) = 24").correct
+    assert not grade(PUZZLE, "Answer: 24").correct
+    assert grade(PUZZLE, "so\n(7 + 1 - 2) * 4 = 24", "paper").correct
+    assert grade(PUZZLE, "no idea").reason == "no answer found"
+
+
+@given(st.lists(st.integers(1, 13), min_size=2, max_size=4), st.randoms(use_true_random=False))
+def test_formula_of_random_moves_has_their_result(numbers: list[int], rng) -> None:  # type: ignore[no-untyped-def]
+    left = tuple(sorted(map(Fraction, numbers)))
+    steps = []
+    while len(left) > 1:
+        move = rng.choice(moves(left))
+        steps.append(write_move(left, move))
+        left = game24.after(left, move)
+        assert read_left(steps[-1]) == left
+    formula = combine(sorted(map(Fraction, numbers)), steps)
+    assert formula is not None
+    assert read_formula(formula) is not None
+    assert (compare_formulas(game24.solve(sorted(map(Fraction, numbers))) or formula, formula) == "equal") == (
+        left == (24,) or not can_make(numbers)
+    )
+
+
+# -------------------------------------------------------------------- truth
+
+
+def brute_force(numbers: list[Fraction]) -> bool:
+    if len(numbers) == 1:
+        return numbers[0] == 24
+    for a, b, *rest in permutations(numbers):
+        results = [a + b, a - b, a * b] + ([a / b] if b else [])
+        if any(brute_force([result, *rest]) for result in results):
+            return True
+    return False
+
+
+@given(st.lists(st.fractions(-30, 30, max_denominator=4), min_size=1, max_size=3))
+def test_can_make_agrees_with_brute_force(numbers: list[Fraction]) -> None:
+    assert can_make(numbers) == brute_force(numbers)
+
+
+def test_can_make_needs_fractions_for_known_hard_puzzles() -> None:
+    assert can_make([3, 3, 8, 8])
+    assert can_make([1, 5, 5, 5])
+    assert not can_make([1, 1, 1, 1])
+
+
+# --------------------------------------------------------------------- task
+
+
+def test_splits_hold_each_solvable_puzzle_once() -> None:
+    found = {split: [tuple(p.metadata["numbers"]) for p in Game24(split, difficulty=1)] for split in SPLITS}
+    every = [numbers for part in found.values() for numbers in part]
+    assert len(every) == len(set(every)) > 60
+    assert all(can_make(numbers) and max(numbers) <= 6 for numbers in every)
+    assert len(found["train"]) > len(found["dev"]) > 0
+
+
+def test_task_is_reproducible_and_its_references_are_right() -> None:
+    task = load_task("game24", "test", difficulty=2, seed=3)
+    assert list(task) == list(Game24("test", difficulty=2, seed=3))
+    assert [p.id for p in task[:2]] == ["game24/test/3/2/0", "game24/test/3/2/1"]
+    assert task.problem(task[1].id) == task[1]
+    for problem in task:
+        assert task.grade(problem, f"Answer: {problem.answer} = 24").correct
+    assert len(load_task("game24", "test", difficulty=2, limit=3)) == 3
+
+
+def test_size_above_the_number_of_puzzles_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="every puzzle of the split"):
+        Game24("dev", difficulty=1, size=5000)
+    assert len(Game24("dev", difficulty=1, size=2)) == 2
+
+
+def test_puzzle_without_a_solution_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="1 1 1 1"):
+        puzzle("p", [1, 1, 1, 1])
+
+
+# ---------------------------------------------------------- system, policy
+
+
+def test_random_moves_play_the_system_legally_and_reproducibly() -> None:
+    task = Game24("dev", difficulty=1)[:5]
+    runs = [list(search.run("sc:4", task, mas="game24", policy=proposer(), seed=7)) for _ in range(2)]
+    for plan, again in zip(*runs, strict=True):
+        assert plan.error is None
+        assert [c.state for c in plan.candidates] == [c.state for c in again.candidates]
+        for candidate in plan.candidates:
+            left = tuple(map(Fraction, task.problem(plan.problem_id).metadata["numbers"]))
+            *steps, answer = [turn.text for turn in candidate.state.turns]
+            for step in steps:
+                assert step in [write_move(left, move) for move in moves(left)]
+                left = read_left(step) or ()
+            assert candidate.correct == (left == (24,))
+            assert answer.startswith("Answer: ")
+
+
+def test_training_search_labels_states_by_what_was_found_below() -> None:
+    task = Game24("dev", difficulty=1)[:2]
+    for plan in search.run("mcts:60,8", task, mas="game24", policy=proposer(), seed=1, training=True):
+        tree = plan.tree
+        assert tree is not None
+        for node in range(1, len(tree)):
+            left = read_left(tree.states[node].text)
+            if left is not None and tree.totals[node] > -tree.visits[node]:
+                assert can_make(left)
+
+
+def test_policy_says_so_if_there_is_no_move() -> None:
+    [plan] = search.run("single", [PUZZLE], mas="rpsv", policy=proposer())
+    assert plan.correct is False
+
+
+# ---------------------------------------------------------------- recording
+
+
+def test_missing_recording_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataNotFoundError, match=r"game24\.jsonl\.gz"):
+        read_recordings(tmp_path)
+
+
+def test_page_states_its_source_and_command(tmp_path: Path) -> None:
+    page = RealPage("x", "Title", Source("x.gz", "owner/name", "MIT"), "It works.")
+    page.table(("a", "b"), [("one", 1)])
+    text = page.write(tmp_path, "python -m x", ["43 puzzles"]).read_text(encoding="utf-8")
+    assert "owner/name (MIT)" in text
+    assert text.index("It works.") < text.index("python -m x") < text.index("| one | 1 |")
+
+
+def test_rank_agrees_with_scikit_learn() -> None:
+    from sklearn.metrics import roc_auc_score
+
+    rng = np.random.default_rng(0)
+    truth = [rng.random(7) < 0.4 for _ in range(9)]
+    values = [rng.integers(0, 4, 7).astype(float) for _ in range(9)]
+    counts = rng.integers(0, 3, 9)
+    flat = [np.repeat(np.concatenate(part), np.repeat(counts, 7)) for part in (truth, values)]
+    assert rank(truth, [values]).auc(counts.astype(float)) == pytest.approx(roc_auc_score(*flat))
+    assert rank([np.array([True])], [[np.zeros(1)]]).auc(np.ones(1)) == 0.5
+
+
+@pytest.fixture(scope="module")
+def recordings(shared_data: Path) -> list:  # type: ignore[type-arg]
+    folder = shared_data / "real"
+    if not (folder / "game24.jsonl.gz").is_file():
+        pytest.skip(f"no recorded trees in {folder}")
+    return read_recordings(folder)
+
+
+def test_recorded_answers_are_graded_as_recorded(recordings: list) -> None:  # type: ignore[type-arg]
+    for one in recordings:
+        answers = [lines[-1] for lines in one.levels[3].selected]
+        assert one.solved == any(grade(one.problem, answer).correct for answer in answers), one.problem.id
+
+
+def test_values_of_the_recording_rank_as_published(recordings: list) -> None:  # type: ignore[type-arg]
+    gpt4 = Critic((recorded_values,), CALLS)
+    first, second = (ranking(recordings, gpt4, depth).auc(np.ones(len(recordings))) for depth in (0, 1))
+    assert 0.6 < first < 0.9 < second
+
+
+def test_exact_truth_as_a_critic_keeps_every_way_to_24(recordings: list) -> None:  # type: ignore[type-arg]
+    exact = from_numbers(lambda states: np.array([float(can_make(left)) for left in states]))
+    for one in recordings:
+        assert keeps(one, 0, exact) == any(state.winning for state in one.levels[0].states)
+
+
+def test_training_leaves_recorded_puzzles_out(recordings: list) -> None:  # type: ignore[type-arg]
+    recorded = {one.numbers for one in recordings}
+    assert not recorded & {tuple(problem.metadata["numbers"]) for problem in training_task(recorded)}
+
+
+def test_recorded_trees_are_worlds_to_search(recordings: list, shared_data: Path, tmp_path: Path) -> None:  # type: ignore[type-arg]
+    from benchmarks.real import game24_recorded
+
+    data, reader = shared_data / "real" / "game24.jsonl.gz", f"{game24_recorded.__file__}:transcripts:dead_ends=false"
+    imported = search.import_transcripts(data, tmp_path / "r.db", format=reader)
+    assert imported.transcripts == sum(not one.correct for one in transcripts(data, False))
+    world = search.Recorded(tmp_path / "r.db", distinct=True)
+    lookup = Lookup("exact", from_numbers(lambda s: np.array([float(can_make(left)) for left in s])), recordings)
+    plans = list(search.run("sbs:40,5", recorded=world, critic=lookup))
+    solvable = {one.problem.id for one in recordings if one.solved}
+    assert not [plan.error for plan in plans if plan.error]
+    assert {plan.problem_id for plan in plans if plan.correct} <= solvable
+    assert sum(bool(plan.correct) for plan in plans) > 0.8 * len(solvable)
+
+
+def test_table_gives_the_share_of_searches_and_the_mean_for_unseen_numbers() -> None:
+    four, six = (Fraction(4), Fraction(6)), (Fraction(6), Fraction(6))
+    table = Table([Labelled(four, True), Labelled(four, False), Labelled(six, False), Labelled(six, False)])
+    assert table([four, six, (Fraction(1), Fraction(1))]).tolist() == [0.5, 0.0, 0.25]
+
+
+def test_environment_plays_the_game() -> None:
+    env = mas_gym.MASEnv("game24", split="dev")
+    env.reset(seed=0)
+    numbers = env.task.problem(env.problem_id).metadata["numbers"]
+    formula = puzzle("p", numbers).answer
+    for text in ("a", "b", "c", f"Answer: {formula} = 24"):
+        _, reward, terminated, _, _ = env.step((text, env.ALL))
+    assert terminated
+    assert reward == 1
