@@ -156,7 +156,6 @@ def test_the_last_stage_is_sized_and_each_part_is_in_the_identity() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        "cascade:",
         "cascade:single",
         "cascade:single>mcts:5,3",
         "cascade:single>mcts:5,3@",

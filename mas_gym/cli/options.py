@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -441,7 +442,7 @@ def policy_label(spec: PolicySpec) -> str:
 
 
 def read_policy(
-    spec: PolicySpec, cache: Path | None = None, traces: Path | None = None, **options: Any
+    spec: PolicySpec, cache: Path | None = None, traces: Path | None = None, **options: object
 ) -> Policy | AsyncPolicy:
     """Load a policy; with ``cache``, put it behind a response cache; with ``traces``, record its token traces."""
     from mas_gym.policies import load_policy
@@ -537,7 +538,7 @@ def critic_maker(spec: str, shared: bool = False) -> Callable[[], Critic]:
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _is_shipped(planner: Planner) -> bool:

@@ -86,14 +86,13 @@ def _limit(limits: dict[str, Any]) -> None:
     seconds = int(limits["seconds"]) + 1
     wanted = {
         # The first limit sends a signal that says what happened; code can ignore it, but not the second.
-        "RLIMIT_CPU": (seconds, seconds + 1),
-        "RLIMIT_AS": (limits["memory"], limits["memory"]),
-        "RLIMIT_FSIZE": (limits["file"], limits["file"]),
-        "RLIMIT_NOFILE": (64, 64),
-        "RLIMIT_CORE": (0, 0),
+        resource.RLIMIT_CPU: (seconds, seconds + 1),
+        resource.RLIMIT_AS: (limits["memory"], limits["memory"]),
+        resource.RLIMIT_FSIZE: (limits["file"], limits["file"]),
+        resource.RLIMIT_NOFILE: (64, 64),
+        resource.RLIMIT_CORE: (0, 0),
     }
-    for name, pair in wanted.items():
-        which = getattr(resource, name)
+    for which, pair in wanted.items():
         most = resource.getrlimit(which)[1]
         soft, hard = (value if most == resource.RLIM_INFINITY else min(value, most) for value in pair)
         try:
