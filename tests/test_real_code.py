@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.real import choosing, humaneval
+from benchmarks.real import choosing, humaneval, paired
 from benchmarks.real.execution import Problem, assertions_of, calls_of, ended, execute, read_problem
 
 BODIES = ("return x + x", "return x * 2", "return x ** 2", "return 1", "while True: pass")
@@ -94,9 +94,9 @@ def test_features_ignore_the_truth(samples: choosing.Samples) -> None:
 
 
 def test_folds_are_of_equal_size_and_repeat() -> None:
-    found = humaneval.folds(12, 5, 0)
+    found = paired.folds(12, 5, 0)
     assert sorted(np.bincount(found).tolist()) == [2, 2, 2, 3, 3]
-    assert (found == humaneval.folds(12, 5, 0)).all()
+    assert (found == paired.folds(12, 5, 0)).all()
 
 
 def test_page_without_the_recording_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,8 +23,9 @@ import search
 from benchmarks.paper.page import percent, span
 from benchmarks.real.common import RealPage, Source, arguments, read_rows, run_page
 from benchmarks.real.debate import Debate, Floats, Said, features
+from benchmarks.real.paired import folds, paired, points
 from search.compare.first_errors import auc
-from search.results.intervals import Interval, bootstrap, paired_difference, wilson
+from search.results.intervals import Interval, bootstrap, wilson
 
 SOURCE = Source("dylan_math.jsonl.gz", "SALT-NLP/DyLAN, debates of gpt-3.5-turbo on hendrycks/math", "MIT; MATH: MIT")
 READER = str(Path(__file__).with_name("dylan_reader.py")) + ":read"
@@ -106,11 +107,6 @@ def chosen_right(tables: Sequence[Table], found: Values) -> list[bool]:
     return [bool(len(value) and table.correct[int(np.argmax(value))]) for table, value in pairs]
 
 
-def folds(number: int, count: int, seed: int) -> NDArray[np.int64]:
-    """Return the fold of each problem."""
-    return np.random.default_rng(seed).permutation(number) % count
-
-
 def cross_validated(tables: Sequence[Table], show: Callable[[str], None]) -> tuple[Values, list[str]]:
     """Return the critic's values of each problem's answers, and the critic chosen within each fold's training part."""
     part, found, chosen = folds(len(tables), FOLDS, SEED), [np.zeros(0)] * len(tables), []
@@ -176,8 +172,7 @@ def changes(debates: Sequence[Debate], found: Values) -> list[Change]:
 
 def difference(one: Floats, other: Floats) -> str:
     """Return the difference in points with its paired interval."""
-    gap = paired_difference(*({str(i): float(v) for i, v in enumerate(side)} for side in (one, other)))
-    return f"{100 * gap.mean:+.1f} ({100 * gap.low:+.1f} to {100 * gap.high:+.1f})"
+    return points(paired(one, other))
 
 
 def draw_figure(path: Path, bars: Mapping[str, Floats], target: float) -> None:

@@ -21,8 +21,9 @@ from benchmarks.paper.page import percent, span
 from benchmarks.real.choosing import CODET, RULES, Draw, Floats, Samples, features, right
 from benchmarks.real.common import RealPage, Source, arguments, read_rows, run_page
 from benchmarks.real.execution import CASE_SECONDS, TESTS_PER_SAMPLE, TRUTH_SECONDS, execute, read_problem
+from benchmarks.real.paired import folds, paired, points
 from mas_gym.tasks.grading.sandbox import Sandbox
-from search.results.intervals import mean_interval, paired_difference
+from search.results.intervals import mean_interval
 from search.results.selection import any_right
 
 SOURCE = Source(
@@ -80,11 +81,6 @@ def examples(draws: Sequence[Mapping[int, Draw]]) -> Examples:
 def fitted(make: Callable[[], Any], known: Sequence[Examples]) -> Any:
     pairs = [pair for one in known for pair in one]
     return make().fit(np.vstack([table for table, _ in pairs]), np.concatenate([truth for _, truth in pairs]))
-
-
-def folds(number: int, count: int, seed: int) -> NDArray[np.int64]:
-    """Return the fold of each problem; folds are of equal size up to one."""
-    return np.random.default_rng(seed).permutation(number) % count
 
 
 def reached(model: Any, known: Examples) -> float:
@@ -158,8 +154,7 @@ def stopping(found: Sequence[Sequence[Mapping[int, Point]]], confidence: float) 
 
 def against(one: Floats, other: Floats) -> str:
     """Return the difference in points with its paired interval."""
-    gap = paired_difference(*({str(i): float(v) for i, v in enumerate(side)} for side in (one, other)))
-    return f"{100 * gap.mean:+.1f} ({100 * gap.low:+.1f} to {100 * gap.high:+.1f})"
+    return points(paired(one, other))
 
 
 def draw_figure(path: Path, tables: Mapping[str, Table], stops: Sequence[Stopping]) -> None:
@@ -200,9 +195,9 @@ def build(data: Path, cache: Path, sandbox: Sandbox, jobs: int, show: Callable[[
     tables = {name: accuracy(found, name) for name in (*RULES, CRITIC)}
     stops = {confidence: stopping(found, confidence) for confidence in STOPS}
     plain, critic, codet = tables["at random"][SIZES[-1]], tables[CRITIC], tables[CODET]
-    level = paired_difference(_named(critic[THIRD]), _named(codet[SIZES[-1]]))
-    better = paired_difference(_named(critic[THIRD]), _named(codet[THIRD]))
-    above = paired_difference(_named(critic[SIZES[-1]]), _named(codet[SIZES[-1]]))
+    level = paired(critic[THIRD], codet[SIZES[-1]])
+    better = paired(critic[THIRD], codet[THIRD])
+    above = paired(critic[SIZES[-1]], codet[SIZES[-1]])
     page = RealPage("humaneval", "HumanEval: choosing among CodeGen-16B's programs", SOURCE)
     page.finding = _finding(plain, codet, critic, level, better, above)
     page.heading("pass@k")
@@ -308,10 +303,6 @@ outcomes alone. It is cross-validated by problem in {FOLDS} folds, and its kind 
 def _fixed(table: Table, one: Stopping) -> float:
     """Return the accuracy with the mean number of samples of a stopping rule, the same for every problem."""
     return float(np.interp(one.samples.mean(), SIZES, [table[size].mean() for size in SIZES]))
-
-
-def _named(values: Floats) -> dict[str, float]:
-    return {str(place): float(value) for place, value in enumerate(values)}
 
 
 def _finding(plain: Floats, codet: Table, critic: Table, level: Any, better: Any, above: Any) -> str:

@@ -24,9 +24,10 @@ from benchmarks.paper.page import percent, span
 from benchmarks.real.common import RealPage, Source, arguments, read_rows, run_page
 from benchmarks.real.debate import arithmetic
 from benchmarks.real.first_step import Floats, Run, classifiers, cross_validated, distribution, fit, folds
+from benchmarks.real.paired import points
 from search.compare.first_errors import FirstErrorFigures, Predictor, Scored, bench_critic, choose_threshold, f1_score
 from search.compare.transcripts import LabelledTranscript
-from search.results.intervals import Difference, bootstrap, mean_interval, paired_difference
+from search.results.intervals import bootstrap, mean_interval, paired_difference
 
 STEPS = Source("processbench.jsonl.gz", "Qwen/ProcessBench", "Apache-2.0")
 TEXTS = "agent_processbench_hotpotqa.jsonl.gz"
@@ -231,11 +232,6 @@ def coverage(runs: Sequence[Judged], found: Sequence[Floats], share: float) -> C
         sums[names[runs[place].question]] += (right[place], 1)
     span_ = bootstrap(len(names), lambda counts: (counts @ sums[:, 0]) / np.maximum(1, counts @ sums[:, 1]))
     return Coverage(share, float(right[order].mean()), *span_)
-
-
-def points(gap: Difference) -> str:
-    """Return a difference in points with its interval."""
-    return f"{100 * gap.mean:+.1f} ({100 * gap.low:+.1f} to {100 * gap.high:+.1f})"
 
 
 # ------------------------------------------------------------- ProcessBench
