@@ -128,7 +128,6 @@ class _PlanLike(Protocol):
     """The parts of `search.Plan` that are checked."""
 
     candidates: Sequence[Any]
-    tree: Any
 
 
 _SCORED = ("Evaluate", "Extract", "Reward")
@@ -240,11 +239,11 @@ class _Search:
         if not self.findings.expect(bool(candidates), f"it returned {returned}: expected a plan with candidates"):
             return
         for candidate in candidates:
-            state = candidate.state
+            state: Any = getattr(candidate, "state", None)
             mine = isinstance(state, MASState) and state.path()[0] == self.root
             terminal = mine and self.model.is_terminal(state)
             self.findings.expect(terminal, f"a candidate at {shown(state)}: expected a terminal state of its search")
-        self._check_tree(self.plan.tree, candidates)
+        self._check_tree(getattr(self.plan, "tree", None), candidates)
         scores = [candidate.score for candidate in candidates[1:]]
         ranked = [score for score in scores if score is not None]
         self.findings.expect(ranked == sorted(ranked, reverse=True), "the candidates after the first are not ranked")
