@@ -17,6 +17,9 @@ Everything is kept in ``--out``; the same command resumes.
 from __future__ import annotations
 
 import argparse
+import json
+import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -104,7 +107,7 @@ def train(row: Method, seed: int, args: argparse.Namespace) -> Trained:
         [info] = grown(bench)
         with open_store(store) as opened:
             spent += opened.totals(info.run).tokens
-            curve.append((spent, *outcomes_and_values(opened, info.run)))
+            curve.append((spent, *outcomes_and_values(opened, info.run, args.out)))
         if row.method == "sft":
             examples: Sequence[Any] = demonstrations(store, row.settings["best"], info.run)
         elif row.method == "dpo":
@@ -118,16 +121,20 @@ def train(row: Method, seed: int, args: argparse.Namespace) -> Trained:
     return Trained(policy, spent, curve)
 
 
-def outcomes_and_values(store: Any, run: str) -> tuple[float, float]:
+def outcomes_and_values(store: Any, run: str, out: Path) -> tuple[float, float]:
     """Return the mean reward of a run's transcripts, and the shipped MASPRM's mean value of their final states."""
-    critic = load_critic("tiny-masprm")
-    rewards, contexts = [], []
-    for plan in store.plans(run):
-        for one in plan.candidates:
-            rewards.append(1.0 if one.correct else -1.0)
-            contexts.append(ScoringContext(one.state, plan.mas, None))
-    values = list(critic.score(contexts))
-    return sum(rewards) / len(rewards), sum(values) / len(values)
+    kept = out / f"values-{run[:12]}.json"
+    if not kept.exists():
+        critic = load_critic("tiny-masprm")
+        rewards, contexts = [], []
+        for plan in store.plans(run):
+            for one in plan.candidates:
+                rewards.append(1.0 if one.correct else -1.0)
+                contexts.append(ScoringContext(one.state, plan.mas, None))
+        values = list(critic.score(contexts))
+        kept.write_text(json.dumps([sum(rewards) / len(rewards), sum(values) / len(values)]), encoding="utf-8")
+    reward, value = json.loads(kept.read_text(encoding="utf-8"))
+    return reward, value
 
 
 def bench_of(policy: str, split: str, number: int, seeds: Sequence[int], store: Path, task: str = "") -> Bench:
@@ -207,7 +214,7 @@ def write_page(rows: Sequence[dict[str, Any]], args: argparse.Namespace) -> None
         "The bundled RPSV agents, trained on Arithmetic by each method on about the same number of generated tokens.",
         "",
         "```console",
-        f"python -m benchmarks.learning {' '.join(args.words)}".rstrip(),
+        f"python -m benchmarks.learning {args.words}".rstrip(),
         "```",
         "",
         f"- about {args.tokens:,} generated tokens of training searches per row; training seeds "
@@ -284,5 +291,7 @@ if __name__ == "__main__":
     import sys
 
     given = parser().parse_args()
-    given.words = sys.argv[1:]
+    words = shlex.join(sys.argv[1:])
+    # Where the results are does not matter to them.
+    given.words = re.sub(r"--(out|page) \S+ ?", "", words)
     main(given)

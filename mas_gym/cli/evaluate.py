@@ -123,7 +123,7 @@ def evaluate(
         raise ConfigError("--run and --distinct belong to --recorded FILE")
     if recorded is not None:
         given = {"--mas": mas, "--program": program, "--policy": policy, "--cache": cache, "--ray": ray}
-        _check_alone({**given, "--workers": workers}, source)
+        _check_alone({**given, "--workers": workers, "--token-traces": token_traces or None}, source)
         bench, name = _recorded_bench(recorded, run, distinct, source.number)
         bench = replace(bench, seeds=numbers, concurrency=concurrency, store=store, budget=limits[0])
         bench = replace(bench, run_budget=limits[1], prices=costs)

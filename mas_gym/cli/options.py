@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from search.engine.fleet import Fleet
 
 LIKELIHOOD = "policy-likelihood"
-PLANNERS = "adaptive, bon, dvts, halving, mcts, puct, rebase, sbs, sc, siblings, single"
+PLANNERS = "adaptive, bon, cascade, dvts, halving, mcts, puct, rebase, sbs, sc, siblings, single"
 CRITICS = (
     "agreement, calibrated, constant, ensemble, features, folder, http, https, hub, judge, policy-likelihood, prm, "
     "random, recorded, rm, tiny-masprm, tiny-orm, uncertainty, vllm, vote"
@@ -544,10 +544,12 @@ def _cores() -> int:
 def _is_shipped(planner: Planner) -> bool:
     """Whether another process can import the planner."""
     from mas_gym.internal.adapter import Adapter
-    from search.planners import ChosenRecipients
+    from search.planners import Cascade, ChosenRecipients
 
     if isinstance(planner, ChosenRecipients):
         return _is_shipped(planner.planner)
+    if isinstance(planner, Cascade):
+        return all(map(_is_shipped, planner.stages))
     return not isinstance(planner, Adapter) and type(planner).__module__.startswith("search.")
 
 

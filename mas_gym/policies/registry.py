@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.errors import ConfigError, MissingDependencyError, shown
 from mas_gym.plugins import Registry, Spec, build, read_yaml
-from mas_gym.policies.base import AsyncPolicy, Policy, Purpose, as_policy, shortened
+from mas_gym.policies.base import AsyncPolicy, Policy, Purpose, as_policy
 
 PolicySpec = str | Mapping[str, str | Policy | AsyncPolicy]
 
@@ -109,7 +109,7 @@ def local_module() -> Any:
 def _written_mapping(spec: str) -> Mapping[str, str]:
     read = read_yaml(spec, "policy: expected a mapping such as {Solver: 'openai:M@URL', '*': tiny}")
     if not isinstance(read, dict) or not all(isinstance(part, str) for pair in read.items() for part in pair):
-        raise ConfigError(f"expected a mapping from agents' names to policy strings, got {shortened(spec, 200)}")
+        raise ConfigError(f"expected a mapping from agents' names to policy strings, got {shown(spec)}")
     return read
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependencyError, PolicyError
+from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependencyError, PolicyError, shown
 from mas_gym.internal.event_loop import close_at_exit, engine_loop, on_engine_loop
 from mas_gym.plugins import build
 from mas_gym.policies.base import (
@@ -28,7 +28,6 @@ from mas_gym.policies.base import (
     first_tokens,
     log_sum,
     refuse_extra_body,
-    shortened,
 )
 from mas_gym.policies.completions import SEED_MASK
 from mas_gym.policies.local.chat import ChatFormat, Prompt
@@ -411,7 +410,7 @@ def asked_parameters(extra_body: str) -> dict[str, Any]:
 
             found["structured_outputs"] = StructuredOutputsParams(**form)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise PolicyError(f"vLLM cannot honour {shortened(extra_body, 500)}: {error}") from error
+        raise PolicyError(f"vLLM cannot honour {shown(extra_body)}: {error}") from error
     return found
 
 
@@ -424,7 +423,7 @@ def _form(asked: Any) -> dict[str, Any]:
             return {"json_object": True}
         case {"type": "json_schema"}:
             return {"json": asked["json_schema"]["schema"]}
-    raise ValueError(f"response_format: expected the type text, json_object or json_schema, got {shortened(asked)}")
+    raise ValueError(f"response_format: expected the type text, json_object or json_schema, got {shown(asked)}")
 
 
 def load_vllm(argument: str, **options: object) -> VLLMPolicy:

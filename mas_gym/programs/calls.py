@@ -100,8 +100,8 @@ class Call:
     Attributes:
         messages: The prompt.
         model: The model that the program asked for; replies carry it.
-        agent: The agent that the request names, in the header or the metadata. Without a system prompt, the node of the
-            graph that calls. Empty if there is none.
+        agent: The agent that the request names, in the header or the metadata; empty if it names none.
+        node: The node of the graph that calls; empty if it is not known.
         temperature: As requested; None if the program leaves it open.
         top_p: As requested, or None.
         max_tokens: As requested, or None.
@@ -116,6 +116,7 @@ class Call:
     messages: tuple[ChatMessage, ...]
     model: str = ""
     agent: str = ""
+    node: str = ""
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
@@ -177,12 +178,11 @@ def parsed_call(asked: dict[str, Any], headers: Mapping[str, str], normalise: ob
     agent = headers.get(AGENT_HEADER) or (metadata.get("agent") if isinstance(metadata, dict) else None)
     stream_options = asked.get("stream_options") or {}
     agent, node = agent if isinstance(agent, str) else "", headers.get(NODE_HEADER, "")
-    if not any(message.role == "system" for message in messages):
-        agent = agent or unquote(node.partition(" ")[0])
     return Call(
         messages=messages,
         model=str(asked.get("model") or ""),
         agent=agent,
+        node=unquote(node.partition(" ")[0]),
         temperature=_number(asked, "temperature", 0, MAX_TEMPERATURE),
         top_p=_number(asked, "top_p", 1e-9, 1),
         max_tokens=_whole(asked, "max_completion_tokens") or _whole(asked, "max_tokens"),

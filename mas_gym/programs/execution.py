@@ -486,7 +486,8 @@ class Execution:
         def key(item: _Open) -> tuple[int, int, str, str]:
             known = places.get(item.call.digest)
             first = 0 if item.texts else 1
-            return first, known.popleft() if known else len(self._order), item.call.agent, item.call.text
+            known_place = known.popleft() if known else len(self._order)
+            return first, known_place, item.call.agent or item.call.node, item.call.text
 
         keyed = [(key(item), number, item) for number, item in enumerate(self._open)]
         return [item for _, _, item in sorted(keyed, key=lambda entry: entry[:2])]

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from mas_gym.envs.scoring import Critic, ScoringContext, as_critic, scores_of
-from mas_gym.errors import BudgetError, ComplianceError, CriticError
+from mas_gym.errors import BudgetError, ComplianceError, CriticError, shown
 from mas_gym.internal.adapter import has_method, kind_of
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
@@ -29,7 +29,6 @@ from mas_gym.testing.checks import (
     addressed,
     check_apart,
     check_steady,
-    describe,
     stated,
     variants,
     walk,
@@ -159,9 +158,9 @@ class _Search:
             return
         except Exception as error:
             self.over = True
-            self.findings.expect(False, f"it raised {type(error).__name__}: {describe(str(error))}")
+            self.findings.expect(False, f"it raised {type(error).__name__}: {shown(str(error))}")
             return
-        if not self.findings.expect(isinstance(requests, list), f"it yielded {describe(requests)}: expected a list"):
+        if not self.findings.expect(isinstance(requests, list), f"it yielded {shown(requests)}: expected a list"):
             self.over = True
             self._generator.close()
             return
@@ -200,7 +199,7 @@ class _Search:
         states = [request.state] if proposes else list(request.states) if kind in _SCORED else []
         for state in states:
             mine = isinstance(state, MASState) and state.question == self.root.question
-            if not self.findings.expect(mine, f"{kind} of {describe(state)}: expected states of its own search"):
+            if not self.findings.expect(mine, f"{kind} of {shown(state)}: expected states of its own search"):
                 return [0.0 for _ in states]
         self.asked.append(f"{kind}:{request.n if proposes else ''}:{','.join(s.digest.hex() for s in states)}")
         if proposes:
@@ -209,7 +208,7 @@ class _Search:
             return [self._draw(state, "value") for state in states]
         if kind == "Extract":
             return [state.text.split()[-1] if state.text else None for state in states]
-        if self.findings.expect(kind == "Reward", f"it asked for {describe(request)}: expected a search request"):
+        if self.findings.expect(kind == "Reward", f"it asked for {shown(request)}: expected a search request"):
             self.findings.expect(self.training, "it asked for the true reward outside training")
             terminal = all(self.model.is_terminal(state) for state in states)
             self.findings.expect(terminal, "it asked for the reward of a state that is not terminal")
@@ -218,7 +217,7 @@ class _Search:
     def _propose(self, request: Any) -> list[Any]:
         state = request.state
         fine = isinstance(request.n, int) and request.n >= 1
-        self.findings.expect(fine, f"Propose(n={describe(request.n)}): expected a whole number from 1 on")
+        self.findings.expect(fine, f"Propose(n={shown(request.n)}): expected a whole number from 1 on")
         if not self.findings.expect(not self.model.is_terminal(state), "it asked for messages at a terminal state"):
             return []
         first = self._drawn.get(state, 0)
@@ -236,14 +235,14 @@ class _Search:
 
     def _check_plan(self) -> None:
         candidates = self.plan.candidates if isinstance(self.plan, _PlanLike) else ()
-        returned = describe(self.plan)
+        returned = shown(self.plan)
         if not self.findings.expect(bool(candidates), f"it returned {returned}: expected a plan with candidates"):
             return
         for candidate in candidates:
             state: Any = getattr(candidate, "state", None)
             mine = isinstance(state, MASState) and state.path()[0] == self.root
             terminal = mine and self.model.is_terminal(state)
-            self.findings.expect(terminal, f"a candidate at {describe(state)}: expected a terminal state of its search")
+            self.findings.expect(terminal, f"a candidate at {shown(state)}: expected a terminal state of its search")
         self._check_tree(getattr(self.plan, "tree", None), candidates)
         scores = [candidate.score for candidate in candidates[1:]]
         ranked = [score for score in scores if score is not None]
@@ -256,14 +255,14 @@ class _Search:
         try:
             stored = type(tree).from_dict(json.loads(json.dumps(tree.to_dict())), self.model)
         except Exception as error:
-            self.findings.expect(False, f"its tree cannot be stored and read back: {describe(str(error))}")
+            self.findings.expect(False, f"its tree cannot be stored and read back: {shown(str(error))}")
             return
         self.findings.expect(stored.states == tree.states, "its tree is another one after storing and reading it back")
         for one in candidates:
             node = one.node
             same = node is None or (isinstance(node, int) and 0 <= node < len(tree) and tree.states[node] == one.state)
             self.findings.expect(
-                same, f"a candidate's node is {describe(node)}: expected its state's in the tree, or None"
+                same, f"a candidate's node is {shown(node)}: expected its state's in the tree, or None"
             )
 
 
@@ -360,8 +359,8 @@ def check_critic(
 
 def _check_attributes(findings: Findings, critic: Critic) -> None:
     name, size = critic.name, critic.max_batch
-    findings.expect(isinstance(name, str) and bool(name), f"name: expected a non-empty str, got {describe(name)}")
-    findings.expect(isinstance(size, int) and size >= 1, f"max_batch: expected an int from 1 on, got {describe(size)}")
+    findings.expect(isinstance(name, str) and bool(name), f"name: expected a non-empty str, got {shown(name)}")
+    findings.expect(isinstance(size, int) and size >= 1, f"max_batch: expected an int from 1 on, got {shown(size)}")
     flags = {
         "terminal_only": critic.terminal_only,
         "free": critic.free,
@@ -370,7 +369,7 @@ def _check_attributes(findings: Findings, critic: Critic) -> None:
         "reads_peers": critic.reads_peers,
     }
     for flag, value in flags.items():
-        findings.expect(isinstance(value, bool), f"{flag}: expected a bool, got {describe(value)}")
+        findings.expect(isinstance(value, bool), f"{flag}: expected a bool, got {shown(value)}")
 
 
 def _contexts(mas: MAS, question: str, terminal_only: bool, seed: int) -> list[ScoringContext]:
@@ -388,7 +387,7 @@ def _score(findings: Findings, critic: Critic, contexts: list[ScoringContext]) -
     try:
         scores = scores_of(critic, contexts)
     except Exception as error:
-        findings.expect(False, f"{len(contexts)} states raised {type(error).__name__}: {describe(str(error))}")
+        findings.expect(False, f"{len(contexts)} states raised {type(error).__name__}: {shown(str(error))}")
         return None
     faults = [findings.expect(not reason, f"a state has no value: {reason:.200}") for reason in scores.reasons]
     return list(scores) if all(faults) else None

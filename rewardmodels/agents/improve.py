@@ -16,7 +16,7 @@ from mas_gym.policies import load_policy
 from mas_gym.policies.traces import beside, traced
 from rewardmodels.agents.config import TRAINING_METHODS, VALUE_CREDITS, agent_config
 from rewardmodels.agents.examples import Example, credited_samples, demonstrations, sibling_pairs
-from rewardmodels.agents.run import ALL, train_agents, write_whole
+from rewardmodels.agents.run import ALL, policy_spec, train_agents, write_whole
 from rewardmodels.training.run import claim_folder, grow, grown, teach, trees
 from search.catalogue import load_critic
 from search.compare.arms import Arm, Bench, measure, named_planners
@@ -137,9 +137,9 @@ def improve(
     facts = {"held out": len(held_out), "task": getattr(bench.task, "name", None), "mas": bench.mas.to_dict()}
     claim_folder(out, out / RUN, json.loads(json.dumps({**asdict(config), "start": start, **facts})), True)
     rounds: list[Round] = []
-    policy: str = start if start == "tiny" else f"transformers:{start}"
-    bases: str | dict[str, str] = start
+    models = {ALL: start}
     for number in range(config.rounds + 1):
+        policy = policy_spec(models)
         log(f"generation {number}: {policy}")
         stage = _Stage(bench, held_out, out, config, start, number, policy, listen)
         stage.search(log)
@@ -150,10 +150,9 @@ def improve(
             log(f"training the agents of generation {number + 1}")
             settings = dict(config.agents)
             folder = out / f"generation-{number + 1}" / "agents"
-            trained = train_agents(stage.examples(), folder, config.method, bases, device=device, log=log, **settings)
-            policy = trained.policy
-            bases = {agent: str(path) for agent, path in trained.folders.items()}
-            bases = bases.get(ALL, bases)
+            base = models if settings.get("adapters") == "per-agent" else models[ALL]
+            trained = train_agents(stage.examples(), folder, config.method, base, device=device, log=log, **settings)
+            models |= {agent: str(path) for agent, path in trained.folders.items()}
     return rounds
 
 

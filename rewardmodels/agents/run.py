@@ -37,22 +37,31 @@ class TrainedAgents(NamedTuple):
     """Trained agents.
 
     Attributes:
-        folders: Folder of each agent's model; ``"*"`` for all agents.
+        folders: Folder of each trained agent's model; ``"*"`` for all agents.
+        others: The base of agents that had no examples.
         weights: Digest of the weights in each.
         metrics: What was learned from and how the loss went, for each.
     """
 
     folders: dict[str, Path]
+    others: str
     weights: dict[str, str]
     metrics: dict[str, dict[str, Any]]
 
     @property
     def policy(self) -> str:
         """The agents as a policy for ``--policy`` and `mas_gym.policies.load_policy`."""
-        specs = {agent: f"transformers:{folder}" for agent, folder in self.folders.items()}
-        if list(specs) == [ALL]:
-            return specs[ALL]
-        return "{" + ", ".join(f"{json.dumps(agent)}: {json.dumps(spec)}" for agent, spec in specs.items()) + "}"
+        return policy_spec({ALL: self.others, **{agent: str(folder) for agent, folder in self.folders.items()}})
+
+
+def policy_spec(models: Mapping[str, str]) -> str:
+    """Return the policy string for the model of each agent, ``"*"`` being that of all others.
+
+    >>> policy_spec({"*": "tiny", "Solver": "models/agents/Solver"})
+    '{"*": "tiny", "Solver": "transformers:models/agents/Solver"}'
+    """
+    specs = {agent: model if model == "tiny" else f"transformers:{model}" for agent, model in models.items()}
+    return specs[ALL] if list(specs) == [ALL] else json.dumps(specs)
 
 
 def train_agents(
@@ -105,10 +114,10 @@ def train_agents(
             parts[example.agent].append(example)
     elif not isinstance(base, str):
         raise ConfigError("expected one base for shared weights, got a mapping; pass adapters='per-agent'")
-    found = TrainedAgents({}, {}, {})
+    found = TrainedAgents({}, base if isinstance(base, str) else base.get(ALL, "tiny"), {}, {})
     for agent, own in parts.items():
         folder = Path(out) if agent == ALL else Path(out) / _file_name(agent)
-        start = base if isinstance(base, str) else base.get(agent, base.get(ALL, "tiny"))
+        start = base if isinstance(base, str) else base.get(agent, found.others)
         if agent != ALL:
             log(f"{agent}: {len(own):,} examples")
         metrics = _train_one(own, folder, method, start, device, resume, log, overrides)
