@@ -177,7 +177,7 @@ def choice(name: str, value: T, allowed: Sequence[T]) -> T:
     return value
 
 
-def whole_number(name: str, value: Any, *, at_least: int) -> int:
+def whole_number(name: str, value: object, *, at_least: int) -> int:
     """Return an argument that must be an int of at least ``at_least``.
 
     Raises:
@@ -188,7 +188,7 @@ def whole_number(name: str, value: Any, *, at_least: int) -> int:
     return value
 
 
-def refuse_unknown(what: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+def refuse_unknown(what: str, given: Mapping[str, object], known: Sequence[str]) -> None:
     """Check that a mapping has known keys only.
 
     Raises:

@@ -270,7 +270,7 @@ class Registry:
             return spec.settings(full)
         return [spec.argument], spec.options()
 
-    def load(self, text: str, **options: Any) -> Any:
+    def load(self, text: str, **options: object) -> Any:
         """Find what a spec names and call it with its arguments and the options, which take precedence.
 
         Raises:
@@ -281,7 +281,7 @@ class Registry:
         args, kwargs = self.arguments(spec)
         return self.call(spec, make, *args, **{**kwargs, **options})
 
-    def call(self, spec: Spec, make: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, spec: Spec, make: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
         """Call what `find` returned.
 
         Raises:
@@ -298,7 +298,7 @@ class Registry:
                 raise
             raise UserCodeError(f"{self.kind} {str(spec)!r}: {spec.blame(error)}") from error
 
-    def check(self, spec: Spec, make: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+    def check(self, spec: Spec, make: Callable[..., Any], /, *args: object, **kwargs: object) -> None:
         """Check that a class or function takes some arguments.
 
         Raises:
@@ -332,7 +332,7 @@ def find_in_file(kind: str, spec: Spec, fits: Callable[[object], bool] = callabl
     return found
 
 
-def build(place: str, make: Callable[..., T], /, *args: Any, **options: Any) -> T:
+def build(place: str, make: Callable[..., T], /, *args: object, **options: object) -> T:
     """Call ``make``; raise a `ConfigError` that lists the valid options if it does not accept one."""
     try:
         inspect.signature(make).bind(*args, **options)

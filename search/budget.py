@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from mas_gym.errors import ConfigError
+from mas_gym.errors import ConfigError, shown
 from search.prices import Rate
 from search.usage import Usage
 
@@ -39,6 +39,33 @@ class Budget:
         for name, limit in zip(LIMITS, (self.calls, self.tokens, self.seconds, self.usd), strict=True):
             if limit is not None and not (isinstance(limit, int | float) and 0 < limit < math.inf):
                 raise ConfigError(f"budget: expected {name} to be a positive number or None, got {limit!r}")
+
+    @classmethod
+    def read(cls, text: str) -> Budget:
+        """Read ``"calls=40,seconds=2.5"``; numbers without a fraction are whole numbers.
+
+        Raises:
+            ConfigError: A limit is unknown, stated twice, or not a positive number.
+        """
+        limits: dict[str, float] = {}
+        for part in text.split(","):
+            name, _, number = (piece.strip() for piece in part.partition("="))
+            if name not in LIMITS or name in limits:
+                raise ConfigError(
+                    f"budget: expected each of {', '.join(LIMITS)} at most once, as calls=40, got {shown(part)}"
+                )
+            try:
+                limits[name] = int(number) if number.isdecimal() and len(number) < 16 else float(number)
+            except ValueError:
+                raise ConfigError(f"budget: expected {name} to be a positive number, got {shown(number)}") from None
+        if not all(isinstance(limits.get(name, 1), int) for name in ("calls", "tokens")):
+            raise ConfigError(f"budget: expected whole numbers of calls and tokens, got {shown(text)}")
+        return cls(**limits)  # type: ignore[arg-type]
+
+    def tightened(self, other: Budget) -> Budget:
+        """Return the smaller limit of both in each unit."""
+        pairs = ((name, [getattr(one, name) for one in (self, other)]) for name in LIMITS)
+        return replace(self, **{name: min((n for n in both if n is not None), default=None) for name, both in pairs})
 
     def priced(self, rate: Rate | None) -> Budget:
         """Return the budget with a run's prices, which stand in it only if it limits USD.

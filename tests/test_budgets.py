@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from search_worlds import HashCritic, chain, problems, talk, talker
+from search_worlds import HashCritic, World, chain, problems, talk, talker
 
 import search
+from mas_gym.errors import ConfigError
 from mas_gym.policies import ScriptedPolicy
 from mas_gym.systems.loading import load_mas
 from search import Budget
@@ -35,6 +36,10 @@ SPECS = [
     "rebase:15",
     "rebase:15,choose=best",
     "adaptive:10",
+    "mcts:10,3,horizon=budget",
+    "puct:10,3,horizon=budget",
+    "siblings:2",
+    "cascade:single>bon:5@1>mcts:10,3@1",
 ]
 
 
@@ -176,3 +181,30 @@ def test_halving_runs_exactly_its_simulations(spec: str) -> None:
         assert plan.tree is not None
         virtual = len(plan.tree.children(0))
         assert plan.tree.visits[0] - virtual == search.load_planner(spec).n_simulations  # type: ignore[attr-defined]
+
+
+def test_horizon_of_a_budget_widens_first_and_deepens_last() -> None:
+    world = World(4)
+    plan = world.plan(search.load_planner("mcts:30,6,horizon=budget"))
+    assert plan.tree is not None
+    tree, fixed = plan.tree, World(4).plan(search.load_planner("mcts:30,6")).tree
+    assert fixed is not None and len(tree) < len(fixed)
+    widths = [len(tree.children(node)) for node in range(len(tree)) if len(tree.children(node))]
+    # Nodes are numbered in the order of their creation; the root comes first.
+    assert widths[0] == 6 and min(widths) < 4 and min(len(fixed.children(0)), 6) == 6
+
+
+def test_horizon_follows_the_calls_that_are_left() -> None:
+    def shape(calls: int) -> list[list[int]]:
+        found = plans("mcts:40,4,horizon=budget", Budget(calls=calls))
+        return [[len(plan.tree.children(node)) for node in range(len(plan.tree))] for plan in found if plan.tree]
+
+    small, large = shape(30), shape(120)
+    assert small != large and all(max(widths) <= 4 for widths in small + large)
+
+
+def test_horizon_refuses_parallel_simulations() -> None:
+    with pytest.raises(ConfigError, match="parallel=1"):
+        search.load_planner("mcts:10,3,parallel=2,horizon=budget")
+    with pytest.raises(ConfigError, match="expected horizon to be one of"):
+        search.load_planner("mcts:10,3,horizon=depth")

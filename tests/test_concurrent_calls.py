@@ -22,7 +22,7 @@ import search
 from mas_gym.cli import options as opt
 from mas_gym.policies import SamplingRequest, ScriptedPolicy
 from mas_gym.programs import Program
-from mas_gym.programs.activity import Job, blocked_clock
+from mas_gym.programs.activity import Job, usage_of
 from mas_gym.tasks.base import Problem
 
 NAMES = ["Zoe", "Adam", "Mia", "Bob"]
@@ -312,27 +312,30 @@ def test_a_job_that_began_after_the_frames_were_taken_is_active() -> None:
     assert job.active({})
 
 
-def test_blocked_clock_while_a_thread_computes_stands_still() -> None:
-    def advance(work: Callable[[], None]) -> float:
-        found = []
+def test_only_threads_that_do_not_compute_are_asleep() -> None:
+    ends = threading.Event()
 
-        def measured() -> None:
-            native = threading.get_native_id()
-            before = blocked_clock(native)
-            work()
-            found.append(blocked_clock(native) - before)
+    def compute() -> None:
+        while not ends.is_set():
+            spin(0.01)
 
-        # Several at once, so that they also wait for the interpreter's lock.
-        threads = [threading.Thread(target=measured) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return max(found)
-
+    # Several at once, so that they also wait for the interpreter's lock.
+    computing = [threading.Thread(target=compute) for _ in range(4)]
+    sleeping = threading.Thread(target=ends.wait)
+    threads = [sleeping, *computing]
+    for thread in threads:
+        thread.start()
+    natives = [thread.native_id or 0 for thread in threads]
+    time.sleep(0.2)
+    before = [usage_of(native) for native in natives]
+    time.sleep(0.5)
+    asleep = [usage_of(native).asleep_since(was) for native, was in zip(natives, before, strict=True)]
+    ends.set()
+    for thread in threads:
+        thread.join()
     if not Path("/proc/self/schedstat").exists():
         pytest.skip("the system does not report the times of threads")
-    assert advance(lambda: spin(0.2)) < 0.1 < advance(lambda: time.sleep(0.2))
+    assert asleep == [True, False, False, False, False]
 
 
 def test_a_job_is_named_by_the_function_that_it_calls_in_a_context() -> None:

@@ -348,7 +348,7 @@ def test_an_ensemble_is_the_mean(folders: dict[str, Path]) -> None:
         (
             "oracle",
             UnknownNameError,
-            "agreement, constant, ensemble, features, folder, http, https, hub, judge, policy-likelihood",
+            "agreement, calibrated, constant, ensemble, features, folder, http, https, hub, judge",
         ),
         ("./models/nothing", UnknownNameError, "expected a folder that training wrote"),
         ("constant:high", ConfigError, "expected a number"),

@@ -456,6 +456,28 @@ def test_fault_2_text_references_are_kept() -> None:
     assert not grade(problem, "Final Answer: Debra").correct
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The answer is 7.5 cups of flour for 2 five-pound cakes.", "7.5"),
+        ("The answer is 567 for the 5th term of the sequence.", "567"),
+        ("The answer is that there are 52 Fridays in 2007.", "52"),
+        ("The answer is 12, as explained in solution 2.", "12"),
+        ("n = 36\n\nTherefore, the polygon has 36 sides.", "36"),
+        ("Thus, the area is increased by 44%.", "44"),
+        ("The answer is 3 out of 5.", "3out of5"),
+        ("The answer is 5 feet 6 inches.", "5feet6"),
+        ("The answer is 5 or 7.", "5,7"),
+        ("The answer is 2 sin 30.", "2sin30"),
+        ("The answer is 4x + 3 for all real x.", "4x+3for all real x"),
+        (r"The matrix is $\begin{pmatrix} 1 \\ 7 \end{pmatrix}$.", r"\begin{pmatrix}1\\7\end{pmatrix}"),
+        ("The function is even.", "even"),
+    ],
+)
+def test_extract_answer_reads_a_value_among_words(text: str, expected: str) -> None:
+    assert extract_answer(Problem("p", "?", "1", "expression"), text) == expected
+
+
 def test_fault_3_index_zero_is_option_a(tmp_path: Path) -> None:
     file = tmp_path / "mmlu.jsonl"
     file.write_text('{"question": "Which?", "choices": ["w", "x", "y", "z"], "answer": 0, "subject": "s"}\n')

@@ -733,6 +733,9 @@ CHOICES = {
     "values": "likelihood",
     "same": "opening",
     "stop": 0.9,
+    "horizon": "budget",
+    "stages": (BestOfN(2), MCTS()),
+    "rules": (0.3,),
 }
 
 

@@ -270,10 +270,27 @@ def test_dry_run_reports_where_it_failed_and_that_no_agent_is_named(caplog: pyte
     assert "one agent, 'm', makes all of them" in hint.message and "X-MAS-Agent" in hint.message
 
 
+def test_agents_that_the_dry_run_does_not_reach_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    def corrected(question: str, client: OpenAI) -> str:
+        said = question
+        for name in ("Writer", "Editor"):
+            if "APPROVED" not in said:
+                messages: Any = [
+                    {"role": "system", "content": f"You are the {name}."},
+                    {"role": "user", "content": said},
+                ]
+                said = str(client.chat.completions.create(model="m", messages=messages).choices[0].message.content)
+        return said
+
+    list(search.run("sc:2", problems(2), program=Program(corrected), policy=Listening()))
+    [told] = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert "did not reach the agent 'Editor'" in told and "agents=" in told
+
+
 # ---- nodes of a graph
 
 
-def test_agents_without_a_system_prompt_are_named_by_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_whose_prompt_names_nobody_are_named_by_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
     running: ContextVar[dict[str, Any] | None] = ContextVar("running", default=None)
     module = SimpleNamespace(var_child_runnable_config=running)
     monkeypatch.setitem(sys.modules, "langchain_core.runnables.config", module)
@@ -284,8 +301,9 @@ def test_agents_without_a_system_prompt_are_named_by_their_node(monkeypatch: pyt
             path = "|".join(f"{part}:1f2e" for part in (node, inner) if part)
             running.set({"metadata": {"langgraph_node": inner or node, "langgraph_checkpoint_ns": path}})
             messages: Any = [{"role": "user", "content": said}]
-            if node == "judge":
-                messages.insert(0, {"role": "system", "content": "You are the Critic."})
+            system = {"team": "Work on the plan.", "judge": "You are the Critic."}.get(node)
+            if system:
+                messages.insert(0, {"role": "system", "content": system})
             said = str(client.chat.completions.create(model="m", messages=messages).choices[0].message.content)
         return said
 

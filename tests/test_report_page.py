@@ -56,6 +56,23 @@ def test_the_page_stands_alone_and_holds_every_row(store: Path, tmp_path: Path) 
     assert {path.name for path in board.iterdir()} == rows | {"1 figures"}
 
 
+def test_page_compares_stopped_searches_with_their_expected_accuracy(tmp_path: Path) -> None:
+    planners = ["bon:8,stop=0.7", "mcts:8,3", "sc:9,stop=0.6"]
+    options: dict[str, Any] = {"mas": chain(2), "policy": talker(), "critics": {"hash": HashCritic()}}
+    table = search.compare(planners, problems(16), store=tmp_path / "runs.db", **options)
+    command("report", tmp_path / "runs.db", "--out", tmp_path / "report.html")
+    [page] = [part for part in (tmp_path / "report.html").read_text().split("<table>") if "settled early" in part]
+    rows = [re.findall("<td>(.*?)</td>", row) for row in page.partition("</table>")[0].split("<tr>")[2:]]
+    stopped = [one for one in table.outcomes if one.planner == "bon:8,stop=0.7" and one.stopped]
+    assert 0 < len(stopped) < 16
+    [yes, no] = [row for row in rows if row[0] == "bon:8,stop=0.7 + hash"]
+    assert yes[1:3] == ["yes", f"{len(stopped)} of 16"] and no[1:3] == ["no", f"{16 - len(stopped)} of 16"]
+    assert yes[3].startswith(f"{100 * sum(one.correct for one in stopped) / len(stopped):.1f} (")
+    claims = [float(str(one.stopped).split("probability ")[1].split()[0]) for one in stopped]
+    assert yes[4] == f"{100 * sum(claims) / len(claims):.1f}" and no[4] == ""
+    assert not [row for row in rows if row[0].startswith("mcts")] and any(row[0].startswith("sc:") for row in rows)
+
+
 def test_tensorboard_reads_the_figures_and_scalars_back(store: Path, tmp_path: Path) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard")
     with open_store(store) as opened:

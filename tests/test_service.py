@@ -35,7 +35,7 @@ from loopback import make_app as make_model_server
 
 import mas_gym
 import search
-from mas_gym.errors import EngineUnavailableError, PolicyError
+from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError
 from mas_gym.policies import load_policy
 from mas_gym.policies.base import SamplingReply, SamplingRequest
 from mas_gym.policies.cache import CachedPolicy
@@ -45,7 +45,7 @@ from rewardmodels import load_critic
 from search.engine.one_search import ActiveSearch
 from search.engine.scheduler import SearchFuture
 from search.service.app import HangsUpOnSilence, make_app
-from search.service.requests import ChatRequest, Service
+from search.service.requests import Canary, ChatRequest, Service
 
 QUESTION = "How many?"
 
@@ -82,7 +82,7 @@ class BrokenPolicy:
         raise self.error
 
 
-POOL = ("concurrency", "queue", "budget", "critic", "kind", "grader", "references")
+POOL = ("concurrency", "queue", "budget", "critic", "kind", "grader", "references", "canary")
 
 
 def app_of(policy: Any, planner: str = "sc:3", **options: Any) -> Any:
@@ -466,6 +466,95 @@ def test_a_spent_budget_answers_with_the_best_so_far() -> None:
     with client_of(app) as client:
         got = ask(client)
     assert "budget" in got.mas_gym["stopped"] and got.mas_gym["agent_calls"] <= 30
+
+
+@pytest.mark.parametrize(("header", "calls"), [("calls=6", 6), ("tokens=20 , calls=9", 9), ("calls=900", 30)])
+def test_budget_header_limits_one_search(header: str, calls: int) -> None:
+    app = app_of(hash_policy(), "mcts:50,3", critic=load_critic("policy-likelihood"), budget=search.Budget(calls=30))
+    with client_of(app) as client:
+        got = ask(client, extra_headers={"X-MAS-Budget": header})
+        assert 0 < got.mas_gym["agent_calls"] <= calls and "budget of" in got.mas_gym["stopped"]
+        assert ask(client).mas_gym["agent_calls"] > 9
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *("", "calls", "calls=0", "calls=-3", "calls=nan", "calls=1.5", "seconds=0", "seconds=-1", "seconds=inf"),
+        *("usd=1", "call=3", "calls=1,calls=2", "calls=" + "9" * 400, "seconds=1e999", "\u00e9=1"),
+    ],
+)
+def test_budget_header_rejects_what_is_no_budget(url: str, header: str) -> None:
+    body = json.dumps({"model": "mas-gym", "messages": [{"role": "user", "content": QUESTION}]}).encode()
+    with contextlib.closing(post(url, body, f"X-MAS-Budget: {header}\r\n")) as sock:
+        status, reply = status_of(sock)
+    assert status == 400 and "X-MAS-Budget: " in str(reply)
+
+
+@pytest.mark.parametrize("planner", ["single", "sbs:3,2", "bon:3", "mcts:5,3"])
+def test_latency_ceiling_without_an_answer_is_a_gateway_timeout(planner: str) -> None:
+    app = app_of(SlowPolicy(), planner, critic=load_critic("policy-likelihood"))
+    with client_of(app) as client, pytest.raises(openai.InternalServerError, match="within the budget") as caught:
+        ask(client, extra_headers={"X-MAS-Budget": "seconds=0.05"})
+    assert caught.value.status_code == 504
+
+
+class FourAnswers(SlowPolicy):
+    """Answers four requests and keeps the others waiting."""
+
+    async def sample_async(self, request: SamplingRequest) -> SamplingReply:
+        while self.answered >= 4:
+            await asyncio.sleep(0.005)
+        self.gate.set()
+        return await super().sample_async(request)
+
+
+def test_latency_ceiling_during_a_later_stage_returns_the_earlier_answer() -> None:
+    with client_of(app_of(hash_policy(), "single")) as client:
+        expected = ask(client).choices[0].message.content
+    app = app_of(FourAnswers(), "cascade:single>bon:20@1", critic=load_critic("policy-likelihood"))
+    with client_of(app) as client:
+        got = ask(client, extra_headers={"X-MAS-Budget": "seconds=1"})
+    assert got.mas_gym["stopped"] == "budget of 1 seconds spent" and got.choices[0].message.content == expected
+
+
+def metric(base: str, name: str) -> dict[str, float]:
+    lines = urlopen(f"{base}/metrics").read().decode().splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line.startswith(name)}
+
+
+def test_canary_compares_early_answers_with_whole_searches() -> None:
+    app = app_of(hash_policy(), "bon:6,stop=0.0", critic=load_critic("policy-likelihood"), canary=1)
+    questions = [f"How many {i}?" for i in range(12)]
+    task = ProblemTask.of([Problem(str(i), question, "", "number") for i, question in enumerate(questions)])
+
+    def answers(planner: str) -> list[Any]:
+        # One run per question, because the id of a problem determines its samples.
+        options: dict[str, Any] = {"mas": "rpsv", "policy": hash_policy(), "critic": load_critic("policy-likelihood")}
+        one = (ProblemTask.of([Problem("question", problem.question, "", "number")]) for problem in task)
+        return [next(search.run(planner, each, **options)).answer for each in one]
+
+    same = sum(a == b for a, b in zip(answers("bon:6,stop=0.0"), answers("bon:6"), strict=True))
+    with serving(app) as base, openai.OpenAI(base_url=base + "/v1", api_key="x", max_retries=0) as client:
+        for question in questions:
+            assert ask(client, question).mas_gym["agent_calls"] == 4
+        wait_for(lambda: sum(metric(base, "mas_gym_canary_searches_total").values()) == 12)
+        counts = metric(base, "mas_gym_canary_searches_total")
+        assert metric(base, "mas_gym_stopped_searches_total") == {"mas_gym_stopped_searches_total": 12}
+    assert counts['mas_gym_canary_searches_total{outcome="same"}'] == same
+    assert counts['mas_gym_canary_searches_total{outcome="different"}'] == 12 - same
+
+
+def test_canary_share_is_a_fixed_part_of_the_requests() -> None:
+    canary = Canary(0.25, search.SelfConsistency(5))
+    chosen = [canary.chosen(f"question {i}", 42) for i in range(2000)]
+    assert 400 < sum(chosen) < 600 and chosen == [canary.chosen(f"question {i}", 42) for i in range(2000)]
+
+
+@pytest.mark.parametrize(("planner", "share"), [("sc:5", 0.5), ("sc:5,stop=0.8", 1.5), ("sc:5,stop=0.8", float("nan"))])
+def test_canary_rejects_bad_shares_and_planners_that_never_stop(planner: str, share: float) -> None:
+    with pytest.raises(ConfigError, match="canary: "):
+        app_of(hash_policy(), planner, canary=share)
 
 
 def test_curl_health_and_metrics(url: str, client: Any) -> None:

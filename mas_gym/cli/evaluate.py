@@ -123,7 +123,7 @@ def evaluate(
         raise ConfigError("--run and --distinct belong to --recorded FILE")
     if recorded is not None:
         given = {"--mas": mas, "--program": program, "--policy": policy, "--cache": cache, "--ray": ray}
-        _check_alone({**given, "--workers": workers}, source)
+        _check_alone({**given, "--workers": workers, "--token-traces": token_traces or None}, source)
         bench, name = _recorded_bench(recorded, run, distinct, source.number)
         bench = replace(bench, seeds=numbers, concurrency=concurrency, store=store, budget=limits[0])
         bench = replace(bench, run_budget=limits[1], prices=costs)
@@ -384,7 +384,7 @@ def end_early(stop: BaseException, remark: str) -> NoReturn:
     raise stop
 
 
-def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[str, Any], baseline: str = "") -> None:
+def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[str, object], baseline: str = "") -> None:
     """Print the table and write the requested files."""
     from search.compare import Comparison, summarise
 
@@ -397,7 +397,7 @@ def show(outcomes: Sequence[Outcome], title: str, files: Files, meta: Mapping[st
     if not table.rows:
         return
     kinds = {reason.partition(":")[0] for row in rows for reason in row.failures}
-    if any(not hasattr(errors, kind) for kind in kinds):
+    if not kinds <= vars(errors).keys():
         note("--debug shows the traceback of each failure", "yellow")
     opt.note_order(sum(outcome.order_varied for outcome in outcomes))
     forms = {

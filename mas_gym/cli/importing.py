@@ -10,7 +10,7 @@ import typer
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stderr, stdout
 from mas_gym.errors import ConfigError
-from mas_gym.internal.text import one_line
+from mas_gym.internal.text import cut, one_line
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -102,23 +102,19 @@ def _show_transcript(one: Transcript) -> None:
 
     console = stdout()
     console.print(Text("Question", style="bold"))
-    console.print(Text(_brief(one.question)))
+    console.print(Text(cut(one.question, _TEXT)))
     console.print(Text(f"Agents ({len(one.speakers)}): " + ", ".join(map(one_line, one.speakers)), style="bold"))
     for number, message in enumerate(one.messages, 1):
         label = "" if message.label is None else f", label {message.label}"
         value = "" if message.value is None else f", value {message.value:g}"
         console.print(Text(f"{number}. {one_line(message.speaker)}{label}{value}", style="bold"))
-        console.print(Text(_brief(message.said)))
+        console.print(Text(cut(message.said, _TEXT)))
     correct = "unknown" if one.correct is None else str(one.correct).lower()
     facts = {"answer": one.answer, "reference": one.reference, "correct": correct, "score": one.score, **one.facts}
     shown = [f"{one_line(key)}: {one_line(value)}" for key, value in facts.items() if value is not None]
     console.print(Text("\n".join(shown)))
     dropped = ", ".join(f"{one_line(what)} ({number})" for what, number in one.dropped.items())
     console.print(Text(f"Dropped: {dropped or 'nothing'}"))
-
-
-def _brief(text: str) -> str:
-    return text if len(text) <= _TEXT else f"{text[:_TEXT]} ... ({len(text) - _TEXT:,} more characters)"
 
 
 def _show(found: Imported, store: Path) -> None:

@@ -167,7 +167,7 @@ def _env_row(spec: EnvSpec) -> dict[str, Any]:
     return row | {"data": data, "available": available}
 
 
-def _data(task: str, given: Any) -> tuple[str, bool]:
+def _data(task: str, given: object) -> tuple[str, bool]:
     """Return the data that a task needs, and whether it is available offline."""
     from mas_gym.tasks.catalogue import BENCHMARKS
 

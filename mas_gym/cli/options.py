@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from search.engine.fleet import Fleet
 
 LIKELIHOOD = "policy-likelihood"
-PLANNERS = "adaptive, bon, dvts, halving, mcts, puct, rebase, sbs, sc, siblings, single"
+PLANNERS = "adaptive, bon, cascade, dvts, halving, mcts, puct, rebase, sbs, sc, siblings, single"
 CRITICS = (
     "agreement, calibrated, constant, ensemble, features, folder, http, https, hub, judge, policy-likelihood, prm, "
     "random, recorded, rm, tiny-masprm, tiny-orm, uncertainty, vllm, vote"
@@ -441,7 +442,7 @@ def policy_label(spec: PolicySpec) -> str:
 
 
 def read_policy(
-    spec: PolicySpec, cache: Path | None = None, traces: Path | None = None, **options: Any
+    spec: PolicySpec, cache: Path | None = None, traces: Path | None = None, **options: object
 ) -> Policy | AsyncPolicy:
     """Load a policy; with ``cache``, put it behind a response cache; with ``traces``, record its token traces."""
     from mas_gym.policies import load_policy
@@ -537,16 +538,18 @@ def critic_maker(spec: str, shared: bool = False) -> Callable[[], Critic]:
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _is_shipped(planner: Planner) -> bool:
     """Whether another process can import the planner."""
     from mas_gym.internal.adapter import Adapter
-    from search.planners import ChosenRecipients
+    from search.planners import Cascade, ChosenRecipients
 
     if isinstance(planner, ChosenRecipients):
         return _is_shipped(planner.planner)
+    if isinstance(planner, Cascade):
+        return all(map(_is_shipped, planner.stages))
     return not isinstance(planner, Adapter) and type(planner).__module__.startswith("search.")
 
 

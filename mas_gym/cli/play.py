@@ -12,9 +12,9 @@ import typer
 
 from mas_gym.cli import options as opt
 from mas_gym.cli.console import note, stdout
-from mas_gym.cli.solve import COLOURS, message_panel, shortened
+from mas_gym.cli.solve import COLOURS, LONGEST, message_panel
 from mas_gym.errors import unknown_name
-from mas_gym.internal.text import one_line
+from mas_gym.internal.text import cut, one_line
 
 if TYPE_CHECKING:
     from mas_gym.envs.env import MASEnv
@@ -141,7 +141,7 @@ def _show_view(env: MASEnv, observation: dict[str, Any]) -> None:
     console.rule(Text(f"Your turn: {one_line(env.mas.agents[acting].name)}", style=f"bold {colour}"), style=colour)
     console.print(
         Panel(
-            Text(shortened(observation["messages"][0].content), style="dim"),
+            Text(cut(observation["messages"][0].content, LONGEST), style="dim"),
             title=Text("Your instructions"),
             title_align="left",
             border_style="dim",

@@ -41,7 +41,7 @@ def report(
     ] = None,
 ) -> None:
     """Write one HTML page about a run store: tables, intervals, curves, calibration and failures."""
-    from search import open_store
+    from search import Comparison, open_store
     from search.report.report import write_report, write_tensorboard
 
     for path in (out, markdown, latex):
@@ -52,9 +52,9 @@ def report(
     console = stdout()
     for one in reports:
         console.print(one.comparison.show(console.width))
-    for path, form in ((markdown, "to_markdown"), (latex, "to_latex")):
+    for path, form in ((markdown, Comparison.to_markdown), (latex, Comparison.to_latex)):
         if path is not None:
-            path.write_text("\n".join(getattr(one.comparison, form)() for one in reports), encoding="utf-8")
+            path.write_text("\n".join(form(one.comparison) for one in reports), encoding="utf-8")
     if tensorboard is not None:
         write_tensorboard(reports, tensorboard)
     for path in filter(None, (out, figures, markdown, latex, tensorboard)):

@@ -39,6 +39,13 @@ def serve(
     seconds: Annotated[
         float | None, typer.Option("--seconds", help="Time limit per search; it then returns its best so far.")
     ] = None,
+    canary: Annotated[
+        float,
+        typer.Option(
+            "--canary",
+            help="Share of requests, 0 to 1, searched again in full after the answer is sent, to check early stops.",
+        ),
+    ] = 0.0,
     max_body: Annotated[int, typer.Option("--max-body", min=1024, help="Largest request body, in bytes.")] = 2**20,
     max_question: Annotated[
         int, typer.Option("--max-question", min=1, help="Longest question, in bytes; longer ones get status 413.")
@@ -77,6 +84,7 @@ def serve(
         program=code,
         grader=grader,
         references=task,
+        canary=canary,
     )
     app = make_app(service, model=model, seed=seed, key=key, max_body=max_body, max_question=max_question)
     note(f"Serving {system.name} by {planner} at http://{host}:{port}/v1 as model {model!r}; Ctrl-C stops it.")

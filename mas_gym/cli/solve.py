@@ -13,7 +13,7 @@ from mas_gym.cli import options as opt
 from mas_gym.cli.console import RunProgress, note, stdout
 from mas_gym.cli.evaluate import pair_arms
 from mas_gym.errors import ConfigError, SearchError
-from mas_gym.internal.text import one_line
+from mas_gym.internal.text import cut, one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from search.compare import Arm, Bench
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
-_LONGEST = 20_000
+LONGEST = 20_000
 
 
 @opt.with_task(number=False, grading=False)
@@ -172,12 +172,6 @@ def write_page(plan: Plan, bench: Bench, arm: Arm, path: Path, policy: str, grad
     note(f"wrote {path}")
 
 
-def shortened(text: str) -> str:
-    """Return the first 20,000 characters of a message, and how many were cut."""
-    more = len(text) - _LONGEST
-    return text[:_LONGEST] + (f" ... ({more:,} more characters)" if more > 0 else "")
-
-
 def names(mas: MAS, recipients: tuple[int, ...]) -> str:
     """Return readable names of recipients, in order."""
     return ", ".join(one_line(mas.node_name(node)) for node in recipients) or "nobody"
@@ -200,7 +194,7 @@ def message_panel(mas: MAS, speaker: int, recipients: tuple[int, ...], text: str
     title = Text(one_line(mas.node_name(speaker)), style=f"bold {colour}")
     if recipients:
         title.append(f" to {names(mas, recipients)}", style=colour)
-    body = Text(shortened(text)) if text.strip() else Text("(empty message)", style="dim italic")
+    body = Text(cut(text, LONGEST)) if text.strip() else Text("(empty message)", style="dim italic")
     note = Text(remark, style="dim") if remark else None
     return Panel(body, title=title, title_align="left", subtitle=note, subtitle_align="right", border_style=colour)
 

@@ -260,7 +260,7 @@ def agents(
         stdout().print(Text(f"Next: mas-gym eval -n 200 --policy {shlex.quote(trained.policy)}", style="dim"))
 
 
-def _show_metrics(metrics: Mapping[str, Any], folder: Path) -> None:
+def _show_metrics(metrics: Mapping[str, object], folder: Path) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text

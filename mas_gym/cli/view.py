@@ -95,7 +95,7 @@ class _Server(ThreadingHTTPServer):
         finally:
             self._room.release()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:
         """Ignore clients that disconnect or stop sending."""
         error = sys.exception()
         if error is not None and not isinstance(error, OSError):

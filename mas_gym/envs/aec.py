@@ -29,7 +29,7 @@ class NotResetError(EpisodeOverError, AttributeError):
 
 
 def aec_env(
-    env: str | gym.Env[Any, Any] = "MAS-Arithmetic-v0", *, rewards: Rewards = "shared", **kwargs: Any
+    env: str | gym.Env[Any, Any] = "MAS-Arithmetic-v0", *, rewards: Rewards = "shared", **kwargs: object
 ) -> MASAECEnv:
     """Return an environment as an AEC game; requires the extra ``mas-gym[aec]``.
 
@@ -128,7 +128,7 @@ class MASAECEnv(AECEnv):  # type: ignore[misc]
         self._set_infos(info)
         self.agent_selection = self.agents[self.mas_env.state.acting]
 
-    def step(self, action: Any) -> None:
+    def step(self, action: object) -> None:
         """Let the selected agent act; after the end, pass None for each agent."""
         agent = self.agent_selection
         if self.terminations[agent] or self.truncations[agent]:

@@ -53,7 +53,7 @@ Asking = Generator[Question, Any, T]
 class AskingWrapper(gym.Wrapper[Any, Any, Any, Any]):
     """A wrapper whose `reset` and `step` are generators of questions: ``resetting`` and ``stepping``."""
 
-    def resetting(self, seed: int | None, options: Mapping[str, Any] | None) -> Asking[tuple[Any, Info]]:
+    def resetting(self, seed: int | None, options: Mapping[str, object] | None) -> Asking[tuple[Any, Info]]:
         """Start an episode; returns what `reset` returns."""
         raise NotImplementedError
 
@@ -61,16 +61,18 @@ class AskingWrapper(gym.Wrapper[Any, Any, Any, Any]):
         """Take a step; returns what `step` returns."""
         raise NotImplementedError
 
-    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, Info]:
+    def reset(self, *, seed: int | None = None, options: Mapping[str, object] | None = None) -> tuple[Any, Info]:
         """Start an episode, and ask alone."""
         return answered(self.resetting(seed, options))
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: object) -> Step:
         """Take a step, and ask alone."""
         return answered(self.stepping(action))
 
 
-def resetting(env: gym.Env[Any, Any], seed: int | None, options: Mapping[str, Any] | None) -> Asking[tuple[Any, Info]]:
+def resetting(
+    env: gym.Env[Any, Any], seed: int | None, options: Mapping[str, object] | None
+) -> Asking[tuple[Any, Info]]:
     """Reset an environment as part of a larger step."""
     # A subclass with a reset of its own is taken at its word; it then asks alone.
     if isinstance(env, AskingWrapper) and type(env).reset is AskingWrapper.reset:

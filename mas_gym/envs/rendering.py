@@ -46,7 +46,7 @@ def route_text(mas: MAS, speaker: int, recipients: tuple[int, ...]) -> str:
     return f"{printable(mas.agents[speaker].name)} -> {names or 'nobody'}"
 
 
-def outcome_text(mas: MAS, state: MASState, facts: Mapping[str, Any]) -> str:
+def outcome_text(mas: MAS, state: MASState, facts: Mapping[str, object]) -> str:
     """Return one line on the status of the episode: the next agent, or the outcome.
 
     Args:
@@ -65,7 +65,7 @@ def outcome_text(mas: MAS, state: MASState, facts: Mapping[str, Any]) -> str:
     return f"{refused}{printable(mas.agents[state.acting].name)} acts next"
 
 
-def state_text(mas: MAS, state: MASState, facts: Mapping[str, Any]) -> str:
+def state_text(mas: MAS, state: MASState, facts: Mapping[str, object]) -> str:
     """Return the episode so far as plain text.
 
     Args:
@@ -109,7 +109,7 @@ def _indented(text: str) -> str:
     return "\n".join(_INDENT + line for line in printable(text).split("\n"))
 
 
-def draw_state(mas: MAS, state: MASState, problem_id: str, facts: Mapping[str, Any]) -> NDArray[np.uint8]:
+def draw_state(mas: MAS, state: MASState, problem_id: str, facts: Mapping[str, object]) -> NDArray[np.uint8]:
     """Draw a state.
 
     Args:
@@ -306,7 +306,7 @@ def _draw_cards(canvas: _Canvas, mas: MAS, turns: Sequence[Turn]) -> None:
         canvas.paragraph(x + 14, _CARD_Y + 40, turn.text, 14, _INK, width - 28, 9)
 
 
-def _draw_outcome(canvas: _Canvas, mas: MAS, state: MASState, facts: Mapping[str, Any]) -> None:
+def _draw_outcome(canvas: _Canvas, mas: MAS, state: MASState, facts: Mapping[str, object]) -> None:
     colour = _FAINT
     if "correct" in facts:
         colour = _GOOD if facts["correct"] else _BAD

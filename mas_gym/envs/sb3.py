@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
@@ -62,7 +63,7 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]
         self._reset_options()
         return observations
 
-    def step_async(self, actions: Any) -> None:
+    def step_async(self, actions: object) -> None:
         """Keep the actions for `step_wait`."""
         self._actions = actions
 
@@ -80,20 +81,20 @@ class SB3VecEnv(VecEnv):  # type: ignore[misc]
         """Close the copies."""
         self.envs.close()
 
-    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+    def get_attr(self, attr_name: str, indices: object = None) -> list[Any]:
         """Return an attribute of each copy."""
         return [self.envs.envs[place].get_wrapper_attr(attr_name) for place in self._get_indices(indices)]
 
-    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+    def set_attr(self, attr_name: str, value: object, indices: object = None) -> None:
         """Set an attribute of each copy."""
         for place in self._get_indices(indices):
             self.envs.envs[place].set_wrapper_attr(attr_name, value)
 
-    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+    def env_method(self, method_name: str, *args: object, indices: object = None, **kwargs: object) -> list[Any]:
         """Call a method of each copy."""
         return [method(*args, **kwargs) for method in self.get_attr(method_name, indices)]
 
-    def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
+    def env_is_wrapped(self, wrapper_class: type, indices: object = None) -> list[bool]:
         """Return which copies have a wrapper of a class."""
         return [_wrapped(self.envs.envs[place], wrapper_class) for place in self._get_indices(indices)]
 
@@ -104,5 +105,5 @@ def _of_copy(infos: Mapping[str, Any], place: int) -> Info:
     return {k: _of_copy(infos[k], place) if isinstance(infos[k], dict) else infos[k][place] for k in own}
 
 
-def _wrapped(env: Any, kind: type) -> bool:
-    return isinstance(env, kind) or (hasattr(env, "env") and _wrapped(env.env, kind))
+def _wrapped(env: gym.Env[Any, Any], kind: type) -> bool:
+    return isinstance(env, kind) or (isinstance(env, gym.Wrapper) and _wrapped(env.env, kind))

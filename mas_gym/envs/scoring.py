@@ -11,7 +11,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar, overload
+from typing import Any, NamedTuple, Protocol, TypeVar, overload, runtime_checkable
 
 from mas_gym.errors import ConfigError, CriticError, EngineUnavailableError, shown
 from mas_gym.internal.adapter import Adapter, has_method, kind_of
@@ -140,7 +140,7 @@ class Critic(ABC):
     max_batch: int = 64
     calls: int = 1
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         """Name the critic after its class if it has no name."""
         super().__init_subclass__(**options)
         cls.name = cls.name or cls.__name__
@@ -171,7 +171,8 @@ class _AdaptedCritic(Adapter, Critic):
         return found
 
     def check_graph(self, mas: MAS) -> None:
-        getattr(self.identical_to, "check_graph", super().check_graph)(mas)
+        if has_method(self.identical_to, "check_graph"):
+            self.identical_to.check_graph(mas)
 
 
 def as_critic(part: object) -> Critic:
@@ -216,26 +217,42 @@ def scores_of(critic: Critic, contexts: Sequence[ScoringContext]) -> Scores:
         for number, value, reason in zip(found_values, values, given or [""] * len(values), strict=True)
     ]
     tokens, read, unread = (
-        _shares(f"{expected} with {name}", getattr(scores, name), len(values))
-        for name in ("tokens", "prompt_tokens", "unread")
+        _shares(f"{expected} with {name}", cost, len(values))
+        for name, cost in (
+            ("tokens", scores.tokens),
+            ("prompt_tokens", scores.prompt_tokens),
+            ("unread", scores.unread),
+        )
     )
     return Scores(tuple(found_values), tokens, read, unread, tuple(reasons))
 
 
-def _plain(values: Any) -> Any:
-    return values.tolist() if hasattr(values, "tolist") else values
+@runtime_checkable
+class _Array(Protocol):
+    """An array or tensor of any library, or a scalar of NumPy."""
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+
+    def tolist(self) -> Any:
+        """Return nested lists of numbers, or one number."""
 
 
-def _number(value: Any) -> float:
+def _plain(values: object) -> Any:
+    return values.tolist() if isinstance(values, _Array) else values
+
+
+def _number(value: object) -> float:
     """Return a real number, or a tensor of one without dimensions, as a float; NaN for anything else."""
-    number = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    number = value.tolist() if isinstance(value, _Array) and value.ndim == 0 else value
     try:
         return math.nan if isinstance(number, bool) or not isinstance(number, numbers.Real) else float(number)
     except OverflowError:
         return math.nan
 
 
-def _shares(expected: str, cost: Any, count: int) -> tuple[int, ...]:
+def _shares(expected: str, cost: object, count: int) -> tuple[int, ...]:
     """Return one cost per state; a sum is divided evenly, and the first states take what is left over."""
     try:
         if isinstance(plain := _plain(cost), Sequence):

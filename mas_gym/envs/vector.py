@@ -135,7 +135,7 @@ class MASVectorEnv(SyncVectorEnv):
         self._ended: NDArray[np.bool_] | None = None
 
     def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: Mapping[str, Any] | None = None
+        self, *, seed: int | Sequence[int | None] | None = None, options: Mapping[str, object] | None = None
     ) -> tuple[Any, Info]:
         """Start an episode in every copy, or in those that ``options["reset_mask"]`` marks.
 
@@ -163,7 +163,7 @@ class MASVectorEnv(SyncVectorEnv):
         self._ended[places] = False
         return self._observed(), infos
 
-    def step(self, actions: Any) -> VectorStep:
+    def step(self, actions: object) -> VectorStep:
         """Take a step in every copy.
 
         Args:
@@ -204,7 +204,7 @@ class MASVectorEnv(SyncVectorEnv):
         self._ended = (terminated | truncated) & (self.autoreset_mode != AutoresetMode.SAME_STEP)
         return self._observed(), rewards, terminated, truncated, infos
 
-    def _turn(self, place: int, action: Any, ended: bool, failed: dict[int, MASGymError]) -> Asking[_Outcome]:
+    def _turn(self, place: int, action: object, ended: bool, failed: dict[int, MASGymError]) -> Asking[_Outcome]:
         """Take one copy's part of a step; an error of its policy or critic is added to ``failed``."""
         env = self.envs[place]
         if ended:
@@ -229,11 +229,16 @@ class MASVectorEnv(SyncVectorEnv):
         batch: Any = create_empty_array(self.single_observation_space, self.num_envs, fn=np.zeros)
         return concatenate(self.single_observation_space, self._env_obs, batch)
 
-    def _places(self, mask: Any) -> list[int]:
+    def _places(self, mask: object) -> list[int]:
         """Return the numbers of the environments to reset."""
         if mask is None:
             return list(range(self.num_envs))
-        if getattr(mask, "shape", ()) != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
+        if (
+            not isinstance(mask, np.ndarray)
+            or mask.shape != (self.num_envs,)
+            or mask.dtype != np.bool_
+            or not mask.any()
+        ):
             raise ConfigError(
                 f"reset_mask: expected a bool array of shape ({self.num_envs},) with a True, got {shown(mask)}"
             )
@@ -241,7 +246,7 @@ class MASVectorEnv(SyncVectorEnv):
             raise EpisodeOverError("no episode has started, or a step has failed: reset without reset_mask first")
         return [int(place) for place in np.flatnonzero(mask)]
 
-    def _each(self, actions: Any, ended: NDArray[np.bool_]) -> list[Any]:
+    def _each(self, actions: object, ended: NDArray[np.bool_]) -> list[Any]:
         """Return the action of each environment."""
         expected = f"expected {self.num_envs} actions, one per environment"
         if not isinstance(self.single_action_space, spaces.Discrete):
@@ -268,7 +273,7 @@ class MASVectorEnv(SyncVectorEnv):
             )
         return list(numbers)
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **kwargs: object) -> None:
         """Close the copies and the policies' sessions."""
         self._together.close()
         super().close_extras(**kwargs)

@@ -127,7 +127,7 @@ class CandidateChoice(AskingWrapper, RecordConstructorArgs):
             {**inner.spaces, "candidates": Records(ProposedMessage, (None, _MOST_TOKENS), n, room)}
         )
 
-    def resetting(self, seed: int | None, options: Mapping[str, Any] | None) -> Asking[tuple[Observation, Info]]:
+    def resetting(self, seed: int | None, options: Mapping[str, object] | None) -> Asking[tuple[Observation, Info]]:
         """Start an episode and ask for the first proposals."""
         observation, info = yield from resetting(self.env, seed, options)
         self._samples, self._chosen = (), None
@@ -287,7 +287,7 @@ class DenseReward(AskingWrapper):
         self._choice = candidate_choice(env)
         self._known: tuple[bytes, float] = b"", 0.0
 
-    def resetting(self, seed: int | None, options: Mapping[str, Any] | None) -> Asking[tuple[Any, Info]]:
+    def resetting(self, seed: int | None, options: Mapping[str, object] | None) -> Asking[tuple[Any, Info]]:
         """Start an episode, whose potential is 0."""
         return resetting(self.env, seed, options)
 
@@ -340,7 +340,7 @@ class CandidateFeatures(AskingWrapper):
         self.observation_space = spaces.Box(-np.inf, np.inf, (self.choice.n, width), np.float32)
 
     def resetting(
-        self, seed: int | None, options: Mapping[str, Any] | None
+        self, seed: int | None, options: Mapping[str, object] | None
     ) -> Asking[tuple[NDArray[np.float32], Info]]:
         """Start an episode."""
         _, info = yield from resetting(self.env, seed, options)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+_ABSENT = object()
+
 
 class ClassName:
     """The default of an attribute ``name``: the name of the object's class."""
@@ -26,8 +28,9 @@ class Adapter:
         """Copy the attributes that the base class and its bases declare and the object has."""
         for owner in base.__mro__:
             for name in vars(owner).get("__annotations__", ()):
-                if hasattr(part, name):
-                    setattr(self, name, getattr(part, name))
+                value = getattr(part, name, _ABSENT)
+                if value is not _ABSENT:
+                    setattr(self, name, value)
         self.identical_to = part
 
     def __getattr__(self, name: str) -> Any:

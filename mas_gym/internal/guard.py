@@ -86,7 +86,7 @@ class _Guard:
 
 
 _guard = _Guard()
-if hasattr(os, "register_at_fork"):
+if sys.platform != "win32":
     os.register_at_fork(after_in_child=_guard.forget)
 atexit.register(_guard.close)
 
@@ -110,7 +110,7 @@ def kill(group: int) -> None:
 
 def _kill(group: int) -> None:
     with contextlib.suppress(OSError):
-        if hasattr(os, "killpg"):
+        if sys.platform != "win32":
             os.killpg(group, signal.SIGKILL)
         else:
             # Windows has no groups; there this ends the child alone, at once.
@@ -119,8 +119,9 @@ def _kill(group: int) -> None:
 
 def _main() -> None:
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+        # Windows has no SIGHUP.
+        if name in signal.Signals.__members__:
+            signal.signal(signal.Signals[name], signal.SIG_IGN)
     groups: set[int] = set()
     for line in sys.stdin.buffer:
         number = int(line)

@@ -71,7 +71,7 @@ _LONGEST_VALUE = 200
 class Identified(Protocol):
     """A part that states its own identity."""
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return what determines this part's results.
 
         The value may contain anything that `identity_of` can state, including other parts. Two
@@ -116,7 +116,7 @@ def own_identity(part: object) -> Callable[[], Any] | None:
     return stated if callable(stated) else None
 
 
-def digest_of(identity: Any) -> str:
+def digest_of(identity: object) -> str:
     """Return a digest of an identity, 32 hexadecimal digits."""
     return blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=16).hexdigest()
 
@@ -146,11 +146,11 @@ def _state(value: object, path: str, inside: tuple[int, ...]) -> Any:
     return _object(value, path, inside)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _mapping(value: Mapping[Any, Any], path: str, inside: tuple[int, ...]) -> Any:
+def _mapping(value: Mapping[Any, object], path: str, inside: tuple[int, ...]) -> Any:
     # A mapping that could be mistaken for another kind of value is written as pairs.
     if all(type(key) is str for key in value) and not _TAGS & set(value):
         return {key: _state(item, f"{path}[{key!r}]", inside) for key, item in value.items()}
@@ -160,7 +160,7 @@ def _mapping(value: Mapping[Any, Any], path: str, inside: tuple[int, ...]) -> An
     return {"mapping": sorted(pairs, key=_text)}
 
 
-def _object(value: Any, path: str, inside: tuple[int, ...]) -> Any:
+def _object(value: object, path: str, inside: tuple[int, ...]) -> Any:
     if _in_module.get() and not isinstance(value, _CODE) and not _is_users(_module_of(type(value))):
         raise IdentityError(f"{path}: expected a plain value, got {type(value).__name__}; {_REMEDY}")
     if isinstance(value, functools.partial):
@@ -202,14 +202,14 @@ def _called(identity: Callable[[], Any], path: str) -> Any:
         raise IdentityError(f"{path}.identity() raised {type(error).__name__}: {error}") from error
 
 
-def _fields(value: Any, path: str, inside: tuple[int, ...]) -> Any:
+def _fields(value: object, path: str, inside: tuple[int, ...]) -> Any:
     if dataclasses.is_dataclass(value):
-        stated = {
-            field.name: getattr(value, field.name)
-            for field in dataclasses.fields(value)
-            if not (field.metadata.get(ADDED) and getattr(value, field.name) == field.default)
+        parts = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
+        return {
+            field.name: _state(part, f"{path}.{field.name}", inside)
+            for field, part in parts
+            if not (field.metadata.get(ADDED) and part == field.default)
         }
-        return {name: _state(part, f"{path}.{name}", inside) for name, part in stated.items()}
     try:
         # The protocol of copy and pickle; it fails for objects with hidden state, such as locks and sockets.
         reduced = value.__reduce_ex__(2)
@@ -281,7 +281,7 @@ def _code_of(part: Any) -> dict[str, Any]:
         _being_stated.reset(token)
 
 
-def _module_of(part: Any) -> str:
+def _module_of(part: object) -> str:
     return str(getattr(part, "__module__", None) or "")
 
 
@@ -310,7 +310,7 @@ def _is_users(module: str) -> bool:
     return not is_standard(module, file) and (file is None or not distributions_of(file))
 
 
-def _has_file(part: Any) -> bool:
+def _has_file(part: object) -> bool:
     """Whether a class or function comes from its module's file, and not from a prompt, a notebook or ``exec``."""
     code = getattr(part, "__code__", None)
     return file_of(_module_of(part)) is not None and (code is None or not code.co_filename.startswith("<"))
@@ -377,7 +377,7 @@ def _variables(module: str, code: Code) -> dict[str, Any]:
     return found
 
 
-def _value(name: str, value: Any) -> Any:
+def _value(name: str, value: object) -> Any:
     """State a plain value, or an instance of a user's class. Raises `IdentityError` for anything else."""
     token = _in_module.set(True)
     try:
@@ -386,7 +386,7 @@ def _value(name: str, value: Any) -> Any:
         _in_module.reset(token)
 
 
-def _short(value: Any) -> Any:
+def _short(value: object) -> Any:
     """Return a stated value, or its digest if it is long."""
     return value if len(_text(value)) <= _LONGEST_VALUE else {"digest": digest_of(value)}
 
@@ -418,7 +418,7 @@ def _is_written(function: types.FunctionType) -> bool:
     return not (file.startswith(("<", *STANDARD)) or distributions_of(file))
 
 
-def _functions(member: Any) -> list[types.FunctionType]:
+def _functions(member: object) -> list[types.FunctionType]:
     """Return the functions of a class member: a method, property or cached property has one or more."""
     parts = [member, *(getattr(member, name, None) for name in ("fget", "fset", "func", "__func__", "__wrapped__"))]
     return [part for part in parts if isinstance(part, types.FunctionType)]
@@ -432,7 +432,7 @@ def _place(code: types.CodeType) -> Any:
     return [*min((p[0], p[2]) for p in places), *max((p[1], p[3]) for p in places)]
 
 
-def _typed(part: Any) -> dict[str, Any]:
+def _typed(part: object) -> dict[str, Any]:
     """State code without a file: its compiled form, and everything that its names refer to."""
     sources: list[str] = []
     modules: set[str] = set()

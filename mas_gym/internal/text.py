@@ -35,9 +35,12 @@ def one_line(text: object) -> str:
     >>> one_line("two\nlines")
     'two\\nlines'
     """
-    whole = str(text)
-    line = printable(whole[:_LONGEST_LINE]).replace("\n", "\\n").replace("\t", "\\t")
-    return line if len(whole) <= _LONGEST_LINE else f"{line} ... ({len(whole) - _LONGEST_LINE:,} more characters)"
+    return printable(cut(str(text), _LONGEST_LINE)).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def cut(text: str, most: int) -> str:
+    """Return the first ``most`` characters of a text, and how many were cut."""
+    return text if len(text) <= most else f"{text[:most]} ... ({len(text) - most:,} more characters)"
 
 
 _VARIES = re.compile(r"""'[^']*'|"[^"]*"|\d+(?:[.,]\d+)*""")

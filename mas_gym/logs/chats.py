@@ -19,7 +19,7 @@ QUESTION_ID = ("question_id", "problem_id", "task_id")
 SAMPLE_ID = ("sample_id", "id", "sample", "run_id", "trace_id")
 
 
-def first_of(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+def first_of(row: Mapping[str, object], names: tuple[str, ...]) -> Any:
     """Return the first of several fields that a row has; None if it has none."""
     return next((row[name] for name in names if row.get(name) is not None), None)
 
@@ -46,7 +46,7 @@ def reference_of(value: object) -> str | None:
     return text_or_none(value, "reference")
 
 
-def chat(row: Any) -> Transcript:
+def chat(row: object) -> Transcript:
     """Read a row with ``messages`` and, optionally, ``question``, ``answer``, ``correct`` and ``score``.
 
     ``answer`` is the right answer, as in every data file of this project; in a row that has ``reference``, it is the
@@ -87,13 +87,13 @@ def made(history: History, *, dropped: Mapping[str, int] | None = None, **parts:
     return Transcript(history.question, tuple(history.messages), agents=history.prompts, dropped=left_out, **parts)
 
 
-def is_chat(row: Any) -> bool:
+def is_chat(row: object) -> bool:
     """Whether a row is of format ``chat``."""
     messages = row.get("messages") if isinstance(row, Mapping) else None
     return isinstance(messages, list) and (not messages or is_history(messages))
 
 
-def ag2(row: Any) -> Transcript:
+def ag2(row: object) -> Transcript:
     """Read a chat history of AG2 (AutoGen): the list of messages, a saved ``ChatResult``, or a stream's events.
 
     From version 1 on, AG2 keeps events; their serialised form has the class of each as ``__event__``.
@@ -136,7 +136,7 @@ def _from_events(events: list[Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _event(event: Any) -> str:
+def _event(event: object) -> str:
     return str(event.get("__event__")).rpartition(".")[2] if isinstance(event, Mapping) else ""
 
 
@@ -145,14 +145,14 @@ def _parts(parts: Any) -> str:
     return "\n".join(written(text) for text in texts if text is not None)
 
 
-def is_ag2(row: Any) -> bool:
+def is_ag2(row: object) -> bool:
     """Whether a row is a history of AG2."""
     if isinstance(row, Mapping) and isinstance(row.get("chat_history"), list):
         return True
     return isinstance(row, list) and is_history(row) and not _langchain(row)
 
 
-def langgraph(row: Any) -> Transcript:
+def langgraph(row: object) -> Transcript:
     """Read a history of LangGraph: the messages, a state or snapshot with ``messages``, or streamed updates.
 
     In updates, ``{"node": {"messages": [...]}}`` each, messages without a name are of their node.
@@ -171,7 +171,7 @@ def langgraph(row: Any) -> Transcript:
     return chat(row)
 
 
-def _updated(update: Any) -> list[Any]:
+def _updated(update: object) -> list[Any]:
     if not isinstance(update, Mapping):
         raise BadRow(f"expected an update of a node, got {shown(update)}")
     found = []
@@ -184,7 +184,7 @@ def _updated(update: Any) -> list[Any]:
     return found
 
 
-def is_langgraph(row: Any) -> bool:
+def is_langgraph(row: object) -> bool:
     """Whether a row is a history of LangGraph."""
     if isinstance(row, Mapping):
         values = row.get("values", row.get("channel_values"))

@@ -52,7 +52,7 @@ def who_and_when(row: Any) -> Transcript:
     )
 
 
-def is_who_and_when(row: Any) -> bool:
+def is_who_and_when(row: object) -> bool:
     """Whether a row is of Who&When."""
     return isinstance(row, Mapping) and {"history", "mistake_agent", "mistake_step"} <= row.keys()
 
@@ -90,7 +90,7 @@ def _first_error_label(place: int, label: int) -> int | None:
     return WRONG if place == label else None
 
 
-def is_processbench(row: Any) -> bool:
+def is_processbench(row: object) -> bool:
     """Whether a row is of ProcessBench."""
     return isinstance(row, Mapping) and {"problem", "steps", "label"} <= row.keys()
 
@@ -141,7 +141,7 @@ def _verdicts(judges: object) -> dict[int, dict[str, float]]:
     return found
 
 
-def is_agent_processbench(row: Any) -> bool:
+def is_agent_processbench(row: object) -> bool:
     """Whether a row is of AgentProcessBench."""
     return isinstance(row, Mapping) and {"messages", "step_labels"} <= row.keys()
 
@@ -210,7 +210,7 @@ def _published_prm800k(row: Mapping[str, Any]) -> Transcript:
     )
 
 
-def is_prm800k(row: Any) -> bool:
+def is_prm800k(row: object) -> bool:
     """Whether a row has labels of its steps."""
     if not isinstance(row, Mapping):
         return False
@@ -221,7 +221,7 @@ def is_prm800k(row: Any) -> bool:
     )
 
 
-def _check(row: Any, fits: bool, expected: str) -> None:
+def _check(row: object, fits: bool, expected: str) -> None:
     if not fits:
         got = sorted(map(str, row)) if isinstance(row, Mapping) else row
         raise BadRow(f"expected an object with {expected}, got {shown(got)}")
@@ -231,7 +231,7 @@ def _step(agent: str, text: str, label: int | None) -> LoggedMessage:
     return LoggedMessage(agent, text, label=label)
 
 
-def _text(row: Mapping[str, Any], name: str) -> str:
+def _text(row: Mapping[str, object], name: str) -> str:
     value = row.get(name)
     if not isinstance(value, str) or not value.strip():
         raise BadRow(f"expected a text as {name}, got {shown(value)}")

@@ -225,7 +225,7 @@ def _sided(role: str) -> tuple[str, str]:
     return (side["name"] if side else role), ASSISTANT
 
 
-def _speaker(fields: Mapping[str, Any], role: str, names: Mapping[str, str]) -> tuple[str | None, tuple[str, ...]]:
+def _speaker(fields: Mapping[str, object], role: str, names: Mapping[str, str]) -> tuple[str | None, tuple[str, ...]]:
     name = fields.get("name") or fields.get("speaker") or fields.get("agent")
     if not isinstance(name, str) or not name.strip():
         name = names.get(str(fields.get("tool_call_id"))) if _ROLES.get(role.lower()) == TOOL else None
@@ -234,7 +234,7 @@ def _speaker(fields: Mapping[str, Any], role: str, names: Mapping[str, str]) -> 
     return name, tuple(one for one in recipients if isinstance(one, str))
 
 
-def _calls(fields: Mapping[str, Any]) -> list[tuple[str, ToolCall]]:
+def _calls(fields: Mapping[str, object]) -> list[tuple[str, ToolCall]]:
     entries = fields.get("tool_calls")
     if not entries:
         more = fields.get("additional_kwargs")

@@ -72,7 +72,7 @@ def recognise(path: str | os.PathLike[str]) -> str:
     )
 
 
-def _outline(row: Any) -> Any:
+def _outline(row: object) -> Any:
     return sorted(row) if isinstance(row, dict) else row
 
 

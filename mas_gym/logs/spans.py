@@ -55,12 +55,12 @@ Span = dict[str, Any]
 """Keys: trace, id, parent, kind, agent, name, start, input, output, tokens and facts."""
 
 
-def is_otel(row: Any) -> bool:
+def is_otel(row: object) -> bool:
     """Whether a row holds spans."""
     return isinstance(row, Mapping) and _dialect(row) is not None
 
 
-def _dialect(row: Mapping[str, Any]) -> Any:
+def _dialect(row: Mapping[str, object]) -> Any:
     if "resourceSpans" in row or "resource_spans" in row:
         return _otlp
     if "context" in row and "attributes" in row:
@@ -76,7 +76,7 @@ def _dialect(row: Mapping[str, Any]) -> Any:
     return None
 
 
-def spans_of(row: Any) -> list[Span]:
+def spans_of(row: object) -> list[Span]:
     """Return the spans of a row.
 
     Raises:
@@ -95,14 +95,14 @@ def spans_of(row: Any) -> list[Span]:
 # ----------------------------------------------------------------- OpenTelemetry
 
 
-def _otlp(row: Mapping[str, Any]) -> Iterator[Span]:
+def _otlp(row: Mapping[str, object]) -> Iterator[Span]:
     for resource in _list(row.get("resourceSpans", row.get("resource_spans"))):
         for scope in _list(_get(resource, "scopeSpans", "scope_spans")):
             for span in _list(_get(scope, "spans")):
                 yield from _bare(span)
 
 
-def _bare(span: Mapping[str, Any]) -> Iterator[Span]:
+def _bare(span: Mapping[str, object]) -> Iterator[Span]:
     attributes = _attributes(span.get("attributes"))
     events = [(str(_get(event, "name")), _attributes(_get(event, "attributes"))) for event in _list(span.get("events"))]
     identity = _get(span, "traceId", "trace_id"), _get(span, "spanId", "span_id")
@@ -111,7 +111,7 @@ def _bare(span: Mapping[str, Any]) -> Iterator[Span]:
     yield _gen_ai(identity, parent, str(span.get("name", "")), start, attributes, events)
 
 
-def _console(row: Mapping[str, Any]) -> Iterator[Span]:
+def _console(row: Mapping[str, object]) -> Iterator[Span]:
     """Read a span as the SDK's ``to_json`` writes it, such as those of ``mas-gym --traces``."""
     context = row["context"] if isinstance(row["context"], Mapping) else {}
     attributes = dict(row["attributes"]) if isinstance(row["attributes"], Mapping) else {}
@@ -122,10 +122,10 @@ def _console(row: Mapping[str, Any]) -> Iterator[Span]:
 
 def _gen_ai(
     identity: tuple[Any, Any],
-    parent: Any,
+    parent: object,
     name: str,
-    start: Any,
-    attributes: Mapping[str, Any],
+    start: object,
+    attributes: Mapping[str, object],
     events: list[tuple[str, dict[str, Any]]],
 ) -> Span:
     operation = attributes.get("gen_ai.operation.name")
@@ -166,14 +166,14 @@ def _gen_ai(
     return _span(*identity, parent, kind, agent, str(tool or name), start, inputs, output, tokens, facts)
 
 
-def _attributes(entries: Any) -> dict[str, Any]:
+def _attributes(entries: object) -> dict[str, Any]:
     if isinstance(entries, Mapping):
         return dict(entries)
     pairs = [(_get(entry, "key"), _get(entry, "value")) for entry in _list(entries)]
     return {key: _any_value(value) for key, value in pairs if isinstance(key, str)}
 
 
-def _any_value(value: Any, depth: int = 0) -> Any:
+def _any_value(value: object, depth: int = 0) -> Any:
     if not isinstance(value, Mapping) or depth > 50:
         return value
     for key in ("stringValue", "boolValue", "doubleValue", "bytesValue"):
@@ -190,11 +190,11 @@ def _any_value(value: Any, depth: int = 0) -> Any:
     return None
 
 
-def _messages(attributes: Mapping[str, Any], name: str) -> list[Any]:
+def _messages(attributes: Mapping[str, object], name: str) -> list[Any]:
     return _history(_unpacked(attributes.get(name)))
 
 
-def _indexed(attributes: Mapping[str, Any], prefix: str) -> list[Any]:
+def _indexed(attributes: Mapping[str, object], prefix: str) -> list[Any]:
     """Read ``gen_ai.prompt.0.role`` and the like."""
     found: dict[int, dict[str, Any]] = {}
     for key, value in attributes.items():
@@ -223,7 +223,7 @@ def _langfuse_trace(row: Mapping[str, Any]) -> Iterator[Span]:
             yield span | {"parent": span["parent"] or root}
 
 
-def _langfuse_observation(row: Mapping[str, Any]) -> Iterator[Span]:
+def _langfuse_observation(row: Mapping[str, object]) -> Iterator[Span]:
     sort = str(row.get("type", "")).upper()
     kind = {"GENERATION": _MODEL, "TOOL": _TOOL, "AGENT": _AGENT}.get(sort, _OTHER)
     name = str(row.get("name") or "")
@@ -238,7 +238,7 @@ def _langfuse_observation(row: Mapping[str, Any]) -> Iterator[Span]:
     )  # fmt: skip
 
 
-def _langsmith(row: Mapping[str, Any]) -> Iterator[Span]:
+def _langsmith(row: Mapping[str, object]) -> Iterator[Span]:
     # Children may be nested to any depth.
     waiting: list[tuple[Mapping[str, Any], Any]] = [(row, row.get("parent_run_id"))]
     trace = row.get("trace_id") or row.get("id")
@@ -258,19 +258,19 @@ def _langsmith(row: Mapping[str, Any]) -> Iterator[Span]:
         waiting += [(child, run.get("id")) for child in _list(run.get("child_runs")) if isinstance(child, Mapping)]
 
 
-def _scores(entries: Any) -> dict[str, Any]:
+def _scores(entries: object) -> dict[str, Any]:
     return {f"score.{_get(one, 'name')}": _get(one, "value", "stringValue") for one in _list(entries)}
 
 
-def _feedback(stats: Any) -> dict[str, Any]:
+def _feedback(stats: object) -> dict[str, Any]:
     return {f"score.{key}": _get(one, "avg") for key, one in stats.items()} if isinstance(stats, Mapping) else {}
 
 
-def _references(outputs: Any) -> dict[str, Any]:
+def _references(outputs: object) -> dict[str, Any]:
     return {"reference": text_of(outputs, last=True)} if outputs else {}
 
 
-def _metadata(found: Any) -> dict[str, Any]:
+def _metadata(found: object) -> dict[str, Any]:
     if isinstance(found, str):
         found = parsed(found)
     return {str(key): value for key, value in found.items()} if isinstance(found, Mapping) else {}
@@ -287,7 +287,7 @@ class Traces:
         self._connection = sqlite3.connect("")
         self._connection.execute("CREATE TABLE spans (trace TEXT, place TEXT, span TEXT)")
 
-    def add(self, place: str, row: Any) -> None:
+    def add(self, place: str, row: object) -> None:
         """Keep the spans of a row.
 
         Raises:
@@ -437,7 +437,7 @@ def _name(name: str) -> str:
     return speaker_name(name[:200])
 
 
-def _outputs(output: Any) -> list[tuple[str, tuple[ToolCall, ...]]]:
+def _outputs(output: object) -> list[tuple[str, tuple[ToolCall, ...]]]:
     """Return the text and the tool calls of each output of a model."""
     found: list[tuple[str, tuple[ToolCall, ...]]] = []
     for entry in _history(output):
@@ -450,7 +450,7 @@ def _outputs(output: Any) -> list[tuple[str, tuple[ToolCall, ...]]]:
     return found
 
 
-def _history(value: Any) -> list[Any]:
+def _history(value: object) -> list[Any]:
     """Return the messages in the input or the output of a span, whatever wraps them."""
     value = _unpacked(value)
     for _ in range(8):
@@ -468,7 +468,7 @@ def _history(value: Any) -> list[Any]:
     return [{"role": "assistant", "content": entry} if isinstance(entry, str) else entry for entry in inner]
 
 
-def text_of(value: Any, *, last: bool) -> str | None:
+def text_of(value: object, *, last: bool) -> str | None:
     """Return the text of a span's input (its first message by a user) or output (its last message).
 
     Args:
@@ -501,7 +501,7 @@ def text_of(value: Any, *, last: bool) -> str | None:
     return None if value in (None, [], {}) else written(value)
 
 
-def _system(value: Any) -> str | None:
+def _system(value: object) -> str | None:
     history = _history(value)
     first = history[0] if history else None
     if isinstance(first, Mapping) and str(first.get("role", first.get("type"))) == "system":
@@ -510,8 +510,8 @@ def _system(value: Any) -> str | None:
 
 
 def _span(
-    trace: Any, name: Any, parent: Any, kind: str, agent: Any, title: str, start: Any, given: Any, output: Any,
-    tokens: Any, facts: Mapping[str, Any],
+    trace: object, name: object, parent: object, kind: str, agent: object, title: str, start: object, given: object,
+    output: object, tokens: object, facts: Mapping[str, object],
 ) -> Span:  # fmt: skip
     return {
         "trace": trace,
@@ -538,7 +538,7 @@ def _time(value: Any) -> float:
         return 0.0
 
 
-def _unpacked(value: Any) -> Any:
+def _unpacked(value: object) -> Any:
     """Return the JSON value in a text that holds an object or an array; else the value."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         found = parsed(value)
@@ -546,16 +546,16 @@ def _unpacked(value: Any) -> Any:
     return value
 
 
-def _object(value: Any) -> dict[str, Any]:
+def _object(value: object) -> dict[str, Any]:
     found = _unpacked(value)
     return dict(found) if isinstance(found, Mapping) else {} if found is None else {"content": found}
 
 
-def _get(value: Any, *names: str) -> Any:
+def _get(value: object, *names: str) -> Any:
     if not isinstance(value, Mapping):
         return None
     return next((value[name] for name in names if value.get(name) is not None), None)
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []

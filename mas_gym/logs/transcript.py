@@ -123,8 +123,8 @@ def check(transcript: Transcript) -> Transcript:
         raise BadRow(f"expected 1 to {MOST_MESSAGES:,} messages, got {len(one.messages):,}")
     for message in one.messages:
         _check_message(message)
-    for name in ("answer", "reference", "question_id", "sample_id"):
-        value = getattr(one, name)
+    texts = {"answer": one.answer, "reference": one.reference}
+    for name, value in {**texts, "question_id": one.question_id, "sample_id": one.sample_id}.items():
         if value is not None and not isinstance(value, str):
             raise BadRow(f"expected a text as {name}, got {shown(value)}")
     if one.correct is not None and not isinstance(one.correct, bool):
@@ -230,7 +230,7 @@ def verdicts_of(value: object) -> dict[str, float]:
     return {judge: verdict for judge, verdict in found.items() if verdict is not None}
 
 
-def small_facts(row: Mapping[str, Any], but: set[str]) -> tuple[dict[str, Any], dict[str, int]]:
+def small_facts(row: Mapping[str, object], but: set[str]) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the other fields of a row that are short texts or numbers, and the names of those that are left out."""
     facts: dict[str, Any] = {}
     dropped: dict[str, int] = {}

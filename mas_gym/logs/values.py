@@ -111,7 +111,7 @@ def parsed(data: bytes | str) -> Any:
         return BadRow(f"expected a JSON value, got {shown(text.strip())} ({type(error).__name__}: {error})")
 
 
-def _expanded(place: str, value: Any) -> Iterator[Value]:
+def _expanded(place: str, value: object) -> Iterator[Value]:
     if isinstance(value, list) and not is_history(value):
         yield from (Value(f"{place} item {number}", item) for number, item in enumerate(value))
     else:
@@ -189,7 +189,7 @@ def _array(place: str, text: _Text) -> Iterator[Value]:
         number += 1
 
 
-def _rest_of_array(first: Any, rest: str) -> Any:
+def _rest_of_array(first: object, rest: str) -> Any:
     following = rest.lstrip().removeprefix(",")
     found = parsed("[" + following)
     return found if isinstance(found, BadRow) else [first, *found]

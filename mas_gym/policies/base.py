@@ -29,7 +29,7 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, overload
 
-from mas_gym.errors import ConfigError, PolicyError
+from mas_gym.errors import ConfigError, PolicyError, shown
 from mas_gym.internal.adapter import Adapter, ClassName, has_method, kind_of
 from mas_gym.policies.meters import Meter
 from mas_gym.systems.prompts import ChatMessage
@@ -59,14 +59,14 @@ def effective_temperature(value: float) -> float:
     """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 <= value <= MAX_TEMPERATURE:
-        raise ConfigError(f"expected a temperature from 0 to {MAX_TEMPERATURE:g}, got {shortened(value)}")
+        raise ConfigError(f"expected a temperature from 0 to {MAX_TEMPERATURE:g}, got {shown(value)}")
     return 0.0 if 0 < value < MIN_TEMPERATURE else value
 
 
 def token_count(value: object) -> int:
     """Check a token count from an untrusted source. Raises `ValueError` with the value if it is not plausible."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_TOKENS:
-        raise ValueError(shortened(value))
+        raise ValueError(shown(value))
     return value
 
 
@@ -78,16 +78,8 @@ def finite_logprob(value: object) -> float:
     """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not _LOWEST_LOGPROB <= value <= _LOGPROB_SLACK:  # type: ignore[operator]
-        raise ValueError(shortened(value))
+        raise ValueError(shown(value))
     return min(float(value), 0.0)  # type: ignore[arg-type]
-
-
-def shortened(value: object, most: int = 40) -> str:
-    """Return the beginning of ``repr(value)``, also for integers too long to print."""
-    if isinstance(value, int) and value.bit_length() > 200:
-        return f"an integer of {value.bit_length()} bits"
-    text = repr(value)
-    return text if len(text) <= most else f"{text[:most]}..."
 
 
 @dataclass(frozen=True, slots=True)

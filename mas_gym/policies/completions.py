@@ -182,7 +182,7 @@ def payload(
     return body
 
 
-def _defused(value: Any) -> Any:
+def _defused(value: object) -> Any:
     """Return JSON with every string defused."""
     if isinstance(value, dict):
         return {key: _defused(entry) for key, entry in value.items()}
@@ -289,7 +289,7 @@ def _choice(choice: dict[str, Any], api: Api, logprobs: bool, tools: bool) -> tu
     return text, values, "length" if finish == "length" else "stop"
 
 
-def _tool_calls(found: Any, tools: bool) -> list[ToolCall]:
+def _tool_calls(found: object, tools: bool) -> list[ToolCall]:
     """Return the function calls of a message."""
     if not found or not tools:
         return []
@@ -304,7 +304,7 @@ def _tool_calls(found: Any, tools: bool) -> list[ToolCall]:
     return calls
 
 
-def _logprobs(found: Any, api: Api) -> list[float] | None:
+def _logprobs(found: object, api: Api) -> list[float] | None:
     """Return the log-probabilities of the generated tokens; None if the server sent none."""
     values = found.get("content" if api == "chat" else "token_logprobs") if isinstance(found, dict) else None
     if not isinstance(values, list):
@@ -333,7 +333,7 @@ def _trace(body: dict[str, Any], choice: dict[str, Any], values: list[float] | N
         raise BadReply(f"a token id is {error}") from error
 
 
-def _first_tokens(found: Any, api: Api) -> tuple[tuple[str, float], ...]:
+def _first_tokens(found: object, api: Api) -> tuple[tuple[str, float], ...]:
     """Return the most likely first tokens with their log-probabilities, in the order sent; empty if none are."""
     steps = found.get("content" if api == "chat" else "top_logprobs") if isinstance(found, dict) else None
     step = steps[0] if isinstance(steps, list) and steps else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 
 from mas_gym.errors import ConfigError, shown
 
@@ -28,8 +28,8 @@ class Price:
 
     def __post_init__(self) -> None:
         """Check the numbers. Raises `ConfigError`."""
-        for part in fields(self):
-            check_price(part.name, getattr(self, part.name))
+        for name, price in asdict(self).items():
+            check_price(name, price)
 
     def cost(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int) -> float:
         """Return the cost of tokens; prompt tokens include cached ones."""

@@ -101,18 +101,19 @@ class OpenAIOptions:
         """Check every value. Raises `ConfigError`."""
         if self.price is not None:
             object.__setattr__(self, "price", _price(self.price))
-        for name, allowed in (
-            ("api", ("chat", "completions")),
-            ("choices", ("seeds", "n")),
-            ("logprobs", (True, False)),
-        ):
-            if getattr(self, name) not in allowed:
-                raise _wrong(name, " or ".join(map(repr, allowed)), getattr(self, name))
-        for name in ("max_concurrency", "max_attempts", "timeout", "patience"):
-            value = getattr(self, name)
-            kinds: Any = int if name.startswith("max_") else int | float
-            if not isinstance(value, kinds) or isinstance(value, bool) or not value > 0:
-                raise _wrong(name, "a positive number", value)
+        choices: tuple[tuple[str, object, tuple[object, ...]], ...] = (
+            ("api", self.api, ("chat", "completions")),
+            ("choices", self.choices, ("seeds", "n")),
+            ("logprobs", self.logprobs, (True, False)),
+        )
+        for name, value, allowed in choices:
+            if value not in allowed:
+                raise _wrong(name, " or ".join(map(repr, allowed)), value)
+        whole = {"max_concurrency": self.max_concurrency, "max_attempts": self.max_attempts}
+        for name, number in {**whole, "timeout": self.timeout, "patience": self.patience}.items():
+            kinds = int if name in whole else int | float
+            if not isinstance(number, kinds) or isinstance(number, bool) or not number > 0:
+                raise _wrong(name, "a positive number", number)
         if self.extra_body is not None and not isinstance(self.extra_body, Mapping):
             raise _wrong("extra_body", "a mapping", self.extra_body)
         if self.revision is not None:
@@ -187,7 +188,7 @@ class OpenAIPolicy(AsyncPolicy):
         self._served: dict[str, Any] | None = None
         self._describing = threading.Lock()
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """Return the model, what the server's ``/v1/models`` says about it, and the options that affect samples.
 
         The address is left out, so a server may move. The first call queries the server and blocks; do not call it
@@ -292,7 +293,7 @@ class OpenAIPolicy(AsyncPolicy):
                 raise _NoManyChoicesError
             await self._wait(fault, tries)
 
-    async def post(self, url: str, body: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    async def post(self, url: str, body: Mapping[str, object], limit: int) -> dict[str, Any]:
         """Post JSON to an address of the server; return the JSON object of at most ``limit`` bytes that it answers.
 
         Raises:
@@ -500,7 +501,7 @@ class OpenAIPolicy(AsyncPolicy):
         )
 
 
-def load_openai(argument: str, **options: Any) -> OpenAIPolicy:
+def load_openai(argument: str, **options: object) -> OpenAIPolicy:
     """Load ``"MODEL@URL"`` for `mas_gym.policies.load_policy`; options are those of `OpenAIOptions`."""
     model, url = split_address(argument)
     return OpenAIPolicy(model, url, build("policy 'openai'", OpenAIOptions, **options))

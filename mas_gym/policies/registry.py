@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from mas_gym.errors import ConfigError, MissingDependencyError
+from mas_gym.errors import ConfigError, MissingDependencyError, shown
 from mas_gym.plugins import Registry, Spec, build, read_yaml
-from mas_gym.policies.base import AsyncPolicy, Policy, Purpose, as_policy, shortened
+from mas_gym.policies.base import AsyncPolicy, Policy, Purpose, as_policy
 
 PolicySpec = str | Mapping[str, str | Policy | AsyncPolicy]
 
@@ -26,16 +26,21 @@ POLICIES = Registry(
 )
 """Names of policies; an entry point names a loader ``(argument, **options) -> policy``."""
 
-_CLASSES = {
-    "tiny": "mas_gym.policies.local.transformers:TransformersPolicy",
-    "transformers": "mas_gym.policies.local.transformers:TransformersPolicy",
-    "recorded": "mas_gym.policies.cache:RecordedPolicy",
-    "openai": "mas_gym.policies.openai:OpenAIOptions",
-    "vllm": "mas_gym.policies.vllm:VLLMPolicy",
-}
+_CLASSES = Registry(
+    "policy",
+    "mas_gym.policies",
+    {
+        "tiny": "mas_gym.policies.local.transformers:TransformersPolicy",
+        "transformers": "mas_gym.policies.local.transformers:TransformersPolicy",
+        "recorded": "mas_gym.policies.cache:RecordedPolicy",
+        "openai": "mas_gym.policies.openai:OpenAIOptions",
+        "vllm": "mas_gym.policies.vllm:VLLMPolicy",
+    },
+)
+"""What has each policy's options as parameters, where its loader does not."""
 
 
-def load_policy(spec: PolicySpec, **options: Any) -> Policy | AsyncPolicy:
+def load_policy(spec: PolicySpec, **options: object) -> Policy | AsyncPolicy:
     """Load a policy.
 
     Args:
@@ -83,11 +88,11 @@ def policy_makers() -> dict[str, Callable[..., Any]]:
 
 
 def _class_of(name: str) -> Callable[..., Any]:
-    module, _, attribute = _CLASSES.get(name, "").partition(":")
+    spec = Spec(name)
     try:
-        found: Callable[..., Any] = getattr(import_module(module), attribute) if module else POLICIES.find(Spec(name))
-    except ImportError:
-        found = POLICIES.find(Spec(name))
+        found: Callable[..., Any] = (_CLASSES if name in _CLASSES.shipped else POLICIES).find(spec)
+    except MissingDependencyError:
+        found = POLICIES.find(spec)
     return found
 
 
@@ -104,11 +109,11 @@ def local_module() -> Any:
 def _written_mapping(spec: str) -> Mapping[str, str]:
     read = read_yaml(spec, "policy: expected a mapping such as {Solver: 'openai:M@URL', '*': tiny}")
     if not isinstance(read, dict) or not all(isinstance(part, str) for pair in read.items() for part in pair):
-        raise ConfigError(f"expected a mapping from agents' names to policy strings, got {shortened(spec, 200)}")
+        raise ConfigError(f"expected a mapping from agents' names to policy strings, got {shown(spec)}")
     return read
 
 
-def _per_agent(specs: Mapping[str, str | Policy | AsyncPolicy], options: Mapping[str, Any]) -> AsyncPolicy:
+def _per_agent(specs: Mapping[str, str | Policy | AsyncPolicy], options: Mapping[str, object]) -> AsyncPolicy:
     from mas_gym.policies.per_agent import PerAgentPolicy
 
     others = ", ".join(name for name in options if name != "cache")
@@ -130,7 +135,7 @@ def _cached(policy: Policy | AsyncPolicy, file: str) -> AsyncPolicy:
     return policy if isinstance(policy, CachedPolicy) else CachedPolicy(policy, file)
 
 
-def _tiny(argument: str, **options: Any) -> Policy:
+def _tiny(argument: str, **options: object) -> Policy:
     import mas_gym.tiny
 
     if argument:
@@ -152,14 +157,14 @@ def purpose_of(policy: PolicySpec | Policy | AsyncPolicy | None) -> Purpose | No
     return None if policy is None or isinstance(policy, str | Mapping) else policy.made_for
 
 
-def _transformers(argument: str, **options: Any) -> Policy:
+def _transformers(argument: str, **options: object) -> Policy:
     if not argument:
         raise ConfigError("expected 'transformers:PATH-OR-ID', got no path or id")
     policy: Policy = build("policy 'transformers'", local_module().TransformersPolicy, argument, **options)
     return policy
 
 
-def _recorded(argument: str, **options: Any) -> Policy:
+def _recorded(argument: str, **options: object) -> Policy:
     from mas_gym.policies.cache import RecordedPolicy
 
     if not argument:

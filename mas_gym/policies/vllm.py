@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependencyError, PolicyError
+from mas_gym.errors import ConfigError, EngineUnavailableError, MissingDependencyError, PolicyError, shown
 from mas_gym.internal.event_loop import close_at_exit, engine_loop, on_engine_loop
 from mas_gym.plugins import build
 from mas_gym.policies.base import (
@@ -28,7 +28,6 @@ from mas_gym.policies.base import (
     first_tokens,
     log_sum,
     refuse_extra_body,
-    shortened,
 )
 from mas_gym.policies.completions import SEED_MASK
 from mas_gym.policies.local.chat import ChatFormat, Prompt
@@ -54,7 +53,7 @@ class VLLMEngine:
         adapters: LoRA folders, in order of registration.
     """
 
-    def __init__(self, model: str, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, model: str, arguments: Mapping[str, object]) -> None:
         """Keep the arguments; the engine does not start yet."""
         self.model = model
         self.adapters: list[str] = []
@@ -131,7 +130,7 @@ class VLLMEngine:
             llm.shutdown = lambda: None
 
 
-def shared_engine(model: str, arguments: Mapping[str, Any]) -> VLLMEngine:
+def shared_engine(model: str, arguments: Mapping[str, object]) -> VLLMEngine:
     """Return this process's engine for a model and engine arguments.
 
     Raises:
@@ -166,7 +165,7 @@ def on_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
-def without_spinning(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def without_spinning(arguments: Mapping[str, object]) -> dict[str, Any]:
     """Return engine arguments under which one worker on a CPU shares the engine's process.
 
     By default the worker gets its own process, for which the engine waits in a busy loop that occupies one core. vLLM
@@ -263,7 +262,7 @@ class VLLMPolicy(AsyncPolicy):
         self.meter = Meter()
         self.meters = {self.name: self.meter}
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """Return digests of the model's and the adapter's files and the settings that affect samples.
 
         Raises:
@@ -411,7 +410,7 @@ def asked_parameters(extra_body: str) -> dict[str, Any]:
 
             found["structured_outputs"] = StructuredOutputsParams(**form)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise PolicyError(f"vLLM cannot honour {shortened(extra_body, 500)}: {error}") from error
+        raise PolicyError(f"vLLM cannot honour {shown(extra_body)}: {error}") from error
     return found
 
 
@@ -424,10 +423,10 @@ def _form(asked: Any) -> dict[str, Any]:
             return {"json_object": True}
         case {"type": "json_schema"}:
             return {"json": asked["json_schema"]["schema"]}
-    raise ValueError(f"response_format: expected the type text, json_object or json_schema, got {shortened(asked)}")
+    raise ValueError(f"response_format: expected the type text, json_object or json_schema, got {shown(asked)}")
 
 
-def load_vllm(argument: str, **options: Any) -> VLLMPolicy:
+def load_vllm(argument: str, **options: object) -> VLLMPolicy:
     """Load ``"PATH-OR-ID"`` for `mas_gym.policies.load_policy`."""
     if not argument:
         raise ConfigError("expected 'vllm:PATH-OR-ID', got no path or id")

@@ -34,8 +34,8 @@ BUSY_SECONDS = 3.0
 """How long a decision waits for what sleeps or waits for a connection."""
 
 Frames = Mapping[int, FrameType]
-_LOCK_WAIT = 1.2
-"""Longest uninterrupted wait for the interpreter's lock, in switch intervals."""
+_RUNS, _WAKES = 0.05, 0.5
+"""Largest share of the time that a sleeping thread runs, and how often it wakes up per switch interval."""
 
 _JOINS = {
     method.__code__
@@ -53,11 +53,31 @@ class State(Enum):
     BUSY = "it runs code or sleeps"
 
 
-def blocked_clock(thread: int) -> float:
-    """Return a clock in seconds that advances only while a thread of this process sleeps or waits for a connection.
+class Usage(NamedTuple):
+    """What a thread has used by a time.
 
-    A thread that waits for the interpreter's lock wakes once per switch interval, so waits of that length do not count.
-    Where the system does not report the times of threads, the clock always advances.
+    Attributes:
+        time: The time, in seconds on the clock of `time.monotonic`.
+        ran: Seconds in which it ran or waited for a processor.
+        slices: How often it was given a processor.
+    """
+
+    time: float
+    ran: float
+    slices: int
+
+    def asleep_since(self, before: Usage) -> bool:
+        """Whether the thread has slept or waited for a connection since an earlier time.
+
+        A thread that waits for the interpreter's lock does not run either, but wakes up once per switch interval.
+        """
+        passed = self.time - before.time
+        wakes = _WAKES * passed / sys.getswitchinterval()
+        return self.ran - before.ran <= _RUNS * passed and self.slices - before.slices <= wakes
+
+
+def usage_of(thread: int) -> Usage:
+    """Return what a thread of this process has used; nothing where the system does not report it.
 
     Args:
         thread: The thread's native identifier.
@@ -65,8 +85,8 @@ def blocked_clock(thread: int) -> float:
     now = monotonic()
     with suppress(OSError):
         ran, queued, slices = map(int, Path(f"/proc/self/task/{thread}/schedstat").read_text().split())
-        return now - (ran + queued) / 1e9 - _LOCK_WAIT * sys.getswitchinterval() * slices
-    return now
+        return Usage(now, (ran + queued) / 1e9, slices)
+    return Usage(now, 0.0, 0)
 
 
 def _name(function: Any, args: tuple[Any, ...]) -> str:

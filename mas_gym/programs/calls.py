@@ -100,8 +100,8 @@ class Call:
     Attributes:
         messages: The prompt.
         model: The model that the program asked for; replies carry it.
-        agent: The agent that the request names, in the header or the metadata. Without a system prompt, the node of the
-            graph that calls. Empty if there is none.
+        agent: The agent that the request names, in the header or the metadata; empty if it names none.
+        node: The node of the graph that calls; empty if it is not known.
         temperature: As requested; None if the program leaves it open.
         top_p: As requested, or None.
         max_tokens: As requested, or None.
@@ -116,6 +116,7 @@ class Call:
     messages: tuple[ChatMessage, ...]
     model: str = ""
     agent: str = ""
+    node: str = ""
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
@@ -143,7 +144,7 @@ class Call:
         return next((m.content.strip() for m in self.messages if m.role == "system"), "")
 
 
-def read_call(body: bytes, headers: Mapping[str, str], normalise: Any = None) -> Call:
+def read_call(body: bytes, headers: Mapping[str, str], normalise: object = None) -> Call:
     """Read a request.
 
     Args:
@@ -166,7 +167,7 @@ def read_call(body: bytes, headers: Mapping[str, str], normalise: Any = None) ->
     return parsed_call(asked, headers, normalise)
 
 
-def parsed_call(asked: dict[str, Any], headers: Mapping[str, str], normalise: Any = None) -> Call:
+def parsed_call(asked: dict[str, Any], headers: Mapping[str, str], normalise: object = None) -> Call:
     """Return the call of a parsed request; see `read_call`."""
     for key in asked:
         if key in _REFUSED and _asks(asked, key):
@@ -177,12 +178,11 @@ def parsed_call(asked: dict[str, Any], headers: Mapping[str, str], normalise: An
     agent = headers.get(AGENT_HEADER) or (metadata.get("agent") if isinstance(metadata, dict) else None)
     stream_options = asked.get("stream_options") or {}
     agent, node = agent if isinstance(agent, str) else "", headers.get(NODE_HEADER, "")
-    if not any(message.role == "system" for message in messages):
-        agent = agent or unquote(node.partition(" ")[0])
     return Call(
         messages=messages,
         model=str(asked.get("model") or ""),
         agent=agent,
+        node=unquote(node.partition(" ")[0]),
         temperature=_number(asked, "temperature", 0, MAX_TEMPERATURE),
         top_p=_number(asked, "top_p", 1e-9, 1),
         max_tokens=_whole(asked, "max_completion_tokens") or _whole(asked, "max_tokens"),
@@ -195,7 +195,7 @@ def parsed_call(asked: dict[str, Any], headers: Mapping[str, str], normalise: An
     )
 
 
-def _asks(asked: Mapping[str, Any], key: str) -> bool:
+def _asks(asked: Mapping[str, object], key: str) -> bool:
     value = asked.get(key)
     return value is not None and value not in _IDLE.get(key, ())
 
@@ -213,12 +213,12 @@ def _extra(asked: dict[str, Any], more: list[dict[str, Any]]) -> dict[str, Any]:
     return extra | ({"messages": more} if any(more) else {})
 
 
-def _is_function(tool: Any) -> bool:
+def _is_function(tool: object) -> bool:
     function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
     return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
-def unsupported(asked: Mapping[str, Any]) -> str:
+def unsupported(asked: Mapping[str, object]) -> str:
     """Say which field of a chat request changes the reply in a way that no answer of a search can honour, or nothing.
 
     >>> unsupported({"model": "m", "messages": [], "tools": []})
@@ -251,7 +251,7 @@ def _canonical(asked: dict[str, Any], agent: str, node: str, normalise: Any) -> 
         raise CallError(f"normalise: expected a JSON-able value, got {shown(kept)} ({error})", 500) from None
 
 
-def _messages(value: Any) -> tuple[tuple[ChatMessage, ...], list[dict[str, Any]]]:
+def _messages(value: object) -> tuple[tuple[ChatMessage, ...], list[dict[str, Any]]]:
     """Return the messages, and for each the fields that a plain one lacks or has otherwise."""
     if not isinstance(value, list) or not value:
         raise CallError(f"messages: expected a list of at least one message, got {shown(value)}")

@@ -96,7 +96,7 @@ class Tape(dict[str, list[tuple[tuple[str, ...], Any]]]):
     varied = False
 
 
-def key_of(tool: str, arguments: Any) -> str:
+def key_of(tool: str, arguments: object) -> str:
     """Return the key of a use of a tool."""
     return f"{tool}{arguments!r}"
 
@@ -117,7 +117,7 @@ class Use:
         self.found = bool(hits)
         self.result = hits[0] if hits else None
 
-    def keep(self, result: Any) -> Any:
+    def keep(self, result: object) -> Any:
         """Record the result, and return it."""
         self._tape.setdefault(self._key, []).append((self._taken, result))
         return result
@@ -168,7 +168,7 @@ class Place(Protocol):
         """Whether the caller is on the loop's thread."""
         ...
 
-    def soon(self, work: Callable[..., Any], *args: Any) -> None:
+    def soon(self, work: Callable[..., Any], *args: object) -> None:
         """Call a function on the loop; nothing happens if the loop is closed."""
         ...
 
@@ -350,7 +350,7 @@ class Execution:
                 self._open_uses[key].append(use)
         return use
 
-    def record(self, key: str, result: Any) -> None:
+    def record(self, key: str, result: object) -> None:
         """Record the result of the last open use, or of a new one: uses that are open at once are interchangeable."""
         with self._lock:
             uses = self._open_uses[key]
@@ -486,7 +486,8 @@ class Execution:
         def key(item: _Open) -> tuple[int, int, str, str]:
             known = places.get(item.call.digest)
             first = 0 if item.texts else 1
-            return first, known.popleft() if known else len(self._order), item.call.agent, item.call.text
+            known_place = known.popleft() if known else len(self._order)
+            return first, known_place, item.call.agent or item.call.node, item.call.text
 
         keyed = [(key(item), number, item) for number, item in enumerate(self._open)]
         return [item for _, _, item in sorted(keyed, key=lambda entry: entry[:2])]

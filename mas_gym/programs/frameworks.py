@@ -64,7 +64,7 @@ def node_header() -> dict[str, str]:
     return {NODE_HEADER: f"{quote(node)} {place}".strip()} if node else {}
 
 
-def _place(path: Iterable[Any]) -> str:
+def _place(path: Iterable[object]) -> str:
     """Return the numbers in the path of a task, which tell the tasks apart that `Send` starts at one node.
 
     >>> _place(("__pregel_push", 2, False))
@@ -74,7 +74,7 @@ def _place(path: Iterable[Any]) -> str:
     return "-".join(map(str, numbers))
 
 
-def _node(metadata: Mapping[str, Any]) -> str:
+def _node(metadata: Mapping[str, object]) -> str:
     """Return the node that LangGraph's metadata name.
 
     >>> _node({"langgraph_node": "model", "langgraph_checkpoint_ns": "writer:1f|model:2e"})

@@ -37,7 +37,7 @@ class _IdleSelector(selectors.DefaultSelector):
 
 
 class _Transport(asyncio.selector_events._SelectorSocketTransport):  # type: ignore[name-defined,misc]
-    def __del__(self, *args: Any) -> None:
+    def __del__(self, *args: object) -> None:
         # A client of openai that nobody closed closes its connections later, though the collector has closed their
         # sockets; by then the number of the descriptor may be another connection's, which would be read no more.
         self._closing, self._conn_lost = True, 1
@@ -53,7 +53,7 @@ class _Task(asyncio.Task[Any]):
         """The token of the execution that it belongs to, which is the name of an execution's first task."""
         return self.token or self.get_name()
 
-    def cancel(self, msg: Any = None) -> bool:
+    def cancel(self, msg: object = None) -> bool:
         """Cancel the task, unless another program wants to."""
         execution = CURRENT.get()
         if execution is not None and execution.token != self.owner:
@@ -72,7 +72,7 @@ class _SelectorLoop(asyncio.SelectorEventLoop):
         made = super()._make_ssl_transport(sock, *args, **named)  # type: ignore[misc]
         return self._observed(made, sock)
 
-    def _observed(self, transport: Any, sock: socket.socket) -> Any:
+    def _observed(self, transport: object, sock: socket.socket) -> Any:
         execution = CURRENT.get()
         if execution is not None:
             with suppress(OSError):
@@ -119,7 +119,7 @@ class _SelectorLoop(asyncio.SelectorEventLoop):
         if not _blamed("loop.stop()"):
             super().stop()
 
-    async def shutdown_default_executor(self, *args: Any, **named: Any) -> None:
+    async def shutdown_default_executor(self, *args: object, **named: object) -> None:
         if not _blamed("loop.shutdown_default_executor()"):
             await super().shutdown_default_executor(*args, **named)
 
@@ -284,7 +284,7 @@ class Loop:
         """Whether the caller is on the loop's thread."""
         return threading.get_ident() == self._thread.ident
 
-    def soon(self, work: Callable[..., Any], *args: Any) -> None:
+    def soon(self, work: Callable[..., Any], *args: object) -> None:
         """Call a function on the loop; nothing happens if the loop is closed."""
         self._inbox.append((contextvars.copy_context(), work, args))
         if not self._awake:

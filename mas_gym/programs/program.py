@@ -68,7 +68,7 @@ class Program:
         source: str | Callable[..., Any] | Source,
         *,
         agents: Sequence[str] | Mapping[str, str] | None = None,
-        mas: MAS | str | Mapping[str, Any] | None = None,
+        mas: MAS | str | Mapping[str, object] | None = None,
         files: Sequence[str | os.PathLike[str]] = (),
         normalise: Callable[[dict[str, Any]], Any] | None = None,
         max_calls: int = 50,
@@ -118,6 +118,7 @@ class Program:
         self.timeout, self.settle, self.normalise = float(timeout), float(settle), normalise
         self.temperature = None if temperature is None else effective_temperature(temperature)
         self._greedy = False
+        self._unseen = set[str]()
         if mas is not None and agents is not None:
             raise ConfigError("expected mas= or agents=, got both: a system names its agents already")
         self._given_mas, self._given_agents = mas, agents
@@ -148,7 +149,19 @@ class Program:
                 ascii(agent),
             )
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def _report_unseen(self, agent: str) -> None:
+        """Warn, once for each, of agents that the dry run has not reached."""
+        if agent not in self._unseen:
+            self._unseen.add(agent)
+            logger.warning(
+                "program %s: the dry run did not reach the agent %s, which counts as %r; name all agents with "
+                "Program(..., agents=[...])",
+                self.name,
+                ascii(agent),
+                OTHERS,
+            )
+
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle what it was made from, for other processes."""
         own = self.source.function if isinstance(self.source, FunctionSource | IsolatedSource) else self.source
         return _again, (self.spec or own, self._arguments)
@@ -195,13 +208,14 @@ class Program:
         if len(agents) == 1:
             return 0
         if agents[-1].name == OTHERS:
+            self._report_unseen(agent_name(call))
             return len(agents) - 1
         raise ProgramError(
             f"a call of the agent {agent_name(call)!r}, which is none of {', '.join(agent.name for agent in agents)}: "
             "add it to agents=, map its name to a text of its system prompt, or send the header X-MAS-Agent"
         )
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return what determines the program's results.
 
         Raises:
@@ -257,7 +271,7 @@ def _label(source: str) -> str:
     return Path(spec.file).stem if spec.file else spec.name
 
 
-def _read_source(source: Any, files: Sequence[str | os.PathLike[str]], isolate: bool) -> Source:
+def _read_source(source: object, files: Sequence[str | os.PathLike[str]], isolate: bool) -> Source:
     if isolate:
         if isinstance(source, str) and _is_function(source):
             return IsolatedSource(_named(source), source, _label(source))
@@ -280,8 +294,8 @@ def _read_source(source: Any, files: Sequence[str | os.PathLike[str]], isolate: 
 def agent_name(call: Call) -> str:
     """Return the name of the agent that makes a call, read from the call alone.
 
-    That is the name in its header or metadata; else what the system prompt says that "you are"; else the beginning of
-    the system prompt; else the model.
+    That is the name in its header or metadata; else what the system prompt says that "you are"; else the node of the
+    graph that calls; else the beginning of the system prompt; else the model.
 
     >>> from mas_gym.systems.prompts import ChatMessage
     >>> agent_name(Call((ChatMessage("system", "You are the Planner. Propose a plan."),)))
@@ -290,7 +304,7 @@ def agent_name(call: Call) -> str:
     if call.agent:
         return call.agent[:_LONGEST_NAME]
     found = _ROLE.search(call.system[:500])
-    name = _WITH_WHAT.split(found[1], 1)[0] if found else call.system or call.model or "agent"
+    name = _WITH_WHAT.split(found[1], 1)[0] if found else call.node or call.system or call.model or "agent"
     words = " ".join(name.split())
     return words if len(words) <= _LONGEST_NAME else words[:_LONGEST_NAME].rpartition(" ")[0] or words[:_LONGEST_NAME]
 
@@ -317,7 +331,7 @@ def rehearse(program: Program) -> list[str]:
             raise ProgramError(f"the program {program.name} {_change(calls, again)}\n{_CHANGES}")
     _compare_elsewhere(program, calls)
     names = list(dict.fromkeys(agent_name(call) for call in calls))
-    _log_rehearsal(program.name, names, [not call.agent and not call.system for call in calls], end)
+    _log_rehearsal(program.name, names, [not (call.agent or call.node or call.system) for call in calls], end)
     return names
 
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable
 from time import monotonic, thread_time
 
-from mas_gym.programs.activity import BUSY_SECONDS, Busy, Frames, State, blocked_clock
+from mas_gym.programs.activity import BUSY_SECONDS, Busy, Frames, State, Usage, usage_of
 from mas_gym.programs.execution import Execution, Origin
 from mas_gym.programs.loop import Loop
 
@@ -24,8 +24,6 @@ _ROUNDS = 3
 """How often both loops must have read their connections before no request is on its way."""
 _MOST_TURNS = 50_000
 """How often a decision lets a program run on its event loop; a task that yields forever makes no call."""
-_BLOCKED_SHARE = 0.25
-"""Smallest share of the time that a sleeping thread is blocked; it is below 0.1 if one computes on a busy machine."""
 _MOST_PUT_OFF = 100
 _LONGEST_SETTLE = 1.0
 
@@ -42,26 +40,30 @@ class _Watch:
         poll: The number of the last such round.
     """
 
-    __slots__ = ("_least", "busy", "poll", "rounds", "seconds", "since", "turns")
+    __slots__ = ("_usage", "busy", "poll", "rounds", "seconds", "since", "turns")
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.rounds, self.poll = seconds, 0, 0
         self.busy = self.since = monotonic()
-        self.turns, self._least = 0, dict[int, float]()
+        self.turns, self._usage = 0, dict[int, Usage]()
 
     def called(self, when: float) -> None:
         """Begin anew to measure what is busy, if the program has made a call since."""
         if when > self.since:
             self.since, self.turns = when, 0
-            self._least.clear()
+            self._usage = {}
 
-    def blocked(self, thread: int | None) -> float:
-        """Return for how many seconds a thread has been blocked; one that has not begun is not."""
-        if thread is None:
-            return 0.0
-        clock = blocked_clock(thread)
-        least = self._least[thread] = min(clock, self._least.get(thread, clock))
-        return clock - least
+    def sleeps(self, busy: Iterable[Busy], seconds: float) -> bool:
+        """Whether all that is busy has slept for some seconds; what has not begun does not sleep."""
+        threads = {item.thread for item in busy if item.thread is not None}
+        known = threads <= self._usage.keys()
+        if known and monotonic() - min((self._usage[thread].time for thread in threads), default=0.0) < seconds:
+            return False
+        now = {thread: usage_of(thread) for thread in threads}
+        if known and all(now[thread].asleep_since(self._usage[thread]) for thread in now):
+            return all(item.thread is not None for item in busy)
+        self._usage = now
+        return False
 
 
 class Watcher(ABC):
@@ -182,7 +184,7 @@ class Watcher(ABC):
         if running or state is State.BUSY:
             watch.called(execution.touched)
             watch.turns += running
-            ends = watch.turns > _MOST_TURNS if running else self._blocked(watch, busy)
+            ends = watch.turns > _MOST_TURNS if running else self._sleeps(watch, busy)
             if not ends and now - watch.since < self._longest:
                 watch.busy, watch.rounds = now, 0
                 return False
@@ -198,14 +200,12 @@ class Watcher(ABC):
         enough = watch.rounds >= _ROUNDS or not ours
         return enough and now - max(watch.busy, execution.touched) >= seconds
 
-    def _blocked(self, watch: _Watch, busy: Iterable[Busy]) -> bool:
-        """Whether all that is busy is blocked, and has been for `BUSY_SECONDS`, or for `settle` if it was so before."""
-        least = _BLOCKED_SHARE * (monotonic() - watch.since)
-        for item in busy:
-            seconds = self.settle if item.name in self._unknown else BUSY_SECONDS
-            if watch.blocked(item.thread) < max(seconds, least):
-                return False
-        self._unknown.update(item.name for item in busy)
+    def _sleeps(self, watch: _Watch, busy: set[Busy]) -> bool:
+        """Whether all that is busy sleeps, and has for `BUSY_SECONDS`, or for `settle` if it did before."""
+        names = {item.name for item in busy}
+        if not watch.sleeps(busy, self.settle if names <= self._unknown else BUSY_SECONDS):
+            return False
+        self._unknown |= names
         return True
 
     def _idle(self, running: Callable[[], Container[Execution | None]]) -> bool:

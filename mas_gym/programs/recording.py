@@ -35,7 +35,7 @@ class _RemoteUse:
         self.found = bool(reply["recorded"])
         self.result = reply.get("result")
 
-    def keep(self, result: Any) -> Any:
+    def keep(self, result: object) -> Any:
         """Record the result, which must be JSON-able, and return it as it will be found."""
         self._send("PUT", {**self._sent, "result": result})
         return json.loads(json.dumps(result))
@@ -56,7 +56,7 @@ def record_at(base_url: str, api_key: str) -> None:
     _gateway = base_url, api_key
 
 
-def _use(tool: str, arguments: Any) -> Use | _RemoteUse | None:
+def _use(tool: str, arguments: object) -> Use | _RemoteUse | None:
     """Return the next use of a recorded tool; None outside of programs."""
     execution: Execution | None = CURRENT.get()
     if execution is not None:
@@ -78,7 +78,7 @@ def recorded(tool: F) -> F:
     name = f"{tool.__module__}.{tool.__qualname__}"
 
     @functools.wraps(tool)
-    def run(*args: Any, **named: Any) -> Any:
+    def run(*args: object, **named: object) -> Any:
         use = _use(name, (args, named))
         if use is None:
             return tool(*args, **named)
@@ -87,7 +87,7 @@ def recorded(tool: F) -> F:
         return use.keep(tool(*args, **named))
 
     @functools.wraps(tool)
-    async def run_async(*args: Any, **named: Any) -> Any:
+    async def run_async(*args: object, **named: object) -> Any:
         use = _use(name, (args, named))
         if use is None:
             return await tool(*args, **named)

@@ -534,7 +534,12 @@ class Session:
     def _agent(self, outcome: Waiting) -> int:
         call = outcome.calls[0]
         # All that says whose call it is.
-        known = call.agent, call.model, *(message.content for message in call.messages if message.role == "system")
+        known = (
+            call.agent,
+            call.node,
+            call.model,
+            *(message.content for message in call.messages if message.role == "system"),
+        )
         if known not in self._agents:
             self._agents[known] = self._program.agent_of(call)
         return self._agents[known]

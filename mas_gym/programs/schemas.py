@@ -45,7 +45,7 @@ def structured_reply(call: Call, words: str) -> str | None:
     return "{}" if form.get("type") == "json_object" else None
 
 
-def instance(schema: Any, words: str = "text") -> Any:
+def instance(schema: object, words: str = "text") -> Any:
     """Return a value that a JSON schema allows: required properties, lists with one element, the first of choices.
 
     >>> instance({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]})
@@ -58,7 +58,7 @@ class _Builder:
     def __init__(self, root: dict[str, Any], words: str) -> None:
         self._root, self._words = root, words
 
-    def value(self, schema: Any, depth: int) -> Any:
+    def value(self, schema: object, depth: int) -> Any:
         schema = self._plain(schema, depth)
         if "const" in schema:
             return schema["const"]
@@ -72,7 +72,7 @@ class _Builder:
         make = getattr(self, f"_{kind}", None)
         return make(schema, depth + 1) if make is not None else None
 
-    def _plain(self, schema: Any, depth: int) -> Mapping[str, Any]:
+    def _plain(self, schema: object, depth: int) -> Mapping[str, Any]:
         """Resolve references, and choose among alternatives."""
         for _ in range(100):
             if not isinstance(schema, dict):
@@ -115,7 +115,7 @@ class _Builder:
         text = _FORMATS.get(schema.get("format", ""), self._words)
         return text.ljust(schema.get("minLength", 0), ".")[: schema.get("maxLength")]
 
-    def _integer(self, schema: Mapping[str, Any], depth: int) -> int:
+    def _integer(self, schema: Mapping[str, object], depth: int) -> int:
         return math.ceil(self._number(schema, depth, 1))
 
     def _number(self, schema: Mapping[str, Any], depth: int, step: float = 0.5) -> float:
@@ -125,14 +125,14 @@ class _Builder:
         unit = schema.get("multipleOf")
         return math.ceil(value / unit) * unit if unit else value
 
-    def _boolean(self, schema: Mapping[str, Any], depth: int) -> bool:
+    def _boolean(self, schema: Mapping[str, object], depth: int) -> bool:
         return True
 
-    def _null(self, schema: Mapping[str, Any], depth: int) -> None:
+    def _null(self, schema: Mapping[str, object], depth: int) -> None:
         return None
 
 
-def _joined(one: Any, other: Any) -> dict[str, Any]:
+def _joined(one: object, other: object) -> dict[str, Any]:
     """Return a schema with the demands of two."""
     one, other = (part if isinstance(part, Mapping) else {} for part in (one, other))
     both = {**one, **other}

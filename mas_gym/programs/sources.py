@@ -77,7 +77,7 @@ class Source(Protocol):
         """See the class."""
         ...
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return what determines what it does. Raises `IdentityError`."""
         ...
 
@@ -128,7 +128,7 @@ class FunctionSource:
         """Whether the program has a parameter for the key; a base URL alone is unguessable, too."""
         return "api_key" in self.named or "client" in self.named
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return the function."""
         return {"code": self.function}
 
@@ -198,7 +198,7 @@ class CommandSource:
         self.name = next((Path(word).stem for word in self.words if word.endswith(".py")), Path(self.words[0]).name)
         self.files = stated_files(files)
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return the command and the contents of its files."""
         if not self.files:
             raise IdentityError(
@@ -257,7 +257,7 @@ class IsolatedSource(CommandSource):
         """Whether the program has a parameter for the key."""
         return self._inner.needs_key
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return the identity of the function, which no earlier execution changes."""
         return {"function": identity_of(self.function), "isolate": True}
 
@@ -353,7 +353,7 @@ class ServiceSource:
         self.url, self.name, self._parts = url, parts.hostname, parts
         self.files = stated_files(files)
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return the path and the contents of the stated files; a server may move."""
         if not self.files:
             raise IdentityError(
@@ -431,7 +431,7 @@ def stated_files(files: Sequence[str | os.PathLike[str]]) -> tuple[Path, ...]:
     return paths
 
 
-def ended(answer: Any) -> Ended | Failed:
+def ended(answer: object) -> Ended | Failed:
     """Return the outcome of a program that returned."""
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         return Failed(f"the program returned {type(answer).__name__}, expected its answer as text or a number")

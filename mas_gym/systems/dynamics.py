@@ -68,7 +68,7 @@ class Dynamics:
             self._next_free[agent] = self._next_free[agent + 1] if self._in_degree[agent] else agent
         self._first = self._next_free[0] if mas.max_turns is None else mas.sees_question.index(True)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle the system only; the tables follow from it."""
         return Dynamics, (self.mas,)
 

@@ -25,7 +25,7 @@ _STRING = _TAG + "str"
 _COLLECTION_TAGS = (None, "!", _TAG + "seq", _TAG + "map")
 _SCALARS = ("int", "float", "bool", "null", "timestamp")
 # libyaml is ten times as fast as the parser in Python, the fallback if PyYAML was built without it.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 MASSource: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | MAS"

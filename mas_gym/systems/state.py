@@ -170,7 +170,7 @@ class MASState:
         """Return the state itself, which never changes."""
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle as a flat list of links."""
         links = [(s.acting, s.speaker, s.text, s.recipients, s.delivered) for s in self.path()]
         return _relink, (self.question, links)

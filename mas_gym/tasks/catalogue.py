@@ -105,13 +105,13 @@ def load_task(
     grading: str = "strict",
     limit: int | None = None,
     *,
-    columns: Mapping[str, Any] | str | None = None,
+    columns: Mapping[str, object] | str | None = None,
     kind: str | None = None,
-    grader: Any = None,
-    judge: Any = None,
+    grader: object = None,
+    judge: object = None,
     allow_code: bool = False,
     sandbox: str = "bubblewrap",
-    **options: Any,
+    **options: object,
 ) -> Task:
     """Load a task.
 
@@ -281,7 +281,7 @@ def task_makers() -> dict[str, Callable[..., Any]]:
     return {name: TASKS.find(Spec(name)) for name in TASKS.names() if name not in BENCHMARKS}
 
 
-def _made(spec: Spec, split: str, options: Mapping[str, Any]) -> Task:
+def _made(spec: Spec, split: str, options: Mapping[str, object]) -> Task:
     args, kwargs = TASKS.arguments(spec)
     task = TASKS.call(spec, TASKS.find(spec), *args, **{"split": split, **kwargs, **options})
     try:

@@ -17,7 +17,7 @@ from mas_gym.tasks.rows import SHOWN, BadRow, shown
 # -------------------------------------------------------- rows to problems
 
 
-def _text(row: Mapping[str, Any], *names: str) -> str:
+def _text(row: Mapping[str, object], *names: str) -> str:
     for name in names:
         value = row.get(name)
         if value is not None:
@@ -37,7 +37,7 @@ def _storable(text: str) -> str:
     return text
 
 
-def _gsm8k(row: Mapping[str, Any], problem_id: str) -> Problem:
+def _gsm8k(row: Mapping[str, object], problem_id: str) -> Problem:
     solution = _text(row, "answer")
     final = solution.rpartition("####")[2].strip()
     value = parse_number(final)
@@ -46,7 +46,7 @@ def _gsm8k(row: Mapping[str, Any], problem_id: str) -> Problem:
     return Problem(problem_id, _text(row, "question"), format_number(value), "number", {"solution": solution})
 
 
-def _math(row: Mapping[str, Any], problem_id: str) -> Problem:
+def _math(row: Mapping[str, object], problem_id: str) -> Problem:
     question = _text(row, "problem", "question")
     solution = row.get("solution")
     if row.get("answer") is not None:
@@ -59,7 +59,7 @@ def _math(row: Mapping[str, Any], problem_id: str) -> Problem:
     return Problem(problem_id, question, answer, "expression", {k: v for k, v in facts.items() if isinstance(v, str)})
 
 
-def _choice(problem_id: str, stem: str, options: Any, label: Any, facts: Mapping[str, Any]) -> Problem:
+def _choice(problem_id: str, stem: str, options: object, label: object, facts: Mapping[str, object]) -> Problem:
     if not isinstance(options, Sequence) or isinstance(options, str) or not 2 <= len(options) <= len(ascii_uppercase):
         raise BadRow(f"expected a list of options, got {shown(options)}")
     if not all(isinstance(option, str) for option in options):
@@ -71,7 +71,7 @@ def _choice(problem_id: str, stem: str, options: Any, label: Any, facts: Mapping
     return Problem(problem_id, f"{stem.strip()}\n\n{lines}", _label(label, labels), "choice", metadata)
 
 
-def _label(label: Any, labels: str) -> str:
+def _label(label: object, labels: str) -> str:
     # an index of 0 is option A, not a missing answer
     if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(labels):
         return labels[label]
@@ -84,17 +84,17 @@ def _label(label: Any, labels: str) -> str:
     raise BadRow(f"expected the index or the letter of one of {len(labels)} options, got {shown(label)}")
 
 
-def _first(row: Mapping[str, Any], *names: str) -> Any:
+def _first(row: Mapping[str, object], *names: str) -> Any:
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
-def _mmlu(row: Mapping[str, Any], problem_id: str) -> Problem:
+def _mmlu(row: Mapping[str, object], problem_id: str) -> Problem:
     subject = row.get("subject")
     facts = {"subject": subject} if isinstance(subject, str) and subject else {}
     return _choice(problem_id, _text(row, "question"), _first(row, "choices", "options"), row.get("answer"), facts)
 
 
-def _logiqa(row: Mapping[str, Any], problem_id: str) -> Problem:
+def _logiqa(row: Mapping[str, object], problem_id: str) -> Problem:
     stem = f"{_text(row, 'context', 'text', 'passage').strip()}\n\n{_text(row, 'query', 'question').strip()}"
     label = _first(row, "correct_option", "answer", "label")
     return _choice(problem_id, stem, _first(row, "options", "choices"), label, {})
@@ -103,7 +103,7 @@ def _logiqa(row: Mapping[str, Any], problem_id: str) -> Problem:
 _GPQA_WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 
 
-def _gpqa(row: Mapping[str, Any], problem_id: str) -> Problem:
+def _gpqa(row: Mapping[str, object], problem_id: str) -> Problem:
     question, right = _text(row, "Question"), _text(row, "Correct Answer").strip()
     options = [right, *(_text(row, name).strip() for name in _GPQA_WRONG)]
     # By the row itself, so that its options have one order in every file and split.

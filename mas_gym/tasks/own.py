@@ -282,14 +282,13 @@ def _completed(source: str, first: Row, columns: Columns) -> Columns:
                 f"{source}: no column {name!r}; its columns are {', '.join(map(shown, there))}{hint}. Name them with "
                 "columns={'question': ..., 'answer': ...} or --columns question=...,answer=..."
             )
-    found: dict[str, Any] = {
-        role: role for role in ("id", "split", "kind") if getattr(columns, role) is None and role in there
-    }
+    roles = {"id": columns.id, "split": columns.split, "kind": columns.kind}
+    found: dict[str, Any] = {role: role for role, column in roles.items() if column is None and role in there}
     choices = columns.choices or next(((name,) for name in ("choices", "options") if name in there), ())
     return columns._replace(choices=choices, **found)
 
 
-def _split_of(row: Mapping[str, Any], columns: Columns) -> str:
+def _split_of(row: Mapping[str, object], columns: Columns) -> str:
     """Return what the split column says; ``""`` without one."""
     if columns.split is None:
         return ""
@@ -326,7 +325,7 @@ class _Seen(NamedTuple):
     questions: Counter[str]
 
 
-def _problem(row: Mapping[str, Any], columns: Columns, guess: str, name: str, seen: _Seen, place: str) -> Problem:
+def _problem(row: Mapping[str, object], columns: Columns, guess: str, name: str, seen: _Seen, place: str) -> Problem:
     question = _cell(row, columns.question)
     stated = str(row.get(columns.kind, "")).strip().lower() if columns.kind else guess
     if stated not in KINDS:
@@ -346,7 +345,7 @@ def _problem(row: Mapping[str, Any], columns: Columns, guess: str, name: str, se
     return Problem(_id(row, columns, question, name, seen, place), question, answer, kind, facts)
 
 
-def _id(row: Mapping[str, Any], columns: Columns, question: str, name: str, seen: _Seen, place: str) -> str:
+def _id(row: Mapping[str, object], columns: Columns, question: str, name: str, seen: _Seen, place: str) -> str:
     if columns.id is not None:
         problem_id = _cell(row, columns.id)
         if problem_id in seen.places:
@@ -363,7 +362,7 @@ def _id(row: Mapping[str, Any], columns: Columns, question: str, name: str, seen
     return problem_id
 
 
-def _cell(row: Mapping[str, Any], name: str) -> str:
+def _cell(row: Mapping[str, object], name: str) -> str:
     value = row.get(name)
     text = value if isinstance(value, str) else _number_text(value)
     if text is None or not text.strip():
@@ -371,7 +370,7 @@ def _cell(row: Mapping[str, Any], name: str) -> str:
     return _clean(text, name).strip()
 
 
-def _number_text(value: Any) -> str | None:
+def _number_text(value: object) -> str | None:
     if isinstance(value, bool):
         return str(value)
     if isinstance(value, int):
@@ -390,7 +389,7 @@ def _clean(text: str, name: str) -> str:
     return text
 
 
-def _answers(row: Mapping[str, Any], columns: Columns) -> list[str]:
+def _answers(row: Mapping[str, object], columns: Columns) -> list[str]:
     """Return the accepted answers of a row: a list in one column, or every filled column."""
     answers: list[str] = []
     for name in columns.answer:
@@ -430,7 +429,7 @@ def _reference(kind: Kind, answers: Sequence[str]) -> str:
     return answer
 
 
-def _options(row: Mapping[str, Any], columns: Columns) -> list[str]:
+def _options(row: Mapping[str, object], columns: Columns) -> list[str]:
     """Return the options of a choice: a list in one column (also written as JSON), or one column each."""
     if len(columns.choices) > 1:
         return [_cell(row, name) for name in columns.choices if row.get(name) not in (None, "")]
@@ -460,7 +459,7 @@ def _label(answer: str, options: Sequence[str]) -> str:
     raise BadRow(f"expected the letter, index or text of one of the options as the answer, got {shown(answer)}")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Return a value of another column in a form that JSON can hold."""
     try:
         json.dumps(value, allow_nan=False)
@@ -479,7 +478,7 @@ _OPERATOR = re.compile(r"[\\^=/*+]|\d[a-z]|sqrt")
 _TESTS = re.compile(r"^(?:[ \t]*+assert\b|def (?:test|check)\w*+\()", re.MULTILINE)
 
 
-def _guess_kind(columns: Columns, rows: Sequence[Any]) -> str:
+def _guess_kind(columns: Columns, rows: Sequence[object]) -> str:
     """Guess the kind that all answers have; ``"text"`` if there is no simpler one."""
     if columns.choices:
         return "choice"

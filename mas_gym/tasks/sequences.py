@@ -50,7 +50,7 @@ class Table:
             state.update(repr((problem.id, problem.question, problem.answer, problem.kind)).encode())
         return state.hexdigest()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle the origin if there is one, else the problems."""
         if self.origin is None:
             return Table, (self.problems,)
@@ -100,7 +100,7 @@ class ProblemSequence(Task):
             return self._with(rows=self.rows[index])
         return self._at(self.rows[index])
 
-    def _with(self, **changes: Any) -> Self:
+    def _with(self, **changes: object) -> Self:
         """Return a copy with other rows or another grader."""
         part = copy(self)
         for name, value in changes.items():
@@ -129,7 +129,7 @@ class ProblemSequence(Task):
         """The mode in which answers are read, ``"strict"`` or ``"paper"``."""
         return self.grader.mode if isinstance(self.grader, KindGrader | OwnGrader) else "strict"
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return what determines grading: the grader alone, so every slice has the same identity."""
         return self.grader.identity() if isinstance(self.grader, KindGrader) else self.grader
 
@@ -210,7 +210,7 @@ class ProblemTask(ProblemSequence):
         """Return the task itself, because it is immutable."""
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle by fields, which a frozen class with slots must do explicitly."""
         return ProblemTask, (self.name, self.split, self.table, self.rows, self.grader, self.mas)
 

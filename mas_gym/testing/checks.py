@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from mas_gym.errors import ComplianceError, ConfigError, IdentityError, IllegalActionError, PolicyError
+from mas_gym.errors import ComplianceError, ConfigError, IdentityError, IllegalActionError, PolicyError, shown
 from mas_gym.internal.event_loop import engine_loop
 from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.policies import AsyncPolicy, Policy, Sample, SamplingReply, SamplingRequest, StreamingPolicy
@@ -100,12 +100,6 @@ def walk(model: Dynamics, question: str, texts: Sequence[str], rng: random.Rando
     return states
 
 
-def describe(value: Any) -> str:
-    """Return a short form of a value for messages."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 # -------------------------------------------------------------- identities
 
 
@@ -132,7 +126,7 @@ def check_apart(findings: Findings, first: str, second: str, alike: bool, differ
         findings.expect(first != second, fault)
 
 
-def variants(part: Any) -> Iterator[tuple[str, Any]]:
+def variants(part: object) -> Iterator[tuple[str, Any]]:
     """Yield copies of a part with one numeric setting changed, and the name of the setting.
 
     A changed setting may be invalid, so an error in such a copy is not a fault of the part.
@@ -148,7 +142,7 @@ def variants(part: Any) -> Iterator[tuple[str, Any]]:
         yield name, other
 
 
-def _changed(value: Any) -> Any:
+def _changed(value: object) -> Any:
     """Return another value of the same type; None if it is not numeric."""
     if isinstance(value, bool):
         return not value
@@ -259,9 +253,9 @@ def check_policy(
         raise ComplianceError(f"policy: {error}") from None
     name = policy.name
     findings = Findings(f"policy {name!r}")
-    findings.expect(isinstance(name, str) and bool(name), f"name: expected a non-empty str, got {describe(name)}")
+    findings.expect(isinstance(name, str) and bool(name), f"name: expected a non-empty str, got {shown(name)}")
     size = policy.max_concurrency if isinstance(policy, AsyncPolicy) else policy.max_batch
-    findings.expect(isinstance(size, int) and size >= 1, f"batch size: expected an int from 1 on, got {describe(size)}")
+    findings.expect(isinstance(size, int) and size >= 1, f"batch size: expected an int from 1 on, got {shown(size)}")
     requests, identity = _requests(mas, question), stated(findings, policy)
     try:
         replies = _ask(findings, policy, requests)
@@ -275,7 +269,7 @@ def check_policy(
             alike = samples == [reply.samples for reply in replies]
             check_apart(findings, identity, stated(findings, other), alike, "the difference between the two instances")
     except Exception as error:
-        findings.expect(False, f"ordinary requests raised {type(error).__name__}: {describe(str(error))}")
+        findings.expect(False, f"ordinary requests raised {type(error).__name__}: {shown(str(error))}")
     _check_odd_prompts(findings, policy)
     check_steady(findings, policy, identity)
     findings.settle()
@@ -313,7 +307,7 @@ def _stream(findings: Findings, policy: StreamingPolicy, requests: list[Sampling
         if waiting:
             session.submit(*waiting.pop(0))
         for key, outcome in session.step():
-            samples[key] = getattr(outcome, "samples", outcome)  # type: ignore[call-overload]
+            samples[key] = outcome.samples if isinstance(outcome, SamplingReply) else outcome  # type: ignore[call-overload]
         if not waiting and not session.pending:
             break
     findings.expect(not session.pending, f"its session still has pending requests after {_MOST_STEPS} steps")
@@ -350,37 +344,37 @@ def _ask(findings: Findings, policy: Policy | AsyncPolicy, requests: Sequence[Sa
 
 
 def _check_reply(findings: Findings, request: SamplingRequest, reply: Any) -> None:
-    got = f"a reply: expected a SamplingReply, got {describe(reply)}"
+    got = f"a reply: expected a SamplingReply, got {shown(reply)}"
     if not findings.expect(isinstance(reply, SamplingReply), got):
         return
     got = f"{len(request.seeds)} seeds got {len(reply.samples)} samples: expected one per seed, in order"
     findings.expect(len(reply.samples) == len(request.seeds), got)
-    for field in ("prompt_tokens", "cached_tokens", "dropped_tokens"):
-        count = getattr(reply, field)
+    counts = {"prompt_tokens": reply.prompt_tokens, "cached_tokens": reply.cached_tokens}
+    for field, count in {**counts, "dropped_tokens": reply.dropped_tokens}.items():
         fine = isinstance(count, int) and count >= 0
-        findings.expect(fine, f"{field}: expected an int from 0 on, got {describe(count)}")
+        findings.expect(fine, f"{field}: expected an int from 0 on, got {shown(count)}")
     for sample in reply.samples:
         _check_sample(findings, request, sample)
 
 
 def _check_sample(findings: Findings, request: SamplingRequest, sample: Any) -> None:
-    if not findings.expect(isinstance(sample, Sample), f"a sample: expected a Sample, got {describe(sample)}"):
+    if not findings.expect(isinstance(sample, Sample), f"a sample: expected a Sample, got {shown(sample)}"):
         return
     text, tokens, logprob, reason, certainty, trace = sample
-    if findings.expect(isinstance(text, str), f"text: expected a str, got {describe(text)}"):
-        findings.expect(text == text.strip(), f"text: expected it stripped, got {describe(text)}")
+    if findings.expect(isinstance(text, str), f"text: expected a str, got {shown(text)}"):
+        findings.expect(text == text.strip(), f"text: expected it stripped, got {shown(text)}")
     findings.expect(
         isinstance(tokens, int) and 0 <= tokens <= request.max_new_tokens,
-        f"tokens: expected at most the cap of {request.max_new_tokens}, got {describe(tokens)}",
+        f"tokens: expected at most the cap of {request.max_new_tokens}, got {shown(tokens)}",
     )
     if logprob is not None:
         fine = isinstance(logprob, float) and math.isfinite(logprob) and logprob <= 1e-6
-        findings.expect(fine, f"logprob: expected None or a finite float up to 0, got {describe(logprob)}")
-    findings.expect(reason in ("stop", "length"), f"finish_reason: expected 'stop' or 'length', got {describe(reason)}")
+        findings.expect(fine, f"logprob: expected None or a finite float up to 0, got {shown(logprob)}")
+    findings.expect(reason in ("stop", "length"), f"finish_reason: expected 'stop' or 'length', got {shown(reason)}")
     for value in certainty or ():
         fine = value is None or (isinstance(value, float) and math.isfinite(value))
-        findings.expect(fine, f"certainty: expected None or finite floats, got {describe(value)}")
-    findings.expect(trace is None, f"trace: expected None, because the request is not traced, got {describe(trace)}")
+        findings.expect(fine, f"certainty: expected None or finite floats, got {shown(value)}")
+    findings.expect(trace is None, f"trace: expected None, because the request is not traced, got {shown(trace)}")
 
 
 def _check_odd_prompts(findings: Findings, policy: Policy | AsyncPolicy) -> None:
@@ -392,7 +386,7 @@ def _check_odd_prompts(findings: Findings, policy: Policy | AsyncPolicy) -> None
             # A PolicyError is a valid answer; any other exception would end a run.
             continue
         except Exception as error:
-            fault = f"a prompt with {describe(text)} raised {type(error).__name__}: answer it or raise PolicyError"
+            fault = f"a prompt with {shown(text)} raised {type(error).__name__}: answer it or raise PolicyError"
             findings.expect(False, fault)
             continue
         for reply in replies:

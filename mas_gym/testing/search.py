@@ -9,12 +9,13 @@ import json
 import pickle
 import random
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from mas_gym.envs.scoring import Critic, ScoringContext, as_critic, scores_of
-from mas_gym.errors import BudgetError, CriticError
+from mas_gym.errors import BudgetError, ComplianceError, CriticError, shown
+from mas_gym.internal.adapter import has_method, kind_of
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import MAS
 from mas_gym.systems.loading import MASSource, load_mas
@@ -28,7 +29,6 @@ from mas_gym.testing.checks import (
     addressed,
     check_apart,
     check_steady,
-    describe,
     stated,
     variants,
     walk,
@@ -79,7 +79,7 @@ def check_planner(
         ComplianceError: Lists every violation.
     """
     findings = Findings(f"planner {type(planner).__name__}")
-    if not findings.expect(callable(getattr(planner, "plan", None)), "it has no method plan(model, root, rng)"):
+    if not findings.expect(has_method(planner, "plan"), "it has no method plan(model, root, rng)"):
         findings.settle()
     planner, other = (_for_run(one, training) for one in (planner, other))
     before_all = stated(findings, planner)
@@ -109,8 +109,7 @@ def check_planner(
 
 
 def _for_run(planner: Any, training: bool) -> Any:
-    for_run = getattr(planner, "for_run", None)
-    return for_run(_ScriptedCritic(), training) if callable(for_run) else planner
+    return planner.for_run(_ScriptedCritic(), training) if has_method(planner, "for_run") else planner
 
 
 def _behaves_like(search: _Search, planner: PlannerLike, max_rounds: int) -> bool:
@@ -122,6 +121,17 @@ def _behaves_like(search: _Search, planner: PlannerLike, max_rounds: int) -> boo
     except Exception:
         return True
     return bool(ignored.faults) or (variant.asked == search.asked and variant.outcome() == search.outcome())
+
+
+@runtime_checkable
+class _PlanLike(Protocol):
+    """The parts of `search.Plan` that are checked."""
+
+    candidates: Sequence[Any]
+
+
+_SCORED = ("Evaluate", "Extract", "Reward")
+"""Requests for several states."""
 
 
 class _Search:
@@ -148,9 +158,9 @@ class _Search:
             return
         except Exception as error:
             self.over = True
-            self.findings.expect(False, f"it raised {type(error).__name__}: {describe(str(error))}")
+            self.findings.expect(False, f"it raised {type(error).__name__}: {shown(str(error))}")
             return
-        if not self.findings.expect(isinstance(requests, list), f"it yielded {describe(requests)}: expected a list"):
+        if not self.findings.expect(isinstance(requests, list), f"it yielded {shown(requests)}: expected a list"):
             self.over = True
             self._generator.close()
             return
@@ -158,7 +168,8 @@ class _Search:
 
     def outcome(self) -> list[str]:
         """Return the candidates of the plan, for comparison."""
-        return [candidate.state.digest.hex() for candidate in getattr(self.plan, "candidates", ())]
+        plan = self.plan
+        return [candidate.state.digest.hex() for candidate in plan.candidates] if isinstance(plan, _PlanLike) else []
 
     def spend(self) -> Any:
         """Raise `BudgetError` in the search; return its plan or the error that it propagated.
@@ -184,19 +195,20 @@ class _Search:
         kind = type(request).__name__
         if kind == "Remaining":
             return self._left
-        states = [request.state] if kind == "Propose" else list(getattr(request, "states", ()))
+        proposes = kind == "Propose"
+        states = [request.state] if proposes else list(request.states) if kind in _SCORED else []
         for state in states:
             mine = isinstance(state, MASState) and state.question == self.root.question
-            if not self.findings.expect(mine, f"{kind} of {describe(state)}: expected states of its own search"):
+            if not self.findings.expect(mine, f"{kind} of {shown(state)}: expected states of its own search"):
                 return [0.0 for _ in states]
-        self.asked.append(f"{kind}:{getattr(request, 'n', '')}:{','.join(s.digest.hex() for s in states)}")
-        if kind == "Propose":
+        self.asked.append(f"{kind}:{request.n if proposes else ''}:{','.join(s.digest.hex() for s in states)}")
+        if proposes:
             return self._propose(request)
         if kind == "Evaluate":
             return [self._draw(state, "value") for state in states]
         if kind == "Extract":
             return [state.text.split()[-1] if state.text else None for state in states]
-        if self.findings.expect(kind == "Reward", f"it asked for {describe(request)}: expected a search request"):
+        if self.findings.expect(kind == "Reward", f"it asked for {shown(request)}: expected a search request"):
             self.findings.expect(self.training, "it asked for the true reward outside training")
             terminal = all(self.model.is_terminal(state) for state in states)
             self.findings.expect(terminal, "it asked for the reward of a state that is not terminal")
@@ -205,7 +217,7 @@ class _Search:
     def _propose(self, request: Any) -> list[Any]:
         state = request.state
         fine = isinstance(request.n, int) and request.n >= 1
-        self.findings.expect(fine, f"Propose(n={describe(request.n)}): expected a whole number from 1 on")
+        self.findings.expect(fine, f"Propose(n={shown(request.n)}): expected a whole number from 1 on")
         if not self.findings.expect(not self.model.is_terminal(state), "it asked for messages at a terminal state"):
             return []
         first = self._drawn.get(state, 0)
@@ -222,36 +234,35 @@ class _Search:
         return random.Random(f"{self.seed} {what} {state.digest.hex()}").uniform(-1.0, 1.0)
 
     def _check_plan(self) -> None:
-        candidates = getattr(self.plan, "candidates", None)
-        returned = describe(self.plan)
+        candidates = self.plan.candidates if isinstance(self.plan, _PlanLike) else ()
+        returned = shown(self.plan)
         if not self.findings.expect(bool(candidates), f"it returned {returned}: expected a plan with candidates"):
             return
-        for candidate in candidates or ():
-            state = getattr(candidate, "state", None)
+        for candidate in candidates:
+            state: Any = getattr(candidate, "state", None)
             mine = isinstance(state, MASState) and state.path()[0] == self.root
-            terminal = mine and self.model.is_terminal(state)  # type: ignore[arg-type]
-            self.findings.expect(terminal, f"a candidate at {describe(state)}: expected a terminal state of its search")
-        self._check_tree(candidates or ())
-        scores = [candidate.score for candidate in list(candidates or ())[1:]]
+            terminal = mine and self.model.is_terminal(state)
+            self.findings.expect(terminal, f"a candidate at {shown(state)}: expected a terminal state of its search")
+        self._check_tree(getattr(self.plan, "tree", None), candidates)
+        scores = [candidate.score for candidate in candidates[1:]]
         ranked = [score for score in scores if score is not None]
         self.findings.expect(ranked == sorted(ranked, reverse=True), "the candidates after the first are not ranked")
 
-    def _check_tree(self, candidates: Sequence[Any]) -> None:
+    def _check_tree(self, tree: Any, candidates: Sequence[Any]) -> None:
         """Check that a store can write the tree and read it back."""
-        tree = getattr(self.plan, "tree", None)
         if tree is None:
             return
         try:
             stored = type(tree).from_dict(json.loads(json.dumps(tree.to_dict())), self.model)
         except Exception as error:
-            self.findings.expect(False, f"its tree cannot be stored and read back: {describe(str(error))}")
+            self.findings.expect(False, f"its tree cannot be stored and read back: {shown(str(error))}")
             return
         self.findings.expect(stored.states == tree.states, "its tree is another one after storing and reading it back")
         for one in candidates:
             node = one.node
             same = node is None or (isinstance(node, int) and 0 <= node < len(tree) and tree.states[node] == one.state)
             self.findings.expect(
-                same, f"a candidate's node is {describe(node)}: expected its state's in the tree, or None"
+                same, f"a candidate's node is {shown(node)}: expected its state's in the tree, or None"
             )
 
 
@@ -279,7 +290,7 @@ def _check_budget(findings: Findings, planner: PlannerLike, model: Dynamics, tra
         if search.over:
             continue
         ended = search.spend()
-        stopped = isinstance(ended, BudgetError) or hasattr(ended, "candidates")
+        stopped = isinstance(ended, BudgetError | _PlanLike)
         findings.expect(
             stopped,
             "it continued after BudgetError: return the best plan so far, completing one path with single messages "
@@ -317,10 +328,10 @@ def check_critic(
     Raises:
         ComplianceError: Lists every violation.
     """
-    findings = Findings(f"critic {getattr(critic, 'name', type(critic).__name__)!r}")
-    if not findings.expect(callable(getattr(critic, "score", None)), "it has no method score(contexts)"):
-        findings.settle()
+    if not has_method(critic, "score"):
+        raise ComplianceError(f"critic {kind_of(critic)}: it has no method score(contexts)")
     critic, other = as_critic(critic), None if other is None else as_critic(other)
+    findings = Findings(f"critic {critic.name!r}")
     _check_attributes(findings, critic)
     contexts = _contexts(load_mas(mas), question, bool(critic.terminal_only), seed)
     identity = stated(findings, critic)
@@ -348,11 +359,17 @@ def check_critic(
 
 def _check_attributes(findings: Findings, critic: Critic) -> None:
     name, size = critic.name, critic.max_batch
-    findings.expect(isinstance(name, str) and bool(name), f"name: expected a non-empty str, got {describe(name)}")
-    findings.expect(isinstance(size, int) and size >= 1, f"max_batch: expected an int from 1 on, got {describe(size)}")
-    for flag in ("terminal_only", "free", "concurrent", "scores_actions", "reads_peers"):
-        value = getattr(critic, flag)
-        findings.expect(isinstance(value, bool), f"{flag}: expected a bool, got {describe(value)}")
+    findings.expect(isinstance(name, str) and bool(name), f"name: expected a non-empty str, got {shown(name)}")
+    findings.expect(isinstance(size, int) and size >= 1, f"max_batch: expected an int from 1 on, got {shown(size)}")
+    flags = {
+        "terminal_only": critic.terminal_only,
+        "free": critic.free,
+        "concurrent": critic.concurrent,
+        "scores_actions": critic.scores_actions,
+        "reads_peers": critic.reads_peers,
+    }
+    for flag, value in flags.items():
+        findings.expect(isinstance(value, bool), f"{flag}: expected a bool, got {shown(value)}")
 
 
 def _contexts(mas: MAS, question: str, terminal_only: bool, seed: int) -> list[ScoringContext]:
@@ -370,7 +387,7 @@ def _score(findings: Findings, critic: Critic, contexts: list[ScoringContext]) -
     try:
         scores = scores_of(critic, contexts)
     except Exception as error:
-        findings.expect(False, f"{len(contexts)} states raised {type(error).__name__}: {describe(str(error))}")
+        findings.expect(False, f"{len(contexts)} states raised {type(error).__name__}: {shown(str(error))}")
         return None
     faults = [findings.expect(not reason, f"a state has no value: {reason:.200}") for reason in scores.reasons]
     return list(scores) if all(faults) else None

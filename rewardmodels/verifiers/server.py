@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, unknown_name
-from mas_gym.policies.base import shortened
+from mas_gym.errors import ConfigError, EngineUnavailableError, PolicyError, shown, unknown_name
 from rewardmodels.verifiers.published import AGGREGATES, SYSTEM, Aggregate
 from search.protocol import Critic, Scores, ScoringContext
 
@@ -155,17 +154,17 @@ class ServerCritic(Critic):
         """Return the value that a reply states. Raises `ValueError` with the reason if it states none."""
         data = reply.get("data")
         if not isinstance(data, list) or len(data) != 1 or not isinstance(data[0], dict):
-            raise ValueError(f"expected data with one entry, got {shortened(data)}")
+            raise ValueError(f"expected data with one entry, got {shown(data)}")
         if self._endpoint == "score":
             return 2 * _share(data[0].get("score")) - 1
         if self._endpoint == "classify":
             probs = data[0].get("probs")
             if not isinstance(probs, list) or len(probs) != 1:
-                raise ValueError(f"expected one number from a model with one label, got {shortened(probs)}")
+                raise ValueError(f"expected one number from a model with one label, got {shown(probs)}")
             return math.tanh(_number(probs[0]) / self._scale)
         rows = data[0].get("data")
         if not isinstance(rows, list) or len(rows) != steps:
-            got = f"{len(rows)} rows" if isinstance(rows, list) else shortened(rows)
+            got = f"{len(rows)} rows" if isinstance(rows, list) else shown(rows)
             raise ValueError(
                 f"expected {steps} rows, one per step, got {got}; serve the model with step pooling "
                 "(--pooler-config with its step tag)"
@@ -175,7 +174,7 @@ class ServerCritic(Critic):
         for row in rows:
             values = row if isinstance(row, list) else [row]
             if not column < len(values) <= 2:
-                raise ValueError(f"expected rows of one or two numbers, got {shortened(row)}")
+                raise ValueError(f"expected rows of one or two numbers, got {shown(row)}")
             shares.append(_share(values[column]))
         return 2 * self._aggregate(shares) - 1
 
@@ -187,14 +186,14 @@ def _turns(turns: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
 def _number(value: object) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not -1e6 <= value <= 1e6:  # type: ignore[operator]
-        raise ValueError(f"expected a finite number, got {shortened(value)}")
+        raise ValueError(f"expected a finite number, got {shown(value)}")
     return float(value)  # type: ignore[arg-type]
 
 
 def _share(value: object) -> float:
     share = _number(value)
     if not -1e-6 <= share <= 1 + 1e-6:
-        raise ValueError(f"expected a probability, got {shortened(value)}")
+        raise ValueError(f"expected a probability, got {shown(value)}")
     return min(max(share, 0.0), 1.0)
 
 

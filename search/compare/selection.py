@@ -113,9 +113,14 @@ class Selection:
     @property
     def caption(self) -> str:
         """What the figures are."""
+        points = [point for curve in self.curves for point in curve.points]
+        tokens = " TOK: recorded tokens of the k samples." if any(point.tokens for point in points) else ""
+        fewer = (
+            " Fewer than k: questions in % of which all samples are drawn." if any(p.bounded for p in points) else ""
+        )
         return (
             f"{self.questions:,} questions. Accuracy in % of choosing among k recorded samples, the exact mean over "
-            "all draws of k; 95% intervals over questions. TOK: recorded tokens of the k samples."
+            f"all draws of k; 95% intervals over questions.{tokens}{fewer}"
         )
 
 

@@ -11,7 +11,7 @@ of the problems. The map in the file is fitted on all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from mas_gym.errors import ConfigError, MissingDependencyError
 from mas_gym.tasks.base import Problem
 from search.engine.run import run
 from search.plan import Plan
-from search.planners.registry import load_planner
+from search.planners.registry import load_planner, takes_stop
 from search.planners.stopping import FEATURES, Confident, Evidence, StopMap, StopRule
 from search.protocol import Critic, Planner, as_critic, planner_name
 
@@ -131,8 +131,7 @@ def calibrate_stop(
     found: Any = load_planner(planner) if isinstance(planner, str) else planner
     if method not in ("logistic", "isotonic"):
         raise ConfigError(f"expected method logistic or isotonic, got {method!r}")
-    stops = is_dataclass(found) and "stop" in {one.name for one in fields(found)}
-    if not stops or not found.needs_critic:
+    if not takes_stop(found) or not found.needs_critic:
         raise ConfigError(
             f"{planner_name(found)} has no stop rule to calibrate: expected bon, sbs, mcts, puct, halving, dvts, "
             "rebase or adaptive"

@@ -47,6 +47,9 @@ from search.usage import Usage
 _RNG = b"planner"
 _NO_BUDGET = Budget()
 
+_REFUSALS = 8
+"""Requests of a planner that are refused after its seconds are spent, before its search fails."""
+
 MAX_LOCAL_ROUNDS = 100_000
 """Rounds in a row that ask neither policy nor critic, after which a planner counts as endless."""
 
@@ -300,7 +303,9 @@ class ActiveSearch:
             self.fail(BudgetError(reason))
             return None
         try:
-            self._generator.throw(BudgetError(reason))
+            # A planner may have to be refused at several places until it returns what it has.
+            for _ in range(_REFUSALS):
+                self._generator.throw(BudgetError(reason))
         except StopIteration as end:
             return self._grade_first(end.value)
         except Exception as error:

@@ -45,6 +45,7 @@ from search.engine.policy_requests import Mail, PolicyRequests, policy_requests
 from search.engine.tracing import Spans
 from search.grading import Grader
 from search.plan import Plan
+from search.protocol import Planner
 from search.sampling import SampleRecord, Sampling
 from search.setup import Setup
 from search.usage import Usage
@@ -211,6 +212,7 @@ class Scheduler:
         seed: int | None = None,
         sampling: Sampling | None = None,
         budget: Budget | None = None,
+        planner: Planner | None = None,
         on_progress: Callable[[Step], object] | None = None,
     ) -> SearchFuture:
         """Queue a search; it begins when fewer than `concurrency` are open.
@@ -220,12 +222,13 @@ class Scheduler:
             seed: In place of the setup's.
             sampling: In place of the setup's.
             budget: In place of the setup's.
+            planner: In place of the setup's, and adapted to its critic (`search.Planner.for_run`).
             on_progress: Called on the scheduler's thread after each message.
 
         Raises:
             SearchError: The scheduler is closed.
         """
-        given = {"seed": seed, "sampling": sampling, "budget": budget}
+        given = {"seed": seed, "sampling": sampling, "budget": budget, "planner": planner}
         changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         number = next(self._numbers)
         future = SearchFuture(problem, partial(self._mail.put, (_CANCELLED, number)), on_progress)

@@ -2,12 +2,14 @@
 
 `SinglePass`, `SelfConsistency`, `StepBeamSearch` and `MCTS` are the paper's algorithms. `BestOfN`, `PUCT`,
 `SequentialHalving`, `DVTS`, `REBASE` and `AdaptiveBranching` are included for comparison. `Siblings`
-samples trees for training. `ChosenRecipients` wraps a planner to select the recipients of messages.
+samples trees for training. `ChosenRecipients` wraps a planner to select the recipients of messages, and `Cascade`
+runs several until the answer is settled.
 """
 
 from search.planners.adaptive import AdaptiveBranching
 from search.planners.beam_search import StepBeamSearch
 from search.planners.best_of_n import BestOfN
+from search.planners.cascade import Cascade
 from search.planners.dvts import DVTS
 from search.planners.halving import SequentialHalving
 from search.planners.mcts import MCTS
@@ -25,6 +27,7 @@ __all__ = [
     "REBASE",
     "AdaptiveBranching",
     "BestOfN",
+    "Cascade",
     "ChosenRecipients",
     "SelfConsistency",
     "SequentialHalving",

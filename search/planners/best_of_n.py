@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from mas_gym.errors import ConfigError
+from mas_gym.errors import BudgetError, ConfigError
 from mas_gym.internal.identity import ADDED
 from mas_gym.systems.state import MASState
 from search.plan import Plan
@@ -61,17 +62,23 @@ class BestOfN(Planner):
         watch = Watch(self.stop, tree, kind in ("outcome", "reward"))
         ends: list[int] = []
         scores: dict[int, float] = {}
-        while len(ends) < self.n and watch.stopped is None:
-            wanted = self.n if self.stop is None else len(ends) + 1
-            known, first = len(ends), len(tree)
-            ends = yield from grow_chains(tree, model, wanted, ends)
-            yield from evaluate(tree, scored_ends(tree, ends[known:], kind, first))
-            scores |= path_scores(tree, ends[known:], kind)
-            if len(ends) < wanted:
-                break
-            if len(ends) < self.n:
-                leader = max(ends, key=scores.__getitem__)
-                yield from watch.check(leader, ends, partial(pass_gain, [*scores.values()]))
-        leaders = [max(ends[: n + 1], key=scores.__getitem__) for n in range(len(ends))]
+        try:
+            while len(ends) < self.n and watch.stopped is None:
+                wanted = self.n if self.stop is None else len(ends) + 1
+                known, first = len(ends), len(tree)
+                ends = yield from grow_chains(tree, model, wanted, ends)
+                yield from evaluate(tree, scored_ends(tree, ends[known:], kind, first))
+                scores |= path_scores(tree, ends[known:], kind)
+                if len(ends) < wanted:
+                    break
+                if len(ends) < self.n:
+                    leader = max(ends, key=scores.__getitem__)
+                    yield from watch.check(leader, ends, partial(pass_gain, [*scores.values()]))
+        except BudgetError:
+            if not ends:
+                raise
+            # Time ran out before the last passes were scored.
+            ends = [end for end in ends if end in scores] or ends
+        leaders = [max(ends[: n + 1], key=lambda end: scores.get(end, -math.inf)) for n in range(len(ends))]
         curve = vote_curve(tree, ends, leaders)
         return Plan(ranked(tree, ends, scores, leaders[-1]), tree, curve, stopped=watch.stopped)

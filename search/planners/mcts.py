@@ -97,6 +97,10 @@ class MCTS(Planner):
         parallel: Simulations in flight at once. More of them need fewer rounds of replies;
             virtual loss keeps them apart, see `ParallelSearch`.
         stop: Run fewer simulations once the answer is settled, see `search.planners.stopping`; None never stops.
+        horizon: ``"fixed"``: the same exploration throughout; ``"budget"``: ``c_uct`` and the samples per expansion
+            shrink with the share that is left of the budget, or of the simulations if that is less. So a search
+            explores widely at first and goes deep at its end. It is the form for UCT of the selection by remaining
+            budget of Li et al. (2026, arXiv:2603.12634).
     """
 
     size_setting = "n_simulations"
@@ -112,6 +116,7 @@ class MCTS(Planner):
     parallel: int = 1
     same: str | Same | None = field(default=None, metadata={ADDED: True})
     stop: Stop = field(default=None, metadata={ADDED: True})
+    horizon: Literal["fixed", "budget"] = field(default="fixed", metadata={ADDED: True})
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -127,10 +132,13 @@ class MCTS(Planner):
             ("values", self.values, ("auto", "process", "outcome", "likelihood", "reward")),
             ("rank", self.rank, ("path", "leaf")),
             ("answer", self.answer, ("decode", "best")),
+            ("horizon", self.horizon, ("fixed", "budget")),
         )
         for name, value, choices in allowed:
             if value not in choices:
                 raise ConfigError(f"MCTS: expected {name} to be one of {choices}, got {value!r}")
+        if self.horizon == "budget" and self.parallel > 1:
+            raise ConfigError(f"MCTS: expected parallel=1 with horizon='budget', got {self.parallel}")
         if self.same is not None:
             same_rule(self.same)
         terminal_only = self.values in ("outcome", "reward")
@@ -173,6 +181,7 @@ class Search:
         tree: The tree.
         same: The rule for equal messages; None if only identical texts are equal.
         limited: Whether the search has a budget of calls or tokens.
+        c_uct: The exploration constant, and ``width``, the samples per expansion; ``horizon="budget"`` changes both.
         ceiling: Agent calls that the simulations may make before there is a terminal state.
         leads: Whether a scored terminal state was found at or below each node.
         in_flight: Nodes that simulations are expanding or scoring, if several run at once.
@@ -187,7 +196,9 @@ class Search:
         self.virtual = self.steps if planner.virtual_visits is None else planner.virtual_visits
         self.bootstrap = planner.leaf == "bootstrap"
         default = TRAINING_C_UCT if kind == "reward" else INFERENCE_C_UCT
-        self.c_uct = default if planner.c_uct is None else planner.c_uct
+        self.c_uct = self.first_c = default if planner.c_uct is None else planner.c_uct
+        self.width = planner.max_children
+        self.paced, self.begun = planner.horizon == "budget", 0
         self.same = None if planner.same is None else same_rule(planner.same)
         self.limited = False
         self.ceiling = planner.n_simulations * planner.max_children if self.bootstrap else math.inf
@@ -219,6 +230,8 @@ class Search:
         Returns:
             False if it was given up because too few calls would be left for an answer.
         """
+        if self.paced:
+            yield from self.pace()
         tree = self.tree
         node = self.descend(path)
         value = tree.values[node]
@@ -232,6 +245,16 @@ class Search:
             tree.visits[step] += 1
             tree.totals[step] += value
         return True
+
+    def pace(self) -> Steps:
+        """Set exploration and width to the share of the budget that is left before a simulation."""
+        [left] = yield [Remaining()]
+        share = 1 - self.begun / self.planner.n_simulations
+        if left is not None:
+            share = min(share, left / max(left + self.calls, 1))
+        self.begun += 1
+        self.c_uct = self.first_c * share
+        self.width = max(1, math.ceil(self.planner.max_children * share))
 
     def descend(self, path: list[int]) -> int:
         """Select children from the end of ``path``, which grows, to a state without children; return it."""
@@ -261,13 +284,13 @@ class Search:
 
         Args:
             path: The way from the root.
-            count: Samples to draw, by default ``max_children``; fewer if the budget is short.
+            count: Samples to draw, by default ``width``; fewer if the budget is short.
 
         Returns:
             Whether there was room for any.
         """
         tree, node = self.tree, path[-1]
-        count = self.planner.max_children if count is None else count
+        count = self.width if count is None else count
         proposals: list[Proposal] = []
         while len(proposals) < count and (
             room := (yield from self.room(node, count - len(proposals), drawn=bool(proposals)))

@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from mas_gym.errors import ConfigError
 from mas_gym.plugins import Registry, Spec, write_settings
 from search import planners
 from search.planners.recipients import OWN
+from search.planners.stopping import read_stop
 from search.protocol import Planner, as_planner, planner_name
+
+_CASCADE = "cascade"
+
+
+def _cascade(stages: str = "single>mcts:10,3@0.9") -> Planner:
+    """Searches of growing size, of which the next one runs only while the answer is in doubt."""
+    first, *later = stages.split(">")
+    pairs = [stage.rpartition("@") for stage in later]
+    if not later or any(not at for _, at, _ in pairs):
+        raise ConfigError(
+            f"planner cascade:{stages}: expected planners separated by > with a probability after each but the first, "
+            "as in cascade:single>mcts:20,2@0.8>mcts:20,6@0.6"
+        )
+    rules: Any = tuple(read_stop(rule.strip()) for _, _, rule in pairs)
+    return planners.Cascade(tuple(map(load_planner, [first, *(stage for stage, _, _ in pairs)])), rules)
+
 
 PLANNERS = Registry(
     "planner",
@@ -27,6 +45,7 @@ PLANNERS = Registry(
         "rebase": planners.REBASE,
         "adaptive": planners.AdaptiveBranching,
         "siblings": planners.Siblings,
+        _CASCADE: _cascade,
     },
 )
 _SHORT = {"c": "c_uct"}
@@ -44,8 +63,10 @@ def load_planner(spec: str) -> Planner:
     Args:
         spec: A name, then after a colon its settings in order or by name: ``"single"``, ``"sc:5"``,
             ``"sc:5,weights=critic"``, ``"bon:5"``, ``"sbs:5,3"`` (B2, B1), ``"mcts:10,3"``,
-            ``"mcts:10,3,leaf=bootstrap,c=2"``; or ``"FILE.py:NAME"`` with settings likewise (see `mas_gym.plugins`).
-            Every shipped planner also takes ``recipients=``, the rule of `search.planners.puct`.
+            ``"mcts:10,3,leaf=bootstrap,c=2"``; ``"cascade:single>mcts:20,2@0.8>mcts:20,6@0.6"``, where each planner
+            after the first runs if the answer is right with a probability of at most the number after ``@``; or
+            ``"FILE.py:NAME"`` with settings likewise (see `mas_gym.plugins`). Every other shipped planner also takes
+            ``recipients=``, the rule of `search.planners.recipients`.
 
     Returns:
         The planner.
@@ -55,8 +76,12 @@ def load_planner(spec: str) -> Planner:
         ConfigError: A setting is unknown, missing its value, or out of range.
 
     >>> load_planner("sbs:5,3")
-    StepBeamSearch(b2=5, b1=3)
+    StepBeamSearch(b2=5, b1=3, stop=None)
     """
+    name, colon, stages = spec.strip().partition(":")
+    if name.strip() == _CASCADE:
+        # A stage has settings and options of its own.
+        return _cascade(stages) if colon else _cascade()
     parsed = PLANNERS.parse(spec)
     make = PLANNERS.find(parsed)
     args, kwargs = PLANNERS.arguments(parsed, lambda key: _full(make, key))
@@ -66,6 +91,31 @@ def load_planner(spec: str) -> Planner:
         return as_planner(planner if recipients == OWN else planners.ChosenRecipients(planner, recipients))
     except ConfigError as error:
         raise ConfigError(f"planner {spec!r}: {error}") from None
+
+
+def whole_search(planner: Planner) -> Planner:
+    """Return a planner without its early stops: without ``stop``, and the last stage of a cascade.
+
+    With the same seed it draws the same messages and more, so its answer is what the stops gave up. A planner that
+    never stops early is returned as it is.
+
+    >>> planner_spec(whole_search(load_planner("cascade:single>mcts:20,6,stop=0.9@0.6")))
+    'mcts:20,6'
+    """
+    if isinstance(planner, planners.Cascade):
+        return whole_search(planner.stages[-1])
+    if isinstance(planner, planners.ChosenRecipients):
+        return replace(planner, planner=whole_search(planner.planner))
+    if not takes_stop(planner):
+        return planner
+    never: Any = {"stop": 1.0 if isinstance(planner, planners.SelfConsistency) else None}
+    changed: Planner = replace(planner, **never)  # type: ignore[type-var]
+    return changed
+
+
+def takes_stop(planner: object) -> bool:
+    """Return whether a planner has a setting ``stop``."""
+    return is_dataclass(planner) and any(setting.name == "stop" for setting in fields(planner))
 
 
 def planner_makers() -> dict[str, Callable[..., Any]]:
@@ -82,6 +132,9 @@ def planner_spec(planner: Planner) -> str:
     if isinstance(planner, planners.ChosenRecipients):
         inner = planner_spec(planner.planner)
         return f"{inner}{',' if ':' in inner else ':'}{_RECIPIENTS}={planner.recipients}"
+    if isinstance(planner, planners.Cascade):
+        first, *more = map(planner_spec, planner.stages)
+        return f"{_CASCADE}:{'>'.join([first, *(f'{s}@{rule}' for s, rule in zip(more, planner.rules, strict=True))])}"
     for name, make in PLANNERS.shipped.items():
         if type(planner) is make:
             return name + _settings(planner)

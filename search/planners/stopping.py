@@ -323,6 +323,8 @@ def read_stop(stop: Stop) -> StopRule | None:
     if isinstance(stop, int | float) and not isinstance(stop, bool):
         return Confident(float(stop))
     text = str(stop) if isinstance(stop, str | Path) else ""
+    if math.isfinite(_float(text)):
+        return Confident(_float(text))
     kind, _, number = text.partition(":")
     if kind == "settled":
         return Settled(int(number) if number.isdecimal() and len(number) < 10 else number)  # type: ignore[arg-type]
@@ -400,9 +402,19 @@ class Watch:
             ends: The terminal nodes so far.
             gain: Returns `Evidence.gain`.
         """
-        rule, tree = self._rule, self._tree
-        if rule is None or leader is None:
+        if self._rule is None or leader is None:
             return False
+        evidence = yield from self.evidence(leader, ends, gain if self._rule.needs_gain else None)
+        reason = self._rule.reason(evidence)
+        if reason is not None:
+            self.stopped = f"settled at check {evidence.check}: {reason}"
+        return reason is not None
+
+    def evidence(
+        self, leader: int, ends: Sequence[int], gain: Callable[[], float] | None = None
+    ) -> Generator[list[Request], list[Any], Evidence]:
+        """Return the evidence at a check, as `check` does with its arguments."""
+        tree = self._tree
         fresh = [node for node in ends if node not in self._answers]
         if fresh:
             [answers] = yield [Extract([tree.states[node] for node in fresh])]
@@ -415,7 +427,7 @@ class Watch:
         self._unchanged = self._unchanged + 1 if answered == self._last else 1
         self._last, self._checks = answered, self._checks + 1
         value = tree.values[leader]
-        evidence = Evidence(
+        return Evidence(
             tree.states[0],
             tree.states[leader],
             tree.is_terminal(leader),
@@ -425,12 +437,8 @@ class Watch:
             same / (len(ends) + 1),
             len(ends),
             self._unchanged,
-            gain() if gain is not None and rule.needs_gain else math.inf,
+            math.inf if gain is None else gain(),
         )
-        reason = rule.reason(evidence)
-        if reason is not None:
-            self.stopped = f"settled at check {self._checks}: {reason}"
-        return reason is not None
 
 
 def expected_excess(mean: float, deviation: float, level: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ from search.results.display import (
     save_figure,
     tradeoff_figure,
 )
+from search.results.intervals import wilson
 from search.results.outcomes import Outcome, ResultRow, anytime_curve
 from search.results.stored import Setting, cost_of, settings, table_of
 
@@ -327,11 +329,47 @@ def _section(report: SettingReport, pictures: Mapping[str, str]) -> str:
         parts.append(f'<figure><img src="{data}" alt="{caption}"><figcaption>{caption}</figcaption></figure>')
     if report.blamed:
         parts.append(_blame_table(report))
+    parts += _stop_table(report.comparison.outcomes)
     parts.append(regrade_table(report.regraded))
     failures = [(row.label, reason, n) for row in report.comparison.rows for reason, n in by_cause(row.failures)]
     if failures:
         parts.append(_table(("failed searches", "reason", "number"), failures))
     return "\n".join(parts)
+
+
+_CLAIM = re.compile(r"probability (\d\.\d+) above ")
+"""The probability of a right answer in the reason of a stop, see `search.planners.stopping.Confident`."""
+
+
+def _stop_table(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return a table of the searches that their stop rules ended, if there are any: whether a threshold still holds."""
+    lines: list[tuple[object, ...]] = []
+    groups: dict[str, list[Outcome]] = {}
+    for one in outcomes:
+        if one.error is None:
+            groups.setdefault(f"{one.planner} + {one.critic}" if one.critic else one.planner, []).append(one)
+    for label, group in groups.items():
+        settled = [one for one in group if (one.stopped or "").startswith(("settled", "majority settled"))]
+        if not settled:
+            continue
+        stopped = {id(one) for one in settled}
+        claims = [float(found[1]) for one in settled if (found := _CLAIM.search(one.stopped or ""))]
+        expected = f"{100 * sum(claims) / len(claims):.1f}" if claims else ""
+        for name, some in (("yes", settled), ("no", [one for one in group if id(one) not in stopped])):
+            if some:
+                right, span = sum(one.correct for one in some), wilson([one.correct for one in some])
+                spent = sum(one.tokens for one in some) / len(some)
+                hit = f"{100 * right / len(some):.1f} ({100 * span.low:.1f} to {100 * span.high:.1f})"
+                share = f"{len(some):,} of {len(group):,}"
+                lines.append((label, name, share, hit, expected if name == "yes" else "", f"{spent:,.1f}"))
+    if not lines:
+        return []
+    note = (
+        "Searches that a stop rule ended early. If the expected share of right answers is outside the interval, the "
+        "threshold does not fit these problems: calibrate again."
+    )
+    head = ("search", "settled early", "searches", "right, %", "expected, %", "TOK")
+    return [f"<p>{note}</p>" + _table(head, lines)]
 
 
 def _blame_table(report: SettingReport) -> str:

@@ -50,6 +50,7 @@ class Outcome:
         order_varied: Whether concurrent calls of a program came too late to be ordered by content: see `search.Plan`.
         usd: Cost in USD; None without prices.
         unrecorded: Messages asked for beyond those of a recorded run.
+        stopped: Why the search ended early, as `Plan.stopped`; None if it did not.
     """
 
     planner: str
@@ -70,6 +71,7 @@ class Outcome:
     order_varied: bool = False
     usd: float | None = None
     unrecorded: int = 0
+    stopped: str | None = None
 
     def hit(self, k: int) -> bool:
         """Return whether the chosen answer or one of the first ``k`` candidates was right."""
@@ -98,6 +100,7 @@ def outcome_of(plan: Plan, planner: str, critic: str, seed: int) -> Outcome:
         order_varied=plan.order_varied,
         usd=plan.usd,
         unrecorded=plan.usage.unrecorded,
+        stopped=plan.stopped,
     )
 
 

@@ -29,7 +29,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from mas_gym.errors import EngineUnavailableError, PromptTooLongError
+from mas_gym.errors import BudgetError, EngineUnavailableError, PromptTooLongError
 from mas_gym.systems.graph import FAILED
 from search.service import foreign
 from search.service.requests import (
@@ -43,6 +43,7 @@ from search.service.requests import (
     chunk,
     completion,
     parse_chat,
+    read_limits,
     sse,
     usage_of,
 )
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from search import Plan
+    from search import Budget, Plan
     from search.engine.scheduler import SearchFuture
 
 _BODY_SECONDS = 30.0
@@ -174,11 +175,14 @@ class _Front:
     def _families(self) -> Iterator[Metric]:
         answers = {(str(status),): float(n) for status, n in sorted(self.answers.items())}
         yield family("counter", "requests", answers, ("status",))
-        for name in ("agent_calls", "generated_tokens", "reward_calls", "cancelled_searches"):
+        for name in ("agent_calls", "generated_tokens", "reward_calls", "cancelled_searches", "stopped_searches"):
             yield family("counter", name, {(): self.counts[name]})
         if self.pool.grades is not None:
             graded = {(verdict,): float(number) for verdict, number in self.pool.grades.counts.items()}
             yield family("counter", "graded_answers", graded, ("verdict",))
+        if self.pool.canary is not None:
+            checked = {(outcome,): float(number) for outcome, number in self.pool.canary.counts.items()}
+            yield family("counter", "canary_searches", checked, ("outcome",))
         for name, value in (("active", self.pool.active), ("waiting", self.pool.waiting)):
             yield family("gauge", f"{name}_searches", {(): value})
 
@@ -187,7 +191,7 @@ class _Front:
             asked = parse_chat(await self._body(request), self.model)
             check_question(asked.question, self.max_question)
             changed = asyncio.Event()
-            future = self._submit(asked, changed)
+            future = self._submit(asked, changed, read_limits(request.headers.get("x-mas-budget")))
             if asked.stream:
                 return StreamingResponse(self._stream(asked, future, changed), media_type="text/event-stream")
             plan = await self._whole(request, future)
@@ -196,7 +200,7 @@ class _Front:
         self._count(plan, 200)
         return _json(completion(plan, asked, self.model, self._read))
 
-    def _submit(self, asked: ChatRequest, changed: asyncio.Event) -> SearchFuture:
+    def _submit(self, asked: ChatRequest, changed: asyncio.Event, limits: Budget | None) -> SearchFuture:
         loop = asyncio.get_running_loop()
 
         def announce() -> None:
@@ -208,7 +212,7 @@ class _Front:
             raise _stopping()
         seed = self.seed if asked.seed is None else asked.seed
         try:
-            future = self.pool.submit(asked.question, seed, asked.sampling(), announce)
+            future = self.pool.submit(asked.question, seed, asked.sampling(), announce, limits)
         except PoolFullError:
             raise ApiError(429, "too many searches are waiting; try again later", retry_after=1) from None
         self._open.add(future)
@@ -272,6 +276,8 @@ class _Front:
             return plan
         if self.stopping:
             raise _stopping()
+        if plan.error.startswith(BudgetError.__name__):
+            raise ApiError(504, f"no answer within the budget: {plan.error.partition(': ')[2]}", kind="server_error")
         if plan.error.startswith(PromptTooLongError.__name__):
             raise ApiError(400, f"the question is too long: {plan.error.partition(': ')[2]}", code=TOO_LONG)
         raise ApiError(500, f"the search failed: {plan.error}", kind="server_error")
@@ -331,6 +337,7 @@ class _Front:
         self.counts["agent_calls"] += plan.usage.agent_calls
         self.counts["generated_tokens"] += plan.usage.generated_tokens
         self.counts["reward_calls"] += plan.usage.reward_calls
+        self.counts["stopped_searches"] += plan.stopped is not None
 
     def refused(self, error: ApiError) -> Response:
         """Count and return the answer to a refused request."""

@@ -13,21 +13,25 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from queue import Full, Queue
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from mas_gym.policies.base import AsyncPolicy, Policy, as_policy
+from mas_gym.errors import ConfigError, shown
+from mas_gym.policies.base import AsyncPolicy, Policy, as_policy, derive_seed
 from mas_gym.programs.calls import unsupported
 from mas_gym.tasks import Problem
+from search.budget import Budget
+from search.protocol import as_planner
 
 if TYPE_CHECKING:
     from mas_gym.programs import Program
     from mas_gym.systems.graph import MAS
     from mas_gym.tasks.base import Grader, Kind
-    from search import Budget, Critic, Plan, Planner, Sampling
+    from search import Critic, Plan, Planner, Sampling
     from search.engine.scheduler import SearchFuture
 
 
@@ -62,6 +66,7 @@ class Service:
         program: The agent program behind ``mas``; None for a MAS.
         grader: Grades the answers after they are sent; None for none.
         references: The problems whose questions are graded; None grades every answer, without a reference.
+        canary: Share of the requests that are searched again without early stops after the answer is sent.
     """
 
     planner: Planner
@@ -75,10 +80,43 @@ class Service:
     program: Program | None = None
     grader: Grader | None = None
     references: Iterable[Problem] | None = None
+    canary: float = 0.0
 
     def __post_init__(self) -> None:
         """Adapt the policy."""
         object.__setattr__(self, "policy", as_policy(self.policy))
+
+
+class Canary:
+    """Searches a share of the requests in full, so that the answers of early stops are checked against them.
+
+    Attributes:
+        planner: The planner of whole searches, adapted to the critic.
+        counts: Requests of the share by outcome: not stopped early; the same or a different answer in full; failed; or
+            dropped because the service was busy.
+    """
+
+    def __init__(self, share: float, planner: Planner) -> None:
+        """Keep the share and the planner."""
+        self.planner, self._share = planner, share
+        self.counts: Counter[str] = Counter(dict.fromkeys(("unstopped", "same", "different", "failed", "dropped"), 0))
+
+    def chosen(self, question: str, seed: int) -> bool:
+        """Return whether a request belongs to the share, which its question and seed decide."""
+        return derive_seed(seed, question, b"canary", 0) % 2**32 < self._share * 2**32
+
+    def compare(self, early: Plan, whole: SearchFuture) -> None:
+        """Count and log the outcome of a whole search; runs on the scheduler's thread."""
+        if whole.cancelled() or whole.exception() is not None or whole.result().error is not None:
+            self.counts["failed"] += 1
+            return
+        plan = whole.result()
+        same = plan.answer == early.answer and (plan.answer is not None or plan.text == early.text)
+        self.counts["same" if same else "different"] += 1
+        fields: dict[str, object] = {"event": "canary", "same": same, "stopped": early.stopped}
+        for name, one in (("early", early), ("whole", plan)):
+            fields |= {f"{name}_answer": one.answer, f"{name}_tokens": one.usage.generated_tokens}
+        _LOGGER.info("canary search ended", extra={"fields": fields})
 
 
 class _Grades:
@@ -154,6 +192,7 @@ class SearchPool:
         self._journal = Journal(setup, policy=service.policy.name, concurrency=service.concurrency)
         # Clients send no reference answers.
         task = ProblemTask.of([], grader=Ungraded())
+        self.canary = _canary(service, setup.critic)
         grader = service.grader
         self.grades = None if grader is None else _Grades(grader, service.references, service.kind)
         self._scheduler = Scheduler(setup, service.policy, concurrency=service.concurrency, task=task).start()
@@ -168,7 +207,14 @@ class SearchPool:
         """Searches that have not started."""
         return self._scheduler.waiting
 
-    def submit(self, question: str, seed: int, sampling: Sampling, changed: Callable[[], None]) -> SearchFuture:
+    def submit(
+        self,
+        question: str,
+        seed: int,
+        sampling: Sampling,
+        changed: Callable[[], None],
+        budget: Budget | None = None,
+    ) -> SearchFuture:
         """Queue a search.
 
         Args:
@@ -176,6 +222,7 @@ class SearchPool:
             seed: Determines the answer together with the question, as far as the engine allows.
             sampling: How the agents sample.
             changed: Called on another thread after each message.
+            budget: Limits of this search; those of the service hold, too.
 
         Raises:
             PoolFullError: The queue is full.
@@ -184,9 +231,30 @@ class SearchPool:
             raise PoolFullError
         kind = self.service.kind if self.grades is None else self.grades.kind_of(question)
         problem = Problem(PROBLEM_ID, question, "", kind)
-        future = self._scheduler.submit(problem, seed=seed, sampling=sampling, on_progress=lambda step: changed())
+        limits = None if budget is None else (self.service.budget or Budget()).tightened(budget)
+        future = self._scheduler.submit(
+            problem, seed=seed, sampling=sampling, budget=limits, on_progress=lambda step: changed()
+        )
         future.add_done_callback(self._ended)  # type: ignore[arg-type]
+        if self.canary is not None and self.canary.chosen(question, seed):
+            check = partial(self._search_in_full, self.canary, problem, seed, sampling)
+            future.add_done_callback(check)
         return future
+
+    def _search_in_full(
+        self, canary: Canary, problem: Problem, seed: int, sampling: Sampling, future: SearchFuture
+    ) -> None:
+        """Check an answer of the canary share; runs on the scheduler's thread."""
+        if future.cancelled() or future.exception() is not None or future.result().error is not None:
+            return
+        plan = future.result()
+        if plan.stopped is None:
+            canary.counts["unstopped"] += 1
+        elif self._scheduler.closed or self.waiting + self.active >= self.service.concurrency:
+            canary.counts["dropped"] += 1
+        else:
+            whole = self._scheduler.submit(problem, seed=seed, sampling=sampling, planner=canary.planner)
+            whole.add_done_callback(partial(canary.compare, plan))
 
     def _ended(self, future: SearchFuture) -> None:
         """Log a search on the scheduler's thread."""
@@ -202,6 +270,29 @@ class SearchPool:
         if self.grades is not None:
             self.grades.close()
         self._journal.close(self._scheduler.usage, self._scheduler.calls, self._scheduler.stopped)
+
+
+def _canary(service: Service, critic: Critic | None) -> Canary | None:
+    """Return the canary of a service; None without one.
+
+    Raises:
+        ConfigError: The share is no number from 0 to 1, or the planner never stops early.
+    """
+    from search.planners.registry import planner_spec, whole_search
+
+    share = service.canary
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise ConfigError(f"canary: expected a share from 0 to 1, got {shown(share)}")
+    if not share:
+        return None
+    planner = as_planner(service.planner)
+    whole = whole_search(planner)
+    if whole == planner:
+        raise ConfigError(
+            f"canary: {planner_spec(planner)} never stops early, so there is nothing to check; use a planner with "
+            "stop=, or a cascade"
+        )
+    return Canary(share, as_planner(whole.for_run(critic, False)))
 
 
 TOO_LONG = "context_length_exceeded"
@@ -326,6 +417,23 @@ def parse_chat(raw: bytes, model: str) -> ChatRequest:
 
 def _not_json(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
+
+
+def read_limits(header: str | None) -> Budget | None:
+    """Read the header ``X-MAS-Budget: calls=40,tokens=800,seconds=2``; None without one.
+
+    Raises:
+        ApiError: 400, it is no budget of these units.
+    """
+    if header is None:
+        return None
+    try:
+        budget = Budget.read(header)
+    except ConfigError as error:
+        raise ApiError(400, f"X-MAS-Budget: {error}") from None
+    if budget.usd is not None:
+        raise ApiError(400, "X-MAS-Budget: expected calls, tokens or seconds, got usd; the service has no prices")
+    return budget
 
 
 def check_question(question: str, limit: int | None) -> None:

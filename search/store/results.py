@@ -67,6 +67,7 @@ def outcome_of_row(row: Row, names: tuple[str, str], seed: int) -> Outcome:
         row["critic_tokens"],
         row["grader_tokens"],
         unrecorded=row["unrecorded"],
+        stopped=row["stopped"],
     )
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import mas_gym
-from mas_gym.errors import IdentityError
+from mas_gym.errors import IdentityError, shown
 from mas_gym.internal.identity import digest_of, identity_of, own_identity
 from mas_gym.tasks.base import Problem, Task
 from mas_gym.tasks.sequences import ProblemTask, ProceduralTask
@@ -116,13 +116,12 @@ def _told(path: tuple[str, ...], old: Any, new: Any) -> str:
             what = f"the {path[0]}'s {noun} {path[path.index(kind) + 1]}"
             if kind == "files" and old is not None and new is not None:
                 return f"{what} changed"
-            return f"{what} was {_brief(old)}, now {_brief(new)}"
-    return f"{'.'.join(path)} was {_brief(old)}, now {_brief(new)}"
+            return f"{what} was {_value(old)}, now {_value(new)}"
+    return f"{'.'.join(path)} was {_value(old)}, now {_value(new)}"
 
 
-def _brief(value: object) -> str:
-    text = "absent" if value is None else ascii(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+def _value(value: object) -> str:
+    return "absent" if value is None else shown(value)
 
 
 def named_alike(old: RunInfo, config: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:

@@ -71,7 +71,7 @@ class ChatTemplate:
         except Exception as error:
             raise _explained(error) from error
 
-    def render(self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any]) -> str:
+    def render(self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, object]) -> str:
         """Return the rendered messages, with the assistant's turn opened at the end.
 
         Args:
@@ -129,18 +129,18 @@ class _Environment(ImmutableSandboxedEnvironment):
             raise _LimitError(f"it writes more than {MAX_CHARS:,} characters")
         return ""
 
-    def shown(self, value: Any) -> Any:
+    def shown(self, value: object) -> Any:
         """Count the output of an expression."""
         self.step(_size(value))
         return value
 
-    def counted(self, items: Iterable[Any]) -> Iterator[Any]:
+    def counted(self, items: Iterable[object]) -> Iterator[Any]:
         """Count the iterations of a loop, including those that its condition skips."""
         for item in items:
             self.step()
             yield item
 
-    def joined(self, *parts: Any) -> str:
+    def joined(self, *parts: object) -> str:
         """Return ``a ~ b ~ c``."""
         return str(self._fits("".join(map(str, parts))))
 
@@ -163,7 +163,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _limited(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
-        def limited(*args: Any, **kwargs: Any) -> Any:
+        def limited(*args: object, **kwargs: object) -> Any:
             self._check(name, (*args, *kwargs.values()))
             return self._fits(function(*args, **kwargs))
 
@@ -181,7 +181,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         if product > MAX_CHARS:
             raise _LimitError(f"it builds texts or lists that may be longer than {MAX_CHARS:,} with {name!r}")
 
-    def _fits(self, value: Any) -> Any:
+    def _fits(self, value: object) -> Any:
         if _size(value) > MAX_CHARS:
             raise _LimitError(f"it builds texts or lists longer than {MAX_CHARS:,}")
         return value
@@ -229,7 +229,7 @@ def _call(method: str, arguments: list[Any]) -> nodes.Call:
     return nodes.Call(nodes.EnvironmentAttribute(method), arguments, [], None, None)
 
 
-def _weight(value: Any) -> int:
+def _weight(value: object) -> int:
     """Return the result length that an argument can ask for: an integer, or a length plus the integers inside."""
     if isinstance(value, int):
         return abs(value)
@@ -237,7 +237,7 @@ def _weight(value: Any) -> int:
     return _size(value) + sum(abs(item) for item in inner if isinstance(item, int))
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     return len(value) if isinstance(value, str | bytes | list | tuple | dict) else 0
 
 

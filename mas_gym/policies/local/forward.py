@@ -56,7 +56,7 @@ class _SlotLayer(DynamicLayer):  # type: ignore[misc]
         return like.new_zeros((rows, capacity, like.shape[1], like.shape[3])).transpose(1, 2)
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write one new column and return the visible columns."""
         n, column, start = key_states.shape[0], self.slots.end, self.slots.start
@@ -74,12 +74,14 @@ class _SlotLayer(DynamicLayer):  # type: ignore[misc]
 
     def relocate(self, n: int, columns: slice, to: int, rows: int, capacity: int) -> None:
         """Move the used columns of the first ``n`` rows, into larger memory if the shape differs."""
-        for name in ("keys", "values"):
-            old = getattr(self, name)
+
+        def moved(old: Any) -> Any:
             kept = old[:n, :, columns]
             new = old if (rows, capacity) == (old.shape[0], old.shape[2]) else self._empty(old, rows, capacity)
             new[:n, :, to : to + kept.shape[2]] = kept.clone() if new is old else kept
-            setattr(self, name, new)
+            return new
+
+        self.keys, self.values = moved(self.keys), moved(self.values)
 
 
 class Prefilled(NamedTuple):

@@ -77,7 +77,7 @@ class TransformersPolicy(StreamingPolicy):
         window: int | None = None,
         threads: int | None = None,
         exact: bool | None = None,
-        chat_options: Mapping[str, Any] | None = None,
+        chat_options: Mapping[str, object] | None = None,
         trust_remote_code: bool = False,
     ) -> None:
         """Load the model and check that it can be batched."""
@@ -112,7 +112,7 @@ class TransformersPolicy(StreamingPolicy):
             "chat_options": dict(chat_options or {}),
         }
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """Return a digest of the model's files and the settings that affect samples; the first call reads the files.
 
         Raises:

@@ -29,7 +29,7 @@ from mas_gym.systems.conditions import matcher
 from mas_gym.tasks.base import GRADING_MODES, Grade, GradingMode, Kind, Problem
 from mas_gym.tasks.grading import paper
 from mas_gym.tasks.grading.choices import label_without_statement, read_label
-from mas_gym.tasks.grading.expressions import compare, read_expression
+from mas_gym.tasks.grading.expressions import compare, is_prose, read_expression
 from mas_gym.tasks.grading.formulas import compare_formulas, read_formula
 from mas_gym.tasks.grading.numbers import last_number, read_number
 from mas_gym.tasks.grading.statements import statements
@@ -120,7 +120,7 @@ def _guess(text: str, kind: Kind, options: Sequence[str]) -> str | None:
     last_line = message.rpartition("\n")[2]
     if last_line and ("$" in last_line or r"\(" in last_line or len(last_line) <= _SHORT):
         answer = read_expression(last_line)
-        if answer is not None and not answer.count(" ") > 2:
+        if answer is not None and not answer.count(" ") > 2 and not is_prose(answer):
             return answer
     return last_number(text)
 

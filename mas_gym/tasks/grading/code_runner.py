@@ -1,19 +1,24 @@
 """Runs a message's code and its tests; `mas_gym.tasks.grading.sandbox` starts this file as a script, in the sandbox.
 
-The job comes as JSON on stdin. The reply is a line once the limits hold, and a line with the result.
+The job comes as JSON on stdin. The reply is a line once the limits hold, and a line with the result, or one per case.
 """
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import json
 import os
 import resource
+import signal
 import site
 import sys
 from types import CodeType, ModuleType
 from typing import Any
 
 _SHOWN = 1000
+_VALUE = 200
+_RESULT = "__case_result__"
 
 
 def main() -> None:
@@ -30,19 +35,19 @@ def main() -> None:
     _limit(job["limits"])
     # The parent's clock starts here.
     os.write(report, b"ready\n")
-    error = _run({"solution.py": job["code"], "tests.py": job["tests"]})
-    result = {"token": job["token"]} if error is None else {"error": error}
-    os.write(report, json.dumps(result).encode() + b"\n")
+    if "cases" in job:
+        _run_cases(job, report)
+    else:
+        error = _run({"solution.py": job["code"], "tests.py": job["tests"]})
+        result = {"token": job["token"]} if error is None else {"error": error}
+        os.write(report, json.dumps(result).encode() + b"\n")
     # Without exit handlers: the code may have registered some.
     os._exit(0)
 
 
 def _run(programs: dict[str, str]) -> str | None:
     """Run programs as one module ``__main__``; return why they failed, or None if the last one ran to its end."""
-    module = ModuleType("__main__")
-    sys.modules["__main__"] = module
-    module.__file__ = os.path.abspath(next(iter(programs)))
-    sys.argv = [module.__file__]
+    module = _main_module(next(iter(programs)))
     try:
         compiled = {name: _compiled(os.path.abspath(name), text) for name, text in programs.items()}
     except BaseException as error:
@@ -58,6 +63,62 @@ def _run(programs: dict[str, str]) -> str | None:
         except BaseException as error:
             return _described(error)
     return None
+
+
+def _main_module(name: str) -> ModuleType:
+    module = ModuleType("__main__")
+    sys.modules["__main__"] = module
+    module.__file__ = os.path.abspath(name)
+    sys.argv = [module.__file__]
+    return module
+
+
+class _CaseTimeout(BaseException):
+    """Raised in a case that has used its CPU time."""
+
+
+def _run_cases(job: dict[str, Any], report: int) -> None:
+    """Run the code and then each case in one module, and report each case when it ends."""
+    module = _main_module("solution.py")
+
+    def expired(number: int, frame: Any) -> None:
+        raise _CaseTimeout
+
+    signal.signal(signal.SIGPROF, expired)
+    _, broken = _run_case(module, job["code"], job["seconds"])
+    for case in job["cases"]:
+        value, reason = (None, broken) if broken else _run_case(module, case, job["seconds"])
+        result = {"token": job["token"], "value": value, "reason": reason}
+        os.write(report, json.dumps(result).encode() + b"\n")
+
+
+def _run_case(module: ModuleType, text: str, seconds: float) -> tuple[str | None, str | None]:
+    """Run code or a case; return the text of its value if it is an expression, and why it failed."""
+    value = None
+    try:
+        # Repeated, because code may swallow the exception.
+        signal.setitimer(signal.ITIMER_PROF, seconds, seconds)
+        try:
+            body = ast.parse(text).body
+            is_expression = len(body) == 1 and isinstance(body[0], ast.Expr)
+            program = f"{_RESULT} = (\n{text}\n)" if is_expression else text
+            exec(_compiled(os.path.abspath("solution.py"), program), module.__dict__)
+            if is_expression:
+                value = _shortened(repr(module.__dict__.pop(_RESULT)))
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+    except _CaseTimeout:
+        return None, "timed out"
+    except BaseException as error:
+        return None, f"failed: {type(error).__name__}"
+    return value, None
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _VALUE:
+        return text
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return text[: _VALUE - len(digest)] + digest
 
 
 def _compiled(path: str, text: str) -> CodeType:
@@ -86,14 +147,13 @@ def _limit(limits: dict[str, Any]) -> None:
     seconds = int(limits["seconds"]) + 1
     wanted = {
         # The first limit sends a signal that says what happened; code can ignore it, but not the second.
-        "RLIMIT_CPU": (seconds, seconds + 1),
-        "RLIMIT_AS": (limits["memory"], limits["memory"]),
-        "RLIMIT_FSIZE": (limits["file"], limits["file"]),
-        "RLIMIT_NOFILE": (64, 64),
-        "RLIMIT_CORE": (0, 0),
+        resource.RLIMIT_CPU: (seconds, seconds + 1),
+        resource.RLIMIT_AS: (limits["memory"], limits["memory"]),
+        resource.RLIMIT_FSIZE: (limits["file"], limits["file"]),
+        resource.RLIMIT_NOFILE: (64, 64),
+        resource.RLIMIT_CORE: (0, 0),
     }
-    for name, pair in wanted.items():
-        which = getattr(resource, name)
+    for which, pair in wanted.items():
         most = resource.getrlimit(which)[1]
         soft, hard = (value if most == resource.RLIM_INFINITY else min(value, most) for value in pair)
         try:

@@ -84,11 +84,28 @@ _LETTERS = re.compile(r"[^\w:+/-]+|_")
 _DELIMITERS = re.compile(r"(?<!\\)\$|\\[()]|\\\[|\\\](?!\])")
 _PRICE = re.compile(r"[\d.,]+\s+[a-z]{2,}")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[^{}]*+\}")
+_PLAIN_WORD = re.compile(
+    r"(?<![A-Za-z])(?!(?:arc)?(?:sin|cos|tan|cot|sec|csc)|log|exp|max|min|gcd|lcm|mod|inf|base)[A-Za-z]{3,}"
+)
+# "7.5 cups of flour for 2 cakes": a value and words that go on about it; in "3 out of 5" they belong to the value.
+_VALUE_IN_PROSE = re.compile(
+    r"(?:(?:approximately|about|exactly|still|also|only|just)\s++)*+"
+    r"(?P<value>[-+]?[$€£]?\d[\d,]*+(?:\.\d++)?+(?:/\d++)?+%?),?\s++"
+    r"(?!(?:to|out|in|over|plus|minus|times|remainder|through|mod|and|or|by|per|with|base)\b)"
+    r"(?:[A-Za-z'-]++\s++){0,3}?(?:for|of|on|as|that|which|such|from|in|if|when|after|before|to)\s.++"
+)
 
 
 def is_words(text: str) -> bool:
     r"""Whether a normalised answer is words and no mathematics: ``\text{Evelyn}``, ``even``."""
     return _WORDLIKE.fullmatch(text) is not None
+
+
+def is_prose(text: str) -> bool:
+    """Whether a normalised answer has numbers among words, as in ``36sides of the``; no answer reads like that."""
+    plain_text = _COMMAND.sub(" ", _ENVIRONMENT.sub(" ", text))
+    return any(sign.isdigit() for sign in plain_text) and _PLAIN_WORD.search(plain_text) is not None
 
 
 def words_key(text: str) -> str:
@@ -177,6 +194,9 @@ def read_expression(span: str) -> str | None:
         # "the answer is 5!" is an exclamation, a bare "5!" a factorial
         text = text[stated.end() :].rstrip("!") if stated is not None else text
     answer = normalise(_result(text))
+    if not formulas and is_prose(answer):
+        value = _VALUE_IN_PROSE.fullmatch(text.strip())
+        answer = answer if value is None else normalise(value["value"])
     return answer or None
 
 

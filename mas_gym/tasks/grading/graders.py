@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Self
 
 from mas_gym.errors import ConfigError, MASGymError, UserCodeError, shown
@@ -58,7 +59,7 @@ class KindGrader:
     limits: Limits | None = None
     judge: Grader | None = None
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return the mode, and what is not the default."""
         parts = {"limits": self.limits, "judge": self.judge}
         stated = {name: part for name, part in parts.items() if part not in (None, Limits())}
@@ -135,11 +136,11 @@ class FunctionGrader(OwnGrader):
         self.function, self.base = function, base
         self._worker = ThreadWorker(self._answer)
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return the function, by its source, and how answers are read."""
         return {"code": identity_of(self.function), "answers": self.base.identity()}
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle without the thread."""
         return type(self), (self.function, self.base)
 
@@ -165,7 +166,9 @@ class FunctionGrader(OwnGrader):
         except MASGymError as error:
             return error
         except BaseException as error:
-            place = blame(error, Path(getattr(getattr(self.function, "__code__", None), "co_filename", "grader")))
+            function = self.function
+            file = function.__code__.co_filename if isinstance(function, FunctionType) else "grader"
+            place = blame(error, Path(file))
             failure = UserCodeError(f"grader {_name(self.function)}: {place}")
             failure.__cause__ = error
             return failure
@@ -194,11 +197,11 @@ class FileGrader(OwnGrader):
             raise ConfigError(f"grader {spec!r}: its code has changed since the task was pickled; load the task again")
         self._worker = LineProcess("mas_gym.tasks.grading.graders:serve", self.spec)
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return the code, by its source, and how answers are read."""
         return {"code": self._identity, "answers": self.base.identity()}
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle by the file's name; loading checks that its code is the same."""
         return FileGrader, (self.spec, self.base, digest_of(self._identity))
 
@@ -291,8 +294,8 @@ def _stated(problem: Problem) -> list[Any]:
     return [problem.id, problem.question, problem.answer, problem.kind, metadata]
 
 
-def _name(function: Any) -> str:
-    return getattr(function, "__qualname__", None) or type(function).__name__
+def _name(function: Function) -> str:
+    return function.__qualname__ if isinstance(function, FunctionType) else type(function).__name__
 
 
 def _too_slow(name: str) -> UserCodeError:

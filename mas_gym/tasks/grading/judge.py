@@ -67,11 +67,11 @@ class Judge:
         self._known: OrderedDict[tuple[str, str, str], Future[Verdict]] = OrderedDict()
         self._lock, self._policy_lock = threading.Lock(), threading.Lock()
 
-    def identity(self) -> Any:
+    def identity(self) -> object:
         """Return the policy and the prompt."""
         return {"policy": self.policy, "prompt": self.prompt, "verdict": ask_verdict("", _WORDS)}
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle without verdicts and counts."""
         return Judge, self._made_of
 

@@ -30,10 +30,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal, NamedTuple, cast, get_args
+from typing import IO, Any, Literal, NamedTuple, cast, get_args
 
 from mas_gym.errors import ConfigError, choice
 from mas_gym.internal.guard import guard, kill
@@ -92,6 +92,61 @@ class Verdict(NamedTuple):
     reason: str
 
 
+class CaseResult(NamedTuple):
+    """The result of one of several cases that `run_cases` runs on the same code.
+
+    Attributes:
+        passed: Whether the case ran to its end.
+        value: ``repr`` of its value if the case is an expression and ran to its end; at most 200 characters, the last
+            of which are a digest if the text is longer.
+        reason: ``"passed"``, ``"timed out"``, ``"too complex"``, ``"not reached"`` if the process ended before the case
+            did, or ``"failed: "`` and the name of the exception.
+    """
+
+    passed: bool
+    value: str | None
+    reason: str
+
+
+def run_cases(
+    code: str, cases: Sequence[str], limits: Limits = Limits(), case_seconds: float = 0.1
+) -> list[CaseResult]:
+    """Run code once, and then each of many cases in the same module; a case that fails does not end the run.
+
+    A process starts in about 30 milliseconds, so that a program and hundreds of short tests take little longer than one
+    test. The cases share the module's variables, in order.
+
+    Args:
+        code: Python code, which must define what the cases use.
+        cases: Statements that raise if the code is wrong, such as ``assert f(2) == 4``, or expressions such as
+            ``f(2)``, whose values are returned.
+        limits: What the whole run may use.
+        case_seconds: CPU time of the code, and of each case.
+
+    Returns:
+        One result per case; all failed if the code itself does.
+
+    Raises:
+        ConfigError: The sandbox cannot be set up.
+    """
+    if len(code) > MAX_CHARS or max(map(len, cases), default=0) > MAX_CHARS:
+        return [CaseResult(False, None, "too complex")] * len(cases)
+    said, _, _, token = _run({"code": code, "cases": [*cases], "seconds": case_seconds}, limits, len(cases))
+    results = [result for line in said.splitlines() if (result := _case_result(line, token)) is not None]
+    return (results + [CaseResult(False, None, "not reached")] * len(cases))[: len(cases)]
+
+
+def _case_result(line: bytes, token: str) -> CaseResult | None:
+    try:
+        report = json.loads(line)
+        if report["token"] != token:
+            return None
+        value, reason = (None if report[name] is None else str(report[name])[:_SHOWN] for name in ("value", "reason"))
+        return CaseResult(reason is None, value, "passed" if reason is None else one_line(reason))
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
 def run_tests(code: str, tests: str, limits: Limits = Limits()) -> Verdict:
     """Run code and then its tests; both are Python, and one module ``__main__``, as in ``python file.py``.
 
@@ -104,13 +159,31 @@ def run_tests(code: str, tests: str, limits: Limits = Limits()) -> Verdict:
     Raises:
         ConfigError: The sandbox cannot be set up.
     """
-    if os.name != "posix":
-        raise ConfigError("running the code of messages needs an operating system with resource limits (Linux, macOS)")
     if max(len(code), len(tests)) > MAX_CHARS:
         return Verdict(False, "too complex")
+    said, late, status, token = _run({"code": code, "tests": tests}, limits, 1)
+    # bubblewrap adds 128 to the number of a signal.
+    if late or status in (-signal.SIGXCPU, 128 + signal.SIGXCPU):
+        return Verdict(False, "timed out")
+    return _verdict(said, token)
+
+
+def _run(work: dict[str, Any], limits: Limits, lines: int) -> tuple[bytes, bool, int | None, str]:
+    """Run a job in a process of its own.
+
+    Args:
+        work: What the process is to run.
+        limits: What the run may use.
+        lines: How many lines it reports.
+
+    Returns:
+        What it reported, whether it was late, its exit status, and the token that its reports contain.
+    """
+    if os.name != "posix":
+        raise ConfigError("running the code of messages needs an operating system with resource limits (Linux, macOS)")
     token = secrets.token_hex(16)
     limit = {"seconds": limits.seconds, "memory": limits.memory_bytes, "file": limits.file_bytes}
-    work = {"code": code, "tests": tests, "token": token, "limits": limit, "packages": _packages()}
+    work = work | {"token": token, "limits": limit, "packages": _packages()}
     with (
         tempfile.TemporaryDirectory(prefix="mas-gym-code-", ignore_cleanup_errors=True) as folder,
         tempfile.TemporaryFile() as job,
@@ -120,18 +193,15 @@ def run_tests(code: str, tests: str, limits: Limits = Limits()) -> Verdict:
         job.seek(0)
         with _started(limits.sandbox, folder, job, complaints) as process:
             assert process.stdout is not None
-            said, late = _read(process.stdout.fileno(), limits.seconds)
+            said, late = _read(process.stdout.fileno(), limits.seconds, lines)
         started, _, rest = said.partition(b"\n")
         if started != b"ready":
             complaints.seek(0)
-            lines = complaints.read(1 << 16).decode(errors="replace").split("\n")
+            written = complaints.read(1 << 16).decode(errors="replace").split("\n")
             silent = f"no start in {_START_SECONDS:g} seconds" if late else "it ended without a message"
-            reason = next(filter(None, reversed(lines)), silent)
+            reason = next(filter(None, reversed(written)), silent)
             raise _cannot_isolate(limits.sandbox, reason)
-    # bubblewrap adds 128 to the number of a signal.
-    if late or process.returncode in (-signal.SIGXCPU, 128 + signal.SIGXCPU):
-        return Verdict(False, "timed out")
-    return _verdict(rest, token)
+    return rest, late, process.returncode, token
 
 
 def check_sandbox(sandbox: str) -> Sandbox:
@@ -232,11 +302,11 @@ def _packages() -> list[str]:
     return [path for path in site.getsitepackages() if os.path.isdir(path)]
 
 
-def _read(pipe: int, seconds: float) -> tuple[bytes, bool]:
+def _read(pipe: int, seconds: float, lines: int) -> tuple[bytes, bool]:
     """Return what the process reports, and whether it was late: not done ``seconds`` after it began with the code."""
     poll, said, deadline = select.poll(), b"", time.monotonic() + _START_SECONDS
     poll.register(pipe, select.POLLIN | select.POLLHUP)
-    while said.count(b"\n") < 2 and len(said) <= _RESULT_BYTES:
+    while said.count(b"\n") <= lines and len(said) <= _RESULT_BYTES * lines:
         left = deadline - time.monotonic()
         if left <= 0 or not poll.poll(left * 1000):
             return said, True

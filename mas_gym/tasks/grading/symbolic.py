@@ -16,6 +16,7 @@ import contextlib
 import logging
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -162,7 +163,7 @@ def _prepare() -> Callable[[list[str]], Judgement]:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
     logging.disable(logging.CRITICAL)
     compare = _comparer()
-    timed = hasattr(signal, "setitimer")
+    timed = sys.platform != "win32"
     if timed:
         signal.signal(signal.SIGVTALRM, _out_of_time)
 
@@ -187,7 +188,7 @@ def _prepare() -> Callable[[list[str]], Judgement]:
 
 
 def _stop_timer() -> None:
-    if hasattr(signal, "setitimer"):
+    if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
@@ -201,7 +202,7 @@ def _comparer() -> Any:
         found = parse(f"${text}$", config, fallback_mode="no_fallback", parsing_timeout=None)
         return [expression for expression in found if isinstance(expression, Basic) or hasattr(expression, "shape")]
 
-    def near(a: Any, b: Any) -> bool:
+    def near(a: object, b: object) -> bool:
         if not (isinstance(a, Expr) and isinstance(b, Expr)) or a.free_symbols or b.free_symbols:
             return False
         x, y = complex(N(a, 20)), complex(N(b, 20))

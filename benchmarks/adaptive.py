@@ -1,0 +1,408 @@
+"""Searches that stop when their answer is settled, and cascades, against fixed sizes on the bundled agents.
+
+    python -m benchmarks.adaptive --cache replies.db
+
+Each planner runs once per problem without stopping. Every smaller size of `bon` and `mcts`, and every search that
+stops, is a prefix of that run, so all rows come from the same messages: those of a cascade from the messages of its
+stages, of which each counts once. Everything is chosen on dev: thresholds are the smallest whose Hit@1 on dev is at
+least that of the whole search, with held-out probabilities for calibrated maps, and the fixed size is the smallest
+whose Hit@1 on dev is at least that of the rule that it is compared with. Intervals on test are paired over problems.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache as cache_results
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import mas_gym
+import search
+from benchmarks.stopping import Scores, against
+from mas_gym.policies import load_policy
+from mas_gym.policies.cache import CachedPolicy
+from mas_gym.systems.state import MASState
+from rewardmodels import load_critic
+from search.compare import accuracy_interval
+from search.compare.stopping import Check, Checked, fit
+from search.planners.stopping import FEATURES, Evidence, StopMap, StopRule
+from search.protocol import Model, PlanGenerator, Planner, Propose
+
+PAGE = Path(__file__).with_name("pages") / "adaptive.md"
+SEED = 14
+PROBABILITIES = tuple(round(0.3 + 0.01 * i, 2) for i in range(70))
+CHECKS = (2, 3, 4, 5, 6, 8, 10, 12, 15)
+PRICES = (0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.003, 0.002, 0.001, 0.0005, 0.0001)
+
+Drawn = dict[MASState, list[int]]
+"""Tokens of the messages drawn at each state, in order."""
+
+
+class Point(NamedTuple):
+    """A check of a search: the evidence, the tokens so far, and whether the answer is right."""
+
+    evidence: Evidence
+    tokens: int
+    right: bool
+
+
+class Trace(NamedTuple):
+    """A search that did not stop: its checks, what it drew, its answer and the critic's value of it."""
+
+    problem: str
+    points: tuple[Point, ...]
+    right: bool
+    value: float
+    drawn: Drawn
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the whole search."""
+        return sum(sum(tokens) for tokens in self.drawn.values())
+
+
+@dataclass(frozen=True)
+class _Note(StopRule):
+    """Never stops; notes the evidence and the tokens so far at every check."""
+
+    needs_gain = True
+
+    drawn: dict[MASState, Drawn] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+    checks: dict[MASState, list[tuple[Evidence, int]]] = field(default_factory=lambda: defaultdict(list))
+
+    def reason(self, evidence: Evidence) -> None:
+        tokens = sum(sum(tokens) for tokens in self.drawn[evidence.root].values())
+        self.checks[evidence.root].append((evidence, tokens))
+
+
+@dataclass(frozen=True)
+class _Metered(Planner):
+    """A planner whose messages are counted as they arrive."""
+
+    planner: Planner
+    note: _Note
+
+    def for_run(self, critic: Any, training: bool) -> _Metered:
+        return replace(self, planner=self.planner.for_run(critic, training))
+
+    def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
+        inner, replies = self.planner.plan(model, root, rng), None
+        while True:
+            try:
+                requests = inner.send(replies)  # type: ignore[arg-type]
+            except StopIteration as end:
+                plan: search.Plan = end.value
+                return plan
+            replies = yield requests
+            for request, reply in zip(requests, replies, strict=True):
+                if isinstance(request, Propose):
+                    self.note.drawn[root][request.state] += [proposal.tokens for proposal in reply]
+
+
+class Lab:
+    """The agents, the critics and the problems."""
+
+    def __init__(self, cache: Path | None, dev: int, test: int) -> None:
+        policy = load_policy("tiny")
+        self.policy = policy if cache is None else CachedPolicy(policy, cache)
+        self.sizes = {"dev": dev, "test": test}
+        self._critics: dict[str, Any] = {}
+        self.traces = cache_results(self._traces)
+
+    def _traces(
+        self, spec: str, critic: str, split: str, difficulty: int = 3, number: int | None = None
+    ) -> list[Trace]:
+        """Search every problem of a split once."""
+        task = mas_gym.load_task("arithmetic", split=split, limit=number or self.sizes[split], difficulty=difficulty)
+        guide = self._critics.setdefault(critic, load_critic(critic))
+        note = _Note()
+        planner: Any = search.load_planner(spec)
+        planner = replace(planner, stop=note) if "stop" in planner.__dataclass_fields__ else planner
+        options: dict[str, Any] = {"mas": "rpsv", "policy": self.policy, "seed": SEED, "raise_errors": True}
+        plans = search.run(_Metered(planner, note), task, critic=guide, progress=True, **options)
+        found: list[Trace] = []
+        for plan in sorted(plans, key=lambda plan: plan.problem_id):
+            tree, best = plan.tree, plan.best
+            assert tree is not None and best is not None and best.node is not None and plan.mas is not None
+            verdicts = {one.state: bool(one.correct) for one in plan.candidates}
+            root = tree.states[0]
+            points = (Point(one, tokens, verdicts[one.state]) for one, tokens in note.checks[root])
+            value = tree.values[best.node]
+            if math.isnan(value):
+                [value] = guide.score([search.ScoringContext(best.state, plan.mas, None)])
+            found.append(Trace(plan.problem_id, tuple(points), bool(plan.correct), value, dict(note.drawn[root])))
+        return found
+
+
+Rule = Callable[[Trace], tuple[bool, int, bool]]
+"""Returns whether a search is right, its tokens, and whether it stopped early."""
+
+
+def stopping(settled: Callable[[Evidence], bool]) -> Rule:
+    """Return the rule of a search that stops at the first settled check."""
+
+    def run(trace: Trace) -> tuple[bool, int, bool]:
+        found = next((point for point in trace.points if settled(point.evidence)), None)
+        return (trace.right, trace.tokens, False) if found is None else (found.right, found.tokens, True)
+
+    return run
+
+
+def fixed(size: int) -> Rule:
+    """Return the rule of a fixed number of passes or simulations."""
+    return stopping(lambda evidence: evidence.check >= size)
+
+
+def calibrated(stop_map: StopMap, threshold: float) -> Rule:
+    """Return the rule of a calibrated probability."""
+    return stopping(lambda evidence: stop_map.probability(evidence.features) > threshold)
+
+
+def claimed(threshold: float) -> Rule:
+    """Return the rule of the critic's own probability."""
+    return stopping(lambda evidence: (1 + evidence.value) / 2 > threshold)
+
+
+def agreed(checks: int) -> Rule:
+    """Return the rule ``settled:N``."""
+    return stopping(lambda evidence: evidence.unchanged >= checks)
+
+
+def priced(price: float) -> Rule:
+    """Return the rule ``gain:P``."""
+    return stopping(lambda evidence: evidence.gain / 2 < price)
+
+
+def scored(traces: Iterable[Trace], rule: Rule) -> Scores:
+    """Return what a rule reaches and spends by problem."""
+    found = {trace.problem: rule(trace) for trace in traces}
+    hits = {key: float(right) for key, (right, _, _) in found.items()}
+    return Scores(hits, {key: float(tokens) for key, (_, tokens, _) in found.items()})
+
+
+def checked(traces: Iterable[Trace]) -> list[Checked]:
+    """Return traces as calibration takes them."""
+    return [
+        Checked(
+            trace.problem,
+            tuple(Check(tuple(p.evidence.features[name] for name in FEATURES), p.right) for p in trace.points),
+            trace.right,
+        )
+        for trace in traces
+    ]
+
+
+def cheapest(rules: Iterable[tuple[str, Rule]], dev: Sequence[Trace], least: float) -> tuple[str, Rule] | None:
+    """Return the rule of fewest tokens among those whose Hit@1 on dev is at least ``least``."""
+    found = [(scored(dev, rule).spent, name, rule) for name, rule in rules if scored(dev, rule).hit >= least]
+    return min(found, key=lambda one: one[:2])[1:] if found else None
+
+
+# ---- the tables
+
+
+def family(lab: Lab, spec: str, critic: str) -> Iterator[str]:
+    """Yield the table of one planner."""
+    dev, test = lab.traces(spec, critic, "dev"), lab.traces(spec, critic, "test")
+    size = max(len(trace.points) for trace in dev) + 1
+    calibration = fit(checked(dev), "", "")
+    known, whole = calibration.map, fixed(size + 1)
+    least = scored(dev, whole).hit
+    rows: list[tuple[str, Rule]] = [(f"{spec} (whole)", whole)]
+    rows.append((f"stop=stop.json, threshold {known.threshold:g}", calibrated(known, known.threshold)))
+    missed: list[str] = []
+    grids: dict[str, list[tuple[float, Rule]]] = {
+        "stop={}": [(p, claimed(p)) for p in PROBABILITIES],
+        "stop=settled:{}": [(n, agreed(n)) for n in CHECKS],
+        "stop=gain:{}": [(p, priced(p)) for p in PRICES],
+    }
+    for form, grid in grids.items():
+        chosen = cheapest([(form.format(setting), rule) for setting, rule in grid], dev, least)
+        if chosen is None:
+            missed.append(form.format("X"))
+        else:
+            rows.append(chosen)
+    sizes = [(f"size {n}", fixed(n)) for n in range(1, size + 1)]
+    yield f"\n## {spec} with {critic}\n"
+    yield f"{len(dev)} dev and {len(test)} test problems.\n"
+    yield "| rule | Hit@1 | 95% interval | TOK | fixed size | rule against fixed size |"
+    yield "|---|---:|---:|---:|---|---|"
+    for name, rule in rows:
+        other = cheapest(sizes, dev, min(scored(dev, rule).hit, least))
+        yield line(name, scored(test, rule), other, test)
+    if missed:
+        yield f"\nNone of the X that were tried keeps the Hit@1 of the whole search on dev with {' or '.join(missed)}."
+    yield from transfer_of_stops(known, test)
+
+
+def line(name: str, found: Scores, other: tuple[str, Rule] | None, test: Sequence[Trace]) -> str:
+    """Return a row: what a rule reaches on test, and how it compares with a fixed size."""
+    span = accuracy_interval([*found.hits.values()], len(found.hits))
+    compared = "none reaches it on dev" if other is None else against(found, scored(test, other[1]))
+    cells = (name, f"{100 * found.hit:.1f}", f"{100 * span.low:.1f} to {100 * span.high:.1f}", f"{found.spent:,.0f}")
+    return f"| {' | '.join((*cells, '' if other is None else other[0], compared))} |"
+
+
+def coverage(stop_map: StopMap, traces: Sequence[Trace]) -> tuple[str, ...]:
+    """Return the share that stops, its accuracy, its mean probability, Hit@1, and Hit@1 of whole searches."""
+    stops: list[tuple[bool, float]] = []
+    for trace in traces:
+        for point in trace.points:
+            probability = stop_map.probability(point.evidence.features)
+            if probability > stop_map.threshold:
+                stops.append((point.right, probability))
+                break
+    stopped = scored(traces, calibrated(stop_map, stop_map.threshold))
+    whole = fmean(trace.right for trace in traces)
+    means = [f"{100 * fmean(column):.1f}" for column in zip(*stops, strict=True)] if stops else ["none", "none"]
+    share = stopped.spent / fmean(trace.tokens for trace in traces)
+    hits = f"{100 * stopped.hit:.1f}", f"{100 * whole:.1f}"
+    return (f"{100 * len(stops) / len(traces):.0f}", *means, *hits, f"{share:.2f}")
+
+
+def transfer_of_stops(stop_map: StopMap, test: Sequence[Trace]) -> Iterator[str]:
+    """Yield how well the probabilities of one planner hold on test."""
+    share, right, expected, *_ = coverage(stop_map, test)
+    yield f"\nOn test {share}% of the searches stop by the file; {right}% of these are right, {expected}% expected."
+
+
+HEAD = "| calibrated on | used on | stop early, % | of these right, % | expected, % | Hit@1 | Hit@1, whole | tokens |"
+
+
+def transfer(lab: Lab, spec: str, critic: str, number: int) -> Iterator[str]:
+    """Yield the table of thresholds that are used on other difficulties."""
+    yield f"\n## A threshold on other difficulties: {spec} with {critic}\n"
+    yield f"Calibrated on the dev problems of difficulty 3, used on {number} test problems of each difficulty.\n"
+    yield "| difficulty | stop early, % | of these right, % | expected, % | Hit@1 | Hit@1, whole | tokens |"
+    yield "|---:|---:|---:|---:|---:|---:|---:|"
+    known = fit(checked(lab.traces(spec, critic, "dev")), "", "").map
+    for level in (2, 3, 4):
+        yield f"| {level} | {' | '.join(coverage(known, lab.traces(spec, critic, 'test', level, number)))} |"
+
+
+Stages = Sequence[Sequence[Trace]]
+
+
+def cascade(thresholds: Sequence[float], stages: Stages) -> Scores:
+    """Return what a cascade reaches and spends; messages that stages share are counted once."""
+    hits: dict[str, float] = {}
+    tokens: dict[str, float] = {}
+    for traces in zip(*stages, strict=True):
+        drawn: Drawn = {}
+        for number, trace in enumerate(traces):
+            for state, spent in trace.drawn.items():
+                drawn[state] = max(drawn.get(state, []), spent, key=len)
+            if number == len(thresholds) or (1 + trace.value) / 2 > thresholds[number]:
+                break
+        hits[trace.problem] = float(trace.right)
+        tokens[trace.problem] = float(sum(map(sum, drawn.values())))
+    return Scores(hits, tokens)
+
+
+def cascades(lab: Lab, specs: Sequence[str], critic: str, numbers: tuple[int, int]) -> Iterator[str]:
+    """Yield the table of a cascade against its last stage alone."""
+    dev, test = (
+        [lab.traces(spec, critic, split, number=number) for spec in specs]
+        for split, number in zip(("dev", "test"), numbers, strict=True)
+    )
+    alone = scored(dev[-1], fixed(10**9))
+    grid = [0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98]
+    tried = ((cascade(pair, dev), pair) for pair in product(grid, repeat=len(specs) - 1))
+    fits = [(found.spent, pair) for found, pair in tried if found.hit >= alone.hit]
+    yield f"\n## A cascade: {' > '.join(specs)} with {critic}\n"
+    yield f"Thresholds chosen on {numbers[0]} dev problems, measured on {numbers[1]} test problems.\n"
+    yield "| search | Hit@1 | 95% interval | TOK | | against the last stage alone |"
+    yield "|---|---:|---:|---:|---|---|"
+    whole = ("", fixed(10**9))
+    for spec, traces in zip(specs, test, strict=True):
+        yield line(spec, scored(traces, fixed(10**9)), whole, test[-1])
+    if not fits:
+        yield "\nNo thresholds below 0.98 keep the accuracy of the last stage on dev."
+        return
+    chosen = min(fits)[1]
+    name = ">".join([specs[0], *(f"{spec}@{threshold:g}" for spec, threshold in zip(specs[1:], chosen, strict=True))])
+    yield line(f"cascade:{name}", cascade(chosen, test), whole, test[-1])
+
+
+def best_of_n(lab: Lab) -> Iterator[str]:
+    """Yield MCTS that stops against best-of-N with the ORM at equal accuracy on dev."""
+    runs = {split: (lab.traces("mcts:20,3", "tiny-masprm", split), lab.traces("bon:20", "tiny-orm", split)) for split in
+            ("dev", "test")}  # fmt: skip
+    (dev, passes), (test, test_passes) = runs["dev"], runs["test"]
+    known = fit(checked(dev), "", "").map
+    rule = calibrated(known, known.threshold)
+    size = cheapest([(f"bon:{n}", fixed(n)) for n in range(1, 21)], passes, scored(dev, rule).hit)
+    yield "\n## MCTS that stops against best-of-N with the ORM\n"
+    yield f"{len(dev)} dev and {len(test)} test problems. N is the smallest whose Hit@1 on dev is at least that of the"
+    yield "search that stops.\n"
+    yield "| rule | Hit@1 | 95% interval | TOK | best-of-N | MCTS minus best-of-N, Hit@1 and tokens |"
+    yield "|---|---:|---:|---:|---|---|"
+    yield line(f"mcts:20,3,stop=stop.json, {known.threshold:g}", scored(test, rule), size, test_passes)
+
+
+def main() -> None:
+    """Choose on dev, measure on test, write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dev", type=int, default=100, help="dev problems")
+    parser.add_argument("--test", type=int, default=100, help="test problems")
+    parser.add_argument("--cascade", type=int, nargs=2, default=(100, 100), help="dev and test problems of cascades")
+    parser.add_argument("--difficulty", type=int, default=60, help="problems per difficulty and split")
+    parser.add_argument("--parts", nargs="+", default=[*PARTS], choices=PARTS, help="measure these sections alone")
+    parser.add_argument("--cache", type=Path, help="response cache; with it, a second run takes minutes")
+    parser.add_argument("--out", type=Path, default=PAGE, help="page to write")
+    options = parser.parse_args()
+    lab = Lab(options.cache, options.dev, options.test)
+    made = {
+        "bon": lambda: family(lab, "bon:20", "tiny-orm"),
+        "mcts": lambda: family(lab, "mcts:20,3", "tiny-masprm"),
+        "best-of-n": lambda: best_of_n(lab),
+        "transfer": lambda: transfer(lab, "bon:20", "tiny-orm", options.difficulty),
+        "cascade": lambda: cascades(lab, ("single", "mcts:20,2", "mcts:20,6"), "tiny-masprm", options.cascade),
+    }
+    sections = sections_of(options.out)
+    for part in options.parts:
+        sections[part] = "\n".join(made[part]()).strip()
+        write(options.out, sections)
+        print(sections[part], flush=True)
+
+
+PARTS = ("bon", "mcts", "best-of-n", "transfer", "cascade")
+MARK = "\n\n<!-- part: {} -->\n"
+
+
+def sections_of(page: Path) -> dict[str, str]:
+    """Return the sections of a page that was written before."""
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    marks = sorted((text.index(mark), part) for part in PARTS if (mark := MARK.format(part)) in text)
+    ends = [*(start for start, _ in marks[1:]), len(text)]
+    return {
+        part: text[start + len(MARK.format(part)) : end].strip() for (start, part), end in zip(marks, ends, strict=True)
+    }
+
+
+def write(page: Path, sections: Mapping[str, str]) -> None:
+    """Write the page."""
+    text = (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2].strip()
+    head = f"""# Adaptive search
+
+{text}
+
+```console
+python -m benchmarks.adaptive --cache replies.db
+```
+
+Problems of Arithmetic, run seed {SEED}; MAS rpsv, agents tiny, MCTS without the task's rule for equal messages. TOK is
+per problem. Each section states its number of problems; `--parts` measures sections alone."""
+    body = "".join(MARK.format(part) + sections[part] for part in PARTS if part in sections)
+    page.write_text(head + body + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

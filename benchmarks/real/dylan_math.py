@@ -1,0 +1,413 @@
+"""Choosing among the answers of debating GPT-3.5 agents on MATH, with a critic trained on outcomes alone.
+
+    python -m benchmarks.real.dylan_math --store FILE
+
+The recording is imported into the store with `benchmarks.real.dylan_reader`, where the toolkit grades it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import search
+from benchmarks.paper.page import percent, span
+from benchmarks.real.common import RealPage, Source, arguments, read_rows, run_page
+from benchmarks.real.debate import Debate, Floats, Said, features
+from benchmarks.real.paired import folds, paired, points
+from search.compare.first_errors import auc
+from search.results.intervals import Interval, bootstrap, wilson
+
+SOURCE = Source("dylan_math.jsonl.gz", "SALT-NLP/DyLAN, debates of gpt-3.5-turbo on hendrycks/math", "MIT; MATH: MIT")
+READER = str(Path(__file__).with_name("dylan_reader.py")) + ":read"
+FOLDS, INNER = 5, 3
+SEED = 0
+QUARTER = 0.25
+
+
+def read_debates(data: Path, store: Path, show: Callable[[str], None]) -> list[Debate]:
+    """Import the recording if the store does not hold it, and return its graded debates."""
+    rows = {row["id"]: row for row in read_rows(data, SOURCE)}
+
+    def listen(step: str, done: int, total: int) -> None:
+        if step == "write":
+            show(f"{done:,} of {total:,} problems imported")
+
+    search.import_transcripts(data / SOURCE.file, store, format=READER, kind="expression", listen=listen)
+    found: dict[str, list[Said]] = {}
+    with search.open_store(store) as opened:
+        for run in opened.runs():
+            for problem, plan in opened.searches(run.run):
+                found[problem.id] = sorted(
+                    Said(*map(int, sample["id"].split()), one.state.text, one.answer, bool(one.correct))
+                    for one, sample in zip(plan.candidates, problem.metadata["samples"], strict=True)
+                )
+    return [
+        Debate(name, row["question"], row["level"], row["subject"], tuple(found[name])) for name, row in rows.items()
+    ]
+
+
+def candidates() -> dict[str, Callable[[], Any]]:
+    """Return the classifiers of the critic: name to an untrained one."""
+    from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return {
+        "logistic regression": lambda: make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=300)),
+        "boosting": lambda: HistGradientBoostingClassifier(
+            max_depth=4, learning_rate=0.05, max_iter=200, l2_regularization=3.0, random_state=SEED
+        ),
+        "forest": lambda: RandomForestClassifier(200, min_samples_leaf=5, max_features=0.2, random_state=SEED),
+    }
+
+
+MEAN = "mean of the three"
+
+
+class Table(NamedTuple):
+    """The distinct answers of one problem, as the critic sees them.
+
+    Attributes:
+        features: Shape (answers, features).
+        correct: Whether each is right, shape (answers,).
+    """
+
+    features: Floats
+    correct: NDArray[np.bool_]
+
+
+Values = list[Floats]
+"""For each problem, a value of each of its answers."""
+
+
+def values(train: Sequence[Table], test: Sequence[Table]) -> dict[str, Values]:
+    """Return each critic's values of the test problems' answers, trained on other problems."""
+    known, truth = np.vstack([one.features for one in train]), np.concatenate([one.correct for one in train])
+    ends = np.cumsum([len(one.correct) for one in test])[:-1]
+    asked = np.vstack([one.features for one in test])
+    flat = {name: make().fit(known, truth).predict_proba(asked)[:, 1] for name, make in candidates().items()}
+    flat[MEAN] = np.mean([*flat.values()], axis=0)
+    return {name: np.split(found, ends) for name, found in flat.items()}
+
+
+def chosen_right(tables: Sequence[Table], found: Values) -> list[bool]:
+    """Return whether the answer with the highest value is right; False without answers."""
+    pairs = zip(tables, found, strict=True)
+    return [bool(len(value) and table.correct[int(np.argmax(value))]) for table, value in pairs]
+
+
+def cross_validated(tables: Sequence[Table], show: Callable[[str], None]) -> tuple[Values, list[str]]:
+    """Return the critic's values of each problem's answers, and the critic chosen within each fold's training part."""
+    part, found, chosen = folds(len(tables), FOLDS, SEED), [np.zeros(0)] * len(tables), []
+    for fold in range(FOLDS):
+        train, test = (
+            [one for one, where in zip(tables, part, strict=True) if (where == fold) == held] for held in (0, 1)
+        )
+        inner, hits = folds(len(train), INNER, SEED + 1), Counter()
+        for left_out in range(INNER):
+            seen = [one for one, where in zip(train, inner, strict=True) if where != left_out]
+            rest = [one for one, where in zip(train, inner, strict=True) if where == left_out]
+            hits.update({name: sum(chosen_right(rest, value)) for name, value in values(seen, rest).items()})
+        name = max(hits, key=hits.__getitem__)
+        chosen.append(name)
+        for place, value in zip(np.flatnonzero(part == fold), values(train, test)[name], strict=True):
+            found[place] = value
+        show(f"fold {fold + 1} of {FOLDS}: {name}")
+    return found, chosen
+
+
+def majority(debate: Debate, said: Sequence[Said]) -> bool:
+    """Return whether the most frequent answer is right; the one that came first wins a tie."""
+    votes = debate.votes(said)
+    return bool(votes) and debate.correct(max(votes, key=votes.__getitem__))
+
+
+def gap_share(critic: Floats, vote: Floats, best: Floats) -> tuple[float, Interval]:
+    """Return the share of the gap between vote and best that the critic closes, with a bootstrap interval."""
+    share = float((critic - vote).sum() / (best - vote).sum())
+    return share, bootstrap(len(critic), lambda counts: counts @ (critic - vote) / (counts @ (best - vote)))
+
+
+class Change(NamedTuple):
+    """An agent's change of its answer from one round to the next.
+
+    Attributes:
+        agent: Index of the agent.
+        round: Index of the later round.
+        before: Whether the earlier answer was right.
+        after: Whether the later answer is right.
+        fall: By how much the critic's value fell.
+    """
+
+    agent: int
+    round: int
+    before: bool
+    after: bool
+    fall: float
+
+
+def changes(debates: Sequence[Debate], found: Values) -> list[Change]:
+    """Return all changes of answers."""
+    made = []
+    for debate, value in zip(debates, found, strict=True):
+        worth = {None: 0.0, **dict(zip(debate.answers, map(float, value), strict=True))}
+        for one in debate.agents:
+            for before, after in pairwise(one):
+                if before.answer != after.answer:
+                    fall = worth[before.answer] - worth[after.answer]
+                    made.append(Change(after.agent, after.round, before.correct, after.correct, fall))
+    return made
+
+
+def difference(one: Floats, other: Floats) -> str:
+    """Return the difference in points with its paired interval."""
+    return points(paired(one, other))
+
+
+def draw_figure(path: Path, bars: Mapping[str, Floats], target: float) -> None:
+    """Write the figure of accuracies."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 3.4))
+    names = [*bars][::-1]
+    means = [100 * bars[name].mean() for name in names]
+    spans = [wilson(bars[name]) if set(bars[name]) <= {0.0, 1.0} else None for name in names]
+    errors = [
+        [mean - 100 * one.low if one else 0 for mean, one in zip(means, spans, strict=True)],
+        [100 * one.high - mean if one else 0 for mean, one in zip(means, spans, strict=True)],
+    ]
+    colours = ["C1" if "critic" in name else "lightgrey" for name in names]
+    axes.barh(names, means, color=colours, xerr=errors, ecolor="grey", capsize=3)
+    for place, mean in enumerate(means):
+        axes.text(1, place, f"{mean:.1f}", va="center", fontsize=9)
+    axes.axvline(100 * target, color="C3", linestyle=":", label="a quarter of the gap between majority and any")
+    axes.set_xlabel("problems answered correctly (%), with 95% intervals")
+    axes.set_title("MATH by debating GPT-3.5 agents", fontsize=10)
+    axes.legend(fontsize=8, loc="upper right")
+    figure.tight_layout()
+    figure.savefig(path, dpi=140)
+    pyplot.close(figure)
+
+
+def build(data: Path, store: Path, show: Callable[[str], None]) -> RealPage:
+    """Import, cross-validate and return the page."""
+    debates = read_debates(data, store, show)
+    subjects = sorted({one.subject for one in debates})
+    tables = [Table(features(one, subjects), np.array([one.correct(a) for a in one.answers], bool)) for one in debates]
+    width = max(table.features.shape[-1] for table in tables)
+    tables = [Table(table.features.reshape(-1, width), table.correct) for table in tables]
+    found, chosen = cross_validated(tables, show)
+
+    def share(right: Callable[[Debate], float]) -> Floats:
+        return np.array([float(right(one)) for one in debates])
+
+    critic = np.array(chosen_right(tables, found), dtype=float)
+    vote = share(lambda one: majority(one, one.last))
+    best = share(lambda one: any(said.correct for said in one.said))
+    rows = {
+        "single agent, first round (mean over agents)": share(lambda one: fmean(said.correct for said in one.first)),
+        "single agent, last round (mean over agents)": share(lambda one: fmean(said.correct for said in one.last)),
+        "majority, first round": share(lambda one: majority(one, one.first)),
+        "majority, last round": vote,
+        "majority, all messages": share(lambda one: majority(one, one.said)),
+        "outcome critic, cross-validated": critic,
+        "any agent, first round": share(lambda one: any(said.correct for said in one.first)),
+        "any agent, last round": share(lambda one: any(said.correct for said in one.last)),
+        "any message": best,
+    }
+    closed, interval = gap_share(critic, vote, best)
+    made = changes(debates, found)
+    page = RealPage("dylan_math", "MATH: choosing among the answers of debating GPT-3.5 agents", SOURCE)
+    page.heading("Who is right")
+    page.picture("dylan_math.png", "Share of problems answered correctly by each way to choose", partial(
+        draw_figure, bars=rows, target=float(vote.mean() + QUARTER * (best.mean() - vote.mean()))
+    ))  # fmt: skip
+    page.table(
+        ("choice", "correct", "against the majority of the last round, paired"),
+        [
+            (name, percent(right.mean()), "" if right is vote else difference(right, vote))
+            for name, right in rows.items()
+        ],
+    )
+    page.text(
+        f"The critic closes {percent(closed)}% of the gap between majority and any (95% interval "
+        f"{span(*interval)}%); the goal was {100 * QUARTER:.0f}%. Against the majority of all messages it gains "
+        f"{difference(critic, rows['majority, all messages'])} points."
+    )
+    page.heading("What the critic needs")
+    page.table(
+        ("critic", "correct", "against the majority of the last round, paired"),
+        [
+            (name, percent(right.mean()), difference(right, vote))
+            for name, right in _ablations(tables, found, debates).items()
+        ],
+    )
+    page.heading("By level")
+    levels = np.array([one.level for one in debates])
+    page.table(
+        ("level", "problems", "majority", "critic", "any", "critic against majority, paired"),
+        [
+            (
+                level,
+                int(at.sum()),
+                *(percent(right[at].mean()) for right in (vote, critic, best)),
+                difference(critic[at], vote[at]),
+            )
+            for level in sorted(set(levels.tolist()))
+            for at in [levels == level]
+        ],
+    )
+    _blame(page, debates, made, vote, best)
+    page.heading("How it was measured")
+    page.text(_METHOD.format(critics=", ".join(f"{chosen.count(name)} {name}" for name in dict.fromkeys(chosen))))
+    page.finding = _finding(rows, critic, vote, best, closed, interval, made)
+    return page
+
+
+def _ablations(tables: Sequence[Table], found: Values, debates: Sequence[Debate]) -> dict[str, Floats]:
+    """Return what other critics choose: those of one kind, and one that reads the messages' words alone."""
+    part, hits = folds(len(tables), FOLDS, SEED), {name: np.zeros(len(tables)) for name in (*candidates(), MEAN)}
+    for fold in range(FOLDS):
+        train, test = (
+            [one for one, where in zip(tables, part, strict=True) if (where == fold) == held] for held in (0, 1)
+        )
+        for name, value in values(train, test).items():
+            hits[name][part == fold] = chosen_right(test, value)
+    return {"chosen within the folds": np.array(chosen_right(tables, found), float), **hits,
+            "words of the messages alone": _words_alone(tables, debates, part)}  # fmt: skip
+
+
+def _words_alone(tables: Sequence[Table], debates: Sequence[Debate], part: NDArray[np.int64]) -> Floats:
+    from sklearn.feature_extraction.text import HashingVectorizer
+    from sklearn.linear_model import LogisticRegression
+
+    hashing = HashingVectorizer(
+        n_features=2**16,
+        ngram_range=(1, 2),
+        token_pattern=r"\\?[a-zA-Z]+|\d|[=+\-*/^]",
+        alternate_sign=False,
+        binary=True,
+    )
+    owner = np.repeat(np.arange(len(tables)), [len(one.correct) for one in tables])
+    words = hashing.transform([
+        " ".join(said.text for said in one.said if said.answer == answer) for one in debates for answer in one.answers
+    ])  # fmt: skip
+    truth, hit = np.concatenate([one.correct for one in tables]), np.zeros(len(tables))
+    for fold in range(FOLDS):
+        held = part[owner] == fold
+        model = LogisticRegression(C=0.3, max_iter=60).fit(words[~held], truth[~held])
+        scores = model.decision_function(words[held])
+        for place in np.flatnonzero(part == fold):
+            own = owner[held] == place
+            hit[place] = bool(own.any() and truth[held][own][int(np.argmax(scores[own]))])
+    return hit
+
+
+def _blame(page: RealPage, debates: Sequence[Debate], made: Sequence[Change], vote: Floats, best: Floats) -> None:
+    page.heading("Which agent and round is to blame")
+    lost = [one for one, right, able in zip(debates, vote, best, strict=True) if able and not right]
+    gave_up = [one for one in lost if any(said.correct for said in one.first)]
+    kept = [one for one in gave_up if any(said.correct for said in one.last)]
+    page.text(
+        f"The majority of the last round is wrong on {len(debates) - int(vote.sum()):,} problems. On "
+        f"{len(lost):,} of them a message was right: on {len(gave_up):,} already in the first round, and on "
+        f"{len(kept):,} of those some agent still is in the last. A change is an answer that an agent replaces after "
+        "reading the others; agents are numbered as recorded."
+    )
+    agents = sorted({one.agent for one in made})
+    page.table(
+        ("agent", "changes", "right to wrong", "wrong to right", "wrong to wrong"),
+        [
+            (f"{agent + 1}", len(own), *(sum((c.before, c.after) == pair for c in own) for pair in _PAIRS))
+            for agent in agents
+            for own in [[one for one in made if one.agent == agent]]
+        ],
+    )
+    page.table(
+        ("round", "changes", "right to wrong", "wrong to right", "wrong to wrong"),
+        [
+            (f"{number + 1}", len(own), *(sum((c.before, c.after) == pair for c in own) for pair in _PAIRS))
+            for number in sorted({one.round for one in made})
+            for own in [[one for one in made if one.round == number]]
+        ],
+    )
+    page.text(
+        f"The fall of the critic's value tells changes from right to wrong from changes to right with AUC "
+        f"{_change_auc(made):.3f}, and from all other changes with AUC {_loss_auc(made):.3f}."
+    )
+
+
+_PAIRS = ((True, False), (False, True), (False, False))
+
+
+def _change_auc(made: Sequence[Change]) -> float:
+    own = [one for one in made if one.before != one.after]
+    return auc([one.fall for one in own], [one.before for one in own])
+
+
+def _loss_auc(made: Sequence[Change]) -> float:
+    return auc([one.fall for one in made], [one.before and not one.after for one in made])
+
+
+_METHOD = f"""
+Each message is imported as one sample of its problem and graded by the toolkit's strict grading of expressions. The
+recording lost one of two backslashes at the ends of matrix rows in reference answers; the reader restores them.
+Candidates are the distinct answers of a problem's messages, in all rounds. The critic sees votes by agent and round,
+who kept or changed an answer, the form of the answer and how it compares with the others, message length, counts of
+words, whether the plain arithmetic in the messages holds, the level, the subject and words of the question; it never
+sees the reference. Critics are cross-validated by problem in {FOLDS} folds, and the kind of critic is chosen within the
+training folds: {{critics}}.
+"""
+
+
+def _finding(
+    rows: Mapping[str, Floats],
+    critic: Floats,
+    vote: Floats,
+    best: Floats,
+    closed: float,
+    interval: Interval,
+    made: Sequence[Change],
+) -> str:
+    single = rows["single agent, last round (mean over agents)"]
+    worse, better = (sum((one.before, one.after) == pair for one in made) for pair in _PAIRS[:2])
+    met = "meets" if closed >= QUARTER and interval.low > 0 else "misses"
+    return (
+        f"A GPT-3.5 agent answers {percent(single.mean())}% of the problems, the majority of the last round "
+        f"{percent(vote.mean())}%, and {percent(best.mean())}% are answered by some message. "
+        f"A critic trained on outcomes alone chooses the right answer in {percent(critic.mean())}%, "
+        f"{difference(critic, vote)} points against the majority, which closes {percent(closed)}% of the gap "
+        f"between majority and any ({span(*interval)}%) and {met} the goal of {100 * QUARTER:.0f}%. "
+        f"Debate itself replaces {worse:,} right answers by wrong ones and {better:,} wrong ones by right ones, and "
+        f"the critic's values tell these apart with AUC {_change_auc(made):.2f}."
+    )
+
+
+def make(given: argparse.Namespace) -> Path:
+    page = build(given.data, given.store, print)
+    facts = [f"{SOURCE.file}; seed {SEED}; intervals over problems"]
+    return page.write(given.pages, "python -m benchmarks.real.dylan_math --store math.db", facts)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments("dylan_math", "Choose among the answers of debating GPT-3.5 agents on MATH.")
+    parser.add_argument("--store", type=Path, default=Path("dylan_math.db"), help="run store of the imported messages")
+    run_page(make, parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""Choosing one of 100 programs by CodeGen-16B with the tests that CodeGen-16B wrote, on HumanEval.
+
+    python -m benchmarks.real.humaneval --cache FILE
+
+Programs run in the sandbox; ``--cache`` names the file that keeps their results.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.paper.page import percent, span
+from benchmarks.real.choosing import CODET, RULES, Draw, Floats, Samples, features, right
+from benchmarks.real.common import RealPage, Source, arguments, read_rows, run_page
+from benchmarks.real.execution import CASE_SECONDS, TESTS_PER_SAMPLE, TRUTH_SECONDS, execute, read_problem
+from benchmarks.real.paired import folds, paired, points
+from mas_gym.tasks.grading.sandbox import Sandbox
+from search.results.intervals import mean_interval
+from search.results.selection import any_right
+
+SOURCE = Source(
+    "humaneval_codegen.jsonl.gz", "microsoft/CodeT, samples of CodeGen-16B on openai/human-eval", "MIT; HumanEval: MIT"
+)
+CRITIC = "outcome critic"
+SIZES = (5, 10, 15, 20, 25, 33, 40, 50, 65, 80, 100)
+THIRD = 33
+DRAWS = 20
+FOLDS, INNER = 5, 3
+STOPS = (0.4, 0.5, 0.6, 0.7, 0.8)
+SEED = 0
+
+Table = dict[int, Floats]
+"""By number of samples, the probability of a right choice for each problem, shape (problems,)."""
+
+
+class Point(NamedTuple):
+    """One draw with the scores of every rule, by name."""
+
+    draw: Draw
+    scores: dict[str, Floats]
+
+
+def drawn(samples: Samples, rng: np.random.Generator) -> list[dict[int, Draw]]:
+    """Return, for each of `DRAWS` orders of the programs and of the test sets, its beginnings of all sizes."""
+    orders = [(rng.permutation(samples.size), rng.permutation(samples.size)) for _ in range(DRAWS)]
+    return [{size: samples.draw(programs[:size], sets[:size]) for size in SIZES} for programs, sets in orders]
+
+
+def candidates() -> dict[str, Callable[[], Any]]:
+    """Return the critics to choose from: name to an untrained classifier."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    boosting = partial(HistGradientBoostingClassifier, learning_rate=0.05, l2_regularization=5.0, random_state=SEED)
+    return {
+        "logistic regression": lambda: make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=300)),
+        "boosting, depth 2": lambda: boosting(max_depth=2, max_iter=100),
+        "boosting, depth 3": lambda: boosting(max_depth=3, max_iter=80),
+    }
+
+
+Examples = list[tuple[Floats, NDArray[np.bool_]]]
+
+
+def examples(draws: Sequence[Mapping[int, Draw]]) -> Examples:
+    """Return features and truth of a problem's programs, from draws of several sizes."""
+    chosen = [draws[place % len(draws)][size] for place, size in enumerate((10, 20, 33, 33, 50, 100))]
+    return [(features(draw), draw.correct) for draw in chosen]
+
+
+def fitted(make: Callable[[], Any], known: Sequence[Examples]) -> Any:
+    pairs = [pair for one in known for pair in one]
+    return make().fit(np.vstack([table for table, _ in pairs]), np.concatenate([truth for _, truth in pairs]))
+
+
+def reached(model: Any, known: Examples) -> float:
+    """Return how often the critic's choice is right on a problem's examples."""
+    return fmean(_right(truth, model.predict_proba(table)[:, 1]) for table, truth in known)
+
+
+def _right(truth: NDArray[np.bool_], score: Floats) -> float:
+    return float(truth[score >= score.max() - 1e-9].mean())
+
+
+def train(known: Sequence[Examples]) -> tuple[str, Any]:
+    """Choose a critic by cross-validation over these problems, and train it on all of them."""
+    part, makers = folds(len(known), INNER, SEED + 1), candidates()
+    means = {}
+    for name, make in makers.items():
+        found = []
+        for fold in range(INNER):
+            model = fitted(make, [one for one, where in zip(known, part, strict=True) if where != fold])
+            found += [reached(model, one) for one, where in zip(known, part, strict=True) if where == fold]
+        means[name] = fmean(found)
+    best = max(means, key=means.__getitem__)
+    return best, fitted(makers[best], known)
+
+
+def scored(problems: Sequence[Samples], show: Callable[[str], None]) -> tuple[list[list[dict[int, Point]]], list[str]]:
+    """Return every rule's scores of every problem, draw and size, and the critic chosen in each fold."""
+    rng = np.random.default_rng(SEED)
+    draws = [drawn(one, rng) for one in problems]
+    known = [examples(one) for one in draws]
+    part, chosen = folds(len(problems), FOLDS, SEED), []
+    found: list[list[dict[int, Point]]] = [[] for _ in problems]
+    for fold in range(FOLDS):
+        name, model = train([one for one, where in zip(known, part, strict=True) if where != fold])
+        chosen.append(name)
+        show(f"fold {fold + 1} of {FOLDS}: {name}")
+        for place in np.flatnonzero(part == fold):
+            found[place] = [{size: _point(draw, model) for size, draw in one.items()} for one in draws[place]]
+    return found, chosen
+
+
+def _point(draw: Draw, model: Any) -> Point:
+    scores = {name: rule(draw) for name, rule in RULES.items()}
+    return Point(draw, scores | {CRITIC: model.predict_proba(features(draw))[:, 1]})
+
+
+def accuracy(found: Sequence[Sequence[Mapping[int, Point]]], name: str) -> Table:
+    """Return how often a rule is right at each size, by problem."""
+    return {
+        size: np.array([fmean(right(one[size].draw, one[size].scores[name]) for one in draws) for draws in found])
+        for size in SIZES
+    }
+
+
+class Stopping(NamedTuple):
+    """What a rule that stops early reaches and uses, by problem, shape (problems,)."""
+
+    accuracy: Floats
+    samples: Floats
+
+
+def stopping(found: Sequence[Sequence[Mapping[int, Point]]], confidence: float) -> Stopping:
+    """Return what the critic reaches if it stops at the first of `SIZES` at which its best score is this high."""
+    hits, used = [], []
+    for draws in found:
+        ends = [next((s for s in SIZES if one[s].scores[CRITIC].max() >= confidence), SIZES[-1]) for one in draws]
+        hits.append(fmean(right(one[end].draw, one[end].scores[CRITIC]) for one, end in zip(draws, ends, strict=True)))
+        used.append(fmean(ends))
+    return Stopping(np.array(hits), np.array(used))
+
+
+def against(one: Floats, other: Floats) -> str:
+    """Return the difference in points with its paired interval."""
+    return points(paired(one, other))
+
+
+def draw_figure(path: Path, tables: Mapping[str, Table], stops: Sequence[Stopping]) -> None:
+    """Write the figure of accuracy against the number of samples."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9.5, 4.5))
+    for name, table in tables.items():
+        strong = {"linewidth": 2.4} if name in (CODET, CRITIC) else {"linewidth": 1.2}
+        axes.plot(SIZES, [100 * table[size].mean() for size in SIZES], marker="o", markersize=3, label=name, **strong)
+    axes.plot(
+        [one.samples.mean() for one in stops],
+        [100 * one.accuracy.mean() for one in stops],
+        "k*",
+        linestyle="none",
+        label=f"{CRITIC}, stopping early",
+    )
+    axes.axhline(100 * tables[CODET][SIZES[-1]].mean(), color="grey", linestyle=":", linewidth=1)
+    axes.set_xlabel("programs, and generated test sets, per problem")
+    axes.set_ylabel("chosen program is correct (%)")
+    axes.set_title("Choosing among programs by CodeGen-16B, HumanEval", fontsize=10)
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=140)
+    pyplot.close(figure)
+
+
+def build(data: Path, cache: Path, sandbox: Sandbox, jobs: int, show: Callable[[str], None]) -> RealPage:
+    """Run what is not in the cache and return the page."""
+    problems = [read_problem(row) for row in read_rows(data, SOURCE)]
+    results = execute(problems, cache, sandbox=sandbox, jobs=jobs)
+    samples = [Samples(problem, results[problem.id]) for problem in problems]
+    found, chosen = scored(samples, show)
+    tables = {name: accuracy(found, name) for name in (*RULES, CRITIC)}
+    stops = {confidence: stopping(found, confidence) for confidence in STOPS}
+    plain, critic, codet = tables["at random"][SIZES[-1]], tables[CRITIC], tables[CODET]
+    level = paired(critic[THIRD], codet[SIZES[-1]])
+    better = paired(critic[THIRD], codet[THIRD])
+    above = paired(critic[SIZES[-1]], codet[SIZES[-1]])
+    page = RealPage("humaneval", "HumanEval: choosing among CodeGen-16B's programs", SOURCE)
+    page.finding = _finding(plain, codet, critic, level, better, above)
+    page.heading("pass@k")
+    page.table(
+        ("k", "pass@k", "95% interval"),
+        [
+            (k, percent(values.mean()), span(*mean_interval(values, 0, 1)))
+            for k in (1, 2, 5, 10, 20, 50, 100)
+            for values in [np.array([any_right(one.correct.tolist(), k) for one in samples])]
+        ],
+    )
+    page.text("Unbiased estimate from 100 programs (Chen et al. 2021).")
+    page.heading("All samples: 100 programs and 100 generated test sets")
+    page.table(
+        ("choice", "correct", "95% interval", "against CodeT, paired"),
+        [
+            (
+                name,
+                percent(table[100].mean()),
+                span(*mean_interval(table[100], 0, 1)),
+                "" if name == CODET else against(table[100], codet[100]),
+            )
+            for name, table in tables.items()
+        ],
+    )
+    page.heading("Accuracy against the number of samples")
+    page.picture("humaneval.png", "Accuracy of each rule against the number of samples", partial(
+        draw_figure, tables=tables, stops=[*stops.values()]
+    ))  # fmt: skip
+    page.table(
+        ("choice", *map(str, SIZES)),
+        [(name, *(percent(table[size].mean()) for size in SIZES)) for name, table in tables.items()],
+    )
+    page.table(
+        ("difference", "points, 95% interval over problems"),
+        [
+            (f"{CRITIC}, {THIRD} samples, against CodeT, 100 samples", against(critic[THIRD], codet[100])),
+            (f"{CRITIC} against CodeT, {THIRD} samples each", against(critic[THIRD], codet[THIRD])),
+            (f"{CRITIC} against CodeT, 100 samples each", against(critic[100], codet[100])),
+            (
+                f"dual agreement on outputs against CodeT, {THIRD} samples each",
+                against(tables["dual agreement on outputs"][THIRD], codet[THIRD]),
+            ),
+            (
+                f"agreement per call against CodeT, {THIRD} samples each",
+                against(tables["agreement per call"][THIRD], codet[THIRD]),
+            ),
+            (f"CodeT, {THIRD} samples, against CodeT, 100 samples", against(codet[THIRD], codet[100])),
+        ],
+    )
+    page.heading("Stopping early")
+    page.text(
+        "Sampling stops at the first of the sizes above at which the critic gives one program at least the stated "
+        "probability. The comparison is the critic's accuracy with the same number of samples for every problem, "
+        "interpolated between sizes."
+    )
+    page.table(
+        (
+            "confidence",
+            "samples",
+            "correct",
+            "fixed number",
+            "against CodeT, 100 samples",
+            "against the critic, 100 samples",
+        ),
+        [
+            (
+                confidence,
+                f"{one.samples.mean():.1f}",
+                percent(one.accuracy.mean()),
+                percent(_fixed(critic, one)),
+                against(one.accuracy, codet[100]),
+                against(one.accuracy, critic[100]),
+            )
+            for confidence, one in stops.items()
+        ],
+    )
+    paying = [name for name, one in stops.items() if one.accuracy.mean() > _fixed(critic, one)]
+    page.text(
+        "Stopping reaches more than the same number of samples for every problem at "
+        + (f"a confidence of {', '.join(map(str, paying))}." if paying else "no confidence.")
+        + " At a low confidence it stops too early: with few samples, the critic is sure of programs that are wrong."
+    )
+    page.heading("How it was measured")
+    page.text(_METHOD.format(critics=", ".join(f"{chosen.count(name)} {name}" for name in dict.fromkeys(chosen))))
+    return page
+
+
+_METHOD = f"""
+Programs and tests end where CodeT ends them, and the first {TESTS_PER_SAMPLE} tests of a set count. A generated test
+has {CASE_SECONDS} seconds, as in CodeT, but of CPU time; the hidden tests have {TRUTH_SECONDS:g} seconds. CodeT's rule
+is that of its published code: consensus sets of programs that pass the same tests, ranked by the square root of the
+number of programs times the number of tests; a choice among equals counts as its mean. "Agreement" compares the
+values that programs return for the calls in the generated tests. `k` samples are `k` programs and `k` test sets,
+drawn without replacement; a figure is the mean over {DRAWS} draws, the same for every rule.
+
+The outcome critic sees the scores of all rules, the programs' lengths and a few counts of words, and learns from
+outcomes alone. It is cross-validated by problem in {FOLDS} folds, and its kind is chosen within the training folds:
+{{critics}}. No confidence for stopping is chosen; all are shown.
+"""
+
+
+def _fixed(table: Table, one: Stopping) -> float:
+    """Return the accuracy with the mean number of samples of a stopping rule, the same for every problem."""
+    return float(np.interp(one.samples.mean(), SIZES, [table[size].mean() for size in SIZES]))
+
+
+def _finding(plain: Floats, codet: Table, critic: Table, level: Any, better: Any, above: Any) -> str:
+    goal = "level with" if not level.significant else "above" if level.mean > 0 else "below"
+    same = "above it" if better.significant and better.mean > 0 else "not distinguishable from it"
+    more = "above it" if above.significant and above.mean > 0 else "not distinguishable from it"
+    return (
+        f"One of CodeGen-16B's programs is correct in {percent(plain.mean())}% of cases, and CodeT's rule raises this "
+        f"to {percent(codet[100].mean())}% with 100 programs and 100 generated test sets. "
+        f"An outcome critic on features of the same executions reaches {percent(critic[THIRD].mean())}% with {THIRD} "
+        f"of each, which is {goal} CodeT's {percent(codet[100].mean())}% with 100 (difference "
+        f"{100 * level.mean:+.1f} points, {100 * level.low:+.1f} to {100 * level.high:+.1f}). "
+        f"With {THIRD} samples for both, it is {same} ({100 * better.mean:+.1f} points, {100 * better.low:+.1f} to "
+        f"{100 * better.high:+.1f}); with 100 for both, it is {more} ({100 * above.mean:+.1f} points, "
+        f"{100 * above.low:+.1f} to {100 * above.high:+.1f})."
+    )
+
+
+def make(given: argparse.Namespace) -> Path:
+    page = build(given.data, given.cache, given.sandbox, given.jobs, print)
+    facts = [f"{SOURCE.file}; 100 programs and 100 generated test sets per problem; seed {SEED}"]
+    return page.write(given.pages, "python -m benchmarks.real.humaneval --cache humaneval.jsonl", facts)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments("humaneval", "Choose among CodeGen-16B's programs on HumanEval.")
+    parser.add_argument("--cache", type=Path, default=Path("humaneval.jsonl"), help="results of the programs")
+    parser.add_argument("--sandbox", choices=get_args(Sandbox), default="bubblewrap", help="isolation of the programs")
+    parser.add_argument("--jobs", type=int, default=2, help="programs that run at once")
+    run_page(make, parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""A cascade: cheap searches first, and expensive ones only where the critic doubts the answer."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from mas_gym.errors import BudgetError, ConfigError, ExhaustedError, SearchError
+from mas_gym.systems.state import MASState
+from search.plan import AnytimePoint, Plan
+from search.planners.common import evaluate
+from search.planners.stopping import Confident, Evidence, Watch, read_stop, stop_for_run
+from search.protocol import Critic, Model, PlanGenerator, Planner, Propose, Request, as_planner, value_kind
+from search.tree import Proposal, Tree
+
+
+@dataclass(frozen=True)
+class Cascade(Planner):
+    """Searches of growing size, of which the next one runs only while the answer is in doubt.
+
+    A cascade of searches, as FrugalGPT's of models (Chen et al., 2023). After each stage but the last, the next stage's
+    rule states the probability that the answer is right; above its threshold the cascade ends. Messages are reused: a
+    stage that asks for messages at a state gets those that earlier stages drew there, and only then new ones. Without a
+    budget the last stage finds exactly what it finds alone; the messages of earlier stages that it does not ask for
+    come on top. The plan is that of the last stage that ran, and the anytime curve has one point per stage.
+
+    Attributes:
+        stages: The planners, cheapest first.
+        rules: For each stage after the first, the rule that the answer so far is settled
+            (`search.planners.stopping.Confident`).
+        outcomes_only: Whether only terminal states have values; filled in for a run.
+    """
+
+    stages: tuple[Planner, ...]
+    rules: tuple[Confident, ...]
+    outcomes_only: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the stages. Raises `ConfigError`."""
+        stages = tuple(map(as_planner, self.stages))
+        rules = tuple(map(read_stop, self.rules))
+        if len(stages) < 2 or len(rules) != len(stages) - 1:
+            raise ConfigError(
+                f"cascade: expected at least two planners and a threshold for each after the first, got {len(stages)} "
+                f"and {len(rules)}; write cascade:single>mcts:20,2@0.8"
+            )
+        for rule in rules:
+            if not isinstance(rule, Confident):
+                raise ConfigError(
+                    f"cascade: expected a probability or a file from mas-gym calibrate after @, got {rule}"
+                )
+        last = stages[-1]
+        own = {"stages": stages, "rules": rules, "size_setting": last.size_setting}
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
+
+    def for_run(self, critic: Critic | None, training: bool) -> Cascade:
+        """Bind the stages and the rules to the critic."""
+        if critic is None:
+            raise ConfigError("cascade needs a critic that states its doubts: pass critic=load_critic(...)")
+        stages = tuple(as_planner(stage.for_run(critic, training)) for stage in self.stages)
+        bound = [
+            stop_for_run(stage, rule, critic, training)
+            for stage, rule in zip(self.stages[:-1], self.rules, strict=True)
+        ]
+        outcomes_only = value_kind(critic, training) == "outcome"
+        return replace(self, stages=stages, rules=tuple(bound), outcomes_only=outcomes_only)  # type: ignore[arg-type]
+
+    def current_size(self) -> int:
+        """Return the size of the last stage."""
+        return self.stages[-1].current_size()
+
+    def resized(self, size: int) -> Cascade:
+        """Return a copy whose last stage has another size."""
+        return replace(self, stages=(*self.stages[:-1], self.stages[-1].resized(size)))
+
+    def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
+        """Run the stages until the answer is settled or the budget is spent."""
+        supply, last = _Supply(), len(self.stages) - 1
+        curve: list[AnytimePoint] = []
+        earlier: Plan | None = None
+        for number, stage in enumerate(self.stages):
+            # Each stage draws as it does alone.
+            own = random.Random()
+            own.setstate(rng.getstate())
+            try:
+                plan = yield from supply.run(stage.plan(model, root, own))
+            except BudgetError:
+                if earlier is None:
+                    raise
+                plan = earlier
+            if supply.spent:
+                # A stage that was cut short may have a worse answer than the one before.
+                plan = plan if earlier is None or _value(plan) >= _value(earlier) else earlier
+                return replace(plan, anytime=tuple(curve))
+            plan = _with_tree(plan, model, root)
+            curve.append(AnytimePoint(supply.calls, supply.tokens, plan.candidates[0].state))
+            if number == last:
+                break
+            try:
+                evidence = yield from self._evidence(plan)
+            except BudgetError:
+                break
+            reason = self.rules[number].reason(evidence)
+            if reason is not None:
+                stopped = f"settled after stage {number + 1} of {last + 1}: {reason}"
+                return replace(plan, anytime=tuple(curve), stopped=stopped)
+            earlier = plan
+        return replace(plan, anytime=tuple(curve))
+
+    def _evidence(self, plan: Plan) -> Generator[list[Request], list[Any], Evidence]:
+        """Score the answer of a stage, if it did not, and return the evidence for it."""
+        tree, ends = plan.tree, [candidate.node or 0 for candidate in plan.candidates]
+        assert tree is not None
+        scored = ends[:1] if self.outcomes_only else tree.path(ends[0])[1:]
+        yield from evaluate(tree, [node for node in scored if math.isnan(tree.values[node])])
+        return (yield from Watch(None, tree, self.outcomes_only).evidence(ends[0], ends))
+
+
+class _Supply:
+    """The messages of all stages by state, which each stage gets before new ones are drawn.
+
+    Attributes:
+        calls: Messages drawn so far.
+        tokens: Their tokens.
+        spent: Whether the budget has refused a request.
+    """
+
+    def __init__(self) -> None:
+        self.calls = self.tokens = 0
+        self.spent = False
+        self._drawn: dict[MASState, list[Proposal]] = defaultdict(list)
+
+    def run(self, stage: PlanGenerator) -> PlanGenerator:
+        """Run a stage; its plan is returned."""
+        used: Counter[MASState] = Counter()
+        resume: Callable[[], list[Request]] = partial(next, stage)
+        try:
+            while True:
+                try:
+                    requests = resume()
+                except StopIteration as end:
+                    plan: Plan = end.value
+                    return plan
+                try:
+                    resume = partial(stage.send, (yield from self._answer(requests, used)))
+                except BudgetError as error:
+                    self.spent = self.spent or not isinstance(error, ExhaustedError)
+                    resume = partial(stage.throw, error)
+        finally:
+            stage.close()
+
+    def _answer(self, requests: Sequence[Request], used: Counter[MASState]) -> Generator[list[Request], list[Any], Any]:
+        """Return the replies to a stage's requests; ``used`` counts the messages that it has got at each state."""
+        wanted = Counter({request.state: used[request.state] for request in requests if isinstance(request, Propose)})
+        for request in requests:
+            if isinstance(request, Propose):
+                wanted[request.state] += request.n
+        missing = {state: n - len(self._drawn[state]) for state, n in wanted.items() if n > len(self._drawn[state])}
+        others: list[Request] = [request for request in requests if not isinstance(request, Propose)]
+        asked = [*(Propose(state, n) for state, n in missing.items()), *others]
+        replies: list[Any]
+        try:
+            replies = (yield asked) if asked else []
+        except ExhaustedError:
+            # A recorded run has no more messages; those that earlier stages drew may be left.
+            if not any(self._drawn[state][used[state] :] for state in wanted):
+                raise
+            replies = [[] for _ in missing] + ((yield others) if others else [])
+        for state, proposals in zip(missing, replies, strict=False):
+            self._drawn[state] += proposals
+            self.calls += len(proposals)
+            self.tokens += sum(proposal.tokens for proposal in proposals)
+        rest, answers = iter(replies[len(missing) :]), []
+        for request in requests:
+            if isinstance(request, Propose):
+                start = used[request.state]
+                answers.append(self._drawn[request.state][start : start + request.n])
+                used[request.state] += len(answers[-1])
+            else:
+                answers.append(next(rest))
+        return answers
+
+
+def _value(plan: Plan) -> float:
+    """Return the critic's value of a plan's answer; the least possible one if it has none."""
+    best, tree = plan.best, plan.tree
+    if best is None or best.node is None or tree is None or math.isnan(tree.values[best.node]):
+        return -math.inf
+    return tree.values[best.node]
+
+
+def _with_tree(plan: Plan, model: Model, root: MASState) -> Plan:
+    """Return a stage's plan with the nodes of its candidates; a planner may leave them to the driver."""
+    if not plan.candidates:
+        raise SearchError("cascade: expected a candidate in the plan of each stage, got none")
+    tree = Tree(root) if plan.tree is None else plan.tree
+    index = {state: node for node, state in reversed(list(enumerate(tree.states)))}
+    for candidate in plan.candidates:
+        for state in candidate.state.path()[1:]:
+            if state not in index and state.parent is not None:
+                index[state] = tree.add(index[state.parent], state, None, model.is_terminal(state))
+    placed = [
+        one if one.node is not None and tree.states[one.node] == one.state else replace(one, node=index[one.state])
+        for one in plan.candidates
+    ]
+    return replace(plan, tree=tree, candidates=tuple(placed))
