@@ -1,4 +1,4 @@
-"""Training the bundled agents: ``python -m benchmarks.learning`` writes ``pages/learning.md`` and its picture.
+"""Training the bundled agents: ``python -m benchmarks.learning`` writes ``pages/training/learning.md``.
 
 Each row of the table trains the RPSV agents of Arithmetic by another method on about the same number of generated
 tokens (``--tokens``), the rewards of which are the only supervision:
@@ -38,8 +38,7 @@ from search.protocol import ScoringContext
 from search.results.outcomes import Outcome, ResultRow
 from search.store import open_store
 
-PAGES = Path(__file__).parent / "pages"
-PAGE = PAGES / "learning.md"
+PAGE = Path(__file__).parent / "pages" / "training" / "learning.md"
 REASONS = "## Notes"
 """Text below this heading is written by hand and kept when the page is regenerated."""
 
