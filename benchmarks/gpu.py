@@ -148,23 +148,30 @@ def made_up(number: int) -> str:
     return f"w{number}"
 
 
-def models(config: Config, folder: Path, device: str, until: float) -> None:
-    """Write agents and critic of random weights."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2Config
+def shape_of(config: Config, end: int, pad: int) -> Any:
+    """Return transformers' configuration of agents and critic."""
+    from transformers import Qwen2Config
 
-    from rewardmodels.model.folder import CriticInfo, model_card, save_folder
-
-    tokenizer = make_tokenizer(config.model["vocab_size"])
-    shape = Qwen2Config(
+    return Qwen2Config(
         **config.model,
         rope_theta=1_000_000.0,
         rms_norm_eps=1e-6,
         tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=end,
+        pad_token_id=pad,
         num_labels=1,
     )
+
+
+def models(config: Config, folder: Path, device: str, until: float) -> None:
+    """Write agents and critic of random weights."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    from rewardmodels.model.folder import CriticInfo, model_card, save_folder
+
+    tokenizer = make_tokenizer(config.model["vocab_size"])
+    shape = shape_of(config, tokenizer.eos_token_id, tokenizer.pad_token_id)
     torch.manual_seed(0)
     dtype = getattr(torch, config.dtype)
     with torch.device(device):
@@ -383,7 +390,7 @@ def run_part(part: str, name: str, folder: Path, seconds: float) -> Outcome:
                 why = f"it failed: {lines[-1][:300]}" if lines else f"it ended with code {process.returncode}"
                 note("\n".join(lines[-30:]))
         except subprocess.TimeoutExpired:
-            why = f"its {seconds:.0f} seconds were over"
+            why = f"time limit of {seconds:.0f} s reached"
         finally:
             # An engine's processes may outlive the one that started them.
             with suppress(ProcessLookupError):

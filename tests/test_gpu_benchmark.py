@@ -32,8 +32,19 @@ def test_benchmark_out_of_time_reports_skipped_parts(tmp_path: Path, monkeypatch
     monkeypatch.setattr(gpu, "RESERVE", 0.0)
     assert gpu.main(["--config", "cut", "--out", str(tmp_path), "--minutes", "0.17"]) == 1
     page = (tmp_path / "gpu-cut.md").read_text(encoding="utf-8")
-    assert "| models | skipped: its 1 seconds were over |" in page
+    assert "| models | skipped: time limit of 1 s reached |" in page
     assert page.count("skipped: there are no models") == 3
+
+
+def test_full_configuration_has_the_published_number_of_parameters() -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(gpu.shape_of(gpu.CONFIGS["qwen2.5-1.5b"], 0, 1))
+    # Qwen2.5's model card: 1.54 billion, 1.31 billion without the embedding.
+    total, embedding = model.num_parameters(), model.get_input_embeddings().weight.numel()
+    assert (round(total / 1e9, 2), round((total - embedding) / 1e9, 2)) == (1.54, 1.31)
 
 
 def test_benchmark_without_gpu_says_how_to_check_it(
