@@ -218,7 +218,7 @@ def search_part(config: Config, folder: Path, device: str, until: float) -> None
     from mas_gym.policies.sessions import as_async
 
     policy, engine, why = agents_of(config, folder, device)
-    whole = engine == "vLLM"
+    on_vllm = engine == "vLLM"
     alone, critic = as_async(policy), critic_of(config, folder, device)
     question = (mas_gym.ChatMessage("user", "Ann has 12 pens and buys 3. How many pens has she now?"),)
     probes = [SamplingRequest(question, (seed,), config.cap) for seed in range(config.batch)]
@@ -242,13 +242,13 @@ def search_part(config: Config, folder: Path, device: str, until: float) -> None
         "messages": messages,
         "search": ours.rate,
         "seconds": ours.seconds,
-        "cached": watched.cached_tokens / max(watched.prompt_tokens, 1) if whole else None,
+        "cached": watched.cached_tokens / max(watched.prompt_tokens, 1) if on_vllm else None,
     }
     keep(folder, "search", figures)
     empty_cache(policy)
     figures["engine alone"] = at_once(alone, watched.heard).rate
     keep(folder, "search", figures)
-    if not whole:
+    if not on_vllm:
         # Whole batches of generate, as many as take about a tenth of the search's requests.
         some = watched.heard[: max(config.batch, len(watched.heard) // 10)]
         figures["generate"] = raw(policy, some, config.batch, clock=time.perf_counter)
