@@ -34,7 +34,7 @@ from mas_gym.envs.scoring import scores_of
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, EngineUnavailableError, MASGymError
 from mas_gym.policies import SamplingRequest, load_policy
 from mas_gym.policies.base import Choice, Sample
-from mas_gym.policies.completions import BadReply, parse_reply
+from mas_gym.policies.openai_format import BadReply, parse_reply
 from mas_gym.policies.scripted import ScriptedPolicy
 from mas_gym.systems.prompts import ChatMessage
 from rewardmodels import load_critic
