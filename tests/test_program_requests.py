@@ -15,8 +15,9 @@ from typing import Any
 
 import jsonschema
 import pytest
+from browser import CHROMIUM, Browser
 from openai import OpenAI
-from search_worlds import noise
+from search_worlds import HashCritic, noise
 
 import search
 from mas_gym.errors import ConfigError, StoreError
@@ -26,6 +27,7 @@ from mas_gym.programs.schemas import instance
 from mas_gym.systems.tool_calls import ToolCall, with_calls
 from mas_gym.tasks.base import Problem
 from search import open_store
+from search.report.report import write_report
 
 SEARCH = {"type": "function", "function": {"name": "search_web", "parameters": {"type": "object"}}}
 LONG = "You are the Researcher. " + "Cite every source that you use. " * 400
@@ -89,6 +91,25 @@ def test_tree_page_shows_requests_and_tool_results(tmp_path: Path) -> None:
     data = json.loads(page.partition('type="application/json">')[2].partition("</script>")[0])
     shown = {role: data["texts"][text] for role, text in data["requests"][str(max(path))]}
     assert (shown["tool"], shown["system"]) == (FOUND, LONG)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_tree_page_of_a_program_calls_its_last_recipient_end(tmp_path: Path) -> None:
+    [plan] = search.run("single", problems(1), program=Program(researches, agents=["Researcher"]), policy=Caller())
+    with Browser(tmp_path / "profile") as browser:
+        page = browser.page(plan.write_page(tmp_path / "tree.html").as_uri())
+        assert page.js("document.querySelector('#detail h2').textContent").startswith("Researcher → end")
+
+
+def test_blame_table_omits_other_agents_that_are_not_blamed(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="reports draw with the extra 'plot'")
+    options: dict[str, Any] = {"critic": HashCritic(), "policy": Caller(), "store": tmp_path / "runs.db"}
+    list(search.run("mcts:3,2", problems(6), program=Program(researches), **options))
+    with open_store(tmp_path / "runs.db") as opened:
+        assert [agent.name for agent in opened.runs()[0].mas.agents] == ["Researcher", "other agents"]
+        write_report(opened, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<th>Researcher</th><th>nobody</th>" in page
 
 
 def test_store_keeps_a_shared_system_prompt_once(tmp_path: Path) -> None:

@@ -221,6 +221,13 @@ def test_report_rejects_an_unknown_baseline(store: Path, tmp_path: Path) -> None
     assert "baseline: expected one of 'single', 'sbs:4,2 + hash', 'mcts:8,3 + hash', got 'zzz'" in said
 
 
+def test_calibration_puts_equal_values_into_one_bin_in_any_order() -> None:
+    states = [ScoredState(1, i % 3 / 2, float(i < 30)) for i in range(60)]
+    [bins] = calibration(states).values()
+    assert bins == [(value, 0.5, 20) for value in (0.0, 0.5, 1.0)]
+    assert calibration(reversed(states)) == {1: bins}
+
+
 def test_report_of_a_loop_has_one_calibration_line_per_agent(tmp_path: Path) -> None:
     critic = HashCritic()
     critic.name = "$\\bad{$ _x$"

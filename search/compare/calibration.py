@@ -86,7 +86,10 @@ class ScoredStates:
             right.append(state.right)
 
     def bins(self) -> dict[int, list[Bin]]:
-        """Return, for each depth or speaker, `BINS` bins of equally many states by value; fewer if there are few."""
+        """Return, for each depth or speaker, at most `BINS` bins of about equally many states, in order of value.
+
+        Equal values share a bin, so the order of the states does not matter.
+        """
         return {key: _bins(*map(np.asarray, self._groups[key])) for key in sorted(self._groups)}
 
 
@@ -99,8 +102,9 @@ def calibration(states: Iterable[ScoredState], by: Literal["depth", "speaker"] =
 
 def _bins(values: NDArray[np.float64], right: NDArray[np.float64]) -> list[Bin]:
     order = np.argsort(values, kind="stable")
-    count = min(BINS, len(order))
-    edges = [round(i * len(order) / count) for i in range(count + 1)]
+    count, ordered = min(BINS, len(order)), values[order]
+    starts = [ordered[round(i * len(order) / count)] for i in range(count)]
+    edges = [*sorted(set(np.searchsorted(ordered, starts).tolist())), len(order)]
     groups = [order[low:high] for low, high in pairwise(edges)]
     return [
         Bin(sum(values[group].tolist()) / len(group), sum(right[group].tolist()) / len(group), len(group))

@@ -145,7 +145,7 @@ class DepthFigures(NamedTuple):
         value: Their mean value.
         right: Share of them without an error.
         auc: How well the value tells the two apart, in ``[0, 1]``; 0.5 if there is only one sort.
-        gap: Mean distance between value and ``2 right - 1``, over bins of equally many prefixes.
+        gap: Mean distance between value and ``2 right - 1``, over bins of about equally many prefixes.
         bins: The bins.
     """
 

@@ -49,7 +49,9 @@
   };
   const text = (i) => data.texts[nodes.text[i]];
   const column = (name, i) => (nodes[name] ? nodes[name][i] : null);
-  const who = (agent) => (agent === -1 ? "question" : agent >= data.agents.length ? "sink" : data.agents[agent]);
+  // Programs have no graph, so their readers have met no sink.
+  const end = data.program ? "end" : "sink";
+  const who = (agent) => (agent === -1 ? "question" : agent >= data.agents.length ? end : data.agents[agent]);
   const hue = (agent) => (agent < 0 || agent >= data.agents.length ? "var(--dim)" : HUES[agent % HUES.length]);
   const short = (x) => (x === null || x === undefined ? "–" : Math.abs(x) >= 1000 ? x.toFixed(0) : String(+x.toFixed(3)));
   const snippet = (s) => s.slice(0, 240).trim().replace(/\s*\n\s*/g, " · ") || "(empty)";

@@ -123,7 +123,7 @@ def index_page(
     for setting, group in groups.items():
         parts.append(f"<section {_SCROLLS} aria-label=Runs><h2>{escape(setting)}</h2>{_index_table(group)}")
         if drawn and sum(row.result.tokens.mean > 0 for row in group) > 1:
-            caption = "Accuracy against generated tokens, with 95% intervals; the dotted line joins the best rows."
+            caption = "Accuracy against generated tokens."
             picture = f'<img src="/plot/{quote(group[0].key)}" alt="{caption}">'
             parts.append(f"<figure>{picture}<figcaption>{caption}</figcaption></figure>")
         parts.append("</section>")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mas_gym.errors import ConfigError, need
 from mas_gym.internal.text import by_cause
+from mas_gym.programs.program import OTHERS
 from search.compare import Comparison
 from search.compare.blame import Falls
 from search.compare.calibration import CONFIDENT, Bin, ScoredStates, scored_states
@@ -312,13 +313,12 @@ def data_url(figure: Figure) -> str:
 
 
 _CAPTIONS = {
-    "accuracy-tokens": "Accuracy against generated tokens. Vertical bars are 95% intervals; a line that ends in a "
-    "marker shows what that search would have reached with fewer tokens; the dotted line joins the best rows.",
+    "accuracy-tokens": "Accuracy against generated tokens.",
     "accuracy-calls": "Accuracy against agent calls.",
     "anytime": "Accuracy if every search had stopped at the same budget, with 95% bands over problems.",
     "hits": "Hit@k: a right answer among the first k candidates.",
     "calibration": "Calibration by agent: the mean share of right answers below states of similar value after its "
-    "messages, in bins of equally many states. A useful critic rises from left to right after every agent.",
+    "messages, in bins of about equally many states. A useful critic rises from left to right after every agent.",
 }
 
 
@@ -374,15 +374,16 @@ def _stop_table(outcomes: Sequence[Outcome]) -> list[str]:
 
 def _blame_table(report: SettingReport) -> str:
     agents = list(dict.fromkeys(name for label in report.blamed for name in report.agents[label]))
-    if len(agents) > _MOST_AGENTS:
-        agents = [name for name in agents if any(found.get(name) for found in report.blamed.values())]
+    blamed = set().union(*report.blamed.values())
+    few = len(agents) <= _MOST_AGENTS
+    agents = [name for name in agents if name in blamed or (few and name != OTHERS)]
     names = [*agents, "nobody"]
     lines = [(label, *(str(found.get(name, 0)) for name in names)) for label, found in report.blamed.items()]
     note = (
         'Wrong answers by the agent whose message lowered the value most; "nobody" where no fall is clear '
         f"(confidence below {CONFIDENT:g}). The messages: mas-gym blame."
     )
-    return f"<p>{escape(note)}</p>" + _table(("row", *names), lines)
+    return f"<p>{escape(note)}</p>" + _table(("search", *names), lines)
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
