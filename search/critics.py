@@ -11,7 +11,7 @@ from typing import Any
 from mas_gym.envs.scoring import Written, scores_of
 from mas_gym.errors import ConfigError, CriticError, unknown_name
 from mas_gym.systems.graph import MAS
-from search.protocol import Critic, PeerContext, Scores, ScoringContext, as_critic
+from search.protocol import Critic, Scores, ScoringContext, as_critic
 
 
 class PolicyLikelihood(Critic):
@@ -148,13 +148,14 @@ class Agreement(Critic):
         return [self._score(context) for context in contexts]
 
     def _score(self, context: ScoringContext) -> float:
-        if not isinstance(context, PeerContext):
+        peers = context.peers
+        if peers is None:
             raise CriticError(
                 "agreement compares the leaves of a search, got a state without them; use it as the critic of one"
             )
-        if context.answer is None:
+        if peers.answer is None:
             return -1.0
-        return 2 * context.answers.count(context.answer) / len(context.answers) - 1
+        return 2 * peers.answers.count(peers.answer) / len(peers.answers) - 1
 
 
 class RandomCritic(Critic):

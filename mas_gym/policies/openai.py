@@ -29,7 +29,9 @@ from mas_gym.errors import (
 from mas_gym.internal.event_loop import engine_loop, on_engine_loop
 from mas_gym.plugins import build
 from mas_gym.policies.base import AsyncPolicy, Choice, SamplingReply, SamplingRequest, log_sum, spellings
-from mas_gym.policies.completions import (
+from mas_gym.policies.connections import Connections
+from mas_gym.policies.meters import Meter, Price
+from mas_gym.policies.openai_format import (
     Api,
     BadReply,
     Fault,
@@ -46,8 +48,6 @@ from mas_gym.policies.completions import (
     read_body,
     reply_limit,
 )
-from mas_gym.policies.connections import Connections
-from mas_gym.policies.meters import Meter, Price
 from mas_gym.systems.prompts import ChatMessage
 
 logger = logging.getLogger("mas_gym.policies")

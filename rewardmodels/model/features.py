@@ -16,7 +16,7 @@ from typing import Any, Literal
 from mas_gym.errors import DataError
 from mas_gym.tasks.grading.numbers import parse_number
 from rewardmodels.model.folder import read_object, show
-from search.protocol import Critic, PeerContext, ScoringContext
+from search.protocol import Critic, Peers, ScoringContext
 
 FILE = "features.json"
 SCHEMA = 1
@@ -37,7 +37,7 @@ def features_of(context: ScoringContext, agents: Sequence[str] = ()) -> list[flo
     """Return the features of a state.
 
     Args:
-        context: The state; with `search.protocol.PeerContext` the answers of the samples beside it count.
+        context: The state; the answers of its peers count.
         agents: The agents that get a feature.
 
     Returns:
@@ -49,8 +49,8 @@ def features_of(context: ScoringContext, agents: Sequence[str] = ()) -> list[flo
     found = _NUMBER.findall(last)
     before = set(_NUMBER.findall(" ".join([state.question, *earlier])))
     ends = [numbers[-1] for text in earlier if (numbers := _NUMBER.findall(text))]
-    answer = context.answer if isinstance(context, PeerContext) else None
-    others = list(context.answers) if isinstance(context, PeerContext) else []
+    answer, answers, _ = context.peers or Peers()
+    others = list(answers)
     if answer in others:
         others.remove(answer)
     logprob = None if context.proposal is None else context.proposal.mean_logprob
