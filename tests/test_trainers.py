@@ -39,7 +39,7 @@ def batch() -> list[search.Plan]:
 
 def advantages(batch: list[search.Plan]) -> list[float]:
     found = [one.advantage for messages in credit(batch, "leave-one-out") for one in messages]
-    assert len(found) == QUESTIONS * 30 and any(found)
+    assert len(found) == len(batch) * 30 and any(found)
     return found
 
 
@@ -88,3 +88,14 @@ def test_openenv_client_rewards_give_the_credit(batch: list[search.Plan]) -> Non
     assert [one.advantage for messages in found for one in messages] == pytest.approx(advantages(batch), abs=1e-6)
     assert turn["agent"] == "Reader" and batch[0].tree.states[0].question in turn["prompt"][-1]["content"]
     assert (state["episode_id"], state["step_count"]) == (batch[0].problem_id, 0)
+
+
+def test_verifiers_rollouts_give_the_credit(batch: list[search.Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("verifiers", reason="verifiers is not installed: pip install 'verifiers>=0.4,<0.5'")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    [plan] = batch[:1]
+    problem = mas_gym.load_task("arithmetic", split="train").problem(plan.problem_id)
+    traces, found = example("verifiers_program")["searched"]([problem])
+    assert [one.advantage for messages in found for one in messages] == pytest.approx(advantages([plan]), abs=1e-6)
+    answers = {one.state.text for one in plan.candidates}
+    assert {trace.info["answer"] for trace in traces} == answers and all(trace.num_turns == 4 for trace in traces)
