@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import runpy
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,11 @@ EXAMPLES = Path(__file__).parents[1] / "examples" / "trainers"
 QUESTIONS = 2
 
 
+def needs(package: str, install: str) -> pytest.MarkDecorator:
+    missing = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(missing, reason=f"{package} is not installed: pip install {install}")
+
+
 def example(name: str) -> dict[str, Any]:
     return runpy.run_path(str(EXAMPLES / f"{name}.py"))
 
@@ -44,8 +50,8 @@ def advantages(batch: list[search.Plan]) -> list[float]:
 
 
 @pytest.mark.trl
+@needs("trl", "'mas-gym[agents]'")
 def test_grpo_trainer_advantages_are_the_credit(batch: list[search.Plan], tmp_path: Path) -> None:
-    pytest.importorskip("trl", reason="TRL is not installed: pip install 'mas-gym[agents]'")
     import pandas as pd
     import torch
 
@@ -74,8 +80,8 @@ def served(app: Any) -> Iterator[str]:
     thread.join()
 
 
+@needs("openenv", "openenv-core")
 def test_openenv_client_rewards_give_the_credit(batch: list[search.Plan]) -> None:
-    pytest.importorskip("openenv", reason="OpenEnv is not installed: pip install openenv-core")
     from openenv.core.env_server import create_fastapi_app
     from openenv.core.generic_client import GenericEnvClient
 
@@ -90,8 +96,8 @@ def test_openenv_client_rewards_give_the_credit(batch: list[search.Plan]) -> Non
     assert (state["episode_id"], state["step_count"]) == (batch[0].problem_id, 0)
 
 
+@needs("verifiers", "'verifiers>=0.4,<0.5'")
 def test_verifiers_rollouts_give_the_credit(batch: list[search.Plan], monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("verifiers", reason="verifiers is not installed: pip install 'verifiers>=0.4,<0.5'")
     monkeypatch.syspath_prepend(str(EXAMPLES))
     [plan] = batch[:1]
     problem = mas_gym.load_task("arithmetic", split="train").problem(plan.problem_id)
