@@ -58,7 +58,7 @@ KINDS = {"entropy": "entropy", "self-certainty": "self_certainty", "least": "lea
 
 
 class Uncertainty(Critic):
-    """How sure the agent was of its message, from the log-probabilities that its policy reported.
+    """The agent's certainty about its message, from the log-probabilities that its policy reported.
 
     ======================  ==================  ===========================================================
     kind                    value               from
@@ -159,7 +159,7 @@ class Agreement(Critic):
 
 
 class RandomCritic(Critic):
-    """Draws every state's value from ``[-1, 1)``, the same each time: the baseline that any verifier should beat.
+    """Draws every state's value from ``[-1, 1)``, the same each time: a baseline for verifiers.
 
     Args:
         seed: Another seed gives other values.
@@ -245,7 +245,7 @@ class Combination(Critic):
 
 
 class Ensemble(Combination):
-    """The mean of several critics; a state that a member has no value for has none."""
+    """The mean of several critics; a state has no value if a member has none."""
 
     def combined(self, context: ScoringContext, values: Sequence[float]) -> float:
         """Return the mean."""

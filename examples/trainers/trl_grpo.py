@@ -1,6 +1,6 @@
 """Train the agents with TRL's `GRPOTrainer`: `rollout_func` searches, and a message's advantage is its credit.
 
-Run ``pip install -e '.[agents]'``, then ``python examples/trainers/trl_grpo.py``; about two minutes on one core.
+Run ``pip install -e '.[agents]'``, then ``python examples/trainers/trl_grpo.py``; about half a minute on one core.
 """
 
 import tempfile

@@ -68,7 +68,7 @@ _NUMBER = re.compile(r"(?<![\w.])\d{2,9}(?![\w.]*\d)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAIOptions:
-    """How to call a server.
+    """Options for calling a server.
 
     Attributes:
         api: ``"chat"``, or ``"completions"`` for base models: system prompt and inputs joined by a blank line.

@@ -1,6 +1,6 @@
-"""A critic without a language model: a logistic regression on features of a transcript and of the samples beside it.
+"""A critic without a language model: a logistic regression on features of a transcript and of the other samples.
 
-It is the baseline that a learned critic should beat. Its folder holds ``features.json`` and a card.
+It is a baseline for learned critics. Its folder holds ``features.json`` and a card.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def read_features(folder: Path) -> FeatureModel:
     """Read and check ``features.json``.
 
     Raises:
-        DataError: It is missing, damaged or of another version.
+        DataError: The file is missing, damaged or of another version.
     """
     path = folder / FILE
     data = read_object(path)
@@ -145,9 +145,9 @@ def _are_numbers(values: object, size: int) -> bool:
 
 
 class FeatureCritic(Critic):
-    """Scores states by features, in ``[-1, 1]``: ``2 p - 1``. It costs no model call.
+    """Scores states by features, in ``[-1, 1]``: ``2 p - 1``. It makes no model calls.
 
-    Agreement is measured among the samples that a search has asked to score, so a value depends on them.
+    Agreement is computed among the samples scored in a search, so a state's value depends on the other samples.
 
     Args:
         folder: A folder written with ``mas-gym train ... --base features``.
