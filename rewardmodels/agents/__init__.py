@@ -11,6 +11,7 @@ from rewardmodels.agents.examples import (
     Preference,
     credited_samples,
     demonstrations,
+    sampled_messages,
     sibling_pairs,
 )
 from rewardmodels.agents.run import TrainedAgents, train_agents
@@ -24,6 +25,7 @@ __all__ = [
     "agent_config",
     "credited_samples",
     "demonstrations",
+    "sampled_messages",
     "sibling_pairs",
     "train_agents",
 ]

@@ -63,7 +63,8 @@ class CreditedSample(NamedTuple):
     Attributes:
         agent: Name of the agent.
         trace: Its tokens and their log-probabilities.
-        advantage: Its credit, divided by the root mean square over all samples to give all methods the same scale.
+        advantage: Its credit. `credited_samples` divides it by the root mean square over all samples to give all
+            methods the same scale.
     """
 
     agent: str
@@ -171,7 +172,7 @@ def sibling_pairs(path: str | Path, least: float, run: str | None = None) -> lis
 def credited_samples(
     path: str | Path, traces: str | Path, method: str, critic: Critic | None = None, run: str | None = None
 ) -> list[CreditedSample]:
-    """Return the sampled tokens of a store's messages with their advantages.
+    """Return the sampled tokens of a store's messages with their advantages, scaled to a root mean square of 1.
 
     Args:
         path: The store.
@@ -184,9 +185,35 @@ def credited_samples(
         ConfigError: The method needs a critic.
         DataError: A message has no trace, or no message has an advantage other than 0.
     """
+    found = [one for _, messages in sampled_messages(path, traces, method, critic, run) for one in messages]
+    scale = (sum(one.advantage**2 for one in found) / max(len(found), 1)) ** 0.5
+    if not scale:
+        raise DataError(f"{path}: expected messages with different rewards, found none; use problems of mixed outcomes")
+    # A sample without advantage has no gradient.
+    return [one._replace(advantage=one.advantage / scale) for one in found if one.advantage]
+
+
+def sampled_messages(
+    path: str | Path, traces: str | Path, method: str, critic: Critic | None = None, run: str | None = None
+) -> list[tuple[str, list[CreditedSample]]]:
+    """Return the id of each problem with its sampled messages, for trainers that group samples.
+
+    The advantages are those of `search.credit.credit`, unscaled, in the order of the tree's nodes. Zeros are included.
+
+    Args:
+        path: The store.
+        traces: The folder of its token traces.
+        method: A method of `search.credit.credit`.
+        critic: Values states, for the methods that need values.
+        run: One training run; None reads all. Advantages are compared within a run.
+
+    Raises:
+        ConfigError: The method needs a critic.
+        DataError: A message has no trace.
+    """
     if method in VALUE_CREDITS and critic is None:
         raise ConfigError(f"credit {method!r} needs values of states; pass --critic, such as a folder of a MASPRM")
-    found: list[CreditedSample] = []
+    found: list[tuple[str, list[CreditedSample]]] = []
     with open_store(path) as store:
         for info in training_runs(store, run):
             tokens = Traces(traces, digest_of(info.config["policy"]["identity"]))
@@ -194,6 +221,7 @@ def credited_samples(
             seeds = dict(store.message_seeds(info.run))
             value = None if critic is None or method not in VALUE_CREDITS else _values(plans, critic)
             for plan, messages in zip(plans, credit(plans, method, value=value), strict=True):
+                samples = []
                 for one in messages:
                     seed = seeds[plan.problem_id][one.node]
                     sampled = None if seed is None else tokens.find(seed)
@@ -204,12 +232,9 @@ def credited_samples(
                         )
                     if not sampled.trace.completion:
                         raise DataError(f"{traces}: expected token ids, got log-probabilities only; use a vLLM server")
-                    found.append(CreditedSample(sampled.agent, sampled.trace, one.advantage))
-    scale = (sum(one.advantage**2 for one in found) / max(len(found), 1)) ** 0.5
-    if not scale:
-        raise DataError(f"{path}: expected messages with different rewards, found none; use problems of mixed outcomes")
-    # A sample without advantage has no gradient.
-    return [one._replace(advantage=one.advantage / scale) for one in found if one.advantage]
+                    samples.append(CreditedSample(sampled.agent, sampled.trace, one.advantage))
+                found.append((plan.problem_id, samples))
+    return found
 
 
 def _values(plans: Sequence[Plan], critic: Critic) -> Callable[[MASState], float]:
