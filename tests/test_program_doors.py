@@ -100,6 +100,15 @@ def test_pages_of_a_program_show_the_run_and_not_a_view_that_only_it_knows(folde
     assert {"Writer", "Critic"} < set(view["agents"])
 
 
+def test_program_agents_are_named_on_the_command_line(folder: Path) -> None:
+    names = [word for name in ("Writer", "Critic", "Editor") for word in ("--program-agent", name)]
+    run("eval", *COMMON, *names, "-n", "2", "--planner", "single", "--store", "runs.db")
+    with search.open_store(folder / "runs.db") as store:
+        assert [agent.name for agent in store.runs()[0].mas.agents] == ["Writer", "Critic", "Editor"]
+    alone = CliRunner().invoke(app, ["eval", "-n", "2", *names])
+    assert alone.exit_code != 0 and "--program-agent: expected --program" in alone.output
+
+
 def shown_problems(folder: Path) -> list[str]:
     with search.open_store(folder / "runs.db") as store:
         return [plan.problem_id for plan in store.plans(store.runs()[0].run)]

@@ -28,6 +28,7 @@ def calibrate(
     program: opt.ProgramSpec = None,
     program_file: opt.ProgramFiles = None,
     program_temperature: opt.ProgramTemperature = None,
+    program_agent: opt.ProgramAgents = None,
     isolate: opt.Isolate = False,
     policy: opt.PolicyName = None,
     seeds: Annotated[str, typer.Option("--seeds", help="Run seeds, separated by commas.")] = "42",
@@ -51,7 +52,9 @@ def calibrate(
     opt.check_folder(out)
     _, algorithm = opt.read_planner(planner)
     problems = source.load()
-    system, code = opt.read_system(mas, program, program_file, program_temperature, problems, isolate=isolate)
+    system, code = opt.read_system(
+        mas, program, program_file, program_temperature, problems, agents=program_agent, isolate=isolate
+    )
     numbers = opt.read_seeds(seeds)
     options: dict[str, Any] = {"mas": None if code is not None else system, "program": code}
     options["policy"] = opt.read_policy(opt.chosen_policy(policy, system), cache)

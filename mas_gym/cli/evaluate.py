@@ -76,6 +76,7 @@ def evaluate(
     program: opt.ProgramSpec = None,
     program_file: opt.ProgramFiles = None,
     program_temperature: opt.ProgramTemperature = None,
+    program_agent: opt.ProgramAgents = None,
     isolate: opt.Isolate = False,
     policy: opt.PolicyName = None,
     critic: opt.CriticNames = None,
@@ -130,7 +131,9 @@ def evaluate(
         _evaluate_recorded(arms, bench, name, target, baseline, files, log_json, metrics)
         return
     problems = source.load()
-    system, code = opt.read_system(mas, program, program_file, program_temperature, problems, isolate=isolate)
+    system, code = opt.read_system(
+        mas, program, program_file, program_temperature, problems, agents=program_agent, isolate=isolate
+    )
     spec = _spec(policy, source.task, system)
     alone = {"--ray": ray, "--cache": cache, "--log-json": log_json, "--match": match, "--traces": tracing.current()}
     alone |= {"--judge": source.judge, "--token-traces": "on" if token_traces else None}

@@ -121,6 +121,13 @@ ProgramTemperature = Annotated[
     float | None,
     typer.Option("--program-temperature", help="Temperature of all calls; overrides the program's temperature."),
 ]
+ProgramAgents = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--program-agent",
+        help="Name of an agent of the program. Repeatable: name all of them if the dry run does not reach each one.",
+    ),
+]
 Isolate = Annotated[
     bool,
     typer.Option("--isolate", help="Run a program's function in a new process each time, so that runs share no state."),
@@ -305,6 +312,7 @@ def read_system(
     task: Task | None,
     kind: str | None = None,
     *,
+    agents: Sequence[str] | None = None,
     isolate: bool = False,
 ) -> tuple[MAS, Program | None]:
     """Load a program with the MAS that search sees in its place, which ``mas`` may name; or a MAS and no program.
@@ -317,10 +325,11 @@ def read_system(
 
     if program is not None:
         more: dict[str, Any] = {"mas": mas or None, "files": files or None, "temperature": temperature}
-        more["isolate"] = isolate or None
+        more |= {"agents": agents or None, "isolate": isolate or None}
         loaded = load_program(program, **{name: value for name, value in more.items() if value is not None})
         return loaded.mas, loaded
-    given = {"--program-file": bool(files), "--program-temperature": temperature is not None, "--isolate": isolate}
+    given = {"--program-file": bool(files), "--program-temperature": temperature is not None}
+    given |= {"--program-agent": bool(agents), "--isolate": isolate}
     for option, typed in given.items():
         if typed:
             raise ConfigError(f"{option}: expected --program, too")

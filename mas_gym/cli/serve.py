@@ -25,6 +25,7 @@ def serve(
     program: opt.ProgramSpec = None,
     program_file: opt.ProgramFiles = None,
     program_temperature: opt.ProgramTemperature = None,
+    program_agent: opt.ProgramAgents = None,
     isolate: opt.Isolate = False,
     planner: opt.PlannerName = "mcts:10,3",
     policy: opt.PolicyName = None,
@@ -72,7 +73,9 @@ def serve(
     opt.check_folder(log_json)
     algorithm, guide = _search(planner, critic)
     grader, task, kind = _grading(source)
-    system, code = opt.read_system(mas, program, program_file, program_temperature, task, kind, isolate=isolate)
+    system, code = opt.read_system(
+        mas, program, program_file, program_temperature, task, kind, agents=program_agent, isolate=isolate
+    )
     service = make_service(
         planner=algorithm,
         mas=system,

@@ -40,6 +40,7 @@ def solve(
     program: opt.ProgramSpec = None,
     program_file: opt.ProgramFiles = None,
     program_temperature: opt.ProgramTemperature = None,
+    program_agent: opt.ProgramAgents = None,
     isolate: opt.Isolate = False,
     seed: opt.Seed = 42,
     prices: opt.PricesFile = None,
@@ -68,6 +69,7 @@ def solve(
         program_temperature,
         None if task is None else problems,
         source.kind,
+        agents=program_agent,
         isolate=isolate,
     )
     spec = opt.chosen_policy(policy, system)

@@ -303,6 +303,7 @@ def rollouts(
     program: opt.ProgramSpec = None,
     program_file: opt.ProgramFiles = None,
     program_temperature: opt.ProgramTemperature = None,
+    program_agent: opt.ProgramAgents = None,
     isolate: opt.Isolate = False,
     policy: opt.PolicyName = None,
     planner: Annotated[str, typer.Option("--planner", help="Planner that uses the true reward.")] = "mcts:40,3",
@@ -331,7 +332,9 @@ def rollouts(
     opt.check_folder(log_json)
     name, method = opt.read_planner(planner)
     problems = source.load()
-    system, code = opt.read_system(mas, program, program_file, program_temperature, problems, isolate=isolate)
+    system, code = opt.read_system(
+        mas, program, program_file, program_temperature, problems, agents=program_agent, isolate=isolate
+    )
     spec = opt.chosen_policy(policy, system)
     opt.warn_of_misuse(spec, source.task, system)
     fleet = opt.read_fleet(ray, actors, gpus_per_actor)

@@ -155,7 +155,7 @@ class Program:
             self._unseen.add(agent)
             logger.warning(
                 "program %s: the dry run did not reach the agent %s, which counts as %r; name all agents with "
-                "Program(..., agents=[...])",
+                "--program-agent NAME for each, or Program(..., agents=[...])",
                 self.name,
                 ascii(agent),
                 OTHERS,
