@@ -40,6 +40,7 @@ from mas_gym.programs.gateway import Clients, Gateway, Server
 from mas_gym.programs.loop import Loop
 from mas_gym.programs.quiet import Watcher
 from mas_gym.programs.sources import Source
+from mas_gym.programs.worlds import World
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import FAILED, MAS, RETURNED
 from mas_gym.systems.state import Action, MASState
@@ -60,6 +61,7 @@ class Described(Protocol):
     parked: int
     running: int
     temperature: float | None
+    world: World | None
 
     @property
     def mas(self) -> MAS:
@@ -147,7 +149,7 @@ class Runner(Watcher):
         token, key = secret[:32], secret[32:] if program.source.needs_key else ""
         limits = program.max_calls, program.timeout
 
-        execution = Execution(self, token, key, question, script, limits, report, tape)
+        execution = Execution(self, token, key, question, script, limits, report, tape, program.world)
         if self._side is None:
             self._side_loop()
         with self._lock:
