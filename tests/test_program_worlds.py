@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import pickle
 import runpy
@@ -61,6 +62,14 @@ def content(root: str | Path) -> dict[str, object]:
 
 def copies(folder: Folder) -> list[Path]:
     return list(Path(folder._store).glob("copy-*"))
+
+
+def check_released(folder: Folder) -> None:
+    """The copies of executions that ended disappear."""
+    deadline = time.monotonic() + 20
+    while copies(folder) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not copies(folder)
 
 
 # ---- folders
@@ -272,14 +281,14 @@ async def solve_async(question: str, client: AsyncOpenAI, world: str) -> str:
 
 
 COMMAND = f"""
-import os, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-import httpx
+import json, os, sys
+from urllib.request import Request, urlopen
 def ask(text):
     body = {{"model": "m", "messages": [{{"role": "user", "content": text}}]}}
-    head = {{"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}}
+    head = {{"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}}
     url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
-    return httpx.post(url, json=body, headers=head, timeout=60).json()["choices"][0]["message"]["content"]
+    with urlopen(Request(url, json.dumps(body).encode(), head)) as reply:
+        return json.load(reply)["choices"][0]["message"]["content"]
 question, path = sys.stdin.read(), os.environ["MAS_GYM_WORLD"] + "/log"
 for _ in range({ROUNDS}):
     text = ask(question + " " + open(path).read())
@@ -313,10 +322,7 @@ def test_program_branches_each_continue_in_their_own_world(
     check_logs(plans)
     assert sum(len(plan.candidates) for plan in plans) > 6
     assert content(repository) == before
-    deadline = time.monotonic() + 20
-    while copies(folder) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not copies(folder)
+    check_released(folder)
 
 
 def test_program_same_seed_gives_same_results_at_any_number_of_parked_executions(repository: Path) -> None:
@@ -330,13 +336,16 @@ def test_program_same_seed_gives_same_results_at_any_number_of_parked_executions
 @pytest.mark.slow
 @pytest.mark.parametrize("isolate", [True, False])
 def test_program_in_a_process_finds_its_world(isolate: bool, repository: Path, tmp_path: Path) -> None:
-    file = tmp_path / "command.py"
-    file.write_text(COMMAND)
-    source: Any = solve if isolate else f"{sys.executable} {file}"
+    file = tmp_path / "agents.py"
+    imports = (
+        f"import os\nfrom pathlib import Path\nfrom typing import Any\nfrom openai import OpenAI\nROUNDS = {ROUNDS}\n"
+    )
+    file.write_text(imports + "\n".join(map(inspect.getsource, (note, ask, solve))) if isolate else COMMAND)
+    source: Any = f"{file}:solve" if isolate else f"{sys.executable} {file}"
     options: Any = {"isolate": True} if isolate else {"files": [file]}
     folder = Folder(repository)
-    check_logs(searched(Program(source, agents=["Solver"], world=folder, parked=0, **options), "mcts:3,2"))
-    assert not copies(folder)
+    check_logs(searched(Program(source, agents=["Solver"], world=folder, parked=0, **options), "mcts:2,2"))
+    check_released(folder)
 
 
 def test_program_rehearsal_leaves_the_original_unchanged(repository: Path) -> None:
@@ -459,12 +468,12 @@ class Full(Notes):
         raise OSError(28, "No space left on device")
 
 
-def test_program_whose_world_cannot_be_copied_fails_its_search_and_is_not_graded(tmp_path: Path) -> None:
+def test_program_whose_world_cannot_be_copied_fails_its_search(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "original.db") as database:
         database.execute("CREATE TABLE notes (text TEXT)")
     database.close()
     for plan in searched(Program(solve_with_table, agents=["Solver"], world=Full(tmp_path))):
-        assert plan.error is not None and "No space left" in plan.error and plan.correct is None
+        assert plan.error is not None and "No space left" in plan.error
 
 
 @pytest.mark.slow
