@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 
 import mas_gym
 import search
+from benchmarks.paper.lab import weights
+from benchmarks.paper.options import Options
 from benchmarks.stopping import Scores, against
 from mas_gym.policies import load_policy
 from mas_gym.policies.cache import CachedPolicy
@@ -399,7 +401,10 @@ python -m benchmarks.adaptive --cache replies.db
 ```
 
 Problems of Arithmetic, run seed {SEED}; MAS rpsv, agents tiny, MCTS without the task's rule for equal messages. TOK is
-per problem. Each section states its number of problems; `--parts` measures sections alone."""
+per problem. Each section states its number of problems; `--parts` measures sections alone.
+
+- {weights(Options(masprm="tiny-masprm", orm="tiny-orm"))}
+"""
     body = "".join(MARK.format(part) + sections[part] for part in PARTS if part in sections)
     page.write_text(head + body + "\n", encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Training the bundled agents: ``python -m benchmarks.learning`` writes ``pages/learning.md`` and its picture.
+"""Training the bundled agents: ``python -m benchmarks.learning`` writes ``pages/training/learning.md``.
 
 Each row of the table trains the RPSV agents of Arithmetic by another method on about the same number of generated
 tokens (``--tokens``), the rewards of which are the only supervision:
@@ -38,8 +38,7 @@ from search.protocol import ScoringContext
 from search.results.outcomes import Outcome, ResultRow
 from search.store import open_store
 
-PAGES = Path(__file__).parent / "pages"
-PAGE = PAGES / "learning.md"
+PAGE = Path(__file__).parent / "pages" / "training" / "learning.md"
 REASONS = "## Notes"
 """Text below this heading is written by hand and kept when the page is regenerated."""
 
@@ -194,7 +193,7 @@ def main(args: argparse.Namespace) -> None:
             found["single"] += evaluate(policy, "single", None, args.number, args)
             found["retold"] += evaluate(policy, "single", None, args.number, args, "retold-3")
             found["hard"] += evaluate(policy, "single", None, args.number, args, "stories-4")
-            if args.searched:
+            if args.searched and name in (args.search_rows or ("before", *args.rows)):
                 found["mcts"] += evaluate(policy, "mcts:20,2", "tiny-masprm", args.searched, args)
             if args.retrain and name in args.retrained:
                 folder = args.out / f"critic-{name.replace(', ', '-').replace(' ', '-')}-{seed}"
@@ -282,6 +281,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--split", default="test")
     out.add_argument("-n", "--number", type=int, default=200, help="problems for single passes")
     out.add_argument("--searched", type=int, default=100, help="problems for searches; 0 for none")
+    out.add_argument("--search-rows", type=lambda text: text.split(";"), help="rows to search with; by default all")
     out.add_argument("--retrain", type=int, default=0, help="searches for a MASPRM of the new agents; 0 for none")
     out.add_argument("--retrained", type=lambda text: text.split(";"), default=["dpo"], help="rows to retrain for")
     return out

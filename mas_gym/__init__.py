@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from mas_gym.envs.vector import MASVectorEnv
     from mas_gym.envs.wrappers import CandidateChoice, CandidateFeatures, DenseReward
     from mas_gym.programs import recorded
+    from mas_gym.systems.conditions import Condition
     from mas_gym.systems.dynamics import Dynamics
-    from mas_gym.systems.graph import MAS, Agent, Condition, Edge, Q
+    from mas_gym.systems.graph import MAS, Agent, Edge, Q
     from mas_gym.systems.loading import load_mas, mas_names
     from mas_gym.systems.prompts import ChatMessage, chat_messages
     from mas_gym.systems.state import Action, LocalView, MASState, Message, Turn
@@ -48,7 +49,8 @@ _HOMES = {
     "mas_gym.envs.wrappers": "CandidateChoice CandidateFeatures DenseReward",
     "mas_gym.programs": "recorded",
     "mas_gym.systems.dynamics": "Dynamics",
-    "mas_gym.systems.graph": "Agent Condition Edge MAS Q",
+    "mas_gym.systems.conditions": "Condition",
+    "mas_gym.systems.graph": "Agent Edge MAS Q",
     "mas_gym.systems.loading": "load_mas mas_names",
     "mas_gym.systems.prompts": "ChatMessage chat_messages",
     "mas_gym.systems.state": "Action LocalView MASState Message Turn",

@@ -1,19 +1,19 @@
-"""Specs, the strings that name planners, critics, policies, tasks, graders and programs, and the names that they use.
+"""Specs (strings that name planners, critics, policies, tasks, graders and programs) and registries of names.
 
-One grammar serves every kind of part, in Python and on the command line::
+All kinds of parts use one grammar, in Python and on the command line::
 
     SPEC      = NAME [":" ARGUMENT] ["#" OPTIONS]                       mcts:10,3   judge:tiny   tiny#max_batch=32
               | FILE ".py:" NAME [":" SETTINGS] ["#" OPTIONS]           my.py:Lookahead:2,depth=3
     SETTINGS  = VALUE {"," VALUE} {"," KEY "=" VALUE}                   10,3,leaf=bootstrap
     OPTIONS   = KEY "=" YAML {"&" KEY "=" YAML}                         dtype=bfloat16&max_batch=32
 
-``NAME`` is a shipped part, a part of an installed package (an entry point in the group of its kind), or a class or
+``NAME`` is a built-in part, a part of an installed package (an entry point in the group of its kind), or a class or
 function at the top level of a Python file. The argument of planners, tasks, graders and programs is a list of
-settings; that of critics and policies is one text, such as a model, an address or other specs. Settings are whole
-numbers, decimals, ``true``, ``false`` and ``none``, else text. Options are keyword arguments whose values are YAML.
+settings; that of critics and policies is one text, such as a model, an address or other specs. Settings are parsed as
+integers, decimals, ``true``, ``false`` or ``none``, otherwise as text. Options are keyword arguments with YAML values.
 
 A file is imported once per version of its contents, with its folder on ``sys.path``, so that it can import other files
-there. The code runs with the user's rights, as any script does: name only files that you trust.
+there. The code runs with the user's permissions, so use only files that you trust.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Value = bool | int | float | str | None
 
 
 class Spec(NamedTuple):
-    """A parsed spec; ``str`` gives its text.
+    """A parsed spec; ``str(spec)`` is its text.
 
     Attributes:
         name: The name of a part, or of a class or function in ``file``.
@@ -86,13 +86,13 @@ class Spec(NamedTuple):
         return cls(name.strip(), argument.strip(), fragment.strip(), file)
 
     def __str__(self) -> str:
-        """Return the text, from which `parse` makes the same spec."""
+        """Return the text; parsing it gives the same spec."""
         argument = f":{self.argument}" if self.argument else ""
         fragment = f"#{self.fragment}" if self.fragment else ""
         return f"{self.file}:{self.name}{argument}{fragment}" if self.file else f"{self.name}{argument}{fragment}"
 
     def settings(self, full: Callable[[str], str] = lambda key: key) -> tuple[list[Value], dict[str, Any]]:
-        """Return the argument as positional and named settings, and the options as further named ones.
+        """Return positional and named settings; the options are included as named settings.
 
         Args:
             full: Maps an abbreviated name to the full one.
@@ -107,7 +107,7 @@ class Spec(NamedTuple):
         return args, {**kwargs, **options}
 
     def blame(self, error: BaseException) -> str:
-        """Return an error in one line, with the line of the spec's file that raised it."""
+        """Return an error as one line of text, with the line of the spec's file that raised it."""
         return blame(error, Path(self.file).expanduser()) if self.file else f"{type(error).__name__}: {error}"
 
     def options(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def read_settings(
 
 
 def write_settings(args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-    """Return settings as `read_settings` reads them; a class or function by its name.
+    """Return settings in the form that `read_settings` parses; classes and functions by name.
 
     >>> write_settings([10, 0.5], {"leaf": "bootstrap", "greedy": True})
     '10,0.5,leaf=bootstrap,greedy=true'
@@ -210,7 +210,7 @@ class Registry:
     Attributes:
         kind: The kind, for messages, such as ``"planner"``.
         group: The entry-point group of packages that add names.
-        shipped: Shipped names with what makes the part, or ``"module:attribute"`` of it, which is imported on use.
+        shipped: Built-in names with the factory of the part, or ``"module:attribute"`` of it, which is imported on use.
         settings: Whether the argument of a name is a list of settings; otherwise it is one text.
     """
 
@@ -220,7 +220,7 @@ class Registry:
     settings: bool = True
 
     def names(self) -> list[str]:
-        """Return the shipped names and those of installed packages."""
+        """Return the names of built-in parts and installed packages."""
         return sorted({*self.shipped, *self._points()})
 
     def __contains__(self, name: object) -> bool:
@@ -235,7 +235,7 @@ class Registry:
         return Spec.parse(text, self.__contains__)
 
     def find(self, spec: Spec, fits: Callable[[object], bool] = callable) -> Any:
-        """Return what a spec names, without calling it.
+        """Return the object that a spec names, without calling it.
 
         Args:
             spec: The spec.
@@ -264,14 +264,14 @@ class Registry:
         """Return the positional and named arguments of a spec; ``full`` maps abbreviated names to full ones.
 
         Raises:
-            ConfigError: They do not fit the grammar.
+            ConfigError: The spec does not follow the grammar.
         """
         if self.settings or spec.file:
             return spec.settings(full)
         return [spec.argument], spec.options()
 
     def load(self, text: str, **options: object) -> Any:
-        """Find what a spec names and call it with its arguments and the options, which take precedence.
+        """Find the object that a spec names and call it; ``options`` take precedence over the spec's arguments.
 
         Raises:
             MASGymError: As `find`, `arguments` and `call`.
@@ -282,11 +282,11 @@ class Registry:
         return self.call(spec, make, *args, **{**kwargs, **options})
 
     def call(self, spec: Spec, make: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
-        """Call what `find` returned.
+        """Call an object returned by `find`.
 
         Raises:
             ConfigError: The arguments do not fit.
-            UserCodeError: Code of the user's file raised; the message names its line.
+            UserCodeError: Code in the user's file raised an error; the message contains the line.
         """
         self.check(spec, make, *args, **kwargs)
         try:
@@ -299,7 +299,7 @@ class Registry:
             raise UserCodeError(f"{self.kind} {str(spec)!r}: {spec.blame(error)}") from error
 
     def check(self, spec: Spec, make: Callable[..., Any], /, *args: object, **kwargs: object) -> None:
-        """Check that a class or function takes some arguments.
+        """Check that a class or function accepts the given arguments.
 
         Raises:
             ConfigError: It does not; the message lists what it takes.
@@ -322,7 +322,7 @@ class Registry:
 
 
 def find_in_file(kind: str, spec: Spec, fits: Callable[[object], bool] = callable) -> Any:
-    """Import a spec's file and return what it names there; for errors see `Registry.find`."""
+    """Import a spec's file and return the object that it names; for errors see `Registry.find`."""
     file = Path(spec.file).expanduser()
     module = import_file(kind, file)
     found = vars(module).get(spec.name)
@@ -333,7 +333,7 @@ def find_in_file(kind: str, spec: Spec, fits: Callable[[object], bool] = callabl
 
 
 def build(place: str, make: Callable[..., T], /, *args: object, **options: object) -> T:
-    """Call ``make``; raise a `ConfigError` that lists the valid options if it does not accept one."""
+    """Call ``make``. Raises `ConfigError` with the valid options if an option is unknown."""
     try:
         inspect.signature(make).bind(*args, **options)
     except TypeError as error:

@@ -150,7 +150,7 @@ def _is_number(value: object) -> bool:
 
 
 class Calibrated(Combination):
-    """Several critics combined to the probability that an episode through the state is right, as ``2 p - 1``.
+    """Several critics combined into the probability that an episode through the state is right, as ``2 p - 1``.
 
     For a question that the combination was fitted to, it uses the curve that was fitted without it, so values on the
     same questions are those of held-out ones. A critic without a value is left out; if none has one, there is none.

@@ -11,7 +11,7 @@ from typing import Any
 from mas_gym.envs.scoring import Written, scores_of
 from mas_gym.errors import ConfigError, CriticError, unknown_name
 from mas_gym.systems.graph import MAS
-from search.protocol import Critic, PeerContext, Scores, ScoringContext, as_critic
+from search.protocol import Critic, Scores, ScoringContext, as_critic
 
 
 class PolicyLikelihood(Critic):
@@ -58,7 +58,7 @@ KINDS = {"entropy": "entropy", "self-certainty": "self_certainty", "least": "lea
 
 
 class Uncertainty(Critic):
-    """How sure the agent was of its message, from the log-probabilities that its policy reported.
+    """The agent's certainty about its message, from the log-probabilities that its policy reported.
 
     ======================  ==================  ===========================================================
     kind                    value               from
@@ -148,17 +148,18 @@ class Agreement(Critic):
         return [self._score(context) for context in contexts]
 
     def _score(self, context: ScoringContext) -> float:
-        if not isinstance(context, PeerContext):
+        peers = context.peers
+        if peers is None:
             raise CriticError(
                 "agreement compares the leaves of a search, got a state without them; use it as the critic of one"
             )
-        if context.answer is None:
+        if peers.answer is None:
             return -1.0
-        return 2 * context.answers.count(context.answer) / len(context.answers) - 1
+        return 2 * peers.answers.count(peers.answer) / len(peers.answers) - 1
 
 
 class RandomCritic(Critic):
-    """Draws every state's value from ``[-1, 1)``, the same each time: the baseline that any verifier should beat.
+    """Draws every state's value from ``[-1, 1)``, the same each time: a baseline for verifiers.
 
     Args:
         seed: Another seed gives other values.
@@ -244,7 +245,7 @@ class Combination(Critic):
 
 
 class Ensemble(Combination):
-    """The mean of several critics; a state that a member has no value for has none."""
+    """The mean of several critics; a state has no value if a member has none."""
 
     def combined(self, context: ScoringContext, values: Sequence[float]) -> float:
         """Return the mean."""

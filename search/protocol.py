@@ -36,6 +36,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Literal, Protocol
 
 from mas_gym.envs.scoring import Critic as Critic
+from mas_gym.envs.scoring import Peers as Peers
 from mas_gym.envs.scoring import Scores as Scores
 from mas_gym.envs.scoring import ScoringContext as ScoringContext
 from mas_gym.envs.scoring import as_critic as as_critic
@@ -215,21 +216,6 @@ def as_planner(part: object) -> Planner:
 def planner_name(planner: Planner) -> str:
     """Return the name of a planner's class."""
     return type(planner.identical_to if isinstance(planner, Adapter) else planner).__name__
-
-
-class PeerContext(ScoringContext):
-    """What a critic with ``reads_peers`` gets: a context with other states of the search.
-
-    Attributes:
-        answer: The normalised answer of a terminal state; None without one.
-        answers: The answers of all terminal states that this search has asked to score so far, this one's included,
-            as often as they were asked for.
-        siblings: The other states with the same parent that it asks to score now.
-    """
-
-    answer: str | None = None
-    answers: tuple[str | None, ...] = ()
-    siblings: tuple[MASState, ...] = ()
 
 
 def value_kind(critic: Critic | None, training: bool = False) -> ValueKind | None:

@@ -1,4 +1,4 @@
-"""A recorded search as a world to search again: which messages were recorded at each state, and how episodes ended."""
+"""Worlds: the messages recorded at each state of a problem, and the outcomes of episodes, to search again."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from search.tree import Proposal, Tree
 
 @dataclass(frozen=True)
 class RecordedWorld:
-    """What a recorded search holds of one problem.
+    """The recorded messages and outcomes of one problem.
 
-    States without a recorded end below them are left out, so each state of the world leads to an end.
+    States that do not lead to a recorded terminal state are left out.
 
     Attributes:
         root: The initial state.
-        messages: What may be drawn at each non-terminal state, by its digest.
+        messages: Messages that can be drawn at each non-terminal state, by the state's digest.
         grades: The recorded outcome of each terminal state that has one, by its digest.
     """
 
@@ -34,11 +34,11 @@ class RecordedWorld:
 
     @property
     def episodes(self) -> int:
-        """The number of messages that may be drawn first: recorded episodes, unless equal messages count once."""
+        """Number of messages that can be drawn at the root: one per recorded episode, or per distinct message."""
         return len(self.messages[self.root.digest])
 
     def at(self, state: MASState) -> Sequence[Proposal]:
-        """Return the messages that may be drawn at a state.
+        """Return the messages that can be drawn at a state.
 
         Raises:
             SearchError: The state was not recorded.
@@ -53,7 +53,7 @@ class RecordedWorld:
 
 
 class Recording(Protocol):
-    """A recorded run, as the engine needs it; `search.Recorded` is one.
+    """Interface of a recorded run for the engine; implemented by `search.Recorded`.
 
     Attributes:
         name: The run's name.
@@ -69,7 +69,7 @@ class Recording(Protocol):
         """The system that was recorded."""
 
     def world(self, problem: Problem) -> RecordedWorld:
-        """Return what was recorded of a problem."""
+        """Return the world of a problem."""
 
 
 def world_of(plan: Plan, model: Dynamics, distinct: bool) -> RecordedWorld:
@@ -113,7 +113,7 @@ def _episodes(plan: Plan, tree: Tree) -> list[int]:
 
 
 def _grades(plan: Plan) -> dict[bytes, Grade]:
-    """Return the outcome of each candidate's state; of equal episodes with different outcomes, that of most."""
+    """Return the outcome of each candidate's state; the majority outcome if equal episodes differ."""
     right: defaultdict[bytes, list[bool]] = defaultdict(list)
     answers: dict[bytes, str | None] = {}
     for candidate in plan.candidates:

@@ -221,7 +221,7 @@ def test_public_names_resolve() -> None:
     for name in mas_gym.__all__:
         if name != "aec_env":
             assert getattr(mas_gym, name) is not None
-    with pytest.raises(AttributeError, match="it has MAS, Action"):
+    with pytest.raises(AttributeError, match="it has Action, Agent"):
         mas_gym.no_such_name  # noqa: B018
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mas_gym.errors import ConfigError, DataNotFoundError, MASGymError, UnknownNameError
-from mas_gym.systems.conditions import MAX_PATTERN, matcher
-from mas_gym.systems.graph import MAS, Condition
+from mas_gym.systems.conditions import MAX_PATTERN, Condition, matcher
+from mas_gym.systems.graph import MAS
 from mas_gym.systems.loading import MAX_BYTES, load_mas, mas_names
 
 LISTINGS = Path(__file__).parent / "data" / "paper_listings.txt"

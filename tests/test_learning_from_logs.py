@@ -103,7 +103,7 @@ def test_rows_count_episodes(tmp_path: Path) -> None:
     rows = list(recorded_states(search.Recorded(imported(tmp_path, [*SHARED, SHARED[0]])), False))
     counts = {"/".join(turn.text for turn in row.context.state.turns): (row.right, row.total) for row in rows}
     assert counts["a"] == (2, 4) and counts["a/b"] == (2, 3) and counts["a/b/yes"] == (2, 2) and counts["d"] == (1, 1)
-    assert all(len(row.context.answers) == 5 for row in rows)
+    assert all(len(row.context.peers.answers) == 5 for row in rows)
     assert all(math.isfinite(value) for row in rows for value in features_of(row.context, ["agent0"]))
     assert len(features_of(rows[0].context, ["agent0"])) == len(FEATURES) + 1
 

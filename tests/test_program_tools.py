@@ -25,8 +25,8 @@ from mas_gym.envs.wrappers import CandidateChoice
 from mas_gym.errors import PolicyError
 from mas_gym.policies import Sample, SamplingReply, SamplingRequest
 from mas_gym.policies.cache import CachedPolicy, RecordedPolicy, RecordingPolicy, sample_key
-from mas_gym.policies.completions import BadReply, parse_reply
 from mas_gym.policies.openai import OpenAIOptions, OpenAIPolicy
+from mas_gym.policies.openai_format import BadReply, parse_reply
 from mas_gym.policies.per_agent import PerAgentPolicy
 from mas_gym.policies.scripted import ScriptedPolicy
 from mas_gym.programs import Call, Program

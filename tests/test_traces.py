@@ -20,8 +20,8 @@ from mas_gym import ChatMessage
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, PolicyError
 from mas_gym.internal.identity import digest_of, identity_of
 from mas_gym.policies import SamplingRequest, load_policy
-from mas_gym.policies.completions import BadReply, parse_reply, payload
 from mas_gym.policies.local.decode import TOKEN_GRID
+from mas_gym.policies.openai_format import BadReply, parse_reply, payload
 from mas_gym.policies.per_agent import PerAgentPolicy
 from mas_gym.policies.traces import Traces, beside, traced
 

@@ -32,7 +32,7 @@ from rewardmodels import Ensemble, load_critic
 from rewardmodels.verifiers.judge import Judge
 from search import Proposal, ScoringContext
 from search.critics import Agreement, RandomCritic, Uncertainty
-from search.protocol import PeerContext
+from search.protocol import Peers
 
 RPSV = mas_gym.load_mas("rpsv")
 DYNAMICS = mas_gym.Dynamics(RPSV)
@@ -52,10 +52,8 @@ def context(*texts: str, certainty: Certainty | None = None) -> ScoringContext:
     return ScoringContext(state, RPSV, proposal)
 
 
-def peers(state: mas_gym.MASState, *siblings: mas_gym.MASState) -> PeerContext:
-    found = PeerContext(state, RPSV, None)
-    found.siblings = siblings
-    return found
+def peers(state: mas_gym.MASState, *siblings: mas_gym.MASState) -> ScoringContext:
+    return ScoringContext(state, RPSV, None, Peers(siblings=siblings))
 
 
 def problems(count: int) -> list[Any]:

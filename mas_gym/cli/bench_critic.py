@@ -58,7 +58,7 @@ def bench_critic(
         ),
     ] = None,
     mas: Annotated[
-        str | None, typer.Option("--mas", help="System that wrote the transcripts, if their rows name none.")
+        str | None, typer.Option("--mas", help="System that generated the transcripts, if the rows do not name it.")
     ] = None,
     rule: Annotated[
         str | None,
@@ -73,7 +73,7 @@ def bench_critic(
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write all figures as JSON.")] = None,
 ) -> None:
-    """Measure critics on transcripts whose first wrong step is known: ProcessBench's F1, AUC, pairs, calibration."""
+    """Evaluate critics on transcripts with a known first wrong step: ProcessBench's F1, AUC, pairs, calibration."""
     from search.compare.first_errors import bench_critic as measure
     from search.compare.imported import read_labelled
 
@@ -106,7 +106,7 @@ def _show(found: Sequence[FirstErrorFigures], name: str) -> None:
 
 
 class _Progress:
-    """Prints how far scoring is, every few seconds."""
+    """Prints the progress of scoring every few seconds."""
 
     def __init__(self, name: str) -> None:
         self._name, self._said = name, time.monotonic()

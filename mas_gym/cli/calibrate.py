@@ -32,14 +32,14 @@ def calibrate(
     policy: opt.PolicyName = None,
     seeds: Annotated[str, typer.Option("--seeds", help="Run seeds, separated by commas.")] = "42",
     method: Annotated[
-        str, typer.Option("--method", help="logistic; or isotonic, for more than a few hundred problems.")
+        str, typer.Option("--method", help="logistic, or isotonic for more than a few hundred problems.")
     ] = "logistic",
     concurrency: opt.Concurrency = 64,
     cache: opt.Cache = None,
 ) -> None:
-    """Fit the probability that a search's answer is right, and choose the threshold above which it stops.
+    """Fit the probability that a search's answer is right, and choose the threshold for stopping.
 
-    The threshold is the smallest whose Hit@1 on held-out dev problems is at least that of whole searches.
+    The threshold is the smallest whose Hit@1 on held-out dev problems is at least that of complete searches.
     """
     from search import planner_spec
     from search.compare.stopping import calibrate_stop

@@ -52,20 +52,20 @@ MATCHED = 1.25
 BaselineName = Annotated[str, typer.Option("--baseline", help="Row to compare the others with; by default the first.")]
 MatchedCost = Annotated[
     str | None,
-    typer.Option("--match", help="tokens=N, calls=N or usd=X: adjust planners to this cost on dev problems."),
+    typer.Option("--match", help="Adjust planners to this cost on dev problems: tokens=N, calls=N or usd=X."),
 ]
 
 
 RecordedFile = Annotated[
     Path | None,
-    typer.Option("--recorded", help="Search a recorded run of this store (mas-gym import), not a task."),
+    typer.Option("--recorded", help="Search a recorded run of this store (see mas-gym import) instead of a task."),
 ]
 RecordedRun = Annotated[
-    str | None, typer.Option("--run", help="With --recorded: name or digest of the run, if the store has several.")
+    str | None, typer.Option("--run", help="With --recorded: name or digest of the run, if there are several.")
 ]
 Distinct = Annotated[
     bool,
-    typer.Option("--distinct", help="With --recorded: equal messages at a state are drawn once, as from a tree."),
+    typer.Option("--distinct", help="With --recorded: draw equal messages at a state only once."),
 ]
 
 
@@ -105,10 +105,10 @@ def evaluate(
     run: RecordedRun = None,
     distinct: Distinct = False,
 ) -> None:
-    """Measure planners and critics on a task: Hit@1, Hit@k, 95% intervals, TOK, AC and RC.
+    """Evaluate planners and critics on a task: Hit@1, Hit@k, 95% intervals, TOK, AC and RC.
 
-    A planner that needs a critic runs once with each; the others run once. Ctrl-C prints what is finished.
-    With --recorded, planners draw recorded messages, each seed others, and curves of choosing among k samples follow.
+    Planners that use a critic run once per critic; other planners run once. Ctrl-C prints the finished results.
+    With --recorded, planners draw recorded messages, and accuracy curves over k samples are printed.
     """
     from search.compare import Bench, Match
     from search.engine import tracing
@@ -212,7 +212,7 @@ def _evaluate_recorded(
 
 
 def _curves(arms: Sequence[Arm], bench: Bench) -> Selection | None:
-    """Return curves of choosing among the samples, if a planner does only that; None otherwise."""
+    """Return selection curves if a planner only chooses among complete samples; None otherwise."""
     from search import BestOfN, SelfConsistency
     from search.compare import select
 
@@ -248,7 +248,7 @@ def _goes_on(store: Path | None) -> str:
 
 
 def _workers(wanted: int | None, alone: Mapping[str, object], read: Callable[[], Workers | None]) -> Workers | None:
-    """Return the worker processes to use; None with options that need everything in this process."""
+    """Return the worker processes to use; None if an option requires a single process."""
     flags = [flag for flag, value in alone.items() if value is not None]
     if flags and wanted is not None and wanted > 1:
         raise ConfigError(f"--workers {wanted}: not possible with {' and '.join(flags)}; leave out one or the other")

@@ -23,26 +23,26 @@ _TEXT = 600
 
 
 def import_logs(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Logs; gzip is read as it is.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Log files, optionally compressed with gzip.")],
     store: Annotated[Path | None, typer.Option("--store", help="Run store to write.")] = None,
     format: Annotated[
         str | None,
         typer.Option(
             "--format",
             help="chat, otel (OpenTelemetry, Langfuse, LangSmith), ag2, langgraph, who-and-when, processbench, "
-            "agent-processbench, prm800k, or my.py:read. By default recognised by the first rows.",
+            "agent-processbench, prm800k, or my.py:read. By default detected from the first rows.",
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name of the run; by default the file's.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the run; by default the file name.")] = None,
     kind: opt.AnswerKind = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the first transcript as the store will hold it, and write nothing.")
+        bool, typer.Option("--dry-run", help="Show the first transcript as it will be stored, and write nothing.")
     ] = False,
 ) -> None:
-    """Import recorded transcripts as a run: samples of one question are candidates, and share their common prefix.
+    """Import recorded transcripts as a run; samples of one question become candidates and share their common prefix.
 
-    Lines that are no transcripts are counted, and the rest is imported. The same command again goes on where it was
-    stopped, and skips files that the store holds.
+    Invalid lines are reported, and the other lines are imported. To resume an interrupted import, repeat the command;
+    files that are already in the store are skipped.
     """
     checked = None if kind is None else opt.check_kind(kind)
     if dry_run:
@@ -61,7 +61,7 @@ def import_logs(
 
 
 class _Progress:
-    """A bar for reading and one for writing; only in a terminal."""
+    """Progress bars for reading and writing, shown only in a terminal."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn

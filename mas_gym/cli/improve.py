@@ -27,23 +27,25 @@ def improve(
         "improved"
     ),
     problems: Annotated[
-        int, typer.Option("--problems", min=2, help="Training problems per round; each round has others.")
+        int, typer.Option("--problems", min=2, help="Training problems per round; each round uses different problems.")
     ] = 100,
     evaluated: Annotated[
         int, typer.Option("--evaluated", min=1, help="Problems of the dev split on which each generation is evaluated.")
     ] = EVALUATED,
-    base: Annotated[str, typer.Option("--base", help="Agents at the start: tiny, or a folder or hub id.")] = "tiny",
+    base: Annotated[str, typer.Option("--base", help="Initial agents: tiny, or a folder or hub id.")] = "tiny",
     mas: opt.MASName = None,
     planner: Annotated[
         str | None,
-        typer.Option("--planner", help="Search of training problems; by default siblings:2 for grpo, else mcts:20,3."),
+        typer.Option(
+            "--planner", help="Planner for training problems; by default siblings:2 for grpo, else mcts:20,3."
+        ),
     ] = None,
     search_planner: Annotated[
         str, typer.Option("--search", help="Planner that is evaluated with each generation's critic.")
     ] = "mcts:20,2",
     credit: Annotated[
         str,
-        typer.Option("--credit", help="Advantages for grpo, as in mas-gym train agents; the critic is trained here."),
+        typer.Option("--credit", help="Advantages for grpo, as in mas-gym train agents, with this run's critic."),
     ] = "leave-one-out",
     adapters: Annotated[str, typer.Option("--adapters", help="shared (one model) or per-agent.")] = "shared",
     seed: opt.Seed = 42,
@@ -54,9 +56,9 @@ def improve(
         typer.Option("--set", help="Hyperparameter of the agents' training, such as learning_rate=1e-5. Repeatable."),
     ] = None,
 ) -> None:
-    """Improve the agents in rounds: search, train a critic, evaluate, train the agents, and again.
+    """Improve the agents in rounds of search, critic training, evaluation and agent training.
 
-    Everything is in one folder; every stage resumes when the command is repeated.
+    All results are in one folder. Repeat the command to resume an interrupted stage.
     """
     from dataclasses import replace
 

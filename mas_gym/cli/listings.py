@@ -141,8 +141,8 @@ def _show(entries: Iterable[Entry], json: bool, usage: str, own: str) -> None:
                 console.print(Padding(Text(one_line(text), style=style), (0, 0, 0, 4)))
     console.print(Text(f"\n{usage}"))
     if own:
-        console.print(Text(f"Your own: --{own} FILE.py:NAME:SETTINGS, a class or function of a Python file."))
-        console.print(Text("The grammar of these strings: python -m pydoc mas_gym.plugins"))
+        console.print(Text(f"Custom: --{own} FILE.py:NAME:SETTINGS, a class or function in a Python file."))
+        console.print(Text("Grammar of these specs: python -m pydoc mas_gym.plugins"))
 
 
 def registered(*entry_points: str) -> dict[str, EnvSpec]:

@@ -59,7 +59,7 @@ TaskName = Annotated[
         "or OWNER/NAME on the hub.",
     ),
 ]
-Data = Annotated[Path | None, typer.Option("--data", help="Read the task from a file or folder, not the hub.")]
+Data = Annotated[Path | None, typer.Option("--data", help="Read the task from a file or folder instead of the hub.")]
 Split = Annotated[str, typer.Option("--split", help="train, dev or test.")]
 Number = Annotated[
     int | None,
@@ -95,19 +95,19 @@ JudgeName = Annotated[
 ]
 AllowCode = Annotated[
     bool,
-    typer.Option("--allow-code", help="Run the code of messages (kind code) on this machine, isolated by bubblewrap."),
+    typer.Option("--allow-code", help="Run code in messages (kind code) on this machine, isolated by bubblewrap."),
 ]
 SandboxName = Annotated[
     str,
     typer.Option(
         "--sandbox",
         metavar="bubblewrap|none",
-        help="Isolation of that code: bubblewrap, or none to run it with the permissions of your account.",
+        help="Isolation of that code: bubblewrap, or none to run it with your permissions.",
     ),
 ]
 MASName = Annotated[
     str | None,
-    typer.Option("--mas", help="Shipped MAS, such as rpsv or debate, or a YAML file. By default the task's own."),
+    typer.Option("--mas", help="Bundled MAS, such as rpsv or debate, or a YAML file. By default the task's MAS."),
 ]
 ProgramSpec = Annotated[
     str | None,
@@ -119,18 +119,18 @@ ProgramFiles = Annotated[
 ]
 ProgramTemperature = Annotated[
     float | None,
-    typer.Option("--program-temperature", help="Temperature of all calls; overrides that of the program."),
+    typer.Option("--program-temperature", help="Temperature of all calls; overrides the program's temperature."),
 ]
 Isolate = Annotated[
     bool,
-    typer.Option("--isolate", help="Run a program's function in a new process each time, so that no state is shared."),
+    typer.Option("--isolate", help="Run a program's function in a new process each time, so that runs share no state."),
 ]
 PolicyName = Annotated[
     str | None,
     typer.Option(
         "--policy",
         help="Policy: tiny, transformers:PATH, vllm:PATH, openai:MODEL@URL, recorded:FILE or my.py:make. The default "
-        "is the MAS's own policies, else tiny.",
+        "is the MAS's policies, else tiny.",
     ),
 ]
 Cache = Annotated[Path | None, typer.Option("--cache", help="SQLite file that caches the policy's replies.")]
@@ -147,7 +147,7 @@ RayAddress = Annotated[
 ]
 Actors = Annotated[
     int | None,
-    typer.Option("--actors", min=1, help="With --ray: actors, each with policy and critics; by default 2."),
+    typer.Option("--actors", min=1, help="With --ray: number of actors, each with policy and critics; by default 2."),
 ]
 GPUs = Annotated[
     float | None, typer.Option("--gpus-per-actor", min=0, help="With --ray: GPUs per actor; may be a fraction.")
@@ -200,7 +200,7 @@ PricesFile = Annotated[
     typer.Option(
         "--prices",
         help="YAML file of prices in USD, with lines such as tiny: {prompt: 0.15, cached: 0.08, generated: 0.6} per "
-        "million tokens, or tiny-masprm: {forward: 0.00001}; second: prices time. Adds USD.",
+        "million tokens, or tiny-masprm: {forward: 0.00001}; the key second prices time. Adds the column USD.",
     ),
 ]
 LogJSON = Annotated[Path | None, typer.Option("--log-json", help="Append events to a file, one JSON object per line.")]
@@ -432,7 +432,7 @@ def read_seeds(text: str) -> list[int]:
 
 
 def chosen_policy(spec: str | None, mas: MAS) -> PolicySpec:
-    """Return the policy of ``--policy``, else the MAS's own policies, else the embedded model."""
+    """Return the policy of ``--policy``, else the MAS's policies, else the bundled model."""
     return spec or dict(mas.policies) or "tiny"
 
 

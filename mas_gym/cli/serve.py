@@ -33,17 +33,18 @@ def serve(
     seed: opt.Seed = 42,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535)] = 8080,
-    model: Annotated[str, typer.Option("--model", help="Model name that clients ask for.")] = "mas-gym",
+    model: Annotated[str, typer.Option("--model", help="Model name that clients request.")] = "mas-gym",
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Maximum concurrent searches.")] = 32,
     queue: Annotated[int, typer.Option("--queue", min=0, help="Maximum waiting searches; more get status 429.")] = 256,
     seconds: Annotated[
-        float | None, typer.Option("--seconds", help="Time limit per search; it then returns its best so far.")
+        float | None,
+        typer.Option("--seconds", help="Time limit per search, which then returns its best answer so far."),
     ] = None,
     canary: Annotated[
         float,
         typer.Option(
             "--canary",
-            help="Share of requests, 0 to 1, searched again in full after the answer is sent, to check early stops.",
+            help="Share of requests, 0 to 1, whose search is repeated without stopping, to check early stops.",
         ),
     ] = 0.0,
     max_body: Annotated[int, typer.Option("--max-body", min=1024, help="Largest request body, in bytes.")] = 2**20,
@@ -62,7 +63,7 @@ def serve(
 ) -> None:
     """Answer OpenAI chat requests by search; any OpenAI client works unchanged.
 
-    With --task the system is the task's own, and answers to its questions are graded after they are sent (/metrics).
+    With --task, the task's system is used, and answers to its questions are graded after they are sent (/metrics).
     """
     from search import Budget
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Train a reward model or the agents on search trees; reward models also on imported logs.",
+    help="Train a reward model on search trees or imported logs, or the agents on search trees.",
     rich_markup_mode="rich",
     epilog=examples("mas-gym train masprm --store trees.db", "mas-gym train agents --method dpo --store trees.db"),
 )
@@ -36,8 +36,8 @@ Base = Annotated[
     str,
     typer.Option(
         "--base",
-        help=f"Base model: tiny, the folder or hub id of a decoder, or {FEATURES}: no language model, a regression on "
-        "the agreement among samples, lengths, answers and log-probabilities of recorded runs.",
+        help=f"Base model: tiny, the folder or hub id of a decoder, or {FEATURES}, a regression without a "
+        "language model on the agreement among samples, lengths, answers and log-probabilities.",
     ),
 ]
 ViewOption = Annotated[str, typer.Option("--view", help="Input of the critic: full (transcript) or local (view).")]
@@ -50,8 +50,8 @@ MinContinuations = Annotated[
     typer.Option(
         "--min-continuations",
         min=1,
-        help="Imported runs: leave out states that fewer recorded samples share. 1 accepts targets that are the "
-        "outcome of one sample.",
+        help="Imported runs: leave out states shared by fewer recorded samples. 1 accepts targets that are the "
+        "outcome of a single sample.",
     ),
 ]
 Sets = Annotated[
@@ -79,7 +79,7 @@ def masprm(
 ) -> None:
     """Train MASPRM, the process reward model, which scores every state.
 
-    A target is the mean reward of the simulations, or of the recorded samples of a log, that share the messages so far.
+    The target of a state is the mean reward of the simulations or recorded samples that share its messages.
     """
     _train("masprm", head, store, out, base, view, device, setting, run, min_continuations)
 
@@ -113,14 +113,14 @@ def calibrated(
     critic: Annotated[list[str], typer.Option("--critic", help="Critic to combine, by name or folder. Repeatable.")],
     out: Out = Path("models/calibrated"),
     method: Annotated[
-        str, typer.Option("--method", help="logistic: regression on the values; isotonic: rising in their mean.")
+        str, typer.Option("--method", help="logistic: regression on the values; isotonic: monotone in their mean.")
     ] = "logistic",
-    on: Annotated[str, typer.Option("--on", help="outcomes of the samples, or labels of messages.")] = "outcomes",
+    on: Annotated[str, typer.Option("--on", help="Targets: outcomes of samples, or labels of messages.")] = "outcomes",
     run: RunName = None,
 ) -> None:
-    """Combine critics to one that is calibrated on recorded outcomes or labels, cross-validated by question.
+    """Combine critics into one that is calibrated on recorded outcomes or labels, with cross-validation by question.
 
-    On the questions that it was fitted to, the combination uses what was fitted without them.
+    Each training question is scored by a model that was fitted without it.
     """
     from rewardmodels import load_critic
     from search import Recorded
@@ -224,13 +224,13 @@ def agents(
             "value, control-variate, value-baseline.",
         ),
     ] = "leave-one-out",
-    critic: Annotated[str | None, typer.Option("--critic", help="Critic for a credit that needs values.")] = None,
+    critic: Annotated[str | None, typer.Option("--critic", help="Critic for credit methods that need values.")] = None,
     adapters: Annotated[str, typer.Option("--adapters", help="shared (one model) or per-agent.")] = "shared",
-    run: Annotated[str | None, typer.Option("--run", help="Learn from this run of the store; by default all.")] = None,
+    run: Annotated[str | None, typer.Option("--run", help="Train on this run of the store; by default all.")] = None,
     device: Device = None,
     setting: Sets = None,
 ) -> None:
-    """Train the agents themselves, by TRL, on what searches with true rewards have found."""
+    """Train the agents with TRL on the results of searches with true rewards."""
     from mas_gym.policies.traces import beside
     from rewardmodels import load_critic
     from rewardmodels.agents import agent_config, credited_samples, demonstrations, sibling_pairs, train_agents

@@ -46,6 +46,21 @@ class Written(Protocol):
         """How sure the policy was of the message; None if unknown."""
 
 
+class Peers(NamedTuple):
+    """Other states of a search, for a critic with ``reads_peers``.
+
+    Attributes:
+        answer: The normalised answer of the state to score if it is terminal; None without one.
+        answers: The answers of all terminal states that this search has asked to score so far, this one's included,
+            as often as they were asked for.
+        siblings: The other states with the same parent that it asks to score now.
+    """
+
+    answer: str | None = None
+    answers: tuple[str | None, ...] = ()
+    siblings: tuple[MASState, ...] = ()
+
+
 class ScoringContext(NamedTuple):
     """A state to score, with its context.
 
@@ -53,11 +68,13 @@ class ScoringContext(NamedTuple):
         state: The state to score.
         mas: The system that it belongs to.
         proposal: How the message that led to the state was written; None if no policy wrote it.
+        peers: Other states of the search; None outside a search, and for critics without ``reads_peers``.
     """
 
     state: MASState
     mas: MAS
     proposal: Written | None
+    peers: Peers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +141,8 @@ class Critic(ABC):
         free: True if scoring costs no model call (policy likelihood), so that RC stays 0.
         scores_actions: True if a value rates the message that led to the state and not what may follow, as policy
             likelihood does; `search.MCTS` then takes the best candidate's value for a frontier's.
-        reads_peers: True if the critic needs the other states of the search: it gets each state as a
-            `search.protocol.PeerContext`.
+        reads_peers: True if the critic needs the other states of the search: each `ScoringContext` then has its
+            ``peers``.
         concurrent: True if scoring may and should run in a separate thread beside generation, as on a GPU or a server.
         max_batch: The number of states that it prefers to get at once.
         calls: Model calls that one value costs, as RC counts them; 0 calls are stated by ``free``.

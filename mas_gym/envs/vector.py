@@ -70,7 +70,8 @@ def make_vector(
             raise ConfigError(f"{name}: expected a policy with it, as in policy='tiny'")
     if wrap is not None and not callable(wrap):
         raise ConfigError(f"wrap: expected a function, as in wrap=mas_gym.CandidateFeatures, got {shown(wrap)}")
-    shared = load_policy(policy) if isinstance(policy, str) else as_policy(policy)
+    named = load_policy(policy) if isinstance(policy, str) else policy
+    shared = None if named is None else as_policy(named)
     chosen = {name: options.pop(name) for name in _CHOICE if name in options}
 
     def make() -> gym.Env[Any, Any]:

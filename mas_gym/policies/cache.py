@@ -130,7 +130,7 @@ def sample_key(request: SamplingRequest, seed: int) -> str:
 
 
 class RecordedPolicy(Policy):
-    """Replays a recording.
+    """Replays recorded replies from a file.
 
     Attributes:
         name: ``"recorded:"`` and the name of the recorded policy.

@@ -29,7 +29,9 @@ from mas_gym.errors import (
 from mas_gym.internal.event_loop import engine_loop, on_engine_loop
 from mas_gym.plugins import build
 from mas_gym.policies.base import AsyncPolicy, Choice, SamplingReply, SamplingRequest, log_sum, spellings
-from mas_gym.policies.completions import (
+from mas_gym.policies.connections import Connections
+from mas_gym.policies.meters import Meter, Price
+from mas_gym.policies.openai_format import (
     Api,
     BadReply,
     Fault,
@@ -46,8 +48,6 @@ from mas_gym.policies.completions import (
     read_body,
     reply_limit,
 )
-from mas_gym.policies.connections import Connections
-from mas_gym.policies.meters import Meter, Price
 from mas_gym.systems.prompts import ChatMessage
 
 logger = logging.getLogger("mas_gym.policies")
@@ -68,7 +68,7 @@ _NUMBER = re.compile(r"(?<![\w.])\d{2,9}(?![\w.]*\d)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAIOptions:
-    """How to call a server.
+    """Options for calling a server.
 
     Attributes:
         api: ``"chat"``, or ``"completions"`` for base models: system prompt and inputs joined by a blank line.

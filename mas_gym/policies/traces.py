@@ -1,9 +1,9 @@
 """Token traces: the token ids and log-probabilities of every sample, in Parquet files, for training on exact tokens.
 
-`traced` wraps a policy of any shape. It asks the engine for `TokenTrace`s, writes them to a folder, and returns the
-same replies as the policy. A trace is written before its reply is returned, so whatever a run store holds has its
-traces, also after a crash. While a session runs, its traces are an Arrow stream (``*.arrows``); when it is closed, the
-stream becomes a Parquet file. `Traces` reads both.
+`traced` wraps a policy of any kind. The wrapper requests a `TokenTrace` for each sample, writes it to a folder, and
+returns the policy's replies unchanged. A trace is written before its reply is returned, so every message in a run store
+has its trace, even after a crash. An open session writes an Arrow stream (``*.arrows``), which becomes a Parquet file
+when the session is closed. `Traces` reads both.
 
 Columns, one row per sample: ``seed`` (with ``policy``, the key), ``policy`` (digest of the policy's identity, which
 includes the weights), ``agent``, ``prompt_ids``, ``completion_ids``, ``logprobs`` (nats, at temperature 1 and without
@@ -73,7 +73,7 @@ def _samples(request: SamplingRequest, reply: SamplingReply) -> list[tuple[int, 
 
 
 class _Log:
-    """Writes traces to a stream that is opened at the first one."""
+    """Writes traces to a stream, which is opened for the first trace."""
 
     def __init__(self, policy: Policy | AsyncPolicy, folder: Path) -> None:
         self._policy, self._folder = policy, folder
@@ -238,7 +238,7 @@ def _plain(reply: SamplingReply) -> SamplingReply:
 
 
 class Traced(NamedTuple):
-    """A stored trace with what it was sampled by.
+    """A stored trace with its agent, policy and sampling parameters.
 
     Attributes:
         trace: The tokens.
@@ -256,7 +256,7 @@ class Traced(NamedTuple):
 
 
 class Traces:
-    """The token traces of a folder, in memory as Arrow columns; found by the seed of their sample.
+    """The token traces of a folder as Arrow columns in memory, indexed by sample seed.
 
     Args:
         folder: The folder that `traced` wrote.
@@ -302,7 +302,7 @@ class Traces:
         return len(self._seeds)
 
     def find(self, seed: int) -> Traced | None:
-        """Return the trace of the sample that was drawn with a seed; None if there is none."""
+        """Return the trace of the sample drawn with a seed, or None."""
         place = int(np.searchsorted(self._seeds, seed))
         return self[int(self._order[place])] if place < len(self) and self._seeds[place] == seed else None
 
@@ -316,7 +316,7 @@ class Traces:
 
 
 def _read_stream(file: Path) -> Any:
-    """Return the whole batches of a stream; its writer may have been killed."""
+    """Return the complete batches of a stream, whose writer may have been killed."""
     import pyarrow as pa
 
     batches = []

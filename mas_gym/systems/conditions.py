@@ -1,12 +1,20 @@
-"""Patterns of routing conditions, in RE2's syntax and matched in time linear in the text."""
+"""Conditions of edges, which test the text of a message.
+
+Regular expressions are in RE2's syntax and matched in time linear in the text: messages come from models and may be
+hostile, so conditions never use a backtracking matcher.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from mas_gym.errors import ConfigError, shown
+
+ConditionKind = Literal["regex", "not_regex", "contains", "not_contains"]
 
 MAX_PATTERN = 500
 """Maximum number of characters in a pattern."""
@@ -18,6 +26,36 @@ _REMEDIES = (
     (re.compile(r"\(\?>|[*+?}]\+"), "RE2 has no atomic groups and possessive repeats: use ordinary ones"),
     (re.compile(r"\\Z"), r"the end of the text is \z in RE2"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A test that a message's text must pass for an edge to deliver it.
+
+    Attributes:
+        kind: ``"regex"``, ``"not_regex"``, ``"contains"`` or ``"not_contains"``.
+        pattern: A regular expression that occurs somewhere in the text (see `matcher`), or a substring.
+
+    Raises:
+        ConfigError: The regular expression cannot be used.
+    """
+
+    kind: ConditionKind
+    pattern: str
+
+    def __post_init__(self) -> None:
+        """Compile the expression, so that an invalid one is rejected now."""
+        if self.kind.endswith("regex"):
+            matcher(self.pattern)
+
+    def holds(self, text: str) -> bool:
+        """Return whether a message with this text may pass."""
+        found = matcher(self.pattern)(text) if self.kind.endswith("regex") else self.pattern in text
+        return found is not self.kind.startswith("not_")
+
+    def __str__(self) -> str:
+        """Return the YAML form, such as ``"contains:DONE"``."""
+        return f"{self.kind}:{self.pattern}"
 
 
 @lru_cache(maxsize=256)

@@ -26,7 +26,8 @@ from operator import index
 from typing import Any
 
 from mas_gym.errors import DataError, EpisodeOverError, IllegalActionError, UnknownNameError, shown
-from mas_gym.systems.graph import MAS, Condition, Q
+from mas_gym.systems.conditions import Condition
+from mas_gym.systems.graph import MAS, Q
 from mas_gym.systems.prompts import folded, nameable, named_recipient
 from mas_gym.systems.state import SCHEMA, Action, LocalView, MASState, Message
 

@@ -4,10 +4,6 @@ Nodes are numbered as in the paper's listings (App. "MAS Graph, Prompts, and
 Configuration"): the question node ``q`` is -1, the agents are ``0 .. M-1``, the
 terminal node ``sink`` is ``M``. In actions, ``M + 1`` stands for `ALL`, every
 enabled recipient at once.
-
-Conditions of edges are regular expressions in RE2's syntax, matched in time linear in the
-message: messages come from models and may be hostile, so conditions never use a backtracking
-matcher.
 """
 
 from __future__ import annotations
@@ -18,12 +14,10 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Literal
 
-from mas_gym.systems.conditions import matcher
+from mas_gym.systems.conditions import Condition
 
 Q = -1
 """The question node, which never acts and holds the question."""
-
-ConditionKind = Literal["regex", "not_regex", "contains", "not_contains"]
 
 History = Literal["inputs", "private"]
 
@@ -56,36 +50,6 @@ class Agent:
     max_new_tokens: int
     route: Route = "edges"
     fallback: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """A test that a message's text must pass for an edge to deliver it.
-
-    Attributes:
-        kind: ``"regex"``, ``"not_regex"``, ``"contains"`` or ``"not_contains"``.
-        pattern: A regular expression that occurs somewhere in the text (see `mas_gym.systems.graph`), or a substring.
-
-    Raises:
-        ConfigError: The regular expression cannot be used.
-    """
-
-    kind: ConditionKind
-    pattern: str
-
-    def __post_init__(self) -> None:
-        """Compile the expression, so that an invalid one is rejected now."""
-        if self.kind.endswith("regex"):
-            matcher(self.pattern)
-
-    def holds(self, text: str) -> bool:
-        """Return whether a message with this text may pass."""
-        found = matcher(self.pattern)(text) if self.kind.endswith("regex") else self.pattern in text
-        return found is not self.kind.startswith("not_")
-
-    def __str__(self) -> str:
-        """Return the YAML form, such as ``"contains:DONE"``."""
-        return f"{self.kind}:{self.pattern}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from itertools import pairwise
 from typing import Any, Literal, cast, get_args
 
 from mas_gym.errors import ConfigError, did_you_mean, shown
-from mas_gym.systems.graph import MAS, SCHEMA, Agent, Condition, ConditionKind, Edge, History, Q, Route
+from mas_gym.systems.conditions import Condition, ConditionKind
+from mas_gym.systems.graph import MAS, SCHEMA, Agent, Edge, History, Q, Route
 from mas_gym.systems.prompts import folded
 
 DEFAULT_MAX_NEW_TOKENS = 1024

@@ -1,4 +1,4 @@
-"""Hyper-parameters of training agents, with defaults by method and by the size of the base model."""
+"""Hyperparameters of agent training, with defaults by method and size of the base model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL = 50_000_000
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """Hyper-parameters.
+    """Hyperparameters of agent training.
 
     Attributes:
         method: ``"sft"`` on the messages of correct transcripts (expert iteration), ``"dpo"`` on pairs of siblings, or
@@ -35,17 +35,17 @@ class AgentConfig:
         max_drift: ``"grpo"``: mean difference (nats per token) between the log-probabilities at sampling and in the
             training forward pass above which a warning is logged.
         lora_rank: Rank of the LoRA adapters; 0 trains the whole model.
-        lora_alpha: Their scale is ``lora_alpha / lora_rank``.
-        lora_dropout: Dropout in front of them.
+        lora_alpha: Adapters are scaled by ``lora_alpha / lora_rank``.
+        lora_dropout: Dropout before the adapters.
         batch_size: Messages (pairs for ``"dpo"``) per update.
         max_rows: Messages in one forward pass; a larger batch is computed in several, with the same gradient up to
             rounding. It bounds memory.
         learning_rate: Peak of the schedule.
         epochs: Passes over the rows.
         weight_decay: Of AdamW.
-        warmup: Share of the updates with a rising learning rate; a linear decay to 0 follows.
+        warmup: Share of the updates with an increasing learning rate; a linear decay to 0 follows.
         checkpoints: Number of checkpoints in a run.
-        gradient_checkpointing: Trade time for memory.
+        gradient_checkpointing: Whether to recompute activations, which saves memory and takes longer.
         seed: Seed of the order of the rows, dropout and new adapters.
     """
 
@@ -92,7 +92,7 @@ def agent_config(method: str, parameters: int, overrides: dict[str, Any]) -> Age
     """Return the defaults for a method and a base of this size, with the given fields replaced.
 
     Raises:
-        ConfigError: A field is unknown or a value is invalid, with every fault.
+        ConfigError: A field is unknown or a value is invalid; the message lists all errors.
     """
     choice("method", method, TRAINING_METHODS)
     refuse_unknown("setting", overrides, [one.name for one in fields(AgentConfig) if one.name != "method"])

@@ -1,4 +1,4 @@
-"""What agents learn from: demonstrations, preferences and credited samples, read from the training runs of a store."""
+"""Training examples for agents (demonstrations, preferences, credited samples) from the training runs of a store."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Preference(NamedTuple):
         agent: Name of the agent.
         prompt: The chat that it was sent.
         chosen: The message with the higher mean reward below it.
-        rejected: The other.
+        rejected: The other message.
     """
 
     agent: str
@@ -63,7 +63,7 @@ class CreditedSample(NamedTuple):
     Attributes:
         agent: Name of the agent.
         trace: Its tokens and their log-probabilities.
-        advantage: Its credit, divided by the root mean square over all samples, so that the methods have one scale.
+        advantage: Its credit, divided by the root mean square over all samples to give all methods the same scale.
     """
 
     agent: str
@@ -75,7 +75,7 @@ Example = Demonstration | Preference | CreditedSample
 
 
 def training_runs(store: Store, run: str | None = None) -> list[RunInfo]:
-    """Return the training runs of a store that agents can learn from.
+    """Return the training runs of a store that are suitable for training agents.
 
     Args:
         store: The store.
@@ -98,8 +98,8 @@ def training_runs(store: Store, run: str | None = None) -> list[RunInfo]:
 def demonstrations(path: str | Path, best: int, run: str | None = None) -> list[Demonstration]:
     """Return the distinct messages of the best correct transcripts of each problem (expert iteration).
 
-    Transcripts are ranked by the mean of W / N over their messages, so those come first whose messages led to correct
-    answers most often. Messages that hit their token limit are left out.
+    Transcripts are ranked by the mean of W / N over their messages, that is, by how often the messages led to correct
+    answers. Messages that reached their token limit are left out.
 
     Source: expert iteration (Anthony et al. 2017, arXiv 1705.08439).
 
@@ -135,7 +135,7 @@ def _demonstrations(plan: Plan, info: RunInfo, best: int) -> Iterator[Demonstrat
 
 
 def _mean_reward(tree: Tree, end: int) -> float:
-    """Return the mean W / N over the messages of a path; those that a planner did not visit count as 0."""
+    """Return the mean W / N over the messages of a path; unvisited messages count as 0."""
     steps = tree.path(end)[1:]
     return sum(tree[step].q or 0.0 for step in steps) / len(steps)
 
@@ -213,7 +213,7 @@ def credited_samples(
 
 
 def _values(plans: Sequence[Plan], critic: Critic) -> Callable[[MASState], float]:
-    """Return a critic's value of every state of some trees, except their questions."""
+    """Return a critic's value of every state of the given trees except the roots."""
     states = {state: plan.mas for plan in plans if plan.tree is not None for state in plan.tree.states if state.depth}
     contexts = [ScoringContext(state, mas, None) for state, mas in states.items() if mas is not None]
     known: dict[MASState, float] = {}

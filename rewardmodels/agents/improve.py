@@ -1,4 +1,4 @@
-"""Rounds of search, critic training, evaluation and agent training; every stage resumes."""
+"""Rounds of search, critic training, evaluation and agent training; every stage can be resumed."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class ImproveConfig:
     """Settings of `improve`.
 
     Attributes:
-        method: How the agents are trained, see `AgentConfig`.
+        method: Training method of the agents, see `AgentConfig`.
         rounds: Number of agent trainings.
-        problems: Training problems per round; each round has others.
-        planner: The search of training problems; empty: that of the method in `PLANNERS`.
-        search: The planner that is evaluated with each round's critic.
+        problems: Training problems per round; each round uses different problems.
+        planner: Planner for training problems; if empty, the method's planner in `PLANNERS`.
+        search: Planner that is evaluated with each round's critic.
         seed: Run seed of all searches.
         agents: Fields of `AgentConfig`, such as ``credit`` or ``learning_rate``.
         critic: Fields of `TrainingConfig` for the critics.
@@ -64,13 +64,13 @@ class Round(NamedTuple):
 
     Attributes:
         number: 0 for the agents at the start.
-        policy: The agents, as for `load_policy`.
+        policy: Policy spec of the agents for `load_policy`.
         identity: Digest of the policy's identity, which includes the weights.
-        tokens: Tokens generated in the searches of training problems so far, this generation's included.
+        tokens: Tokens generated in the searches of training problems so far, including this generation's.
         rows: Results on the held-out problems: a single pass, and search with this generation's critic.
-        values: On the single passes of the held-out problems: the mean true ``reward``, and the mean value of the final
-            states by this generation's ``critic`` and by the ``first critic``. A critic whose value rises while the
-            reward does not is being exploited.
+        values: Means over the single passes of the held-out problems: the true ``reward``, and the final states' value
+            by this generation's ``critic`` and by the ``first critic``. If the value increases and the reward does
+            not, the agents exploit the critic.
         outcomes: The searches behind the rows.
     """
 
@@ -98,10 +98,10 @@ def improve(
     log: Callable[[str], None] = lambda line: None,
     listen: Callable[[Progress], None] | bool = False,
 ) -> list[Round]:
-    """Search, train a critic, evaluate, train the agents, and again with the new agents.
+    """Repeat search, critic training, evaluation and agent training for several rounds.
 
-    Each generation of agents is searched, and evaluated with the critic trained on these searches; so is the last one.
-    The same call resumes any stage, to the same weights and results.
+    Each generation of agents, including the last, is evaluated with a critic trained on its own searches. Repeating the
+    call resumes an interrupted stage and gives the same weights and results.
 
     Args:
         bench: Training problems (as ``task``) and system; policy, store and seeds are set here.
@@ -157,7 +157,7 @@ def improve(
 
 
 class _Stage:
-    """The stages of one generation; each returns at once if its result is there."""
+    """The stages of one generation; each returns immediately if its result exists."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class _Stage:
             return store.totals(info.run).tokens
 
     def examples(self) -> Sequence[Example]:
-        """Return what the agents learn from."""
+        """Return the training examples of the agents."""
         [info] = grown(self.bench)
         settings = agent_config(self.config.method, 0, dict(self.config.agents))
         if self.config.method == "sft":
@@ -270,7 +270,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _report(out: Path, rounds: Sequence[Round]) -> None:
-    """Write ``rounds.json`` and the curves anew."""
+    """Rewrite ``rounds.json`` and the curves."""
     from torch.utils.tensorboard import SummaryWriter
 
     try:

@@ -1,4 +1,4 @@
-"""Training agents: from examples to folders that `load_policy` loads."""
+"""Agent training: reads examples and saves folders that `load_policy` loads."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class TrainedAgents(NamedTuple):
     """Trained agents.
 
     Attributes:
-        folders: Folder of each trained agent's model; ``"*"`` for all agents.
-        others: The base of agents that had no examples.
-        weights: Digest of the weights in each.
-        metrics: What was learned from and how the loss went, for each.
+        folders: Model folder by agent; ``"*"`` stands for all agents.
+        others: Base model of agents without examples.
+        weights: Digest of the weights in each folder.
+        metrics: Training data and loss of each model.
     """
 
     folders: dict[str, Path]
@@ -55,7 +55,7 @@ class TrainedAgents(NamedTuple):
 
 
 def policy_spec(models: Mapping[str, str]) -> str:
-    """Return the policy string for the model of each agent, ``"*"`` being that of all others.
+    """Return the policy spec for a mapping from agents to models; ``"*"`` stands for all other agents.
 
     >>> policy_spec({"*": "tiny", "Solver": "models/agents/Solver"})
     '{"*": "tiny", "Solver": "transformers:models/agents/Solver"}'
@@ -74,9 +74,9 @@ def train_agents(
     log: Callable[[str], None] = lambda line: None,
     **overrides: Any,
 ) -> TrainedAgents:
-    """Train agents on what a search has found.
+    """Train agents on the results of searches.
 
-    The same call again resumes from the last checkpoint, to the same weights; after a finished run it returns at once.
+    Repeating the call resumes from the last checkpoint and gives the same weights; a finished run returns immediately.
 
     Args:
         examples: What `rewardmodels.agents.examples` reads from a store for the method.
@@ -176,7 +176,7 @@ def _train_one(
 
 
 def _start(source: str) -> str:
-    """Return a digest of the weights that a run starts from."""
+    """Return a digest of the initial weights of a run."""
     return digest_of_weights(Path(source)) if Path(source).is_dir() else source
 
 
@@ -253,7 +253,7 @@ def _save(model: Any, tokenizer: Any, out: Path, card: str) -> None:
 
 
 def _encoded(examples: Sequence[Example], tokenizer: Any, model: Any) -> list[dict[str, Any]]:
-    """Return the rows of a trainer; those that do not fit the model's window are left out."""
+    """Return the rows of a trainer; rows that exceed the model's context window are left out."""
     from mas_gym.policies.local.chat import ChatFormat
     from mas_gym.policies.local.transformers import context_window
 

@@ -1,7 +1,7 @@
-"""TRL's trainers on token ids; imported only by training, because the import is slow.
+"""TRL trainers on token ids; imported only during training, because the import is slow.
 
-The loss and the optimiser loop are TRL's. Prompts and messages arrive as token ids, so that a prompt is exactly what
-the policy sends (`mas_gym.policies.local.chat`), and the samples of GRPO are exactly the tokens that were sampled.
+TRL provides the loss and the training loop. Prompts and messages are token ids, so that prompts are exactly those of
+the policy (`mas_gym.policies.local.chat`), and the samples of GRPO are exactly the tokens that were sampled.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class GuardedLoop(Guarded):
 
 
 class DemonstrationTrainer(GuardedLoop, SFTTrainer):
-    """TRL's SFT on rows of ``input_ids`` and ``labels``."""
+    """TRL's SFT trainer for rows of ``input_ids`` and ``labels``."""
 
 
 class PreferenceTrainer(GuardedLoop, DPOTrainer):
-    """TRL's DPO on rows of ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``."""
+    """TRL's DPO trainer for rows of ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``."""
 
     def _prepare_dataset(self, dataset: Any, *arguments: Any, **options: Any) -> Any:
         # The rows are tokenised.
@@ -56,15 +56,15 @@ class PreferenceTrainer(GuardedLoop, DPOTrainer):
 
 
 class CreditTrainer(GuardedLoop, GRPOTrainer):
-    """TRL's GRPO on samples that were drawn and credited before.
+    """TRL's GRPO trainer for samples that already have advantages.
 
     Rows have ``prompt_ids``, ``completion_ids``, ``logprobs`` and ``advantage``. The loss is the one of Dr. GRPO (arXiv
-    2503.20783): the sum over tokens, divided by a constant, so that its gradient is the policy gradient whatever the
-    lengths. The ratio compares with the log-probabilities at sampling.
+    2503.20783): the sum over tokens, divided by a constant, so that its gradient is the policy gradient, independent
+    of the lengths. The ratio compares with the log-probabilities at sampling.
     """
 
     def get_train_dataloader(self) -> Any:
-        """Return the rows in seeded order; nothing is generated."""
+        """Return the rows in seeded order, without generating samples."""
         return Trainer.get_train_dataloader(self)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
@@ -131,7 +131,7 @@ class Padded:
 
 
 def _advantages(**columns: Any) -> list[float]:
-    """Stand in for the reward function that TRL demands; rewards became advantages before training."""
+    """Placeholder for the reward function that TRL requires; advantages are computed before training."""
     return list(columns["advantage"])
 
 

@@ -1,6 +1,6 @@
-"""A critic without a language model: a logistic regression on features of a transcript and of the samples beside it.
+"""A critic without a language model: a logistic regression on features of a transcript and of the other samples.
 
-It is the baseline that a learned critic should beat. Its folder holds ``features.json`` and a card.
+It is a baseline for learned critics. Its folder holds ``features.json`` and a card.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from mas_gym.errors import DataError
 from mas_gym.tasks.grading.numbers import parse_number
 from rewardmodels.model.folder import read_object, show
-from search.protocol import Critic, PeerContext, ScoringContext
+from search.protocol import Critic, Peers, ScoringContext
 
 FILE = "features.json"
 SCHEMA = 1
@@ -37,7 +37,7 @@ def features_of(context: ScoringContext, agents: Sequence[str] = ()) -> list[flo
     """Return the features of a state.
 
     Args:
-        context: The state; with `search.protocol.PeerContext` the answers of the samples beside it count.
+        context: The state; the answers of its peers count.
         agents: The agents that get a feature.
 
     Returns:
@@ -49,8 +49,8 @@ def features_of(context: ScoringContext, agents: Sequence[str] = ()) -> list[flo
     found = _NUMBER.findall(last)
     before = set(_NUMBER.findall(" ".join([state.question, *earlier])))
     ends = [numbers[-1] for text in earlier if (numbers := _NUMBER.findall(text))]
-    answer = context.answer if isinstance(context, PeerContext) else None
-    others = list(context.answers) if isinstance(context, PeerContext) else []
+    answer, answers, _ = context.peers or Peers()
+    others = list(answers)
     if answer in others:
         others.remove(answer)
     logprob = None if context.proposal is None else context.proposal.mean_logprob
@@ -117,7 +117,7 @@ def read_features(folder: Path) -> FeatureModel:
     """Read and check ``features.json``.
 
     Raises:
-        DataError: It is missing, damaged or of another version.
+        DataError: The file is missing, damaged or of another version.
     """
     path = folder / FILE
     data = read_object(path)
@@ -145,9 +145,9 @@ def _are_numbers(values: object, size: int) -> bool:
 
 
 class FeatureCritic(Critic):
-    """Scores states by features, in ``[-1, 1]``: ``2 p - 1``. It costs no model call.
+    """Scores states by features, in ``[-1, 1]``: ``2 p - 1``. It makes no model calls.
 
-    Agreement is measured among the samples that a search has asked to score, so a value depends on them.
+    Agreement is computed among the samples scored in a search, so a state's value depends on the other samples.
 
     Args:
         folder: A folder written with ``mas-gym train ... --base features``.

@@ -187,14 +187,14 @@ class LearnedCritic(Critic):
         if len(self._known) > _REMEMBERED:
             self._known.clear()
         wanted: dict[tuple[str, MASState], MAS] = {}
-        for state, mas, _ in contexts:
+        for state, mas, *_ in contexts:
             self._check(mas, state)
             key = (mas.fingerprint, state)
             if key not in self._known:
                 wanted[key] = mas
         if wanted:
             self._learn(wanted)
-        return [self._known[mas.fingerprint, state] for state, mas, _ in contexts]
+        return [self._known[mas.fingerprint, state] for state, mas, *_ in contexts]
 
     def _learn(self, wanted: dict[tuple[str, MASState], MAS]) -> None:
         self.load()

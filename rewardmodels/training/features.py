@@ -30,8 +30,8 @@ def train_features(
 ) -> FeatureModel:
     """Fit the baseline critic and write its folder.
 
-    A row weighs as much as it has episodes. The strength of the penalty is chosen, and metrics are computed, by
-    five-fold cross-validation by question; the model that is saved is fitted to all rows.
+    Rows are weighted by their number of episodes. The penalty's strength and the metrics come from five-fold
+    cross-validation by question. The saved model is fitted to all rows.
 
     Args:
         rows: From `search.store.recorded_states`.
@@ -91,7 +91,7 @@ def _fitted(data: Array, right: Array, wrong: Array, strength: float) -> tuple[A
 
 
 def _validated(data: Array, right: Array, wrong: Array, questions: Sequence[str]) -> tuple[float, dict[str, float]]:
-    """Return the best strength, and metrics of its out-of-fold predictions."""
+    """Return the best penalty strength and the metrics of its out-of-fold predictions."""
     from sklearn.metrics import log_loss, roc_auc_score
     from sklearn.model_selection import GroupKFold
 
@@ -118,7 +118,7 @@ def _validated(data: Array, right: Array, wrong: Array, questions: Sequence[str]
 
 
 def _cell(name: str) -> str:
-    """Return an agent's name, which comes from a log, as text of a table."""
+    """Return an agent's name escaped for a table, because names come from logs."""
     return escape(one_line(name)).replace("|", "&#124;").replace("`", "&#96;")
 
 

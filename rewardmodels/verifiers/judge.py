@@ -30,7 +30,7 @@ from mas_gym.policies.base import AsyncPolicy, Choice, Policy, SamplingReply, Sa
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
 from mas_gym.tasks.grading.verdicts import ask_verdict, read_verdict
-from search.protocol import Critic, PeerContext, Scores, ScoringContext
+from search.protocol import Critic, Scores, ScoringContext
 
 logger = logging.getLogger("rewardmodels.verifiers")
 
@@ -195,7 +195,7 @@ class Judge(Critic):
     def _comparisons(self, context: ScoringContext) -> list[str]:
         """Return the prompts that compare a state with each sibling: first as A, then as B."""
         state = context.state
-        if not isinstance(context, PeerContext) or state.parent is None:
+        if context.peers is None or state.parent is None:
             return []
         shared = {
             "question": state.question,
@@ -203,7 +203,7 @@ class Judge(Critic):
             "agent": context.mas.agents[state.speaker].name,
         }
         prompts = []
-        for other in context.siblings:
+        for other in context.peers.siblings:
             prompts.append(self._prompt.format(first=state.text, second=other.text, **shared))
             prompts.append(self._prompt.format(first=other.text, second=state.text, **shared))
         return prompts

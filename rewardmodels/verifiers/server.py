@@ -128,7 +128,7 @@ class ServerCritic(Critic):
 
     def _clean(self, text: str) -> str:
         """Return a text without the marks of steps and chat markup: a space breaks each."""
-        from mas_gym.policies.completions import defuse
+        from mas_gym.policies.openai_format import defuse
 
         mark, _ = FORMATS[self._format]
         if self._endpoint == "pooling":

@@ -1,4 +1,4 @@
-"""Selection among the samples of a recorded run: curves of accuracy against the number of samples."""
+"""Accuracy curves of selecting among the samples of a recorded run."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _WIDTH = 120
 class Selection:
     """Curves of selection among recorded samples; ``print(selection)`` shows them.
 
-    The first is of majority votes, then one of the best sample per critic, and last that of a choice which is always
-    right if it can be.
+    The order is: the majority vote, the best sample according to each critic, and the upper bound, which is right if
+    any sample is right.
 
     Attributes:
         curves: The curves.
-        questions: How many questions there are.
+        questions: Number of questions.
     """
 
     curves: tuple[SelectionCurve, ...]
@@ -136,8 +136,8 @@ def select(
 ) -> Selection:
     """Return the accuracy of choosing among ``k`` recorded samples: by majority, by each critic, and the upper bound.
 
-    Each sample is scored once. The mean over all draws of ``k`` samples is computed, not drawn
-    (`search.results.selection`), so there is no seed.
+    Each sample is scored once. The mean over all draws of ``k`` samples is computed exactly
+    (`search.results.selection`), so no seed is needed.
 
     Args:
         recorded: The run, or the store that holds it.

@@ -1,11 +1,11 @@
-"""Calibrating stop rules on dev problems: from the checks of searches to a map of `search.planners.stopping`.
+"""Calibration of stop rules on dev problems.
 
-A recording rule notes the evidence at every check of searches that do not stop. A check is labelled by whether the
-answer at that point is right. Where a search works turn by turn, that answer does not exist yet: the search runs again
-for each check and stops there. With the same seed these runs draw the same messages.
+A recording rule stores the evidence at every check of complete searches. The label of a check is whether the answer at
+that point is right. A turn-by-turn search has no answer yet at a check, so it runs again for each check and stops
+there. With the same seed these runs draw the same messages.
 
-Thresholds are chosen on held-out probabilities: each problem's come from a map that was fitted on the other four fifths
-of the problems. The map in the file is fitted on all of them.
+Thresholds are chosen on held-out probabilities: the probabilities of a problem come from a map fitted on the other four
+fifths of the problems. The map in the file is fitted on all problems.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Check(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """A search that did not stop, with its checks in order, and whether its answer was right."""
+    """A complete search with its checks in order, and whether its answer was right."""
 
     problem: str
     checks: tuple[Check, ...]
@@ -51,14 +51,14 @@ class Checked(NamedTuple):
 
 
 class Stopped(NamedTuple):
-    """What a threshold does to searches.
+    """Results of searches that stop at a threshold.
 
     Attributes:
         threshold: The threshold.
-        hit: Hit@1 of searches that stop by it.
+        hit: Hit@1 of searches that stop at the threshold.
         coverage: Share of the searches that stop early.
-        accuracy: Share of right answers among those; None without any.
-        claimed: Their mean probability at the stop; None without any.
+        accuracy: Share of right answers among those; None if no search stops early.
+        claimed: Their mean probability when they stop; None if no search stops early.
     """
 
     threshold: float
@@ -73,8 +73,8 @@ class Calibration(NamedTuple):
 
     Attributes:
         map: The map.
-        chosen: What its threshold does.
-        hit: Hit@1 of searches that do not stop.
+        chosen: Results at its threshold.
+        hit: Hit@1 of complete searches.
         searches: The searches.
     """
 
@@ -86,7 +86,7 @@ class Calibration(NamedTuple):
 
 @dataclass(frozen=True)
 class _Record(StopRule):
-    """Never stops, and notes the evidence of all checks."""
+    """Never stops, and records the evidence of all checks."""
 
     found: list[Evidence] = field(default_factory=list)
 
@@ -204,7 +204,7 @@ def fit(searches: Sequence[Checked], planner: str, critic: str, method: str = "l
 
 
 def stopped_by(searches: Sequence[Checked], probabilities: Sequence[Sequence[float]], threshold: float) -> Stopped:
-    """Return what a threshold does to searches, given the probability at each of their checks."""
+    """Return the results of searches that stop at a threshold, given the probability at each of their checks."""
     right, stops = 0, list[tuple[bool, float]]()
     for one, known in zip(searches, probabilities, strict=True):
         at = next((i for i, p in enumerate(known) if p > threshold), None)

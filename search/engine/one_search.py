@@ -28,7 +28,7 @@ from search.plan import Plan
 from search.protocol import (
     Evaluate,
     Extract,
-    PeerContext,
+    Peers,
     PlanGenerator,
     Propose,
     Remaining,
@@ -420,10 +420,8 @@ class ActiveSearch:
             elif state.digest in self._values or state.digest in scoring:
                 hits += 1
             else:
-                context = self._context(state)
-                if reads:
-                    context = self._with_peers(context, states, answers)
-                scoring[state.digest] = context
+                peers = self._peers(state, states, answers) if reads else None
+                scoring[state.digest] = self._context(state)._replace(peers=peers)
                 self._to_score.append(state)
         if hits and not critic.free:
             self._spend(Usage(reward_hits=hits))
@@ -431,13 +429,9 @@ class ActiveSearch:
     def _answer(self, state: MASState) -> str | None:
         return self.grader.extract(self.grader.key(state)) if self.setup.dynamics.is_terminal(state) else None
 
-    def _with_peers(
-        self, context: ScoringContext, states: Sequence[MASState], answers: tuple[str | None, ...]
-    ) -> PeerContext:
-        state, peers = context.state, PeerContext(*context)
+    def _peers(self, state: MASState, states: Sequence[MASState], answers: tuple[str | None, ...]) -> Peers:
         alike = {other.digest: other for other in states if other.parent == state.parent and other != state}
-        peers.answer, peers.answers, peers.siblings = self._answer(state), answers, tuple(alike.values())
-        return peers
+        return Peers(self._answer(state), answers, tuple(alike.values()))
 
     def _all_answers(self, states: Sequence[MASState]) -> tuple[str | None, ...]:
         """Add the answers of the terminal ones among ``states``; return those of all that were to be scored so far."""

@@ -1,4 +1,4 @@
-"""A cascade: cheap searches first, and expensive ones only where the critic doubts the answer."""
+"""Cascades, which run expensive searches only if the critic is uncertain about the answer of cheaper ones."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from search.tree import Proposal, Tree
 
 @dataclass(frozen=True)
 class Cascade(Planner):
-    """Searches of growing size, of which the next one runs only while the answer is in doubt.
+    """Runs searches of increasing size until the answer is settled.
 
-    A cascade of searches, as FrugalGPT's of models (Chen et al., 2023). After each stage but the last, the next stage's
-    rule states the probability that the answer is right; above its threshold the cascade ends. Messages are reused: a
-    stage that asks for messages at a state gets those that earlier stages drew there, and only then new ones. Without a
-    budget the last stage finds exactly what it finds alone; the messages of earlier stages that it does not ask for
-    come on top. The plan is that of the last stage that ran, and the anytime curve has one point per stage.
+    It applies FrugalGPT's cascade of models (Chen et al., 2023) to searches. After each stage except the last, the next
+    stage's rule computes the probability that the answer is right; above the threshold the cascade ends. Stages reuse
+    messages: at each state, a stage first receives the messages that earlier stages drew there, and only then new
+    ones. Without a budget, the last stage returns the same result as when it runs alone. Messages of earlier stages
+    that it does not use are an additional cost. The plan is that of the last stage that ran, and the anytime curve has
+    one point per stage.
 
     Attributes:
         stages: The planners, cheapest first.
-        rules: For each stage after the first, the rule that the answer so far is settled
+        rules: For each stage after the first, the rule that decides whether the answer so far is settled
             (`search.planners.stopping.Confident`).
         outcomes_only: Whether only terminal states have values; filled in for a run.
     """
@@ -114,7 +115,7 @@ class Cascade(Planner):
         return replace(plan, anytime=tuple(curve))
 
     def _evidence(self, plan: Plan) -> Generator[list[Request], list[Any], Evidence]:
-        """Score the answer of a stage, if it did not, and return the evidence for it."""
+        """Score the answer of a stage if the stage has not, and return the evidence."""
         tree, ends = plan.tree, [candidate.node or 0 for candidate in plan.candidates]
         assert tree is not None
         scored = ends[:1] if self.outcomes_only else tree.path(ends[0])[1:]
@@ -123,12 +124,12 @@ class Cascade(Planner):
 
 
 class _Supply:
-    """The messages of all stages by state, which each stage gets before new ones are drawn.
+    """Messages of all stages by state; each stage receives them before new ones are drawn.
 
     Attributes:
         calls: Messages drawn so far.
-        tokens: Their tokens.
-        spent: Whether the budget has refused a request.
+        tokens: Tokens of these messages.
+        spent: Whether the budget has rejected a request.
     """
 
     def __init__(self) -> None:
@@ -137,7 +138,7 @@ class _Supply:
         self._drawn: dict[MASState, list[Proposal]] = defaultdict(list)
 
     def run(self, stage: PlanGenerator) -> PlanGenerator:
-        """Run a stage; its plan is returned."""
+        """Run a stage and return its plan."""
         used: Counter[MASState] = Counter()
         resume: Callable[[], list[Request]] = partial(next, stage)
         try:
@@ -156,7 +157,7 @@ class _Supply:
             stage.close()
 
     def _answer(self, requests: Sequence[Request], used: Counter[MASState]) -> Generator[list[Request], list[Any], Any]:
-        """Return the replies to a stage's requests; ``used`` counts the messages that it has got at each state."""
+        """Return the replies to a stage's requests; ``used`` counts the messages received at each state."""
         wanted = Counter({request.state: used[request.state] for request in requests if isinstance(request, Propose)})
         for request in requests:
             if isinstance(request, Propose):
@@ -188,7 +189,7 @@ class _Supply:
 
 
 def _value(plan: Plan) -> float:
-    """Return the critic's value of a plan's answer; the least possible one if it has none."""
+    """Return the critic's value of a plan's answer, or the lowest possible value if it has none."""
     best, tree = plan.best, plan.tree
     if best is None or best.node is None or tree is None or math.isnan(tree.values[best.node]):
         return -math.inf
@@ -196,7 +197,7 @@ def _value(plan: Plan) -> float:
 
 
 def _with_tree(plan: Plan, model: Model, root: MASState) -> Plan:
-    """Return a stage's plan with the nodes of its candidates; a planner may leave them to the driver."""
+    """Return a stage's plan with the nodes of its candidates, which planners may omit."""
     if not plan.candidates:
         raise SearchError("cascade: expected a candidate in the plan of each stage, got none")
     tree = Tree(root) if plan.tree is None else plan.tree

@@ -23,7 +23,7 @@ from search.tree import Tree
 
 @dataclass(frozen=True)
 class DVTS(Planner):
-    """Diverse verifier tree search (Beeching et al., 2024): independent greedy searches side by side.
+    """Diverse verifier tree search (Beeching et al., 2024): independent greedy searches in parallel.
 
     Each of ``trees`` searches samples ``width`` messages per step and keeps the best; the best
     path score among their ends wins. With a fixed schedule AC = trees width D.

@@ -29,7 +29,7 @@ from search.tree import Tree
 
 @dataclass(frozen=True)
 class REBASE(Planner):
-    """Reward-balanced search (Wu et al., 2024): a fixed width, shared among states by their values.
+    """Reward-balanced search (Wu et al., 2024): a fixed width, allocated to states by their values.
 
     At each depth the samples are shared among the states in proportion to the softmax of their
     values; terminal states keep their share of the width. With a

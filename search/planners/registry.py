@@ -18,7 +18,7 @@ _CASCADE = "cascade"
 
 
 def _cascade(stages: str = "single>mcts:10,3@0.9") -> Planner:
-    """Searches of growing size, of which the next one runs only while the answer is in doubt."""
+    """Searches of increasing size; the next one runs only if the answer is uncertain."""
     first, *later = stages.split(">")
     pairs = [stage.rpartition("@") for stage in later]
     if not later or any(not at for _, at, _ in pairs):

@@ -1,14 +1,14 @@
-"""Rules that end a search early, once its answer is settled.
+"""Stop rules, which end a search early once its answer is settled.
 
-A planner with a setting ``stop`` consults the rule at every point where it could end: after each pass (`BestOfN`),
+A planner with the setting ``stop`` applies the rule at every point where it can stop: after each pass (`BestOfN`),
 after each simulation (`MCTS`, `AdaptiveBranching`, `AskTell`), or after each turn (`StepBeamSearch`, `DVTS`,
-`REBASE`). A search that works turn by turn cannot end at once: it continues its best state alone, with one message per
+`REBASE`). A turn-by-turn search cannot stop at once. It completes only its best state, with one message per
 turn.
 
 ======================== =======================================================================================
-``stop=0.9``             the critic's value of the answer, read as a probability of being right, exceeds 0.9
-``stop=stop.json``       the probability by a calibrated map exceeds the threshold in the file
-``stop=stop.json@0.95``  the same with another threshold
+``stop=0.9``             the critic's value of the answer, converted to a probability, exceeds 0.9
+``stop=stop.json``       the probability from a calibrated map exceeds the threshold in the file
+``stop=stop.json@0.95``  as above, with the given threshold
 ``stop=settled:4``       the answer was the same at the last 4 checks
 ``stop=gain:0.002``      one more pass or simulation is expected to gain less probability of being right
 ======================== =======================================================================================
@@ -38,21 +38,21 @@ FEATURES = ("value", "score", "agreement", "found", "turn")
 
 
 class Evidence(NamedTuple):
-    """What a search has established at a check.
+    """Evidence about the answer of a search at a check.
 
     Attributes:
         root: The initial state.
-        state: The state that the answer comes from, or the best state of a search that works turn by turn.
+        state: The state with the answer, or the best state of a turn-by-turn search.
         terminal: Whether that state is terminal.
         check: The number of this check, from 1.
         value: The critic's value of ``state``.
         score: Its path score: the mean value on the way to it, or its own value if only outcomes have values.
         agreement: Votes for its answer divided by one more than the finished paths, so that one path alone is no
             agreement; 0 for a state that is not terminal.
-        found: Finished paths.
-        unchanged: Checks in a row, this one included, whose answer was the same.
+        found: Number of finished paths.
+        unchanged: Number of consecutive checks with the same answer, including this one.
         gain: Expected increase of the answer's value by one more pass or simulation, in units of the critic's values;
-            infinite where it is unknown.
+            infinite if unknown.
     """
 
     root: MASState
@@ -118,7 +118,7 @@ class StopMap:
             raise ConfigError("stop map: expected probabilities and a threshold from 0 to 1")
 
     def probability(self, features: Mapping[str, float]) -> float:
-        """Return the probability that the answer is right; NaN if a feature is."""
+        """Return the probability that the answer is right; NaN if a feature is NaN."""
         index = self.bias + math.fsum(weight * features[name] for name, weight in self.weights.items())
         if not self.points or math.isnan(index):
             return sigmoid(index)
@@ -129,7 +129,7 @@ class StopMap:
         return low + (high - low) * (index - left) / (right - left)
 
     def to_dict(self, about: Mapping[str, Any] = {}) -> dict[str, Any]:
-        """Return the contents of a file, with facts about the calibration that are not read back."""
+        """Return the contents of a stop-map file; ``about`` describes the calibration and is not read back."""
         return {
             "format": "mas-gym-stop",
             "schema": SCHEMA,
@@ -148,7 +148,7 @@ class StopMap:
 
         Raises:
             DataNotFoundError: There is no such file.
-            DataError: It is another kind of file, or damaged.
+            DataError: The file is of another kind or damaged.
         """
         remedy = "write one with mas-gym calibrate --out"
         try:
@@ -169,10 +169,10 @@ class StopMap:
 
 
 class StopRule(ABC):
-    """Decides at each check of a search whether its answer is settled; a frozen dataclass.
+    """Base class of stop rules, which decide at each check whether the answer is settled; a frozen dataclass.
 
     Attributes:
-        at_turns: Whether the rule works for searches that work turn by turn.
+        at_turns: Whether the rule supports turn-by-turn searches.
         needs_gain: Whether it reads `Evidence.gain`.
     """
 
@@ -184,7 +184,7 @@ class StopRule(ABC):
         """Return why the search should stop, such as ``"probability 0.93 above 0.9"``; None if it should not."""
 
     def for_run(self, planner: Planner, critic: Critic | None, kind: ValueKind) -> StopRule:
-        """Return the rule for a run's values. Raises `ConfigError` if it does not fit planner or critic."""
+        """Return the rule adapted to a run. Raises `ConfigError` if it does not fit the planner or critic."""
         return self
 
 
@@ -194,9 +194,9 @@ class Confident(StopRule):
 
     Attributes:
         threshold: The probability, from 0 to 1; 1 never stops.
-        calibrated: Maps the evidence to the probability. Without it the critic's value v of the answer is taken at its
-            word: (1 + v) / 2, or v for policy likelihood.
-        source: The text that the rule was read from; no part of its identity.
+        calibrated: Maps the evidence to the probability. Without a map, the critic's value v of the answer is used
+            uncalibrated: (1 + v) / 2, or v for policy likelihood.
+        source: The text that the rule was parsed from; not part of its identity.
         likelihood: Whether values are likelihoods; filled in for a run.
     """
 
@@ -221,7 +221,7 @@ class Confident(StopRule):
         return self.source or repr(self.threshold)
 
     def for_run(self, planner: Planner, critic: Critic | None, kind: ValueKind) -> Confident:
-        """Refuse a map for another planner or critic."""
+        """Check that the map was calibrated for the planner and critic. Raises `ConfigError`."""
         known, name = self.calibrated, planner_name(planner)
         got = (name, "" if critic is None else critic.name)
         if known is not None and (known.planner, known.critic) != got:
@@ -245,10 +245,10 @@ class Confident(StopRule):
 
 @dataclass(frozen=True)
 class Settled(StopRule):
-    """Stops once the answer was the same at several checks in a row.
+    """Stops once the answer was the same at several consecutive checks.
 
     Attributes:
-        checks: Their number, at least 2.
+        checks: Number of checks, at least 2.
     """
 
     at_turns = False
@@ -265,17 +265,17 @@ class Settled(StopRule):
         return f"settled:{self.checks}"
 
     def reason(self, evidence: Evidence) -> str | None:
-        """Count the checks without a change."""
+        """Return the reason if enough consecutive checks had the same answer."""
         return f"same answer at {self.checks} checks" if evidence.unchanged >= self.checks else None
 
 
 @dataclass(frozen=True)
 class Gain(StopRule):
-    """Stops once one more pass or simulation is expected to be worth less than its price (value of information).
+    """Stops once the expected gain of another pass or simulation is below its price (value of information).
 
     Attributes:
-        price: Price of a pass or simulation in probability of a right answer. If a right answer is worth W USD and a
-            simulation costs c USD, that is c / W.
+        price: Price of a pass or simulation as a probability of a right answer: c / W if a right answer is worth
+            W USD and a simulation costs c USD.
         likelihood: Whether values are likelihoods; filled in for a run.
     """
 
@@ -295,7 +295,7 @@ class Gain(StopRule):
         return f"gain:{self.price!r}"
 
     def for_run(self, planner: Planner, critic: Critic | None, kind: ValueKind) -> Gain:
-        """Fill in the kind of the values."""
+        """Set whether values are likelihoods."""
         return replace(self, likelihood=kind == "likelihood")
 
     def reason(self, evidence: Evidence) -> str | None:
@@ -309,11 +309,11 @@ Stop = StopRule | str | float | None
 
 
 def read_stop(stop: Stop) -> StopRule | None:
-    """Return the rule that a planner's setting ``stop`` means; None for none.
+    """Parse a planner's setting ``stop``; return None if there is no rule.
 
     Raises:
-        ConfigError: It is no rule.
-        DataError: It names a file that is no stop map.
+        ConfigError: The setting is not a valid rule.
+        DataError: The file is not a stop map.
 
     >>> read_stop(0.9), read_stop("settled:4")
     (Confident(threshold=0.9, calibrated=None, source='', likelihood=False), Settled(checks=4))
@@ -375,7 +375,7 @@ class Watch:
     """The checks of one search.
 
     Attributes:
-        stopped: Why the search should stop; None while it should not.
+        stopped: Reason to stop; None if the search continues.
     """
 
     def __init__(self, stop: Stop, tree: Tree, outcomes_only: bool = False) -> None:
@@ -442,7 +442,7 @@ class Watch:
 
 
 def expected_excess(mean: float, deviation: float, level: float) -> float:
-    """Return E[max(X - level, 0)] for a normal X; the gain of a draw over the best one so far.
+    """Return E[max(X - level, 0)] for a normal X, the expected gain of a draw over the best so far.
 
     >>> round(expected_excess(0.0, 1.0, 0.0), 4)
     0.3989
@@ -455,9 +455,9 @@ def expected_excess(mean: float, deviation: float, level: float) -> float:
 
 
 def pass_gain(scores: Sequence[float]) -> float:
-    """Return the expected gain of one more pass over the best of ``scores``, whose distribution is taken as normal.
+    """Return the expected gain of one more pass over the best of ``scores``, assuming normally distributed scores.
 
-    That is the optimal stopping rule of search with recall (Weitzman, 1979). Infinite for fewer than two passes.
+    This is the optimal stopping rule of search with recall (Weitzman, 1979). Infinite for fewer than two passes.
     """
     if len(scores) < 2:
         return math.inf

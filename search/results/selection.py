@@ -1,17 +1,17 @@
-"""What selecting among recorded samples reaches on average over all draws of ``k`` of them, computed without drawing.
+"""Exact mean accuracy of selection rules over all draws of ``k`` recorded samples.
 
-Each question has ``n`` samples. Choosing among ``k`` of them, drawn without replacement, is right with a probability
-that has a closed form for three rules:
+Each question has ``n`` samples. If a rule chooses among ``k`` of them, drawn without replacement, the probability of a
+right choice has a closed form:
 
 * ``"any"``: one of the ``k`` is right, ``1 - C(n - c, k) / C(n, k)`` with ``c`` right samples: pass@k (Chen et al.
   2021, arXiv:2107.03374, Eq. 1);
 * ``"best"``: the sample with the highest score, as `search.BestOfN` chooses. With the samples in groups of equal score,
   highest first, the choice is in a group of ``m`` after ``b`` better samples with probability
   ``(C(n - b, k) - C(n - b - m, k)) / C(n, k)``, and any sample of the group is as likely as another;
-* ``"majority"``: the answer with the most votes, as `search.SelfConsistency` chooses; of tied answers each is as likely
-  to have been seen first.
+* ``"majority"``: the answer with the most votes, as `search.SelfConsistency` chooses; tied answers are equally likely
+  to be seen first.
 
-If a question has fewer than ``k`` samples, all are drawn, and the point states for how many questions this is so.
+If a question has fewer than ``k`` samples, all are drawn; `SelectionPoint.bounded` is the share of such questions.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SelectionCurve:
 
     Attributes:
         rule: ``"any"``, ``"majority"`` or ``"best"``.
-        critic: The critic that scored the samples; ``""`` without.
+        critic: The critic that scored the samples; ``""`` if there is none.
         points: One per ``k``, ascending.
         shares: For each ``k``, the probability of a right choice by problem.
     """
@@ -172,7 +172,7 @@ def majority_right(answered: Sequence[tuple[str | None, bool]], k: int) -> float
 
 
 def _wins(count: int, counts: Sequence[int], silent: int, k: int) -> float:
-    """Return the probability that an answer with ``count`` of the samples wins the vote of ``k`` of them.
+    """Return the probability that an answer with ``count`` samples wins the vote of ``k`` of them.
 
     Each sample is drawn independently with probability ``k / n``, given that ``k`` are drawn in all, which is a draw
     without replacement whose terms do not overflow.

@@ -1,4 +1,4 @@
-"""Runs of a store as worlds to search again."""
+"""Recorded runs of a store, which can be searched again."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ _WORLDS = 4096
 
 
 class Recorded(Sequence[Problem]):
-    """A recorded run, imported or searched by MAS-Gym, as problems and worlds for `search.run` and `search.compare`.
+    """A recorded run, imported or searched by MAS-Gym, that `search.run` and `search.compare` can search.
 
-    A search of a recorded run draws what was recorded: `search.Propose` returns messages that were recorded at a
-    state, in an order that the run's seed determines, each at most once in a search. Tokens and log-probabilities are
-    the recorded ones, outcomes too. If a planner asks for more than was recorded, the reply is shorter, and
-    ``usage.unrecorded`` counts what is missing.
+    `search.Propose` returns messages that were recorded at a state, each at most once per search. The run's seed
+    determines their order. Tokens, log-probabilities and outcomes are the recorded ones. If a planner requests more
+    messages than were recorded, the reply is shorter, and ``usage.unrecorded`` counts the missing messages.
 
-    By default each recorded episode is drawn at most once, so ``k`` passes are ``k`` of the recorded episodes without
-    replacement, and a message may be drawn as often as episodes contain it. With ``distinct`` each distinct message at
-    a state is drawn at most once, which suits recorded trees.
+    By default each recorded episode is drawn at most once, so ``k`` passes are ``k`` recorded episodes, drawn without
+    replacement. A message can be drawn once for each episode that contains it. With ``distinct``, each distinct message
+    at a state is drawn at most once; use this for recorded trees.
 
     Args:
         path: The store.
@@ -87,15 +86,15 @@ class Recorded(Sequence[Problem]):
         return iter(self._problems)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the place; a copy reads the store again."""
+        """Pickle the store's path; a copy reads the store again."""
         return _reopened, (self.path, self.info.run, self.distinct)
 
     def identity(self) -> Any:
-        """Return what determines the worlds: the run, its contents and how it is drawn from."""
+        """Return the identity of the worlds: the run, its contents and the way messages are drawn."""
         return {"run": self.info.run, "content": self._content, "distinct": self.distinct}
 
     def world(self, problem: Problem) -> RecordedWorld:
-        """Return what was recorded of a problem.
+        """Return the world of a problem.
 
         Raises:
             DataError: The run does not hold the problem.
@@ -137,13 +136,13 @@ def _chosen(store: Store, run: str | None) -> RunInfo:
 
 
 def _plain(problem: Problem) -> Problem:
-    """Return a problem without the facts of its recorded samples, which do not belong to a new search."""
+    """Return a problem without the metadata of its recorded samples."""
     kept: Mapping[str, Any] = {key: value for key, value in problem.metadata.items() if key != "samples"}
     return replace(problem, metadata=kept)
 
 
 def as_recorded(source: Recorded | str | os.PathLike[str]) -> Recorded:
-    """Return a recorded run as it is, or open the only one of a store.
+    """Return a `Recorded` unchanged, or open the only run of a store.
 
     Raises:
         StoreError: As for `Recorded`, and so are the others.
@@ -152,7 +151,7 @@ def as_recorded(source: Recorded | str | os.PathLike[str]) -> Recorded:
 
 
 class RecordedPolicy(Policy):
-    """Stands for the policies of a recorded run: its name in reports and prices, and the run's identity.
+    """Placeholder for the policies of a recorded run, with a name for reports and prices and the run's identity.
 
     Attributes:
         name: Name of the policy that was recorded.
@@ -171,5 +170,5 @@ class RecordedPolicy(Policy):
         return self._stated
 
     def sample(self, requests: Sequence[SamplingRequest]) -> Sequence[SamplingReply]:
-        """Refuse: a recorded run writes nothing new."""
+        """Raise an error, because a recorded run cannot generate new messages."""
         raise PolicyError(f"{self.name} is a recorded run: nothing can be sampled from it")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.state import MASState
-from search.protocol import PeerContext
+from search.protocol import Peers, ScoringContext
 from search.recorded import RecordedWorld
 from search.store.recorded import Recorded
 from search.tree import Proposal
@@ -25,7 +25,7 @@ class RecordedState(NamedTuple):
     """
 
     question: str
-    context: PeerContext
+    context: ScoringContext
     right: int
     total: int
 
@@ -44,9 +44,8 @@ def recorded_states(recorded: Recorded, terminal_only: bool) -> Iterator[Recorde
         )
         for state, message, right, total in found:
             if total and (not terminal_only or model.is_terminal(state)):
-                context = PeerContext(state, recorded.mas, message)
-                context.answers = answers
-                context.answer = world.grades[state.digest].extracted if state.digest in world.grades else None
+                answer = world.grades[state.digest].extracted if state.digest in world.grades else None
+                context = ScoringContext(state, recorded.mas, message, Peers(answer, answers))
                 yield RecordedState(problem.id, context, right, total)
 
 

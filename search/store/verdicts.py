@@ -1,4 +1,4 @@
-"""Values and verdicts that others recorded, as a critic."""
+"""A critic that returns recorded values and verdicts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LABELS = "labels"
 
 
 class RecordedCritic(Critic):
-    """Gives a state the value that is recorded for it: of a message of a log, of a judge, or of an earlier search.
+    """Returns the value recorded for a state in a log, by a judge or in an earlier search.
 
-    States are recognised by the question and the texts of their messages, so values of one log serve another run of
-    the same transcripts. After a message without a value, such as a tool's, the last earlier value holds. A state
-    without either has no value; the search that asks for it fails with this reason. Where samples with the same
-    beginning have different values, their mean counts.
+    States are matched by the question and the texts of their messages, so values of one log apply to other runs of
+    the same transcripts. If a message has no value, such as a tool result, the last earlier value is used. If there is
+    none, the state has no value, and a search that requests it fails with this reason. If samples with the same
+    beginning have different values, their mean is used.
 
     Args:
         path: The store.
@@ -79,7 +79,7 @@ class RecordedCritic(Critic):
         return {"values": state.hexdigest(), "calls": str(self.calls)}
 
     def score(self, contexts: Sequence[ScoringContext]) -> Scores:
-        """Return the recorded value of each state, in order; NaN with a reason where there is none."""
+        """Return the recorded value of each state, in order; NaN with a reason if there is none."""
         return Scores.from_rows(self._row(context.state) for context in contexts)
 
     def _row(self, state: MASState) -> tuple[float, int, int, int, str]:
@@ -106,7 +106,7 @@ def _values(
 
 
 def transcript_key(state: MASState) -> bytes:
-    """Return a digest of a question and of the texts of the messages, whoever wrote them."""
+    """Return a digest of a question and the message texts, independent of the speakers."""
     found = blake2b(digest_size=16)
     for one in state.path():
         text = one.question if one.parent is None else one.text.split(RETURNED)[0]

@@ -6,7 +6,7 @@ import pytest
 
 from mas_gym import load_mas
 from mas_gym.errors import ConfigError
-from mas_gym.systems.graph import Condition
+from mas_gym.systems.conditions import Condition
 from mas_gym.systems.validation import MAX_PATTERNS
 
 LONGEST = 65_536

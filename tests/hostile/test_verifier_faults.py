@@ -34,7 +34,7 @@ from mas_gym.envs.scoring import scores_of
 from mas_gym.errors import ConfigError, DataError, DataNotFoundError, EngineUnavailableError, MASGymError
 from mas_gym.policies import SamplingRequest, load_policy
 from mas_gym.policies.base import Choice, Sample
-from mas_gym.policies.completions import BadReply, parse_reply
+from mas_gym.policies.openai_format import BadReply, parse_reply
 from mas_gym.policies.scripted import ScriptedPolicy
 from mas_gym.systems.prompts import ChatMessage
 from rewardmodels import load_critic
@@ -90,8 +90,7 @@ def test_values_that_are_none_end_the_search_with_the_reason(value: Any) -> None
 def test_nonsense_is_no_verdict(text: str, mode: str) -> None:
     policy = ScriptedPolicy(lambda request, seed: Sample(text, 1, None, "stop"), name="mad")
     critic = Judge(policy, mode=mode, n=2)  # type: ignore[arg-type]
-    one = search.protocol.PeerContext(*context("a"))
-    one.siblings = (context("b").state,)
+    one = context("a")._replace(peers=search.protocol.Peers(siblings=(context("b").state,)))
     scores = critic.score([one])
     assert math.isnan(scores[0]) and scores.unread == ((2 if mode == "share" else 4),)
     assert "none of 2 replies" in scores.reasons[0]

@@ -338,7 +338,7 @@ def is_sound(story: Story) -> bool:
 
 
 class Arithmetic(SampledTask):
-    """Multi-step word problems about one person's things, all results whole numbers from 0 to 99.
+    """Multi-step word problems about one person's things; all results are integers from 0 to 99.
 
     Args:
         split: ``"train"``, ``"dev"`` or ``"test"``; disjoint by the text of the question.

@@ -193,7 +193,7 @@ def _puzzles(split: str, most: int) -> tuple[tuple[int, ...], ...]:
 
 
 class Game24(ProceduralTask):
-    """Four numbers that can make 24; every puzzle of the split once.
+    """Puzzles with four numbers that can make 24; each puzzle of the split occurs once.
 
     Args:
         split: ``"train"``, ``"dev"`` or ``"test"``; disjoint by the numbers.
