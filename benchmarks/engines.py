@@ -87,10 +87,18 @@ class Figure(NamedTuple):
         return self.tokens / self.seconds
 
 
-def searched(policy: Watched, critic: Any, problems: int, concurrency: int, seed: int = 42) -> Figure:
+def searched(
+    policy: Watched,
+    critic: Any,
+    problems: int,
+    concurrency: int,
+    seed: int = 42,
+    sampling: search.Sampling | None = None,
+) -> Figure:
     task = mas_gym.load_task("arithmetic", split="test")[:problems]
     start, cpu = time.perf_counter(), cpu_seconds()
-    run = search.run(PLANNER, task, mas="rpsv", policy=policy, critic=critic, seed=seed, concurrency=concurrency)
+    more: dict[str, Any] = {"seed": seed, "concurrency": concurrency, "sampling": sampling}
+    run = search.run(PLANNER, task, mas="rpsv", policy=policy, critic=critic, **more)
     plans = list(run)
     seconds, cpu = time.perf_counter() - start, cpu_seconds() - cpu
     failed = [plan.error for plan in plans if plan.error]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -75,18 +75,24 @@ def searched(policy: TransformersPolicy, problems: int, concurrency: int) -> tup
     return listening.heard, seconds, sum(plan.usage.generated_tokens for plan in plans)
 
 
-def raw(policy: TransformersPolicy, requests: Sequence[SamplingRequest], batch: int) -> float:
-    """Return the useful tokens per CPU second of ``generate``; tokenising is not counted."""
+def raw(
+    policy: TransformersPolicy,
+    requests: Sequence[SamplingRequest],
+    batch: int,
+    clock: Callable[[], float] = time.process_time,
+) -> float:
+    """Return the useful tokens per second of ``generate``, CPU seconds by default; tokenising is not counted."""
     model, pad = policy.model, policy.format.tokenizer.pad_token_id or 0
     rows = [policy.format.encode(r.messages, r.max_new_tokens).ids for r in requests for _ in r.seeds]
-    ends = torch.tensor(sorted(policy.end_tokens))
+    ends = torch.tensor(sorted(policy.end_tokens), device=model.device)
+    longest = max(request.max_new_tokens for request in requests)
     useful = 0
-    start = time.process_time()
+    start = clock()
     for first in range(0, len(rows), batch):
         chunk = rows[first : first + batch]
         width = max(map(len, chunk))
-        ids = torch.tensor([[pad] * (width - len(row)) + row for row in chunk])
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in chunk])
+        ids = torch.tensor([[pad] * (width - len(row)) + row for row in chunk], device=model.device)
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in chunk], device=model.device)
         said = model.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -94,13 +100,13 @@ def raw(policy: TransformersPolicy, requests: Sequence[SamplingRequest], batch: 
             temperature=0.7,
             top_p=0.95,
             top_k=0,
-            max_new_tokens=min(1024, policy.format.window - width),
+            max_new_tokens=min(longest, policy.format.window - width),
             eos_token_id=ends.tolist(),
             pad_token_id=pad,
         )[:, width:]
         over = torch.isin(said, ends)
         useful += int(torch.where(over.any(1), over.int().argmax(1) + 1, said.shape[1]).sum())
-    return useful / (time.process_time() - start)
+    return useful / (clock() - start)
 
 
 def single_passes(policy: TransformersPolicy, requests: Sequence[SamplingRequest]) -> float:

@@ -277,7 +277,7 @@ def test_solve_takes_any_question(run: Run, recording: str) -> None:
         ((), "expected a question"),
         (("1 + 1?", "--task", "arithmetic"), "and not both"),
         (("  ",), "got an empty text"),
-        (("1 + 1?", "--kind", "poem"), "--kind: expected one of 'number', 'expression', 'choice', 'text'"),
+        (("1 + 1?", "--kind", "poem"), "--kind: expected one of 'number', 'expression', 'formula', 'choice'"),
         (("--task", "arithmetic", "--problem-id", "nope"), "nope"),
         (("1 + 1?", "--tree", "/no/such/folder/tree.html"), "mkdir -p"),
     ],

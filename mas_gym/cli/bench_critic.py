@@ -69,7 +69,7 @@ def bench_critic(
         ),
     ] = None,
     threshold: Annotated[
-        float | None, typer.Option("--threshold", help="Use this threshold; all transcripts are then measured.")
+        float | None, typer.Option("--threshold", help="Fixed threshold; all transcripts are then evaluated.")
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write all figures as JSON.")] = None,
 ) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from search.compare import Arm, Bench, Outcome
 
 POLICY, MASPRM, ORM = "tiny", "tiny-masprm", "tiny-orm"
-"""The embedded agents and the critics shipped for them."""
+"""The bundled agents and their critics."""
 
 PASSES = "bon:10"
 """Best-of-N at the tokens of MCTS(10, 3) with MASPRM: 675 and 640 per problem, see benchmarks/pages/main.md."""
@@ -34,7 +34,7 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for table, plot and tree page.")] = Path("demo"),
     number: Annotated[int | None, typer.Option("-n", "--number", min=1, help="Problems; by default 200.")] = None,
     critic: Annotated[
-        list[str] | None, typer.Option("--critic", help="Critics to compare instead of the shipped ones. Repeatable.")
+        list[str] | None, typer.Option("--critic", help="Critic to compare instead of the bundled critics. Repeatable.")
     ] = None,
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="First generate rollouts and train MASPRM and ORM in --out.")
@@ -162,7 +162,7 @@ def _tables(out: Path, critics: Sequence[str], problems: int, number: int) -> No
 
 
 class _BestTree:
-    """Picks the tree worth showing: right where the single pass was wrong, with right and wrong leaves, and large.
+    """Selects the tree to show: a large tree with right and wrong leaves whose answer corrects the single pass.
 
     The choice does not depend on the order in which searches end.
     """

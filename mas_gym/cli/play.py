@@ -24,7 +24,7 @@ EVERYONE = "all"
 
 
 class _Gone(Exception):
-    """The input ended."""
+    """Raised at the end of the input."""
 
 
 @opt.with_task(number=False, grading=False, option=False)

@@ -29,7 +29,7 @@ RunNames = Annotated[
 
 def report(
     store: StorePath,
-    out: Annotated[Path, typer.Option("--out", help="The page.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", help="HTML file to write.")] = Path("report.html"),
     run: RunNames = None,
     baseline: Annotated[str, typer.Option("--baseline", help="Row to compare the others with.")] = "",
     prices: opt.PricesFile = None,
@@ -64,15 +64,17 @@ def report(
 def blame(
     store: StorePath,
     critic: Annotated[
-        str | None, typer.Option("--critic", help="Score the transcripts with this critic; by default stored values.")
+        str | None, typer.Option("--critic", help="Critic that scores the transcripts; by default stored values.")
     ] = None,
     run: RunNames = None,
     threshold: Annotated[
-        float | None, typer.Option("--threshold", min=0.0, help="Least confidence to name an agent; by default 0.3.")
+        float | None, typer.Option("--threshold", min=0.0, help="Minimum confidence to name an agent; by default 0.3.")
     ] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Write every failed search and its blame.")] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write failed searches and blamed agents as JSON.")
+    ] = None,
 ) -> None:
-    """Name the agent whose message most lowered the value of each wrong answer, if there is a clear fall."""
+    """For each wrong answer, find the agent with the message that lowered the value most, if the drop is clear."""
     from search import open_store
     from search.compare.calibration import CONFIDENT
 
@@ -150,14 +152,14 @@ def _show_blame(label: str, found: Sequence[Blame], agents: Sequence[str], least
 @opt.with_task(number=False)
 def regrade(
     source: opt.TaskSource,
-    store: Annotated[Path, typer.Argument(help="The store.")],
+    store: Annotated[Path, typer.Argument(help="Run store.")],
     run: Annotated[
         str | None, typer.Option("--run", help="Name or digest of one run; by default every run of the store.")
     ] = None,
     show: Annotated[int, typer.Option("--show", min=0, help="Number of differences to list per run.")] = 20,
     json: Annotated[Path | None, typer.Option("--json", help="Write all differences as JSON.")] = None,
 ) -> None:
-    """Grade the searches of a store again, without model calls; the old grades are kept.
+    """Regrade the searches of a store without model calls; the old grades are kept.
 
     With --task the problems come from that task, so that corrected reference answers count; problems that it does not
     have are left out. Without, they are those of the store, graded by --grader, --kind or --grading.

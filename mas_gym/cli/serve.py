@@ -55,8 +55,8 @@ def serve(
         str,
         typer.Option(
             "--key-env",
-            help="Environment variable with the API key. Without a key only this machine is served, "
-            "and no page of another site.",
+            help="Environment variable with the API key. Without a key, only clients on this machine "
+            "are served, and pages of other sites are rejected.",
         ),
     ] = "MAS_GYM_SERVE_KEY",
     log_json: opt.LogJSON = None,

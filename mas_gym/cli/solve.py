@@ -145,7 +145,7 @@ def _cost(plan: Plan) -> str:
 
 
 def _critic_cost(plan: Plan) -> list[str]:
-    """Return what the critic spent besides its forwards, if anything."""
+    """Return the critic's cost in addition to its reward calls, if any."""
     usage = plan.usage
     read, written = usage.critic_prompt_tokens, usage.critic_tokens
     costs = [f"judge: {read:,} prompt tokens, {written:,} generated"] if read or written else []

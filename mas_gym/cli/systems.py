@@ -36,7 +36,7 @@ def new(
 
 
 def check(
-    source: Annotated[str | None, typer.Argument(metavar="MAS", help="A YAML or JSON file, or a shipped name.")] = None,
+    source: Annotated[str | None, typer.Argument(metavar="MAS", help="YAML or JSON file, or a bundled system.")] = None,
     svg: Annotated[Path | None, typer.Option("--svg", help="Write the graph as an SVG picture.")] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of configs, for editors.")] = False,
 ) -> None:
@@ -88,7 +88,7 @@ def _headline(mas: MAS) -> str:
 
 
 def _view(mas: MAS, agent: Agent, seen: Seen) -> str:
-    """Return the lines on one agent: what it reads, and whom its message reaches."""
+    """Return the lines on one agent: its inputs and the recipients of its message."""
     reads = ["the question"] if seen.question else []
     reads += [_end(name, condition) for name, condition in seen.hears]
     if mas.history == "private":

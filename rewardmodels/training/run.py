@@ -93,7 +93,7 @@ def train(
     out = Path(out)
     check_head(overrides.get("kind", "masprm"), overrides.get("head", "bt"))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model, tokenizer, config = _open(base, device, overrides)
+    model, tokenizer, config = open_backbone(base, device, overrides)
     if config.data_kind != data.kind:
         raise ConfigError(
             f"expected {config.data_kind} for kind {config.kind!r} and head {config.head!r}, got {data.kind}; "
@@ -113,7 +113,22 @@ def train(
     return _run(model, tokenizer, config, data, points, out, base, device, log)
 
 
-def _open(base: str, device: str, overrides: dict[str, Any]) -> tuple[Any, Any, TrainingConfig]:
+def open_backbone(base: str, device: str, overrides: dict[str, Any]) -> tuple[Any, Any, TrainingConfig]:
+    """Load a backbone ready for training, with a new head and, if the config has them, NF4 and LoRA adapters.
+
+    Args:
+        base: ``"tiny"``, or a folder or hub id of a decoder.
+        device: ``"cpu"`` or ``"cuda"``.
+        overrides: Fields of `TrainingConfig`; the rest is `TINY` or `PAPER`, by the backbone's size.
+
+    Returns:
+        The model on the device, its tokenizer, and the config with ``max_length`` cut to the backbone's window.
+
+    Raises:
+        ConfigError: A setting is wrong.
+        DataError: The backbone cannot be used.
+        MissingDependencyError: A package is not installed.
+    """
     import torch
     from transformers import AutoConfig
 
