@@ -14,15 +14,18 @@ from mas_gym.programs.execution import DivergenceError
 from mas_gym.programs.program import Program, load_program
 from mas_gym.programs.recording import recorded
 from mas_gym.programs.runner import ProgramError, Runner, Session
+from mas_gym.programs.worlds import Folder, World
 
 __all__ = [
     "AGENT_HEADER",
     "Call",
     "DivergenceError",
+    "Folder",
     "Program",
     "ProgramError",
     "Runner",
     "Session",
+    "World",
     "load_program",
     "recorded",
 ]

@@ -15,6 +15,7 @@ sorted by agent and text. So it depends on what is asked at the same time, and n
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from mas_gym.errors import MASGymError
 from mas_gym.programs.activity import Activity
 from mas_gym.programs.calls import Call, difference
+from mas_gym.programs.worlds import World
 
 
 class DivergenceError(MASGymError, RuntimeError):
@@ -86,8 +88,16 @@ Report = Callable[["Execution", Outcome | Exception], None]
 """Takes an execution's outcome, or the `DivergenceError` that ended it."""
 
 
-class Tape(dict[str, list[tuple[tuple[str, ...], Any]]]):
-    """The recorded results of a search's tools: by use, the replies given before it and the result.
+class Recorded(NamedTuple):
+    """A recorded use of a tool: the replies given before it, its result, and the token of the world after it."""
+
+    before: tuple[str, ...]
+    result: Any
+    world: str = ""
+
+
+class Tape(dict[str, list[Recorded]]):
+    """The recorded results of a search's tools, by use.
 
     Attributes:
         varied: Whether a call came after the decision that it should have been ordered for.
@@ -107,19 +117,27 @@ class Use:
     Attributes:
         found: Whether an earlier execution recorded its result.
         result: That result.
+        world: The token of the world after it; empty without a world.
     """
 
-    def __init__(self, tape: Tape, key: str, taken: tuple[str, ...], path: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        tape: Tape,
+        key: str,
+        taken: tuple[str, ...],
+        path: tuple[str, ...],
+        snapshot: Callable[[], str] = lambda: "",
+    ) -> None:
         """Look for a result that was recorded after replies that this execution gets, too."""
-        self._tape, self._key, self._taken = tape, key, taken
-        entries = tape.get(key, ())
-        hits = [result for before, result in entries if before == path[: len(before)]]
+        self._tape, self._key, self._taken, self._snapshot = tape, key, taken, snapshot
+        hits = [use for use in tape.get(key, ()) if use.before == path[: len(use.before)]]
         self.found = bool(hits)
-        self.result = hits[0] if hits else None
+        self.result: Any = hits[0].result if hits else None
+        self.world = hits[0].world if hits else ""
 
     def keep(self, result: object) -> Any:
-        """Record the result, and return it."""
-        self._tape.setdefault(self._key, []).append((self._taken, result))
+        """Record the result and the world, and return the result."""
+        self._tape.setdefault(self._key, []).append(Recorded(self._taken, result, self._snapshot()))
         return result
 
 
@@ -208,6 +226,7 @@ class Execution:
         place: The loop that it runs on, if it shares one; set by its runner.
         observed: Whether its threads and tasks can be observed; set by its source.
         activity: What it does beside its open calls.
+        copy: The name of its copy of the program's world; None if it has none.
     """
 
     def __init__(
@@ -220,6 +239,7 @@ class Execution:
         limits: tuple[int, float],
         report: Report,
         tape: Tape,
+        world: World | None = None,
     ) -> None:
         """Prepare an execution.
 
@@ -232,12 +252,15 @@ class Execution:
             limits: Maximum number of calls; seconds without a call or an answer, after which the program has hung.
             tape: The recorded results of the search.
             report: Called once per decision, with the outcome or a `DivergenceError`, on any thread.
+            world: What the program's tools change.
         """
         self.token, self.key, self.question = token, key, question
         self.bearer = f"Bearer {key}".encode()
         self.place: Place | None = None
         self.observed = False
         self.activity = Activity()
+        self.copy: str | None = None
+        self._world = world
         self._host, self._report = host, report
         self._steps, self._order = deque(script.steps), list(script.beside)
         self._taken: list[Step] = []
@@ -276,6 +299,50 @@ class Execution:
             if self.deadline is not None:
                 self.deadline += seconds
 
+    # ---- its copy of the world
+
+    @property
+    def has_world(self) -> bool:
+        """Whether the program has a world."""
+        return self._world is not None
+
+    def enter(self) -> bool:
+        """Make the program's copy of the world, if it has one; blocks. False if the program must not start."""
+        if self._world is None:
+            return True
+        self.deadline = None
+        try:
+            copy = self._world.restore(self._world.start)
+        except Exception as error:
+            # No fault of the program, so it is no outcome of the search.
+            self._abort(error)
+            return False
+        with self._lock:
+            starts = not self._over
+            if starts:
+                self.copy = copy
+                self.began()
+        if not starts:
+            self._world.release(copy)
+        return starts
+
+    def leave(self) -> None:
+        """Remove the copy, once the program no longer runs; safe to call twice."""
+        if self._world is not None and self.copy is not None:
+            self._world.release(self.copy)
+            self.copy = None
+
+    def _abort(self, error: Exception) -> None:
+        with self._lock:
+            if self._over:
+                return
+            self._end()
+        self._host.rests(self)
+        self._report(self, error)
+
+    def _snapshot(self) -> str:
+        return "" if self._world is None or self.copy is None else self._world.snapshot(self.copy)
+
     # ---- the program's side
 
     @property
@@ -310,6 +377,14 @@ class Execution:
         Raises:
             ProgramStopped: The execution is over.
         """
+        if self.copy is not None and json.dumps(self.copy)[1:-1] in call.text:
+            self._abort(
+                DivergenceError(
+                    f"call {self._asked + 1} contains the name of the world's copy, {self.copy}, which differs in each "
+                    "execution: run tools inside it and use paths relative to it, or mask it with normalise="
+                )
+            )
+            raise ProgramStopped
         with self._lock:
             if self._over:
                 raise ProgramStopped
@@ -340,7 +415,10 @@ class Execution:
             number = self._uses[key] = self._uses.get(key, 0) + 1
             taken = tuple(step.text for step in self._taken)
             path = (*taken, *(step.text for step in self._steps))
-            return Use(self._tape, f"{number} {key}", taken, path)
+        use = Use(self._tape, f"{number} {key}", taken, path, self._snapshot)
+        if use.world and self._world is not None:
+            self._world.restore(use.world, self.copy)
+        return use
 
     def look_up(self, key: str) -> Use:
         """Return the next use of a tool in another language; without a result it stays open for `record`."""

@@ -18,6 +18,7 @@ from mas_gym.programs.execution import Ended, Failed
 from mas_gym.programs.frameworks import name_nodes
 from mas_gym.programs.recording import record_at
 from mas_gym.programs.sources import PROGRAMS, FunctionSource, ended, failed
+from mas_gym.programs.worlds import WORLD_VARIABLE
 
 
 def run(spec: str, question: str, base_url: str, api_key: str) -> Ended | Failed:
@@ -30,6 +31,8 @@ def run(spec: str, question: str, base_url: str, api_key: str) -> Ended | Failed
         given: dict[str, Any] = {"base_url": base_url, "api_key": api_key}
         if "client" in source.named:
             given["client"] = _client(source.async_client, base_url, api_key)
+        if WORLD_VARIABLE in os.environ:
+            given["world"] = os.environ[WORLD_VARIABLE]
         answer = found(question, **{name: value for name, value in given.items() if name in source.named})
         return ended(asyncio.run(answer) if source.asynchronous else answer)
     except BaseException as error:

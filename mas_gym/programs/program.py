@@ -25,6 +25,7 @@ from mas_gym.programs.execution import Ended, Execution, Failed, Outcome, Script
 from mas_gym.programs.runner import ProgramError, Runner, Session
 from mas_gym.programs.schemas import structured_reply
 from mas_gym.programs.sources import PROGRAMS, CommandSource, FunctionSource, IsolatedSource, ServiceSource, Source
+from mas_gym.programs.worlds import World
 from mas_gym.systems.graph import FAILED, MAS, Agent
 from mas_gym.systems.prompts import ChatMessage
 from mas_gym.systems.state import MASState
@@ -60,6 +61,7 @@ class Program:
         running: See the arguments.
         normalise: See the arguments.
         temperature: See the arguments.
+        world: See the arguments.
         spec: The string that it was loaded from; None if it was not.
     """
 
@@ -78,6 +80,7 @@ class Program:
         running: int = 64,
         temperature: float | None = None,
         isolate: bool = False,
+        world: World | None = None,
     ) -> None:
         """Describe a program; nothing of it runs yet.
 
@@ -100,6 +103,8 @@ class Program:
             temperature: The temperature of every call, in place of the one that the program asks for. By default the
                 program's own counts, and the run's where it asks for none.
             isolate: Whether a function runs in a new process each time, so that no state outlives an execution.
+            world: What its tools change, such as `mas_gym.programs.Folder`. Each execution gets a copy: a function
+                its name as ``world=``, a command in ``MAS_GYM_WORLD``, a service as ``world``.
 
         Raises:
             ConfigError: An argument does not fit.
@@ -117,6 +122,9 @@ class Program:
                 raise ConfigError(f"{name}: expected a positive number of seconds, got {shown(seconds)}")
         self.timeout, self.settle, self.normalise = float(timeout), float(settle), normalise
         self.temperature = None if temperature is None else effective_temperature(temperature)
+        self.world = world
+        if isinstance(self.source, FunctionSource | IsolatedSource):
+            self.source.check_world(world is not None)
         self._greedy = False
         self._unseen = set[str]()
         if mas is not None and agents is not None:
@@ -127,6 +135,7 @@ class Program:
             "timeout": timeout, "settle": settle, "parked": parked, "running": running,
             "temperature": temperature,
             "isolate": isolate,
+            "world": world,
         }  # fmt: skip
 
     def _limit(self, parked: int | None, running: int) -> None:
@@ -228,10 +237,14 @@ class Program:
             stated["temperature"] = self.temperature
         if isinstance(self._given_agents, Mapping):
             stated["agents"] = dict(self._given_agents)
+        if self.world is not None:
+            stated["world"] = self.world.identity()
         return stated
 
     def open(self, policy: PolicyBase | None = None) -> Runner:
-        """Return a new runner for replies of ``policy``; close it after use."""
+        """Return a new runner for replies of ``policy``; close it after use. Takes the snapshot of the world."""
+        if self.world is not None:
+            self.world.start  # noqa: B018 - before anything can change it
         return Runner(self, policy)
 
 

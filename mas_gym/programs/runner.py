@@ -40,6 +40,7 @@ from mas_gym.programs.gateway import Clients, Gateway, Server
 from mas_gym.programs.loop import Loop
 from mas_gym.programs.quiet import Watcher
 from mas_gym.programs.sources import Source
+from mas_gym.programs.worlds import World
 from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.graph import FAILED, MAS, RETURNED
 from mas_gym.systems.state import Action, MASState
@@ -60,6 +61,7 @@ class Described(Protocol):
     parked: int
     running: int
     temperature: float | None
+    world: World | None
 
     @property
     def mas(self) -> MAS:
@@ -147,7 +149,7 @@ class Runner(Watcher):
         token, key = secret[:32], secret[32:] if program.source.needs_key else ""
         limits = program.max_calls, program.timeout
 
-        execution = Execution(self, token, key, question, script, limits, report, tape)
+        execution = Execution(self, token, key, question, script, limits, report, tape, program.world)
         if self._side is None:
             self._side_loop()
         with self._lock:
@@ -192,8 +194,9 @@ class Runner(Watcher):
             self.gateway.remove(execution)
         if stop is not None:
             stop()
-        if waits:
-            self._start_next()
+        if waits and self._side is not None:
+            # Not on this thread: it may be the program's, which the end of an execution interrupts.
+            self._side.soon(self._start_next)
 
     def park(self, session: int, digest: bytes, execution: Execution) -> None:
         """Keep an execution that waits at a state; beyond the limit the oldest one is dropped."""

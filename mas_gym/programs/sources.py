@@ -25,6 +25,7 @@ from mas_gym.internal.identity import identity_of
 from mas_gym.plugins import Registry
 from mas_gym.programs.activity import CURRENT, Job
 from mas_gym.programs.execution import Ended, Execution, Failed, ProgramStopped
+from mas_gym.programs.worlds import WORLD_VARIABLE
 
 PROGRAMS = Registry("program", "mas_gym.programs", {})
 """Names of programs: those of packages, each a function or a `mas_gym.programs.Program`."""
@@ -94,7 +95,7 @@ class FunctionSource:
     Attributes:
         function: The function.
         name: Its name in reports.
-        named: Those of ``client``, ``base_url`` and ``api_key`` that it takes.
+        named: Those of ``client``, ``base_url``, ``api_key`` and ``world`` that it takes.
         asynchronous: Whether it is a coroutine function.
         async_client: Whether its client is an `openai.AsyncOpenAI`.
     """
@@ -106,7 +107,7 @@ class FunctionSource:
             parameters = inspect.signature(function).parameters
         except (TypeError, ValueError) as error:
             raise ConfigError(f"program {self.name}: expected a function with a signature ({error})") from error
-        self.named = {name for name in ("client", "base_url", "api_key") if name in parameters}
+        self.named = {name for name in ("client", "base_url", "api_key", "world") if name in parameters}
         rest = [p for name, p in parameters.items() if name not in self.named and p.default is inspect.Parameter.empty]
         rest = [p for p in rest if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         if len(rest) != 1 or not {"client", "base_url"} & self.named:
@@ -117,6 +118,17 @@ class FunctionSource:
         self.asynchronous = inspect.iscoroutinefunction(function)
         hint = str(parameters["client"].annotation) if "client" in parameters else ""
         self.async_client = "Async" in hint or (self.asynchronous and "OpenAI" not in hint)
+
+    def check_world(self, given: bool) -> None:
+        """Raise `ConfigError` unless the function takes a world exactly if one is given."""
+        takes = "world" in self.named
+        required = takes and inspect.signature(self.function).parameters["world"].default is inspect.Parameter.empty
+        if (given and not takes) or (required and not given):
+            wants, got = ("no world", "one") if given else ("a world", "none")
+            raise ConfigError(
+                f"program {self.name}: the function takes {wants}, got {got}; give it the parameter world and make it "
+                'a program with Program(..., world=Folder("repo"))'
+            )
 
     @property
     def light(self) -> bool:
@@ -137,7 +149,11 @@ class FunctionSource:
         if self.asynchronous:
             return stage.on_loop(execution, lambda: self._awaited(execution, stage))
         thread = threading.Thread(target=self._called, args=(execution, stage), name="mas-gym-program", daemon=True)
-        thread.start()
+        if execution.has_world:
+            # The copy is made and removed by a thread that is never interrupted.
+            threading.Thread(target=_in_world, args=(execution, thread), name="mas-gym-world", daemon=True).start()
+        else:
+            thread.start()
         return lambda: interrupt(thread)
 
     def _arguments(self, execution: Execution, stage: Stage) -> dict[str, Any]:
@@ -148,17 +164,23 @@ class FunctionSource:
             given["api_key"] = execution.key
         if "client" in self.named:
             given["client"] = stage.client(execution, self.async_client)
+        if "world" in self.named and execution.copy is not None:
+            given["world"] = execution.copy
         return given
 
     async def _awaited(self, execution: Execution, stage: Stage) -> None:
-        execution.observed = True
         try:
+            if not await entered(execution):
+                return
+            execution.observed = True
             given = self._arguments(execution, stage)
             CURRENT.set(execution)
             execution.finish(ended(await self.function(execution.question, **given)))
         except BaseException as error:
             # After a stop nobody listens.
             execution.finish(failed(error))
+        finally:
+            left(execution)
 
     def _called(self, execution: Execution, stage: Stage) -> None:
         job = Job(execution, self.function)
@@ -171,6 +193,25 @@ class FunctionSource:
             execution.finish(ended(self.function(execution.question, **given)))
         except BaseException as error:
             execution.finish(failed(error))
+
+
+def _in_world(execution: Execution, thread: threading.Thread) -> None:
+    """Run a thread with the program's copy of its world."""
+    if execution.enter():
+        thread.start()
+        thread.join()
+    execution.leave()
+
+
+async def entered(execution: Execution) -> bool:
+    """Make the program's copy of its world without blocking the loop; see `Execution.enter`."""
+    return not execution.has_world or await asyncio.to_thread(execution.enter)
+
+
+def left(execution: Execution) -> None:
+    """Remove the copy on a thread, because the loop must not wait for it and may be closing."""
+    if execution.has_world:
+        threading.Thread(target=execution.leave, name="mas-gym-world", daemon=True).start()
 
 
 def interrupt(thread: threading.Thread) -> None:
@@ -212,8 +253,17 @@ class CommandSource:
         return stage.beside(lambda: self._run(execution, stage))
 
     async def _run(self, execution: Execution, stage: Stage) -> None:
+        try:
+            if await entered(execution):
+                await self._ran(execution, stage)
+        finally:
+            left(execution)
+
+    async def _ran(self, execution: Execution, stage: Stage) -> None:
         words = [word.replace("{question}", execution.question) for word in self.words]
         given = {"OPENAI_BASE_URL": stage.url(execution), "OPENAI_API_KEY": execution.key}
+        if execution.copy is not None:
+            given[WORLD_VARIABLE] = execution.copy
         # Otherwise the sets of a Python program have another order in each replay.
         environment = {"PYTHONHASHSEED": "0"} | os.environ | self.environment() | given
         pipe = asyncio.subprocess.PIPE
@@ -251,6 +301,10 @@ class IsolatedSource(CommandSource):
         self._inner = FunctionSource(function, name)
         super().__init__([sys.executable, "-P", "-m", "mas_gym.programs.isolated", spec or _spec_of(function)])
         self.name = self._inner.name
+
+    def check_world(self, given: bool) -> None:
+        """See `FunctionSource`."""
+        self._inner.check_world(given)
 
     @property
     def needs_key(self) -> bool:  # type: ignore[override]
@@ -337,7 +391,10 @@ async def _tail(pipe: asyncio.StreamReader) -> bytes:
 
 
 class ServiceSource:
-    """An HTTP service: by POST it gets ``question``, ``base_url`` and ``api_key``; its reply is ``answer``, or text."""
+    """An HTTP service: by POST it gets ``question``, ``base_url`` and ``api_key``; its reply is ``answer``, or text.
+
+    With a world it also gets ``world``, the name of the copy that is its own until it replies.
+    """
 
     needs_key = True
 
@@ -379,7 +436,10 @@ class ServiceSource:
         return stop
 
     def _post(self, connection: http.client.HTTPConnection, execution: Execution, url: str) -> None:
-        asked = json.dumps({"question": execution.question, "base_url": url, "api_key": execution.key})
+        if not execution.enter():
+            return
+        body = {"question": execution.question, "base_url": url, "api_key": execution.key}
+        asked = json.dumps(body if execution.copy is None else body | {"world": execution.copy})
         pauses = iter(_PAUSES)
         outcome: Ended | Failed | None = None
         while outcome is None:
@@ -397,6 +457,7 @@ class ServiceSource:
             finally:
                 connection.close()
         execution.finish(outcome)
+        execution.leave()
 
     def _reply(self, connection: http.client.HTTPConnection, asked: str) -> Ended | Failed:
         connection.request("POST", self._parts.path or "/", asked, {"content-type": "application/json"})

@@ -1,0 +1,354 @@
+"""Worlds of programs: a folder or a database that tools change, copied for each execution.
+
+To branch, a program is run again with its earlier replies (see `mas_gym.programs.runner`). Each execution begins with a
+copy of the world as it was at the start of the run, and its tools repeat their changes on that copy. A
+`mas_gym.recorded` tool is not repeated: the world is then restored to its content after the recorded use.
+
+A copy is made under a new name each time and never reused. Therefore branches that run at once, processes that a tool
+leaves behind, and runs that were killed cannot change the copy of another execution.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, shown, whole_number
+
+WORLD_VARIABLE = "MAS_GYM_WORLD"
+"""The environment variable with the name of the copy, for commands."""
+
+_PART = 2**20
+_CLONE = 0x40049409
+"""FICLONE of Linux: the copy shares its blocks with the original until one of them is written."""
+_TIME = 946_684_800
+"""Modification time of restored files, 1 January 2000: a copy is determined by its content alone."""
+
+
+class World:
+    """Something outside of a program's process that its tools change, such as a database.
+
+    A *token* names a kept content, and a *copy* is the name under which one execution uses it, such as a path or a URL.
+    The methods are called from several threads at once.
+
+    Example:
+        >>> class Database(World):  # doctest: +SKIP
+        ...     def snapshot(self, copy=None):
+        ...         return dump(copy or "original")
+        ...
+        ...     def restore(self, token, copy=None):
+        ...         return load(token, into=copy or f"copy_{uuid4().hex}")
+    """
+
+    def snapshot(self, copy: str | None = None) -> str:
+        """Keep the content of a copy, or that of the original if ``copy`` is None, and return its token.
+
+        Equal contents have equal tokens: the token of the original is part of a run's identity.
+        """
+        raise NotImplementedError
+
+    def restore(self, token: str, copy: str | None = None) -> str:
+        """Give a copy a kept content, or make a new copy if ``copy`` is None; return the copy's name."""
+        raise NotImplementedError
+
+    def release(self, copy: str) -> None:
+        """Remove a copy that is no longer used; by default nothing is done."""
+
+    @cached_property
+    def start(self) -> str:
+        """The token of the original, taken at the first access; each execution starts from it."""
+        return self.snapshot()
+
+    def identity(self) -> object:
+        """Return what determines the results of programs that use it."""
+        return {"world": type(self), "start": self.start}
+
+
+class _Entry(NamedTuple):
+    """A part of a folder.
+
+    Attributes:
+        name: Its path inside the folder.
+        kind: ``file``, ``folder`` or ``link``.
+        mode: Its permissions; 0 for links.
+        content: The digest of a file, the target of a link; empty for folders.
+    """
+
+    name: bytes
+    kind: str
+    mode: int
+    content: bytes = b""
+
+
+class Folder(World):
+    """A folder as a program's world; copies are folders in the directory for temporary files.
+
+    Files are stored once per content, and copied without their data where the file system can share blocks (Btrfs,
+    XFS). Contents, permissions, empty folders and symbolic links are kept; owners and times are not.
+
+    Attributes:
+        path: The original, which is only read.
+        ignore: See the arguments.
+        max_bytes: See the arguments.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        ignore: Sequence[str] = ("__pycache__",),
+        max_bytes: int = 2**30,
+    ) -> None:
+        """Read nothing yet; `start` takes the snapshot.
+
+        Args:
+            path: The folder.
+            ignore: Patterns of names, such as ``".venv"`` or ``"*.log"``, that are not part of the world.
+            max_bytes: Largest total size of the files, because each execution that runs or waits holds a copy.
+
+        Raises:
+            ConfigError: An argument does not fit.
+            DataNotFoundError: There is no such folder.
+        """
+        self.path = Path(path).absolute()
+        if not self.path.is_dir():
+            raise DataNotFoundError(f"world: expected a folder at {str(path)!r}, found none")
+        if isinstance(ignore, str) or not all(isinstance(pattern, str) for pattern in ignore):
+            raise ConfigError(f"ignore: expected a list of patterns such as ['.venv'], got {shown(ignore)}")
+        self.ignore, self.max_bytes = tuple(ignore), whole_number("max_bytes", max_bytes, at_least=0)
+        self._kept: dict[str, tuple[_Entry, ...]] = {}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle the path, and the token if it is known, which must then be that of the folder elsewhere, too."""
+        return _again, (str(self.path), self.ignore, self.max_bytes, self.__dict__.get("start"))
+
+    def identity(self) -> object:
+        """Return the token of the content."""
+        return {"folder": self.start}
+
+    def snapshot(self, copy: str | None = None) -> str:
+        """See `World`.
+
+        Raises:
+            DataError: It has more than ``max_bytes``, a symbolic link that leads outside, or a special file.
+        """
+        root = os.fsencode(copy or self.path)
+        entries = tuple(self._read(root, os.path.realpath(root)))
+        token = blake2b(repr([tuple(entry) for entry in entries]).encode(), digest_size=16).hexdigest()
+        self._kept[token] = entries
+        return token
+
+    def restore(self, token: str, copy: str | None = None) -> str:
+        """See `World`; a given copy is emptied first, ignored files included."""
+        if copy is None:
+            copy = tempfile.mkdtemp(prefix="copy-", dir=self._store)
+        else:
+            _empty(copy)
+        root = os.fsencode(copy)
+        folders = []
+        for entry in self._kept[token]:
+            path = os.path.join(root, entry.name)
+            if entry.kind == "link":
+                os.symlink(entry.content, path)
+            elif entry.kind == "folder":
+                os.mkdir(path, 0o700)
+                folders.append((path, entry.mode))
+            else:
+                with open(self._blob(entry.content), "rb") as source, open(path, "xb") as target:
+                    _copy(source, target)
+                os.chmod(path, entry.mode)
+                os.utime(path, (_TIME, _TIME))
+        # From within outwards: nothing can be made in a folder that is read-only.
+        for path, mode in reversed(folders):
+            os.chmod(path, mode)
+        return copy
+
+    def release(self, copy: str) -> None:
+        """Remove the copy; what cannot be removed is removed with the store, when the process ends."""
+        _remove(copy)
+
+    @cached_property
+    def _store(self) -> str:
+        """The folder with the stored files and the copies, removed when the process ends."""
+        path, lock = _new_store()
+        weakref.finalize(self, _remove_store, path, lock, os.getpid())
+        return path
+
+    def _blob(self, digest: bytes) -> str:
+        return os.path.join(self._store, digest.decode())
+
+    def _read(self, root: bytes, real: bytes) -> Iterator[_Entry]:
+        """Store the files of a folder and return its parts, each folder before what is in it."""
+        left = self.max_bytes
+        waiting = [root]
+        while waiting:
+            folder = waiting.pop()
+            try:
+                found = sorted(os.scandir(folder), key=lambda item: item.name)
+            except FileNotFoundError:
+                # A process that was left behind removed it meanwhile; or the folder itself is gone.
+                if folder == root:
+                    raise
+                continue
+            for item in found:
+                if any(fnmatchcase(os.fsdecode(item.name), pattern) for pattern in self.ignore):
+                    continue
+                name = os.path.relpath(item.path, root)
+                with suppress(FileNotFoundError):
+                    status = item.stat(follow_symlinks=False)
+                    mode = stat.S_IMODE(status.st_mode)
+                    if item.is_symlink():
+                        yield _Entry(name, "link", 0, _target(item.path, name, real))
+                    elif item.is_dir(follow_symlinks=False):
+                        waiting.append(item.path)
+                        yield _Entry(name, "folder", mode)
+                    elif stat.S_ISREG(status.st_mode):
+                        # Before any of it is read.
+                        digest, size = self._keep(item.path, left) if status.st_size <= left else (b"", left + 1)
+                        if size > left:
+                            raise DataError(
+                                f"world: expected at most {self.max_bytes:,} bytes of files in {str(self.path)!r}, got "
+                                f"more at {os.fsdecode(name)!r}; raise max_bytes, or name large files in ignore"
+                            )
+                        left -= size
+                        yield _Entry(name, "file", mode, digest)
+                    else:
+                        raise DataError(
+                            f"world: expected files, folders and symbolic links, got a special file at "
+                            f"{os.fsdecode(name)!r}; remove it or name it in ignore"
+                        )
+
+    def _keep(self, path: bytes, most: int) -> tuple[bytes, int]:
+        """Store a file unless it has more than ``most`` bytes; return its digest and the number of bytes read."""
+        digest, size = blake2b(digest_size=20), 0
+        number, name = tempfile.mkstemp(prefix="new-", dir=self._store)
+        try:
+            with os.fdopen(number, "wb") as target, open(path, "rb", opener=_unfollowed) as source:
+                while size <= most and (part := source.read(_PART)):
+                    size += len(part)
+                    digest.update(part)
+                    target.write(part)
+            found = digest.hexdigest().encode()
+            if size <= most:
+                # What was hashed is what is stored, even if the file changes meanwhile.
+                os.replace(name, self._blob(found))
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(name)
+        return found, size
+
+
+def _again(path: str, ignore: Sequence[str], max_bytes: int, token: str | None) -> Folder:
+    folder = Folder(path, ignore=ignore, max_bytes=max_bytes)
+    if token is not None and folder.start != token:
+        raise DataError(
+            f"world: expected {path!r} as it was when the run began, got another content; keep it unchanged during the "
+            "run, and equal on all machines"
+        )
+    return folder
+
+
+def _unfollowed(path: Any, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
+
+
+def _target(path: bytes, name: bytes, real: bytes) -> bytes:
+    """Return the target of a symbolic link. Raises `DataError` if it leads outside of the folder ``real``."""
+    target = os.readlink(path)
+    end = os.path.realpath(path)
+    if os.path.isabs(target) or not (end == real or end.startswith(real + b"/")):
+        raise DataError(
+            f"world: expected symbolic links to relative paths inside the folder, got {os.fsdecode(name)!r} -> "
+            f"{os.fsdecode(target)!r}, through which tools would change what all branches share; replace it by a copy, "
+            "or name it in ignore"
+        )
+    return target
+
+
+def _copy(source: IO[bytes], target: IO[bytes]) -> None:
+    """Copy a file, without its data where the file system can share it."""
+    # Not at the top, because Windows has none and programs without a world need none.
+    import fcntl
+
+    with suppress(OSError):
+        fcntl.ioctl(target.fileno(), _CLONE, source.fileno())
+        return
+    shutil.copyfileobj(source, target, _PART)
+
+
+def _writable(folder: str) -> None:
+    """Let the owner change every folder inside, so that it can be removed."""
+    for at, folders, _ in os.walk(folder):
+        for path in (os.path.join(at, name) for name in folders):
+            if not os.path.islink(path):
+                with suppress(OSError):
+                    os.chmod(path, 0o700)
+
+
+def _empty(folder: str) -> None:
+    _writable(folder)
+    for item in os.scandir(folder):
+        if item.is_dir(follow_symlinks=False):
+            shutil.rmtree(item.path)
+        else:
+            os.unlink(item.path)
+
+
+def _remove(folder: str) -> None:
+    _writable(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+_STORE = "mas-gym-world-"
+
+
+def _new_store() -> tuple[str, int]:
+    """Return a new folder and its lock, held as long as this process lives, and remove those of killed processes."""
+    _remove_abandoned()
+    path = tempfile.mkdtemp(prefix="mas-gym-new-")
+    lock = _lock(os.path.join(path, "lock"))
+    # Under this name it counts as abandoned once its lock is free.
+    named = os.path.join(os.path.dirname(path), _STORE + os.path.basename(path).removeprefix("mas-gym-new-"))
+    os.rename(path, named)
+    return named, lock
+
+
+def _remove_store(path: str, lock: int, owner: int) -> None:
+    # A forked child shares it with its parent.
+    if os.getpid() == owner:
+        _remove(path)
+        os.close(lock)
+
+
+def _lock(path: str) -> int:
+    """Return the descriptor of a new lock file, or of an old one that nobody holds. Raises `OSError`."""
+    import fcntl
+
+    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(number)
+        raise
+    return number
+
+
+def _remove_abandoned() -> None:
+    """Remove the stores of processes of this user that no longer live."""
+    for item in os.scandir(tempfile.gettempdir()):
+        if item.name.startswith(_STORE):
+            with suppress(OSError):
+                if item.stat(follow_symlinks=False).st_uid == os.getuid():
+                    number = _lock(os.path.join(item.path, "lock"))
+                    _remove(item.path)
+                    os.close(number)

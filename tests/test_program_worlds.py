@@ -1,0 +1,484 @@
+"""Worlds of programs: each execution changes a copy of its own, which begins as the original was."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+import runpy
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai import AsyncOpenAI, OpenAI
+
+import mas_gym
+import search
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError
+from mas_gym.internal.identity import identity_of
+from mas_gym.policies import ScriptedPolicy
+from mas_gym.programs import Folder, Program, World
+from mas_gym.systems.graph import RETURNED
+from mas_gym.tasks.base import Problem
+
+ROUNDS = 3
+PROBLEMS = [Problem(f"w/{i}", f"question {i}", "a", kind="text") for i in range(2)]
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    root = tmp_path / "repo"
+    (root / "src" / "empty").mkdir(parents=True)
+    (root / "src" / "run.sh").write_text("echo hello")
+    (root / "src" / "run.sh").chmod(0o755)
+    (root / "log").write_text("start")
+    (root / "link").symlink_to("src/run.sh")
+    (root / "src" / "up").symlink_to("..")
+    return root
+
+
+def content(root: str | Path) -> dict[str, object]:
+    """What a folder holds: by path, the mode and the bytes, or the target of a link."""
+    found: dict[str, object] = {}
+    for path in sorted(Path(root).rglob("*")):
+        name = str(path.relative_to(root))
+        if path.is_symlink():
+            found[name] = os.readlink(path)
+        else:
+            found[name] = (stat.S_IMODE(path.stat().st_mode), path.read_bytes() if path.is_file() else None)
+    return found
+
+
+def copies(folder: Folder) -> list[Path]:
+    return list(Path(folder._store).glob("copy-*"))
+
+
+def check_released(folder: Folder) -> None:
+    """The copies of executions that ended disappear."""
+    deadline = time.monotonic() + 20
+    while copies(folder) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not copies(folder)
+
+
+# ---- folders
+
+
+def test_folder_restore_equals_original_in_content_modes_and_links(repository: Path) -> None:
+    folder = Folder(repository)
+    copy = folder.restore(folder.start)
+    assert content(copy) == content(repository)
+    assert folder.snapshot(copy) == folder.start
+
+
+names = st.text(st.characters(blacklist_characters="/\0", blacklist_categories=["Cs"]), min_size=1, max_size=8).filter(
+    lambda name: name not in (".", "..", "__pycache__")
+)
+trees: st.SearchStrategy[Any] = st.recursive(
+    st.binary(max_size=20), lambda inner: st.dictionaries(names, inner, max_size=4), max_leaves=8
+)
+
+
+def write(path: Path, tree: dict[str, Any]) -> None:
+    path.mkdir()
+    for name, inner in tree.items():
+        if isinstance(inner, dict):
+            write(path / name, inner)
+        else:
+            (path / name).write_bytes(inner)
+
+
+@settings(max_examples=25)
+@given(st.dictionaries(names, trees, max_size=4), st.dictionaries(names, trees, max_size=4))
+def test_folder_restore_of_any_tree_over_any_other_gives_its_content(one: dict[str, Any], two: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory() as at:
+        write(Path(at) / "one", one)
+        write(Path(at) / "two", two)
+        folder, other = Folder(Path(at) / "one"), Folder(Path(at) / "two")
+        copy = folder.restore(folder.start)
+        assert content(copy) == content(Path(at) / "one")
+        token = folder.snapshot(str(other.path))
+        assert token == other.start and (token == folder.start) == (one == two)
+        folder.restore(token, copy)
+        assert content(copy) == content(Path(at) / "two")
+
+
+def test_folder_change_in_one_copy_does_not_reach_others(repository: Path) -> None:
+    folder = Folder(repository)
+    before = content(repository)
+    one, two = (Path(folder.restore(folder.start)) for _ in range(2))
+    with open(one / "log", "r+") as file:
+        file.write("CHANGED")
+    (one / "link").unlink()
+    (one / "src" / "up" / "new").write_text("x")
+    later = folder.snapshot(str(one))
+    assert content(two) == content(repository) == before
+    assert content(folder.restore(folder.start)) == before
+    assert content(folder.restore(later)) == content(one) != before
+
+
+def test_folder_restore_into_a_read_only_copy_and_release_succeed(repository: Path) -> None:
+    (repository / "src").chmod(0o555)
+    folder = Folder(repository)
+    copy = folder.restore(folder.start)
+    (Path(copy) / "log").unlink()
+    folder.restore(folder.start, copy)
+    assert content(copy) == content(repository)
+    folder.release(copy)
+    assert not copies(folder)
+    (repository / "src").chmod(0o755)
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../secret", "src/up/../secret", "{root}/log"])
+def test_folder_symlink_that_leads_outside_is_refused(repository: Path, target: str) -> None:
+    (repository.parent / "secret").write_text("secret")
+    (repository / "bad").symlink_to(target.format(root=repository))
+    with pytest.raises(DataError, match="'bad' ->"):
+        Folder(repository).snapshot()
+    assert Folder(repository, ignore=["bad"]).snapshot()
+
+
+def test_folder_symlinks_in_a_circle_are_kept(repository: Path) -> None:
+    (repository / "circle").symlink_to("circle")
+    folder = Folder(repository)
+    assert os.readlink(os.path.join(folder.restore(folder.start), "circle")) == "circle"
+
+
+def test_folder_huge_file_is_refused_unread(repository: Path) -> None:
+    with open(repository / "huge", "wb") as file:
+        # More than the disk holds, so reading it could not end.
+        file.truncate(2**42)
+    with pytest.raises(DataError, match="at 'huge'; raise max_bytes"):
+        Folder(repository).snapshot()
+    assert Folder(repository, ignore=["huge"], max_bytes=15).snapshot()
+    with pytest.raises(DataError, match="at most 14 bytes"):
+        Folder(repository, ignore=["huge"], max_bytes=14).snapshot()
+
+
+def test_folder_special_file_is_refused(repository: Path) -> None:
+    os.mkfifo(repository / "pipe")
+    with pytest.raises(DataError, match="special file at 'pipe'"):
+        Folder(repository).snapshot()
+
+
+def test_folder_wrong_arguments_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataNotFoundError, match="expected a folder"):
+        Folder(tmp_path / "none")
+    wrong: Any = ".venv"
+    with pytest.raises(ConfigError, match="expected a list of patterns"):
+        Folder(tmp_path, ignore=wrong)
+
+
+def test_folder_pickled_elsewhere_with_another_content_is_refused(repository: Path) -> None:
+    folder = Folder(repository)
+    token, packed = folder.start, pickle.dumps(folder)
+    assert pickle.loads(packed).start == token
+    (repository / "log").write_text("later")
+    with pytest.raises(DataError, match="as it was when the run began"):
+        pickle.loads(packed)
+
+
+KILLED = """
+import sys, time
+from mas_gym.programs import Folder
+folder = Folder(sys.argv[1])
+print(folder.restore(folder.start), flush=True)
+time.sleep(60)
+"""
+
+
+def test_folder_store_of_a_killed_process_is_removed_and_of_a_living_one_kept(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    living = Folder(repository)
+    kept = living.restore(living.start)
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(repository)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    left = Path(process.stdout.readline().strip())
+    assert content(left) == content(repository)
+    (left / "log").write_text("half")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert left.exists()
+    later = Folder(repository)
+    assert content(later.restore(later.start)) == content(repository)
+    assert not left.parent.exists() and Path(kept).exists()
+
+
+def test_folder_process_left_behind_changes_no_later_copy(repository: Path) -> None:
+    folder = Folder(repository)
+    copy = folder.restore(folder.start)
+    script = (
+        "import time\nwhile True:\n    open('log', 'a').write('x')\n    open('new', 'w').close()\n    time.sleep(0)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=copy, stderr=subprocess.DEVNULL)
+    try:
+        while not (Path(copy) / "new").exists():
+            time.sleep(0.01)
+        token = folder.snapshot(copy)
+        folder.release(copy)
+        assert content(folder.restore(folder.start)) == content(repository)
+        assert "new" in content(folder.restore(token))
+    finally:
+        process.kill()
+        process.wait()
+
+
+# ---- programs
+
+
+def say(request: Any, seed: int) -> str:
+    return "abc"[seed % 3]
+
+
+POLICY = ScriptedPolicy(say)
+
+
+def note(world: str, text: str) -> str:
+    """Add to the log of a world, and return it."""
+    with open(os.path.join(world, "log"), "a") as file:
+        file.write(text)
+    return Path(world, "log").read_text()
+
+
+def ask(client: OpenAI, text: str) -> str:
+    messages: Any = [{"role": "system", "content": "You are the Solver."}, {"role": "user", "content": text}]
+    return str(client.chat.completions.create(model="m", messages=messages).choices[0].message.content)
+
+
+def solve(question: str, client: OpenAI, world: str) -> str:
+    log = Path(world, "log").read_text()
+    for _ in range(ROUNDS):
+        log = note(world, ask(client, f"{question} {log}"))
+    return log
+
+
+async def solve_async(question: str, client: AsyncOpenAI, world: str) -> str:
+    log = Path(world, "log").read_text()
+    for _ in range(ROUNDS):
+        messages: Any = [{"role": "user", "content": f"{question} {log}"}]
+        reply = await client.chat.completions.create(model="m", messages=messages)
+        log = note(world, str(reply.choices[0].message.content))
+    return log
+
+
+COMMAND = f"""
+import json, os, sys
+from urllib.request import Request, urlopen
+def ask(text):
+    body = {{"model": "m", "messages": [{{"role": "user", "content": text}}]}}
+    head = {{"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    with urlopen(Request(url, json.dumps(body).encode(), head)) as reply:
+        return json.load(reply)["choices"][0]["message"]["content"]
+question, path = sys.stdin.read(), os.environ["MAS_GYM_WORLD"] + "/log"
+for _ in range({ROUNDS}):
+    text = ask(question + " " + open(path).read())
+    open(path, "a").write(text)
+print(open(path).read())
+"""
+
+
+def searched(program: Program, planner: str = "mcts:6,2", **options: Any) -> list[search.Plan]:
+    critic = search.ConstantCritic(0.5)
+    return list(search.run(planner, PROBLEMS, program=program, policy=POLICY, critic=critic, seed=3, **options))
+
+
+def check_logs(plans: list[search.Plan]) -> None:
+    """Each complete path returned the log that its replies make."""
+    for plan in plans:
+        assert plan.error is None
+        for candidate in plan.candidates:
+            said = [turn.text.partition(RETURNED) for turn in candidate.state.turns]
+            assert said[-1][2].strip() == "start" + "".join(reply for reply, _, _ in said)
+
+
+@pytest.mark.parametrize("parked", [0, 256])
+@pytest.mark.parametrize("function", [solve, solve_async])
+def test_program_branches_each_continue_in_their_own_world(
+    function: Callable[..., Any], parked: int, repository: Path
+) -> None:
+    folder = Folder(repository)
+    before = content(repository)
+    plans = searched(Program(function, agents=["Solver"], world=folder, parked=parked))
+    check_logs(plans)
+    assert sum(len(plan.candidates) for plan in plans) > 6
+    assert content(repository) == before
+    check_released(folder)
+
+
+def test_program_same_seed_gives_same_results_at_any_number_of_parked_executions(repository: Path) -> None:
+    def found(parked: int) -> list[tuple[str, ...]]:
+        program = Program(solve, agents=["Solver"], world=Folder(repository), parked=parked)
+        return [tuple(turn.text for c in plan.candidates for turn in c.state.turns) for plan in searched(program)]
+
+    assert found(0) == found(256)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isolate", [True, False])
+def test_program_in_a_process_finds_its_world(isolate: bool, repository: Path, tmp_path: Path) -> None:
+    file = tmp_path / "agents.py"
+    imports = (
+        f"import os\nfrom pathlib import Path\nfrom typing import Any\nfrom openai import OpenAI\nROUNDS = {ROUNDS}\n"
+    )
+    file.write_text(imports + "\n".join(map(inspect.getsource, (note, ask, solve))) if isolate else COMMAND)
+    source: Any = f"{file}:solve" if isolate else f"{sys.executable} {file}"
+    options: Any = {"isolate": True} if isolate else {"files": [file]}
+    folder = Folder(repository)
+    check_logs(searched(Program(source, agents=["Solver"], world=folder, parked=0, **options), "mcts:2,2"))
+    check_released(folder)
+
+
+def test_program_rehearsal_leaves_the_original_unchanged(repository: Path) -> None:
+    program = Program(solve, world=Folder(repository))
+    before = content(repository)
+    assert program.mas.agents[0].name == "Solver"
+    assert content(repository) == before
+
+
+runs: list[str] = []
+
+
+def test_program_recorded_tool_is_not_repeated_and_its_changes_are_restored(repository: Path) -> None:
+    def solve(question: str, client: OpenAI, world: str) -> str:
+        log = ""
+        for _ in range(ROUNDS):
+            reply = ask(client, f"{question} {log}")
+            log = recorded_at(world)(reply)
+        assert log == Path(world, "log").read_text()
+        return log
+
+    def recorded_at(world: str) -> Callable[[str], str]:
+        def note_in_world(text: str) -> str:
+            runs.append(text)
+            return note(world, f"{text}{uuid.uuid4().hex}")
+
+        return mas_gym.recorded(note_in_world)
+
+    runs.clear()
+    [plan, other] = searched(Program(solve, agents=["Solver"], world=Folder(repository), parked=0))
+    assert plan.error is None and other.error is None
+    for candidate in (*plan.candidates, *other.candidates):
+        *_, answer = candidate.state.turns[-1].text.partition(RETURNED)
+        assert answer.strip().startswith("start") and len(answer.strip()) == 5 + ROUNDS * 33
+    states = {c.state.path()[i].digest for p in (plan, other) for c in p.candidates for i in range(1, ROUNDS + 1)}
+    assert len(runs) < len(states) + 2 * 6 * ROUNDS
+
+
+def test_program_that_puts_the_path_of_its_copy_into_a_prompt_fails_with_the_reason(repository: Path) -> None:
+    def solve(question: str, client: OpenAI, world: str) -> str:
+        return ask(client, f"{question} in {world}")
+
+    for plan in searched(Program(solve, agents=["Solver"], world=Folder(repository))):
+        assert plan.error is not None and "paths relative to it" in plan.error
+    masked = Program(solve, agents=["Solver"], world=Folder(repository), normalise=lambda request: request["model"])
+    assert all(plan.error is None for plan in searched(masked))
+
+
+def test_program_and_function_must_agree_on_the_world(repository: Path) -> None:
+    def without(question: str, client: OpenAI) -> str:
+        return ""
+
+    with pytest.raises(ConfigError, match="takes a world, got none"):
+        Program(solve)
+    with pytest.raises(ConfigError, match="takes no world, got one"):
+        Program(without, world=Folder(repository))
+
+
+def test_program_identity_follows_the_content_of_the_world(repository: Path) -> None:
+    def stated() -> Any:
+        return identity_of(Program(solve, agents=["Solver"], world=Folder(repository)))
+
+    first = stated()
+    (repository / "__pycache__").mkdir()
+    os.utime(repository / "log", (0, 0))
+    assert stated() == first
+    (repository / "src" / "run.sh").chmod(0o644)
+    assert stated() != first
+
+
+class Notes(World):
+    """A table in SQLite; each copy is a database file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.kept = folder, dict[str, str]()
+
+    def snapshot(self, copy: str | None = None) -> str:
+        with sqlite3.connect(copy or self.folder / "original.db") as database:
+            dump = "\n".join(database.iterdump())
+        database.close()
+        token = str(len(dump)) + dump[-80:]
+        self.kept[token] = dump
+        return token
+
+    def restore(self, token: str, copy: str | None = None) -> str:
+        copy = copy or str(self.folder / f"{uuid.uuid4().hex}.db")
+        Path(copy).unlink(missing_ok=True)
+        with sqlite3.connect(copy) as database:
+            database.executescript(self.kept[token])
+        database.close()
+        return copy
+
+    def release(self, copy: str) -> None:
+        Path(copy).unlink()
+
+
+def solve_with_table(question: str, client: OpenAI, world: str) -> str:
+    log = "start"
+    for _ in range(ROUNDS):
+        reply = ask(client, f"{question} {log}")
+        with sqlite3.connect(world) as database:
+            database.execute("INSERT INTO notes VALUES (?)", [reply])
+            log = "start" + "".join(text for (text,) in database.execute("SELECT text FROM notes ORDER BY rowid"))
+        database.close()
+    return log
+
+
+def test_program_with_a_database_continues_in_its_own_world(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "original.db") as database:
+        database.execute("CREATE TABLE notes (text TEXT)")
+    database.close()
+    world = Notes(tmp_path)
+    check_logs(searched(Program(solve_with_table, agents=["Solver"], world=world, parked=0)))
+
+
+class Full(Notes):
+    """A world that cannot be copied."""
+
+    def restore(self, token: str, copy: str | None = None) -> str:
+        raise OSError(28, "No space left on device")
+
+
+def test_program_whose_world_cannot_be_copied_fails_its_search(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "original.db") as database:
+        database.execute("CREATE TABLE notes (text TEXT)")
+    database.close()
+    for plan in searched(Program(solve_with_table, agents=["Solver"], world=Full(tmp_path))):
+        assert plan.error is not None and "No space left" in plan.error
+
+
+@pytest.mark.slow
+def test_repair_example_repairs_more_modules_by_search(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parents[1] / "examples" / "programs" / "repair.py"
+    runpy.run_path(str(path))["main"](4, ("single", "mcts:10,3"))
+    single, mcts = (int(line.split()[1]) for line in capsys.readouterr().out.splitlines())
+    assert mcts >= single and mcts > 0
