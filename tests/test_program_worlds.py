@@ -325,12 +325,12 @@ def test_program_branches_each_continue_in_their_own_world(
     check_released(folder)
 
 
-def test_program_same_seed_gives_same_results_at_any_number_of_parked_executions(repository: Path) -> None:
-    def found(parked: int) -> list[tuple[str, ...]]:
-        program = Program(solve, agents=["Solver"], world=Folder(repository), parked=parked)
+def test_program_same_seed_gives_same_results_at_any_number_of_executions(repository: Path) -> None:
+    def found(**limits: int) -> list[tuple[str, ...]]:
+        program = Program(solve, agents=["Solver"], world=Folder(repository), **limits)
         return [tuple(turn.text for c in plan.candidates for turn in c.state.turns) for plan in searched(program)]
 
-    assert found(0) == found(256)
+    assert found(parked=0, running=1) == found(parked=256)
 
 
 @pytest.mark.slow
@@ -478,7 +478,7 @@ def test_program_whose_world_cannot_be_copied_fails_its_search(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_repair_example_repairs_more_modules_by_search(capsys: pytest.CaptureFixture[str]) -> None:
-    path = Path(__file__).parents[1] / "examples" / "programs" / "repair.py"
+    path = Path(__file__).parents[1] / "examples" / "worlds" / "repair.py"
     runpy.run_path(str(path))["main"](4, ("single", "mcts:10,3"))
     single, mcts = (int(line.split()[1]) for line in capsys.readouterr().out.splitlines())
     assert mcts >= single and mcts > 0

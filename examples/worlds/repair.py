@@ -3,7 +3,7 @@
 The repository has ten modules with two seeded bugs each. A scripted policy, which ignores the test results, proposes
 right and wrong edits. The critic repeats the edits on a copy of the repository and returns the share of passing tests.
 
-Run ``python examples/programs/repair.py``.
+Run ``python examples/worlds/repair.py``.
 """
 
 import random
