@@ -75,3 +75,6 @@ def _stop() -> None:
     thread.join(_SHUTDOWN_SECONDS)
     if not thread.is_alive():
         loop.close()
+
+
+atexit.register(_stop)

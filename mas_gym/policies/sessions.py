@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import threading
 from collections import deque
@@ -12,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from mas_gym.errors import EngineUnavailableError, PolicyError
-from mas_gym.internal.event_loop import _stop
 from mas_gym.policies.base import (
     AsyncPolicy,
     Policy,
@@ -172,6 +170,3 @@ def as_async(policy: Policy | AsyncPolicy) -> AsyncPolicy:
     """
     policy = as_policy(policy)
     return policy if isinstance(policy, AsyncPolicy) else _SessionPolicy(policy)
-
-
-atexit.register(_stop)
