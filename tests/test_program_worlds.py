@@ -328,7 +328,8 @@ def test_program_branches_each_continue_in_their_own_world(
 def test_program_same_seed_gives_same_results_at_any_number_of_executions(repository: Path) -> None:
     def found(**limits: int) -> list[tuple[str, ...]]:
         program = Program(solve, agents=["Solver"], world=Folder(repository), **limits)
-        return [tuple(turn.text for c in plan.candidates for turn in c.state.turns) for plan in searched(program)]
+        plans = sorted(searched(program), key=lambda plan: plan.problem_id)
+        return [tuple(turn.text for c in plan.candidates for turn in c.state.turns) for plan in plans]
 
     assert found(parked=0, running=1) == found(parked=256)
 

@@ -117,7 +117,7 @@ def test_the_page_on_the_full_size_names_options_that_exist() -> None:
     [small] = [words[3:] for words in commands if words[2] == "benchmarks.paper.rehearsal"]
     assert rehearsal.command_line().parse_args(small).tables == ["views"]
     known = {f"--{'set' if field.name == 'settings' else field.name.replace('_', '-')}" for field in fields(Options)}
-    assert set(re.findall(r"--[a-z][a-z-]+", text)) <= known | {"--logdir"}
+    assert set(re.findall(r"--[a-z][a-z-]+", text)) <= known | {"--logdir", "--config"}
     for name in re.findall(r"--set (\w+)=", text):
         assert hasattr(PAPER, name)
 
