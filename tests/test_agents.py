@@ -362,6 +362,7 @@ def test_improve_evaluates_each_generation_and_is_repeated_at_once(improved: tup
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("stage", ["search", "train_critic", "evaluate", "examples"])
 def test_improve_goes_on_after_a_crash_in_any_stage(
     improved: tuple[Path, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
@@ -381,6 +382,7 @@ def test_improve_goes_on_after_a_crash_in_any_stage(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_improve_resumes_after_kills_to_the_same_weights(improved: tuple[Path, list[Any]], tmp_path: Path) -> None:
     whole, rounds = improved
     code = "import sys; from pathlib import Path; from test_agents import run_improve; run_improve(Path(sys.argv[1]))"
