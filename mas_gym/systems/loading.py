@@ -216,5 +216,8 @@ def _one_line(error: Exception, text: str) -> str:
         hint = " (a text with a colon in it needs quotes, or a | block)" if "mapping values" in said else ""
         # libyaml reports an unexpected end on the line after the last one.
         line = min(error.problem_mark.line + 1, max(1, len(text.splitlines())))
+        # The scanner reads ahead and has a limit of its own, which PyYAML 6.0.4 lets it reach first.
+        if "nesting depth" in said:
+            return f"line {line}: nested more than {MAX_DEPTH} levels deep"
         return f"line {line}: {said}{hint}"
     return " ".join(str(error).split())
