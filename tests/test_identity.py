@@ -339,7 +339,6 @@ PRINTS = """
 import sys
 sys.path.insert(0, {tests!r})
 from mas_gym.internal.identity import digest_of, identity_of
-from mas_gym.internal.source_files import file_of
 names = {{"__name__": "typed_by_hand"}}
 exec("def f(x):\\n    return x in {{'a', 'b', 'c', 'd'}}", names)
 import test_identity
