@@ -191,7 +191,7 @@ def whole_number(name: str, value: object, *, at_least: int) -> int:
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a finite int or float, and no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
 def refuse_unknown(what: str, given: Mapping[str, object], known: Sequence[str]) -> None:
