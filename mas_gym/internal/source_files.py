@@ -42,9 +42,10 @@ def _spec_of(module: str) -> ModuleSpec | None:
     package = module.rpartition(".")[0]
     folders = None
     if package:
-        loaded = sys.modules.get(package)
-        above = _spec_of(package) if loaded is None else None
-        folders = above.submodule_search_locations if above is not None else vars(loaded).get("__path__")
+        if (loaded := sys.modules.get(package)) is not None:
+            folders = vars(loaded).get("__path__")
+        elif (above := _spec_of(package)) is not None:
+            folders = above.submodule_search_locations
         if folders is None:
             return None
     for finder in sys.meta_path:

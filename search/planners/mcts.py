@@ -21,7 +21,8 @@ The paper does not specify the following:
   them, so it never ends in a non-terminal state. If a bootstrap search found no terminal
   state, the greedy path is completed with one message per agent. Until the tree has a
   terminal state, expansions that would leave too few calls for this path are skipped, so
-  AC <= n C still holds (for n C >= C + D - 1, and models with ``max_depth``).
+  AC <= n C still holds (for n C >= C + D - 1, and models whose ``max_depth`` is the true
+  bound).
 * With an outcome critic, each terminal state is scored once: RC is the number of distinct
   terminal leaves, at most one per simulation.
 * The simulations end when the budget is exhausted. Until the tree has a terminal state, an
