@@ -119,7 +119,8 @@ class MCTS(Planner):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        object.__setattr__(self, "stop", read_stop(self.stop))
+        if self.stop is not None:
+            object.__setattr__(self, "stop", read_stop(self.stop))
         check_at_least(
             self, 1, n_simulations=self.n_simulations, max_children=self.max_children, parallel=self.parallel
         )
@@ -151,7 +152,7 @@ class MCTS(Planner):
         kind = value_kind(critic, training)
         if kind is None:
             raise ConfigError("MCTS needs a critic: pass critic=load_critic(...), or training=True for the true reward")
-        stop = stop_for_run(self, self.stop, critic, training)
+        stop = None if self.stop is None else stop_for_run(self, self.stop, critic, training)
         return replace(self, values=kind if self.values == "auto" else self.values, stop=stop)
 
     def plan(self, model: Model, root: MASState, rng: random.Random) -> PlanGenerator:
