@@ -1,4 +1,4 @@
-"""``mas-gym eval``: planners and critics compared on one task, in a table with intervals."""
+"""``mas-gym eval``: compare planners and critics on one task, in a table with intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options shared by several commands, and the functions that read and check their values."""
+"""Options shared by several commands, and the functions that parse and check their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mas-gym rollouts`` and ``mas-gym train``: training trees with true rewards, and models of trees and logs."""
+"""``mas-gym rollouts`` and ``mas-gym train``: search with true rewards, and train models on the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches of fixed width: independent passes (`SinglePass`, `SelfConsistency`, `BestOfN`) and beams."""
+"""Step-level beam search (paper, Alg. 3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stop rules, which end a search early once its answer is settled.
+"""Stop rules, which end a search early when its answer is sufficiently certain.
 
 A planner with the setting ``stop`` applies the rule at every point where it can stop: after each pass (`BestOfN`),
 after each simulation (`MCTS`, `AdaptiveBranching`, `AskTell`), or after each turn (`StepBeamSearch`, `DVTS`,
@@ -10,7 +10,7 @@ turn.
 ``stop=stop.json``       the probability from a calibrated map exceeds the threshold in the file
 ``stop=stop.json@0.95``  as above, with the given threshold
 ``stop=settled:4``       the answer was the same at the last 4 checks
-``stop=gain:0.002``      one more pass or simulation is expected to gain less probability of being right
+``stop=gain:0.002``      one more pass or simulation should raise the probability of a right answer by less
 ======================== =======================================================================================
 """
 
