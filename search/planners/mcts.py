@@ -54,7 +54,7 @@ from search.planners.common import (
     path_scores,
     ranked,
 )
-from search.planners.stopping import Stop, Watch, read_stop, simulation_gain, stop_for_run
+from search.planners.stop_rules import Stop, Watch, read_stop, simulation_gain, stop_for_run
 from search.protocol import (
     Critic,
     Model,
@@ -97,7 +97,7 @@ class MCTS(Planner):
             ``"opening"``, or a function ``same(a, b)``; None: when their texts are identical.
         parallel: Simulations in flight at once. More of them need fewer rounds of replies;
             virtual loss keeps them apart, see `ParallelSearch`.
-        stop: Run fewer simulations once the answer is settled, see `search.planners.stopping`; None never stops.
+        stop: Run fewer simulations once the answer is settled, see `search.planners.stop_rules`; None never stops.
         horizon: ``"fixed"``: the same exploration throughout; ``"budget"``: ``c_uct`` and the samples per expansion
             shrink with the share that is left of the budget, or of the simulations if that is less. So a search
             explores widely at first and goes deep at its end. It is the form for UCT of the selection by remaining

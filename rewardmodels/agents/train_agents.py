@@ -18,7 +18,7 @@ from rewardmodels.agents.config import AgentConfig, agent_config
 from rewardmodels.agents.examples import CreditedSample, Demonstration, Example, Preference, fingerprint
 from rewardmodels.model.backbone import base_path, has_adapters, load_pretrained, load_tokenizer, quiet
 from rewardmodels.model.folder import digest_of_weights, replace_files
-from rewardmodels.training.run import RUN, claim_folder
+from rewardmodels.training.train_critic import RUN, claim_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
