@@ -33,8 +33,8 @@ from mas_gym.policies.cache import CachedPolicy
 from mas_gym.systems.state import MASState
 from rewardmodels import load_critic
 from search.compare import accuracy_interval
-from search.compare.stopping import Check, Checked, fit
-from search.planners.stopping import FEATURES, Evidence, StopMap, StopRule
+from search.compare.stop_thresholds import Check, Checked, fit
+from search.planners.stop_rules import FEATURES, Evidence, StopMap, StopRule
 from search.protocol import Model, PlanGenerator, Planner, Propose
 
 PAGE = Path(__file__).with_name("pages") / "adaptive.md"

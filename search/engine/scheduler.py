@@ -41,7 +41,7 @@ from search.engine.critic_batches import BATCH_DONE, CriticBatches
 from search.engine.grading_threads import GradingThreads
 from search.engine.one_search import Account, ActiveSearch
 from search.engine.policy_requests import Mail, PolicyRequests, policy_requests
-from search.engine.tracing import Spans
+from search.engine.tracing import Spans, Tracer
 from search.grading import Grader
 from search.plan import Plan
 from search.protocol import Planner
@@ -160,14 +160,14 @@ class Scheduler:
         self._policy: PolicyRequests = policy_requests(policy, self._mail)
         self._runner = None if setup.program is None else setup.program.open(policy)
         self._critic = None if setup.critic is None or setup.critic.free else CriticBatches(setup.critic, self._mail)
-        self._grading = GradingThreads(self._mail)
+        self._grading: GradingThreads | None = None
         self._waiting: OrderedDict[int, _Entry] = OrderedDict()
         self._active: dict[int, _Entry] = {}
         self._open: dict[Hashable, tuple[_Entry, Call]] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._numbers, self._keys = itertools.count(), itertools.count()
         self.calls, self._account, self._ended = 0, Account(), 0
-        self._spans = Spans()
+        self._spans = None if Tracer.current is None else Spans(Tracer.current)
         self._started = perf_counter()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -333,7 +333,8 @@ class Scheduler:
             self._runner.close()
         if self._critic is not None:
             self._critic.close()
-        self._grading.close()
+        if self._grading is not None:
+            self._grading.close()
 
     # ---- admission
 
@@ -348,7 +349,8 @@ class Scheduler:
                 number, entry = self._waiting.popitem(last=False)
                 self._active[number] = entry
             entry.granted = self._allowance.grant
-            self._spans.begin(number, entry.search.setup, entry.search.problem.id)
+            if self._spans is not None:
+                self._spans.begin(number, entry.search.setup, entry.search.problem.id)
             calls = entry.search.begin()
             if (deadline := entry.search.deadline) is not None:
                 heapq.heappush(self._deadlines, (deadline, number))
@@ -405,7 +407,8 @@ class Scheduler:
         if entry is None:
             return
         self._release(entry)
-        self._spans.finish(number, None, error)
+        if self._spans is not None:
+            self._spans.finish(number, None, error)
         entry.search.close()
         if entry.future.set_running_or_notify_cancel():
             entry.future.set_exception(error or SearchError("the search was dropped"))
@@ -415,10 +418,11 @@ class Scheduler:
         entry.held = None
         for key in entry.keys:
             _, call = self._open.pop(key)
-            self._spans.answer(key, None)
+            if self._spans is not None:
+                self._spans.answer(key, None)
             if isinstance(call, PolicyCall):
                 self._policy.cancel(key)
-            elif isinstance(call, GradingCall):
+            elif isinstance(call, GradingCall) and self._grading is not None:
                 self._grading.cancel(key)
             elif isinstance(call, CriticCall) and self._critic is not None:
                 self._critic.cancel(key)
@@ -453,13 +457,16 @@ class Scheduler:
         self._open[key] = (entry, call)
         match call:
             case PolicyCall():
-                self._spans.ask(entry.number, key, self._engine.name, call.request)
+                if self._spans is not None:
+                    self._spans.ask(entry.number, key, self._engine.name, call.request)
                 self._policy.submit(key, call.request)
             case CriticCall():
                 assert self._critic is not None
-                self._spans.score(entry.number, key, self._critic.name, call.contexts)
+                if self._spans is not None:
+                    self._spans.score(entry.number, key, self._critic.name, call.contexts)
                 self._critic.submit(key, call.contexts)
             case GradingCall():
+                self._grading = self._grading or GradingThreads(self._mail)
                 self._grading.submit(key, call.grader, call.texts)
             case ProgramStep():
                 session = entry.search.session
@@ -474,13 +481,15 @@ class Scheduler:
         """Return the values of a critic that needs no model, or its error."""
         critic, key = self._setup.critic, next(self._keys)
         assert critic is not None
-        self._spans.score(entry.number, key, critic.name, call.contexts)
+        if self._spans is not None:
+            self._spans.score(entry.number, key, critic.name, call.contexts)
         outcome: Scores | Exception
         try:
             outcome = scores_of(critic, call.contexts)
         except Exception as error:
             outcome = error
-        self._spans.answer(key, outcome)
+        if self._spans is not None:
+            self._spans.answer(key, outcome)
         return outcome
 
     def _arrived(self, key: int, outcome: object) -> None:
@@ -533,7 +542,8 @@ class Scheduler:
                 continue
             entry, call = self._open.pop(key)
             entry.keys.discard(key)
-            self._spans.answer(key, outcome)
+            if self._spans is not None:
+                self._spans.answer(key, outcome)
             # A judge that is gone fails the searches that it grades; a policy or critic that is gone ends the run.
             if isinstance(outcome, EngineUnavailableError) and not isinstance(call, GradingCall):
                 raise outcome
@@ -547,7 +557,8 @@ class Scheduler:
         if search.session is not None:
             search.session.close()
         self._active.pop(entry.number)
-        self._spans.finish(entry.number, search.plan, search.failure)
+        if self._spans is not None:
+            self._spans.finish(entry.number, search.plan, search.failure)
         self._ended += 1
         if search.failure is None:
             self._allowance.observe(self._cost(entry))
