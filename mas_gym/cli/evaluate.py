@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mas_gym.policies.registry import PolicySpec
     from mas_gym.systems.graph import MAS
     from mas_gym.tasks.base import Task
-    from search import Plan
+    from search import Budget, Plan
     from search.compare import Arm, Bench, Match, Outcome, Remote, Selection, Workers
     from search.engine.fleet import Fleet
     from search.engine.progress import Progress
@@ -87,6 +87,7 @@ def evaluate(
     token_traces: opt.TokenTraces = False,
     budget: opt.SearchBudget = None,
     run_budget: opt.RunBudget = None,
+    allocate: opt.Allocate = False,
     prices: opt.PricesFile = None,
     cache: opt.Cache = None,
     ray: opt.RayAddress = None,
@@ -120,6 +121,8 @@ def evaluate(
     limits = opt.read_budget(budget, "--budget", costs), opt.read_budget(run_budget, "--run-budget", costs)
     arms = pair_arms(planner or ["single"], critic, lazy=True)
     _check_baseline(arms, baseline)
+    if allocate:
+        _check_allocated(arms, *limits)
     if recorded is None and (run is not None or distinct):
         raise ConfigError("--run and --distinct belong to --recorded FILE")
     if recorded is not None:
@@ -127,7 +130,7 @@ def evaluate(
         _check_alone({**given, "--workers": workers, "--token-traces": token_traces or None}, source)
         bench, name = _recorded_bench(recorded, run, distinct, source.number)
         bench = replace(bench, seeds=numbers, concurrency=concurrency, store=store, budget=limits[0])
-        bench = replace(bench, run_budget=limits[1], prices=costs)
+        bench = replace(bench, run_budget=limits[1], allocate=allocate, prices=costs)
         _evaluate_recorded(arms, bench, name, target, baseline, files, log_json, metrics)
         return
     problems = source.load()
@@ -143,7 +146,7 @@ def evaluate(
     local, remote = engines(spec, cache, fleet, traces) if shared is None else (None, None)
     opt.load_weights(arms if local is not None else [])
     bench = Bench(problems, system, local, numbers, concurrency, store, remote, *limits, workers=shared, program=code)
-    bench = replace(bench, prices=costs)
+    bench = replace(bench, allocate=allocate, prices=costs)
     if target is not None:
         arms, baseline = _resize(arms, bench, target, _dev(source, problems), baseline)
     from search.service import telemetry
@@ -157,6 +160,15 @@ def evaluate(
     opt.note_judge(problems)
     if stop is not None:
         end_early(stop, f"the table has what was finished; {_goes_on(store)}")
+
+
+def _check_allocated(arms: Sequence[Arm], budget: Budget, run_budget: Budget) -> None:
+    from search.engine.allocation import check_allocated
+    from search.planners.allocated import allocated
+
+    check_allocated(run_budget, budget)
+    for arm in arms:
+        allocated(arm.planner)
 
 
 def _check_alone(given: Mapping[str, object], source: opt.TaskSource) -> None:
