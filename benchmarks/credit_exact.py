@@ -1,10 +1,10 @@
-"""How close each method's credit comes to the exact credit of a message: ``python -m benchmarks.credit_exact``.
+"""Accuracy of each credit method against the exact credit of a message: ``python -m benchmarks.credit_exact``.
 
-The embedded agents of RPSV can be enumerated: at temperature 0.7 and top-p 0.95 each prompt has a few dozen replies.
-All of them are found by branching at every token, together with their probabilities, so the expected reward of every
-state is a sum over replies and not an estimate. Replies less likely than ``--floor`` are left out, and the remaining
-probabilities of the prompt are scaled to one: this is the policy that is measured, and the lines begin with the mean
-probability it keeps. Samples are drawn from the enumerated replies.
+All replies of the bundled RPSV agents can be enumerated: at temperature 0.7 and top-p 0.95, each prompt has a few dozen
+replies. They are found with their probabilities by branching at every token, so the expected reward of every state is
+an exact sum over replies. Replies less likely than ``--floor`` are left out, and the remaining probabilities of the
+prompt are scaled to one. This is the policy of the experiment; the output begins with the mean probability that is
+kept. Samples are drawn from the enumerated replies.
 
 Per problem and repetition, every method gets about the same number of generated tokens:
 
@@ -12,12 +12,12 @@ Per problem and repetition, every method gets about the same number of generated
 * ``leave-one-out`` and ``value-baseline``: a tree with ``--siblings`` messages per state and turn, all continued.
 * ``control-variate``: a tree in which ``--sampled`` messages are sampled and ``--continued`` of them continued.
 
-Columns: the correlation with the exact credit over messages, with a 95% bootstrap interval over problems; tokens
-generated per message that gets credit; and the variance that one token buys: the variance of the estimate for a given
-message, divided by the squared slope of the estimates on the exact credit (which makes scales comparable), times tokens
-per message. A method with half the variance at twice the tokens per message is as good.
+The columns are the correlation with the exact credit over messages, with a 95% bootstrap interval over problems; the
+generated tokens per message with credit; and the variance per token. The latter is the variance of the estimate for a
+given message, divided by the squared slope of the estimates on the exact credit (which makes scales comparable), times
+the tokens per message. A method with half the variance at twice the tokens per message is equally good.
 
-About two and a half minutes on one core; ``-n`` and ``--repeats`` change the size.
+The command takes about two and a half minutes on one core; ``-n`` and ``--repeats`` change the size.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Training the bundled agents: ``python -m benchmarks.learning`` writes ``pages/training/learning.md``.
+"""Training of the bundled agents: ``python -m benchmarks.learning`` writes ``pages/training/learning.md``.
 
-Each row of the table trains the RPSV agents of Arithmetic by another method on about the same number of generated
-tokens (``--tokens``), the rewards of which are the only supervision:
+Each row of the table trains the RPSV agents of Arithmetic with a different method on about the same number of generated
+tokens (``--tokens``). The rewards are the only supervision:
 
 * ``sft`` and ``dpo``: one training on MCTS(20, 3) searches with the true reward.
-* ``grpo``: ``--rounds`` of sampling with the current agents and training on it. ``leave-one-out`` samples trees of
-  siblings, ``shared-outcome`` independent transcripts.
+* ``grpo``: ``--rounds`` of sampling with the current agents and training on the samples. ``leave-one-out`` samples
+  trees of siblings, ``shared-outcome`` independent transcripts.
 
-All rows are measured on the same test problems: a single pass, a single pass on stories in another wording and on
-harder ones, and MCTS(20, 2) with the shipped MASPRM, which was trained on the agents before. ``--retrain`` adds MCTS
-with a MASPRM trained on searches by the new agents. The agents' hyper-parameters were chosen on dev problems.
+All rows are evaluated on the same test problems: a single pass, a single pass on stories in another wording and on
+harder ones, and MCTS(20, 2) with the shipped MASPRM, which was trained on the original agents. ``--retrain`` adds MCTS
+with a MASPRM trained on searches by the new agents. The agents' hyperparameters were chosen on dev problems.
 
-Everything is kept in ``--out``; the same command resumes.
+All results are stored in ``--out``; repeating the command resumes it.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def write_page(rows: Sequence[dict[str, Any]], args: argparse.Namespace) -> None
     lines = [
         "# Agents that learn from search",
         "",
-        "The bundled RPSV agents, trained on Arithmetic by each method on about the same number of generated tokens.",
+        "The bundled RPSV agents are trained on Arithmetic with several methods on about equal numbers of tokens.",
         "",
         "```console",
         f"python -m benchmarks.learning {args.words}".rstrip(),
@@ -244,14 +244,14 @@ def write_page(rows: Sequence[dict[str, Any]], args: argparse.Namespace) -> None
                     f"| {row['name']}: {label} over the agents before | {100 * gap.mean:+.1f} "
                     f"| {100 * gap.low:+.1f} to {100 * gap.high:+.1f} |"
                 )
-    lines += ["", "Intervals are over problems; each training seed gives other agents, averaged per problem.", ""]
+    lines += ["", "Intervals are over problems; agents of different training seeds are averaged per problem.", ""]
     lines += [
         "## During training",
         "",
-        "Mean true reward of the training transcripts, and the shipped MASPRM's mean value of",
+        "The table shows the mean true reward of the training transcripts and the shipped MASPRM's mean value of",
     ]
     lines += [
-        "their final states. If the value rose while the reward did not, the agents would exploit the critic.",
+        "their final states. If the value increased and the reward did not, the agents would exploit the critic.",
         "",
     ]
     lines += ["| agents | tokens | true reward | MASPRM |", "|---|---:|---:|---:|"]
