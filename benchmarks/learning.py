@@ -78,6 +78,7 @@ METHODS = {
         Method("grpo, shared outcome", "grpo", "sc:8", 560, {**GRPO, "credit": "shared-outcome"}),
         Method("sft", "sft", "mcts:20,3", 1020, {"best": 2}),
         Method("dpo", "dpo", "mcts:20,3", 1020, {"learning_rate": 3e-4, "epochs": 2.0}),
+        Method("sft, batches of 16", "sft", "mcts:20,3", 1020, {"best": 2, "batch_size": 16}),
         Method("grpo, value baseline", "grpo", "siblings:2", 420, {**GRPO, "credit": "value-baseline"}),
         Method("grpo, MASPRM's rewards", "grpo", "siblings:2", 420, {**GRPO, "credit": "leave-one-out"}, SHIPPED),
     )
