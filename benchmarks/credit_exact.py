@@ -49,7 +49,7 @@ from mas_gym.systems.dynamics import Dynamics
 from mas_gym.systems.prompts import ChatMessage, chat_messages
 from mas_gym.systems.state import Action, MASState
 from mas_gym.tasks.base import Problem, Task
-from rewardmodels.training.run import grow, teach, trees
+from rewardmodels.training.train_critic import grow, teach, trees
 from search import Critic, Plan, Proposal, ScoringContext, Tree
 from search.catalogue import load_critic
 from search.compare import Bench, bootstrap

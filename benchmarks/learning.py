@@ -33,7 +33,7 @@ from benchmarks.tiny.stories import generated
 from mas_gym.policies import load_policy
 from mas_gym.policies.traces import beside, traced
 from rewardmodels.agents import credited_samples, demonstrations, sibling_pairs, train_agents
-from rewardmodels.training.run import claim_folder, grow, teach, trees
+from rewardmodels.training.train_critic import claim_folder, grow, teach, trees
 from search.catalogue import load_critic
 from search.compare import Bench, measure, named_planners
 from search.compare.arms import Arm

@@ -1,6 +1,6 @@
-"""Pages of the site that are made from the product at each build: reference, evidence and ``llms.txt``.
+"""Generated pages of the site: reference, evidence and ``llms.txt``.
 
-MkDocs calls the functions ``on_*``. Nothing here is written into the repository.
+MkDocs calls the functions ``on_*``. The pages are generated at each build and are not written into the repository.
 """
 
 import ast
@@ -293,8 +293,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown = EXAMPLE.sub(rf'```\2 title="\1"\n\3```\n\n[Download \1]({up}examples/\1)', markdown)
     if page.file.src_uri not in GENERATED:
         markdown = LINK.sub(lambda link: f"]({up}{site_page(link[1], link[3])}{link[2] or ''})", markdown)
-    markdown = re.sub(r"\{verdicts (\w+)\}", lambda match: verdicts(match[1]), markdown)
-    return re.sub(r"\]\(\.\./rewardmodels/model/learned\.py\)", "](reference/rewardmodels.md)", markdown)
+    return re.sub(r"\{verdicts (\w+)\}", lambda match: verdicts(match[1]), markdown)
 
 
 def on_post_build(config: MkDocsConfig) -> None:

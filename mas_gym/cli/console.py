@@ -1,6 +1,6 @@
 """Terminal output: results go to stdout; progress, notes and errors go to stderr.
 
-Text that this program did not write (model messages, names in files, server errors) may contain control characters.
+Text from other sources (model messages, names in files, server errors) may contain control characters.
 The consoles of `stdout` and `stderr` escape everything they print, so commands need not; logs, warnings and tracebacks
 are escaped here as well. `RunProgress` shows live progress: a redrawn table in a terminal, plain lines elsewhere.
 """
@@ -112,7 +112,7 @@ class _Formatter(logging.Formatter):
     """Escapes records; adds the traceback of a failed search, which its record carries as ``details``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        details = getattr(record, "details", None)
+        details = vars(record).get("details")
         return printable("\n".join(filter(None, (super().format(record), details))).rstrip())
 
 

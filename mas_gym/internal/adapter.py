@@ -1,4 +1,4 @@
-"""Adapters: objects that only have a part's required method, with the attributes that its base class declares."""
+"""Adapters, which add the attributes of a base class to objects that define only the required method."""
 
 from __future__ import annotations
 
@@ -46,6 +46,12 @@ class Adapter:
     def __hash__(self) -> int:
         """Hash the object's class, because the object may have no hash."""
         return hash(type(self.identical_to))
+
+
+def wrapped_part(part: object) -> object:
+    """Return the part that a wrapper names in ``identical_to``; any other part itself."""
+    inner: object = getattr(part, "identical_to", None)
+    return part if inner is None else inner
 
 
 def has_method(part: object, name: str) -> bool:

@@ -1,7 +1,7 @@
-"""Identity: what determines a part's results, as JSON-able values.
+"""Identity: a JSON-able description of everything that determines a component's results.
 
 A run store returns a stored search only if planner, MAS, policy, critic, grader, seed and
-sampling parameters are unchanged. Each part states what determines its results::
+sampling parameters are unchanged. A component can define its identity::
 
     class Judge:
         def __init__(self, client, prompt):
@@ -10,16 +10,16 @@ sampling parameters are unchanged. Each part states what determines its results:
         def identity(self):
             return {"model": self.client.model, "prompt": self.prompt}
 
-Most parts need no such method, because `identity_of` derives their identity: from the
-fields of a dataclass, the attributes of another object, and for user-defined functions and
+Most components need no such method, because `identity_of` derives their identity: from the
+fields of a dataclass, from the attributes of another object, and for user-defined functions and
 classes from their file, the user's files that it imports, and the versions of the installed
-distributions that these import. A distribution is known by its metadata, wherever it is
-installed; one in editable mode counts as the user's files. `identity_of` raises `IdentityError`
-for what it cannot state, such as an open connection, and names the path to it. In that case
-define ``identity``, or run without a store.
+distributions that these import. A distribution is identified by its metadata, wherever it is
+installed; a distribution in editable mode is treated as the user's files. If `identity_of` cannot
+determine the identity, for example of an open connection, it raises `IdentityError` with the path
+to the attribute. In that case define ``identity``, or run without a store.
 
-A wrapper that changes no results, such as a cache, sets the attribute ``identical_to`` to the
-part that it wraps, and so shares its identity.
+A wrapper that does not change results, such as a cache, sets the attribute ``identical_to`` to the
+wrapped component and so has the same identity.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from pathlib import Path, PurePath
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from mas_gym.errors import IdentityError, PolicyError
+from mas_gym.internal.adapter import wrapped_part
 from mas_gym.internal.source_files import (
     NO_CODE,
     STANDARD,
@@ -93,8 +94,7 @@ def identity_of(part: object) -> Any:
     >>> identity_of(functools.partial(round, ndigits=2))
     {'class': 'partial', 'function': 'builtins.round', 'args': [], 'keywords': {'ndigits': 2}}
     """
-    inner = getattr(part, "identical_to", None)
-    part = part if inner is None else inner
+    part = wrapped_part(part)
     path = type(part).__name__
     token = _read.set({} if _read.get() is None else _read.get())
     try:
@@ -183,8 +183,7 @@ def _object(value: object, path: str, inside: tuple[int, ...]) -> Any:
     if isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):
         # The result of functools.lru_cache and similar decorators.
         return {"class": type(value).__qualname__, "of": _state(wrapped, f"{path}.__wrapped__", inside)}
-    inner = getattr(value, "identical_to", None)
-    if inner is not None:
+    if (inner := wrapped_part(value)) is not value:
         return _state(inner, f"{path}.identical_to", inside)
     stated = own_identity(value)
     if stated is not None:

@@ -1,9 +1,9 @@
-"""How a program's calls reach its execution: over loopback HTTP, or from clients in this process without a socket.
+"""Routing of a program's calls to its execution: over loopback HTTP, or from clients in this process without a socket.
 
-Each execution has an address of its own with an unguessable path, so that no program sees another's calls.
+Each execution has a separate address with an unguessable path, so that no program can access the calls of another.
 
-Making a client of `openai` takes longer than a replayed call, so each execution gets a copy of one client, with a key
-and a header of its own. Plain chat requests go to the execution directly, all others through the transport.
+Creating an `openai` client takes longer than a replayed call. Therefore each execution receives a copy of one client
+with a separate key and header. Plain chat requests go to the execution directly, all others through the transport.
 """
 
 from __future__ import annotations
@@ -359,9 +359,8 @@ def _template(gateway: Gateway, asynchronous: bool) -> _Template:
     inner = (_async_http if asynchronous else _http)(http, gateway)
     make: Any = openai.AsyncOpenAI if asynchronous else openai.OpenAI
     client = make(base_url="http://mas-gym/v1", api_key="none", max_retries=0, http_client=inner)
-    if hasattr(client, "_platform"):
-        # Otherwise the first call asks a thread for it, and calls made at once come in any order.
-        client._platform = "Unknown"
+    # Otherwise the first call of an asynchronous client asks a thread for it, and calls made at once come in any order.
+    client._platform = "Unknown"
     return _Template(client, _async_chat() if asynchronous else _chat())
 
 

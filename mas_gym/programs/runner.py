@@ -1,8 +1,8 @@
-"""Running a program: its executions, those that are parked, and what a search sees of them.
+"""Runs a program for a search: starts, parks, continues and replays its executions.
 
-A `Runner` belongs to one run and holds its threads, its port and its parked executions. A `Session` belongs to
-one search and knows the states that it has reached. To extend a state by a reply, the session continues the
-execution that is parked there, or starts the program again and replays the replies that led there.
+A `Runner` belongs to one run and owns its threads, its port and its parked executions. A `Session` belongs to
+one search and stores the states that the search has reached. To extend a state by a reply, the session continues the
+execution that is parked there, or starts the program again and replays the earlier replies.
 """
 
 from __future__ import annotations
@@ -330,6 +330,7 @@ class Session:
 
     Attributes:
         mas: The program's system.
+        max_depth: The most messages of a program with known edges; 1 if it has none.
     """
 
     def __init__(self, runner: Runner, question: str) -> None:
@@ -337,8 +338,7 @@ class Session:
         program = runner.program
         self.mas = program.mas
         self._dynamics = Dynamics(self.mas)
-        if self.mas.edges:
-            self.max_depth = self._dynamics.max_depth
+        self.max_depth = self._dynamics.max_depth if self.mas.edges else 1
         self._runner, self._program, self._question = runner, program, question
         self._waiting: dict[bytes, tuple[Call, ...]] = {}
         self._paths: dict[bytes, tuple[Step, ...]] = {}

@@ -16,8 +16,8 @@ from mas_gym.policies import load_policy
 from mas_gym.policies.traces import beside, traced
 from rewardmodels.agents.config import TRAINING_METHODS, VALUE_CREDITS, agent_config
 from rewardmodels.agents.examples import Example, credited_samples, demonstrations, sibling_pairs
-from rewardmodels.agents.run import ALL, policy_spec, train_agents, write_whole
-from rewardmodels.training.run import claim_folder, grow, grown, teach, trees
+from rewardmodels.agents.train_agents import ALL, policy_spec, train_agents, write_whole
+from rewardmodels.training.train_critic import claim_folder, grow, grown, teach, trees
 from search.catalogue import load_critic
 from search.compare.arms import Arm, Bench, measure, named_planners
 from search.engine.progress import Progress
@@ -134,7 +134,7 @@ def improve(
             f"{len(bench.task):,}; lower rounds or problems"
         )
     out = Path(out)
-    facts = {"held out": len(held_out), "task": getattr(bench.task, "name", None), "mas": bench.mas.to_dict()}
+    facts = {"held out": len(held_out), "task": bench.task.name, "mas": bench.mas.to_dict()}
     claim_folder(out, out / RUN, json.loads(json.dumps({**asdict(config), "start": start, **facts})), True)
     rounds: list[Round] = []
     models = {ALL: start}

@@ -1,13 +1,13 @@
 r"""Symbolic equality, computed by math-verify in a process that can be killed.
 
 math-verify (on sympy) limits its time with signals, which only a main thread
-receives, and no signal interrupts a big-integer power. So a worker process,
-started at the first comparison, does the work for all threads. It limits its own
-CPU time and memory, and the parent kills it if it does not answer in time.
-Expressions that are clearly too large never reach the worker. No text is ever
-evaluated: math-verify parses LaTeX with a grammar.
+receives, and no signal interrupts a big-integer power. Therefore one worker process,
+started at the first comparison, serves all threads. It limits its CPU time and memory,
+and the parent kills it if it does not reply in time. Expressions that are clearly too
+large are not sent to the worker. No text is evaluated: math-verify parses LaTeX with a
+grammar.
 
-The worker (`serve`) answers each pair ``[reference, answer]`` with ``[verdict, seconds]``.
+The worker (`serve`) replies to each pair ``[reference, answer]`` with ``[verdict, seconds]``.
 """
 
 from __future__ import annotations
@@ -194,13 +194,13 @@ def _stop_timer() -> None:
 
 def _comparer() -> Any:
     from math_verify import LatexExtractionConfig, parse, verify
-    from sympy import Basic, Expr, N
+    from sympy import Basic, Expr, MatrixBase, N
 
     config = [LatexExtractionConfig(boxed_match_priority=-1)]
 
     def read(text: str) -> list[Any]:
         found = parse(f"${text}$", config, fallback_mode="no_fallback", parsing_timeout=None)
-        return [expression for expression in found if isinstance(expression, Basic) or hasattr(expression, "shape")]
+        return [expression for expression in found if isinstance(expression, Basic | MatrixBase)]
 
     def near(a: object, b: object) -> bool:
         if not (isinstance(a, Expr) and isinstance(b, Expr)) or a.free_symbols or b.free_symbols:
