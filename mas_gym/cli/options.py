@@ -553,9 +553,9 @@ def _cores() -> int:
 def _is_shipped(planner: Planner) -> bool:
     """Whether another process can import the planner."""
     from mas_gym.internal.adapter import Adapter
-    from search.planners import Cascade, ChosenRecipients
+    from search.planners import Cascade, ChosenArms, ChosenRecipients
 
-    if isinstance(planner, ChosenRecipients):
+    if isinstance(planner, ChosenArms | ChosenRecipients):
         return _is_shipped(planner.planner)
     if isinstance(planner, Cascade):
         return all(map(_is_shipped, planner.stages))

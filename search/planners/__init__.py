@@ -2,11 +2,12 @@
 
 `SinglePass`, `SelfConsistency`, `StepBeamSearch` and `MCTS` are the paper's algorithms. `BestOfN`, `PUCT`,
 `SequentialHalving`, `DVTS`, `REBASE` and `AdaptiveBranching` are included for comparison. `Siblings`
-samples trees for training. `ChosenRecipients` wraps a planner to select the recipients of messages, and `Cascade`
-runs several until the answer is settled.
+samples trees for training. `ChosenRecipients` wraps a planner to select the recipients of messages, `ChosenArms` to
+select the models that write them, and `Cascade` runs several planners until the answer is settled.
 """
 
 from search.planners.adaptive import AdaptiveBranching
+from search.planners.arms import ChosenArms
 from search.planners.beam_search import StepBeamSearch
 from search.planners.best_of_n import BestOfN
 from search.planners.cascade import Cascade
@@ -28,6 +29,7 @@ __all__ = [
     "AdaptiveBranching",
     "BestOfN",
     "Cascade",
+    "ChosenArms",
     "ChosenRecipients",
     "SelfConsistency",
     "SequentialHalving",

@@ -28,8 +28,10 @@ def run_config(setup: Setup, problems: Iterable[Problem], policy: Any) -> dict[s
     Raises:
         IdentityError: The planner, the policy, the critic or the task cannot state its identity.
     """
-    program = {} if setup.program is None else {"program": _stated("program", setup.program)}
-    return program | {
+    others = {} if setup.program is None else {"program": _stated("program", setup.program)}
+    if setup.planner.needs_prices:
+        others["prices"] = _stated("prices", setup.rate)
+    return others | {
         "schema": FORM,
         "planner": _stated("planner", setup.planner),
         "mas": setup.dynamics.mas.to_dict(),
