@@ -68,7 +68,7 @@ class Usage:
 
     def __post_init__(self) -> None:
         """Turn arms that were read from JSON, lists of lists, into `ArmUsage`."""
-        if self.arms:
+        if self.arms != ():
             object.__setattr__(self, "arms", tuple(ArmUsage(*arm) for arm in self.arms))
 
     def __add__(self, other: Usage) -> Usage:

@@ -134,6 +134,7 @@ def _per_agent(specs: Mapping[str, str | Policy | AsyncPolicy | Arms], options: 
 
 
 def _arms(spec: str, **options: object) -> AsyncPolicy:
+    """Several models, such as arms:small=tiny,large=transformers:DIR, among which planners choose."""
     from mas_gym.policies.arms import read_arms
 
     return _combined(read_arms(spec), _loader(options))  # type: ignore[return-value]

@@ -158,7 +158,7 @@ def _extend(tree: Tree, model: Model, nodes: list[int], arms: Sequence[str] = ()
             if any(arm.name == arms[i] for arm in offered):
                 wanted[place] = replace(wanted[place], arm=arms[i])
     try:
-        replies = yield wanted
+        replies = yield [*wanted]
     except ExhaustedError:
         replies = [[] for _ in open_ones]
     for i, proposals in zip(open_ones, replies, strict=True):

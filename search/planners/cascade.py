@@ -56,8 +56,12 @@ class Cascade(Planner):
                     f"cascade: expected a probability or a file from mas-gym calibrate after @, got {rule}"
                 )
         last = stages[-1]
-        own = {"stages": stages, "rules": rules, "size_setting": last.size_setting}
-        own["needs_prices"] = any(stage.needs_prices for stage in stages)
+        own = {
+            "stages": stages,
+            "rules": rules,
+            "size_setting": last.size_setting,
+            "needs_prices": any(stage.needs_prices for stage in stages),
+        }
         for name, value in own.items():
             object.__setattr__(self, name, value)
 
@@ -172,8 +176,8 @@ class _Supply:
         """Return the replies to a stage's requests; ``used`` counts the messages received at each place."""
         proposing = [request for request in requests if isinstance(request, Propose)]
         wanted = Counter({_place(request): used[_place(request)] for request in proposing})
-        for request in proposing:
-            wanted[_place(request)] += request.n
+        for proposal in proposing:
+            wanted[_place(proposal)] += proposal.n
         missing = {place: n - len(self._drawn[place]) for place, n in wanted.items() if n > len(self._drawn[place])}
         others: list[Request] = [request for request in requests if not isinstance(request, Propose)]
         asked = [*(Propose(place.state, n, place.arm) for place, n in missing.items()), *others]

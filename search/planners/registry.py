@@ -135,8 +135,8 @@ def planner_spec(planner: Planner) -> str:
     """
     if isinstance(planner, planners.ChosenArms | planners.ChosenRecipients):
         inner = planner_spec(planner.planner)
-        named = isinstance(planner, planners.ChosenArms)
-        rule = f"{_ARMS}={planner.arms}" if named else f"{_RECIPIENTS}={planner.recipients}"
+        arms = isinstance(planner, planners.ChosenArms)
+        rule = f"{_ARMS}={planner.arms}" if arms else f"{_RECIPIENTS}={planner.recipients}"
         return f"{inner}{',' if ':' in inner else ':'}{rule}"
     if isinstance(planner, planners.Cascade):
         first, *more = map(planner_spec, planner.stages)
