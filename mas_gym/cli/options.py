@@ -136,8 +136,8 @@ PolicyName = Annotated[
     str | None,
     typer.Option(
         "--policy",
-        help="Policy: tiny, transformers:PATH, vllm:PATH, openai:MODEL@URL, recorded:FILE, my.py:make, or several models "
-        "as arms:NAME=POLICY,NAME=POLICY. The default is the MAS's policies, else tiny.",
+        help="Policy: tiny, transformers:PATH, vllm:PATH, openai:MODEL@URL, recorded:FILE, my.py:make, or several "
+        "models as arms:NAME=POLICY,NAME=POLICY. The default is the MAS's policies, else tiny.",
     ),
 ]
 Cache = Annotated[Path | None, typer.Option("--cache", help="SQLite file that caches the policy's replies.")]

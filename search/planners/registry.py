@@ -133,11 +133,10 @@ def planner_spec(planner: Planner) -> str:
     >>> planner_spec(planners.MCTS(10, 3, leaf="bootstrap"))
     'mcts:10,3,leaf=bootstrap'
     """
-    if isinstance(planner, planners.ChosenArms | planners.ChosenRecipients):
-        inner = planner_spec(planner.planner)
-        arms = isinstance(planner, planners.ChosenArms)
-        rule = f"{_ARMS}={planner.arms}" if arms else f"{_RECIPIENTS}={planner.recipients}"
-        return f"{inner}{',' if ':' in inner else ':'}{rule}"
+    if isinstance(planner, planners.ChosenArms):
+        return _with_rule(planner.planner, f"{_ARMS}={planner.arms}")
+    if isinstance(planner, planners.ChosenRecipients):
+        return _with_rule(planner.planner, f"{_RECIPIENTS}={planner.recipients}")
     if isinstance(planner, planners.Cascade):
         first, *more = map(planner_spec, planner.stages)
         return f"{_CASCADE}:{'>'.join([first, *(f'{s}@{rule}' for s, rule in zip(more, planner.rules, strict=True))])}"
@@ -145,6 +144,11 @@ def planner_spec(planner: Planner) -> str:
         if type(planner) is make:
             return name + _settings(planner)
     return planner_name(planner)
+
+
+def _with_rule(planner: Planner, rule: str) -> str:
+    spec = planner_spec(planner)
+    return f"{spec}{',' if ':' in spec else ':'}{rule}"
 
 
 def _settings(planner: Planner) -> str:
