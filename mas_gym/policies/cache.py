@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import sqlite3
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from mas_gym.errors import ConfigError, DataError, DataNotFoundError, IdentityError, PolicyError
+from mas_gym.errors import ConfigError, DataError, DataNotFoundError, IdentityError, PolicyError, is_number
 from mas_gym.internal.database import Format, transaction
 from mas_gym.internal.identity import digest_of, identity_of, own_identity
 from mas_gym.policies.base import (
@@ -445,10 +444,7 @@ def _sample(entry: Mapping[str, Any]) -> Sample:
     text, tokens, logprob, reason = (entry[name] for name in Sample._fields[:4])
     # Recordings of earlier versions have no certainty.
     certainty = entry.get("certainty")
-    known = all(
-        value is None or (isinstance(value, int | float) and math.isfinite(value))
-        for value in (logprob, *(certainty or ()))
-    )
+    known = all(value is None or is_number(value) for value in (logprob, *(certainty or ())))
     if not isinstance(text, str) or not known or reason not in ("stop", "length"):
         raise ValueError("expected a text, finite log-probabilities or null, and a finish reason of stop or length")
     return Sample(text, token_count(tokens), logprob, reason, Certainty(*certainty) if certainty else None)

@@ -444,7 +444,7 @@ class Store:
 
     def compare(
         self,
-        runs: Iterable[str] = (),
+        runs: str | Iterable[str] = (),
         baseline: str = "",
         grading: str | None = None,
         prices: PricesSource | None = None,
@@ -452,7 +452,7 @@ class Store:
         """Return the `search.Comparison` of stored runs: a row per planner and critic, averaged over seeds.
 
         Args:
-            runs: Which runs, as in `find`; all by default.
+            runs: Which run or runs, as in `find`; all by default.
             baseline: The row to compare the others with, by its label or its planner; the first by default.
             grading: A grading of these runs (`gradings`) in place of their own grades.
             prices: Prices of the models, as for `search.run`; they add the column USD.
