@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
+from operator import sub
 from typing import NamedTuple
 
 
@@ -94,8 +95,8 @@ class Usage:
 
     def __sub__(self, other: Usage) -> Usage:
         """Subtract field by field."""
-        less = {name: getattr(self, name) - getattr(other, name) for name in AMOUNTS}
-        return Usage(**less, arms=_sum(self.arms, other.arms, -1))
+        amounts = map(sub, astuple(self)[:-1], astuple(other)[:-1])
+        return Usage(*amounts, arms=_sum(self.arms, other.arms, -1))
 
 
 AMOUNTS = tuple(field.name for field in fields(Usage) if field.name != "arms")

@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -135,7 +136,7 @@ class Writer:
             "correct": int(bool(plan.correct)),
             "stopped": plan.stopped,
             "error": None if plan.error is None else _storable(plan.error),
-            **{name: getattr(plan.usage, name) for name in AMOUNTS},
+            **asdict(plan.usage),
             "arms": json.dumps(plan.usage.arms),
             "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "metadata": metadata_text(problem),
