@@ -442,8 +442,8 @@ class _Adapted(Adapter, PolicyBase):
         return self if inner is self.identical_to else as_policy(inner).serving(agent)
 
     def arms(self, agent: str) -> tuple[str, ...]:
-        inner = getattr(self.identical_to, "identical_to", None)
-        return () if inner is None else as_policy(inner).arms(agent)
+        inner = wrapped_part(self.identical_to)
+        return () if inner is self.identical_to else as_policy(inner).arms(agent)
 
 
 class _AdaptedPolicy(_Adapted, Policy):
