@@ -1,8 +1,8 @@
 """Every error class of MAS-Gym, and the checks of names, arguments and packages that raise the most common ones.
 
 Each class is a `MASGymError` and also the builtin that fits it, so both
-``except MASGymError`` and, say, ``except ValueError`` catch it. A message says
-what was expected, what was given, and what to do about it.
+``except MASGymError`` and, for example, ``except ValueError`` catch it. A message states
+what was expected, what was received, and how to fix it.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from search.protocol import (
         Arm,
         Arms,
+        Continue,
         Critic,
         Evaluate,
         Extract,
@@ -75,8 +76,8 @@ _HOMES = {
     "search.planners.registry": "load_planner planner_names planner_spec",
     "search.prices": "Prices as_prices",
     "search.protocol": (
-        "Arm Arms Critic Evaluate Extract Model Planner Propose Remaining Reward Scores ScoringContext as_critic "
-        "as_planner"
+        "Arm Arms Continue Critic Evaluate Extract Model Planner Propose Remaining Reward Scores ScoringContext "
+        "as_critic as_planner"
     ),
     "search.sampling": "Sampling",
     "search.store": "Imported Recorded RunInfo Store import_transcripts open_store",
@@ -103,6 +104,7 @@ __all__ = [
     "ChosenRecipients",
     "Comparison",
     "ConstantCritic",
+    "Continue",
     "Critic",
     "Evaluate",
     "Extract",

@@ -1,4 +1,4 @@
-"""Combinations of critics that were fitted to recorded outcomes or labels, cross-validated by question."""
+"""Combinations of critics, fitted to recorded outcomes or labels and cross-validated by question."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Usage:
     def __sub__(self, other: Usage) -> Usage:
         """Subtract field by field."""
         amounts = map(sub, astuple(self)[:-1], astuple(other)[:-1])
-        return Usage(*amounts, _sum(self.arms, other.arms, -1))  # type: ignore[misc]
+        return Usage(*amounts, _sum(self.arms, other.arms, -1))  # type: ignore[call-arg]
 
 
 AMOUNTS = tuple(field.name for field in fields(Usage) if field.name != "arms")

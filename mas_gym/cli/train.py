@@ -1,4 +1,4 @@
-"""``mas-gym rollouts`` and ``mas-gym train``: training trees with true rewards, and models of trees and logs."""
+"""``mas-gym rollouts`` and ``mas-gym train``: search with true rewards, and train models on the results."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def calibrated(
     """
     from rewardmodels import load_critic
     from search import Recorded
-    from search.compare.calibrating import (
+    from search.compare.critic_fitting import (
         TARGETS,
         calibrate_critics,
         label_examples,

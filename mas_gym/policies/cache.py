@@ -1,14 +1,14 @@
-"""Stored samples: recordings to replay, and a response cache so that no sample is generated or paid for twice.
+"""Stored samples: recordings to replay, and a response cache, so that no sample is generated or paid for twice.
 
-Both are tables of samples. Each sample of a request is looked up; only missing ones are
+Both are tables of samples. Each sample of a request is looked up; only missing samples are
 requested from the inner policy, if there is one, and then stored.
 
 * A recording is a JSON Lines file: a header ``{"format": "mas-gym-recording", "schema": 1,
   "policy": NAME}``, then one line per sample, keyed by a digest of everything the sample
   depends on. Whole lines are appended, so a killed writer leaves at most one incomplete
   line at the end, which readers skip and writers remove.
-* A response cache is one SQLite file (WAL), keyed also by the policy's identity and shared
-  by any number of processes and runs. Files of earlier versions stay readable: samples of
+* A response cache is one SQLite file (WAL). Its keys also contain the policy's identity, and any
+  number of processes and runs can share it. Files of earlier versions can be read: samples of
   servers are also found under their former addresses.
 """
 

@@ -1,6 +1,6 @@
-"""A critic without a language model: a logistic regression on features of a transcript and of the other samples.
+"""A critic without a language model: a logistic regression on features of a transcript and of other samples.
 
-It is a baseline for learned critics. Its folder holds ``features.json`` and a card.
+It is a baseline for learned critics. Its folder contains ``features.json`` and a model card.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 `SinglePass`, `SelfConsistency`, `StepBeamSearch` and `MCTS` are the paper's algorithms. `BestOfN`, `PUCT`,
 `SequentialHalving`, `DVTS`, `REBASE` and `AdaptiveBranching` are included for comparison. `Siblings`
 samples trees for training. `ChosenRecipients` wraps a planner to select the recipients of messages, `ChosenArms` to
-select the models that write them, and `Cascade` runs several planners until the answer is settled.
+select the models that write them. `Cascade` runs several planners in order of cost until the answer is sufficiently
+certain.
 """
 
 from search.planners.adaptive import AdaptiveBranching
