@@ -22,7 +22,8 @@ generated tokens per message with credit; and the variance per token. The latter
 given message, divided by the squared slope of the estimates on the exact credit (which makes scales comparable), times
 the tokens per message. A method with half the variance at twice the tokens per message is equally good.
 
-The command takes about ten minutes on one core; ``-n`` and ``--repeats`` change the size. ``--out`` keeps the searches and the critic.
+The command takes about ten minutes on one core; ``-n`` and ``--repeats`` change the size. ``--out`` keeps the
+searches and the critic.
 """
 
 from __future__ import annotations
