@@ -49,17 +49,22 @@ def name_nodes(port: int | None = None) -> None:
     """
     global _process_port
     _process_port = port
+    _extend_clients()
+
+
+@functools.cache
+def _extend_clients() -> None:
     # openai builds on httpx or on httpx2, depending on its version.
     for library in ("httpx", "httpx2"):
         with suppress(ImportError):
             module = importlib.import_module(library)
             for client in (module.Client, module.AsyncClient):
                 _wrap(client, "send", _naming)
-    # Not while another thread imports it.
-    if hasattr(sys.modules.get(_GRAPHS), "Pregel"):
-        _describe_graphs()
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    graphs = sys.modules.get(_GRAPHS)
+    if graphs is None:
         sys.meta_path.insert(0, _Finder())
+    else:
+        _describe_graphs(graphs)
 
 
 class _Finder(MetaPathFinder):
@@ -72,24 +77,22 @@ class _Finder(MetaPathFinder):
 
             def execute_and_describe(module: ModuleType) -> None:
                 execute(module)
-                _describe_graphs()
+                _describe_graphs(module)
 
             spec.loader.exec_module = execute_and_describe  # type: ignore[method-assign]
         return spec
 
 
-def _describe_graphs() -> None:
+def _describe_graphs(library: Any) -> None:
     for run in ("stream", "astream"):
-        _wrap(sys.modules[_GRAPHS].Pregel, run, _describing)
+        _wrap(library.Pregel, run, _describing)
 
 
+@functools.cache
 def _wrap(kind: Any, name: str, wrapper: Any) -> None:
     """Wrap a method of a class, once."""
     method = getattr(kind, name)
-    if not hasattr(method, "names_nodes"):
-        wrapped: Any = functools.wraps(method)(wrapper(method))
-        wrapped.names_nodes = True
-        setattr(kind, name, wrapped)
+    setattr(kind, name, functools.wraps(method)(wrapper(method)))
 
 
 def _naming(send: Any) -> Any:
@@ -175,7 +178,7 @@ def _routing(run: Any) -> Any:
 def _running() -> Mapping[str, Any]:
     """Return LangGraph's metadata of the node that runs in this context; empty if none does."""
     config = sys.modules.get("langchain_core.runnables.config")
-    running = getattr(config, "var_child_runnable_config", None)
+    running = None if config is None else vars(config).get("var_child_runnable_config")
     return ((running.get() or {}).get("metadata") or {}) if isinstance(running, ContextVar) else {}
 
 
