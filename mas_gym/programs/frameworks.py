@@ -59,7 +59,7 @@ def _extend_clients() -> None:
         with suppress(ImportError):
             module = importlib.import_module(library)
             for client in (module.Client, module.AsyncClient):
-                _wrap(client, "send", _naming)
+                _wrap(client, client.send, _naming)
     graphs = sys.modules.get(_GRAPHS)
     if graphs is None:
         sys.meta_path.insert(0, _Finder())
@@ -84,15 +84,18 @@ class _Finder(MetaPathFinder):
 
 
 def _describe_graphs(library: Any) -> None:
-    for run in ("stream", "astream"):
+    for run in (library.Pregel.stream, library.Pregel.astream):
         _wrap(library.Pregel, run, _describing)
 
 
 @functools.cache
-def _wrap(kind: Any, name: str, wrapper: Any) -> None:
-    """Wrap a method of a class, once."""
-    method = getattr(kind, name)
-    setattr(kind, name, functools.wraps(method)(wrapper(method)))
+def _name_routers(kind: Any) -> None:
+    for run in (kind.invoke, kind.ainvoke):
+        _wrap(kind, run, _routing)
+
+
+def _wrap(kind: Any, method: Any, wrapper: Any) -> None:
+    setattr(kind, method.__name__, functools.wraps(method)(wrapper(method)))
 
 
 def _naming(send: Any) -> Any:
@@ -138,8 +141,8 @@ def _nodes_of(graph: Any, above: Mapping[str, Any]) -> Iterator[str]:
             if router := _router_name(branch.path):
                 yield router
                 _routers[branch.path] = router
-                for run in ("invoke", "ainvoke"):
-                    _wrap(type(branch.path), run, _routing)
+                kind: Any = type(branch.path)
+                _name_routers(kind)
 
 
 def _router_name(path: Any) -> str:
