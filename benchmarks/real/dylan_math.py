@@ -369,8 +369,8 @@ recording lacks one of two backslashes at the ends of matrix rows in reference a
 Candidates are the distinct answers of a problem's messages, in all rounds. The critic's inputs are votes by agent and
 round, the agents that kept or changed an answer, the form of the answer and its similarity to the others, message
 length, word counts, whether simple arithmetic in the messages is correct, the level, the subject and words of the
-question. The reference is not an input. Critics are cross-validated by problem in {FOLDS} folds, and the kind of critic is
-chosen within the training folds: {{critics}}.
+question. The reference is not an input. Critics are cross-validated by problem in {FOLDS} folds, and the kind of critic
+is chosen within the training folds: {{critics}}.
 """
 
 

@@ -518,8 +518,8 @@ def _finding(
         f"calls of GPT-4, reach {listed} (goal: {GOAL:.2f}, reached by: {goal}). A beam of five with the best of them, "
         f"the {best}, keeps a state that can reach 24 in {shares} of the puzzles (goal: 95%). GPT-4's beam keeps one "
         f"in {percent(kept[GPT4].first.mean())}% and {percent(kept[GPT4].second.mean())}%, but chooses only among "
-        "GPT-4's proposals in its second step. Search over only the recorded proposals cannot show this difference, because "
-        "winning states that GPT-4's search dropped have no recorded continuation: there, Hit@1 with the "
+        "GPT-4's proposals in its second step. Search over only the recorded proposals cannot show this difference, "
+        "because winning states that GPT-4's search dropped have no recorded continuation: there, Hit@1 with the "
         f"{best} is above that with GPT-4's values for {above} of {len(PLANNERS)} planners and below for {below}, "
         "counting differences whose interval excludes 0."
     )
