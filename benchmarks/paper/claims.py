@@ -133,7 +133,7 @@ CLAIMS = (
         [("wordings", "on arithmetic: that of"), ("wordings", "on retold-3: that of")],
     ),
     PaperClaim(
-        "On the easiest and the hardest problems, a critic trained on them is above the critic of the default difficulty",
+        "On the easiest and hardest problems, a critic trained on them is above the critic of the default difficulty",
         "cross-dataset transfer",
         [("difficulty", "difficulty 1: its own"), ("difficulty", "difficulty 5: its own")],
     ),
