@@ -1,4 +1,4 @@
-"""How close each method's credit comes to the exact credit of a message: ``python -m benchmarks.credit_exact``.
+"""Accuracy of each credit method against the exact credit of a message: ``python -m benchmarks.credit_exact``.
 
 It writes ``pages/training/credit.md`` and its picture for two sets of agents of RPSV: the bundled ones on Arithmetic,
 whose errors are embedded in their weights, and the natural ones (`benchmarks.tiny.natural`) on stories of difficulty 4,
@@ -17,12 +17,13 @@ Per problem and repetition, every method gets about the same number of generated
 * ``leave-one-out`` and ``value-baseline``: a tree with ``--siblings`` messages per state and turn, all continued.
 * ``control-variate``: a tree in which ``--sampled`` messages are sampled and ``--continued`` of them continued.
 
-Columns: the correlation with the exact credit over messages, with a 95% bootstrap interval over problems; tokens
-generated per message that gets credit; and the variance that one token buys: the variance of the estimate for a given
-message, divided by the squared slope of the estimates on the exact credit (which makes scales comparable), times tokens
-per message. A method with half the variance at twice the tokens per message is as good.
+The columns are the correlation with the exact credit over messages, with a 95% bootstrap interval over problems; the
+generated tokens per message with credit; and the variance per token. The latter is the variance of the estimate for a
+given message, divided by the squared slope of the estimates on the exact credit (which makes scales comparable), times
+the tokens per message. A method with half the variance at twice the tokens per message is equally good.
 
-About ten minutes on one core; ``-n`` and ``--repeats`` change the size. ``--out`` keeps the searches and the critic.
+The command takes about ten minutes on one core; ``-n`` and ``--repeats`` change the size. ``--out`` keeps the
+searches and the critic.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training the bundled agents: ``python -m benchmarks.learning`` writes ``pages/training/learning.md``.
+"""Training of the bundled agents: ``python -m benchmarks.learning`` writes ``pages/training/learning.md``.
 
 Each row of the table trains the RPSV agents of Arithmetic by another method with the same budget of generated tokens
 (``--tokens``) in ``--rounds`` rounds. A round searches new training problems with the current agents until its share of
@@ -15,7 +15,7 @@ All rows are measured on the same test problems, which nothing was chosen on: a 
 another wording and on harder ones, self-consistency with six transcripts, and MCTS(20, 2) with the shipped MASPRM,
 which was trained on the agents before. ``--retrained`` adds MCTS with a MASPRM trained on searches by the new agents.
 
-Everything is kept in ``--out``; the same command resumes.
+All results are stored in ``--out``; repeating the command resumes it.
 """
 
 from __future__ import annotations
