@@ -557,10 +557,11 @@ def sections_of(page: Path) -> dict[str, str]:
     """Return the sections of a page that was written before."""
     text = page.read_text(encoding="utf-8") if page.exists() else ""
     marks = sorted((text.index(mark), part) for part in PARTS if (mark := MARK.format(part)) in text)
-    ends = [*(start for start, _ in marks[1:]), len(text)]
-    return {
-        part: text[start + len(MARK.format(part)) : end].strip() for (start, part), end in zip(marks, ends, strict=True)
-    }
+    found: dict[str, str] = {}
+    end = len(text)
+    for start, part in reversed(marks):
+        found[part], end = text[start + len(MARK.format(part)) : end].strip(), start
+    return found
 
 
 def write(page: Path, sections: Mapping[str, str]) -> None:
